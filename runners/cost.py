@@ -25,19 +25,21 @@ from runners.job import Job
 from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, close
 from runners.runner import Runner
-from runners.session.drafting_times import drafting_times
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.config.schema import CostConfig, RunConfig
 from specbench.data.cases import Case
 from specbench.decoding.device import seconds
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
-from specbench.errors import ConfigurationError
+from specbench.errors import ConfigurationError, SpecBenchError
 from specbench.models import loading
+from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.cost_surface import FREE, CostSurface, Grid
+from specbench.replay.replayer import Replayer
+from specbench.replay.traces import Traces, Turn
 from specbench.results import records
-from specbench.results.manifest import ModelInfo, RunManifest
+from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.storage import jsonl
 from specbench.system import cuda_settings, environment
 
@@ -47,6 +49,8 @@ ROUNDS = "rounds.jsonl"
 log = logging.getLogger(__name__)
 
 _BRANCH = 8  # a node's parent is at most this far before it: branches of mixed length
+_TEXTS, _TEXT_TOKENS = 5, 96  # made-up texts that drafting is timed on, and their new tokens
+_PHRASES, _PHRASE_TOKENS = 24, 6  # they are made of recurring phrases
 _SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -167,7 +171,7 @@ def _measure(
     manifest: RunManifest,
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
-    from runners.session.build import make_target
+    from runners.session.loading import make_target
     from specbench.models.checks import self_check
     from specbench.models.graph_target import GraphTarget
 
@@ -215,7 +219,7 @@ def _measure(
         prefill=prefill,
         tree=tree,
         batch=batch,
-        drafting=drafting_times(config, grid.contexts, runs, loaded, target.vocab_size, rng),
+        drafting=_drafting_times(config, grid.contexts, runs, loaded, target.vocab_size, rng),
     )
 
 
@@ -316,3 +320,63 @@ def _random_rows(k: int, w: int, vocab: int, rng: np.random.Generator) -> DraftT
     places = np.arange(k * w)
     parents = np.where(places % w == 0, -1, places - 1) if w else places
     return DraftTree(rng.integers(0, vocab, k * w), parents, rows=(k, w))
+
+
+def _drafting_times(
+    config: RunConfig,
+    contexts: Sequence[int],
+    runs: Sequence[MethodRun],
+    loaded: LoadedModel,
+    vocab: int,
+    rng: np.random.Generator,
+) -> list[dict[str, object]]:
+    """Microseconds of propose and observe per step, or why they were not measured."""
+    tokenizer = loaded.tokenizer
+    facts = {
+        "eos_ids": (),
+        "vocab_size": vocab,
+        "tokenizer_hash": "" if tokenizer is None else loading.tokenizer_hash(tokenizer),
+    }
+    rows: list[dict[str, object]] = []
+    for context in contexts:
+        limit = max(loaded.context_length, context + _TEXT_TOKENS)
+        replayer = Replayer(
+            _made_up_traces({**facts, "context_length": limit}, context, rng),
+            None,
+            model=config.model,
+            cache_dir=Path(config.cache_dir),
+            seed=config.seed,
+        )
+        for run in runs:
+            row = {"label": run.label, "method": run.entry.name, "context": context}
+            try:
+                step_s = replayer.step_s(replayer.prepare(run.drafter))
+            except SpecBenchError as error:
+                rows.append({**row, "skipped": f"not measured: {error}"})
+            else:
+                rows.append({**row, "step_us": 1e6 * step_s})
+    return rows
+
+
+def _made_up_traces(facts: dict[str, object], context: int, rng: np.random.Generator) -> Traces:
+    """Texts of phrases that recur, so that drafters have something to find."""
+    turns = {}
+    for i in range(_TEXTS):
+        phrases = rng.integers(0, facts["vocab_size"], (_PHRASES, _PHRASE_TOKENS))
+        length = context + _TEXT_TOKENS
+        order = rng.integers(0, _PHRASES, -(-length // _PHRASE_TOKENS))
+        text = phrases[order].reshape(-1)[:length]
+        turns[BASELINE, str(i), 0] = Turn(
+            label=BASELINE,
+            method=BASELINE,
+            task="made_up",
+            category="made_up",
+            case_id=str(i),
+            turn=0,
+            stream_index=i,
+            seed=0,
+            prompt_ids=text[:context],
+            output_ids=text[context:],
+        )
+    config = {"generation": {"max_new_tokens": _TEXT_TOKENS}}
+    return Traces(Path(), facts, config, "", "", turns, (), "")

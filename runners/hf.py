@@ -23,7 +23,7 @@ from pathlib import Path
 from runners.job import Entry, Job
 from runners.runner import Runner
 from runners.session.live import run_live
-from runners.session.peer import LOOPS
+from runners.session.speculation import LOOPS
 from specbench.config.draft import draft_weights
 from specbench.config.schema import HfConfig
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, unknown_name
@@ -65,7 +65,7 @@ def _peers(job: Job) -> list[Entry]:
         label = f"hf_{loop}"
         if label in job.labels:
             raise ConfigurationError(f"the label {label!r} is taken by runner=hf: rename yours.")
-        node = {"_target_": "runners.session.peer.Peer", "name": f"hf:{loop}", "loop": loop}
+        node = {"_target_": "runners.session.speculation.Peer", "name": f"hf:{loop}", "loop": loop}
         entries.append(Entry(label, node))
     return entries
 

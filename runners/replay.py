@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,26 @@ from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Job
 from runners.runner import Runner
-from runners.session.case_records import BlockResult
-from runners.session.method_files import describe_files, find_heads
-from runners.session.method_runs import build_method_runs, fitting
+from runners.session.blocks import Answers, BlockResult, Turn
+from runners.session.method_runs import (
+    MethodRun,
+    build_method_runs,
+    describe_files,
+    find_heads,
+    fitting,
+)
 from runners.session.open_run import OpenRun, complete
-from runners.session.replay_blocks import BlockReplayer
 from specbench.config import compose
 from specbench.config.schema import ReplayConfig, RunConfig
 from specbench.config.validate import check_values
 from specbench.data.cases import Case
-from specbench.errors import ConfigurationError
+from specbench.errors import CaseFailed, ConfigurationError
 from specbench.replay.cost_surface import CostSurface
-from specbench.replay.replayer import APPROXIMATE, ROUNDED, Replayer, replay_kind
+from specbench.replay.replayer import APPROXIMATE, EXACT, ROUNDED, Replayer, replay_kind
 from specbench.replay.traces import Traces, load_traces
+from specbench.replay.traces import Turn as RecordedTurn
 from specbench.results.manifest import BASELINE, ModelInfo
+from specbench.results.records import CaseRecord
 from specbench.storage.hashes import file_sha256
 
 _GROUPS = ("model", "dataset", "generation")  # taken from the traces
@@ -179,12 +186,12 @@ def _replay(run: OpenRun) -> None:
         seed=job.config.seed,
     )
     kinds = {r.label: replay_kind(r.drafter, traces) for r in run.runs}
-    heads = {r.label: find_heads(job.config, r) for r in run.runs}
     for method_run in run.runs:
+        method_run.heads = find_heads(job.config, method_run)
         with fitting(method_run.entry):
-            method_run.drafter = replayer.prepare(method_run.drafter, heads[method_run.label])
+            method_run.drafter = replayer.prepare(method_run.drafter, method_run.heads)
     manifest.model = ModelInfo.from_json(dict(traces.model))
-    manifest.model.artefacts = describe_files({label: {} for label in heads}, heads)
+    manifest.model.artefacts = describe_files(run.runs)
     manifest.traces = {
         "run_key": traces.run_key,
         "sha": traces.sha,
@@ -194,26 +201,90 @@ def _replay(run: OpenRun) -> None:
     manifest.replay = kinds
     if surface is not None:
         manifest.surface = {"model": dict(surface.model), "machine": dict(surface.machine)}
-    runs = {method_run.label: method_run for method_run in run.runs}
-    blocks = BlockReplayer(
-        job, replayer, runs, traces, kinds, surface is not None, manifest.forced_resume
-    )
-    blocks.warm_up(job.config.measure.warmup)
+    source = RecordedAnswers(job, replayer, traces, kinds, predicted=surface is not None)
+    # Not the written records: state kept for a run goes through all blocks, whoever wrote them.
+    runner = replace(run.runner(source), done=[])
+    runner.warm_up(job.config.measure.warmup)
     missing = {block.place for block in run.files.pending}
     start = time.perf_counter()
     batch = BlockResult()
-    # All blocks, also those that are there already: state kept for a run must go through them.
-    for i, block in enumerate(job.blocks()):
-        made = blocks.run(block)
-        if block.place in missing:
-            batch.extend(made)
-        if i % _BLOCKS_PER_WRITE == _BLOCKS_PER_WRITE - 1:
+    for i, block in enumerate(job.blocks(), start=1):
+        made = runner.run([block])
+        runner.done.extend(made.records)
+        batch.extend(made.of(missing))
+        if i % _BLOCKS_PER_WRITE == 0 or i == len(job.blocks()):
             run.files.append(batch.records, batch.errors, batch.steps)
             batch = BlockResult()
-    run.files.append(batch.records, batch.errors, batch.steps)
     manifest.replay_s = time.perf_counter() - start
-    manifest.notes = _notes(job, surface, kinds, traces, blocks.covered)
+    manifest.notes = _notes(job, surface, kinds, traces, source.covered)
     run.save_manifest()
+
+
+class RecordedAnswers(Answers):
+    """Recorded turns replayed by the engine's own loop.
+
+    Attributes:
+        covered: share of each turn's passes that lay inside the surface's grid.
+
+    Args:
+        kinds: by label, how close its steps are to the live run's (`replay_kind`).
+        predicted: whether times are predicted by a surface.
+    """
+
+    during = "replay"
+
+    def __init__(
+        self,
+        job: Job,
+        replayer: Replayer,
+        traces: Traces,
+        kinds: Mapping[str, str],
+        *,
+        predicted: bool,
+    ) -> None:
+        super().__init__(job)
+        self._replayer, self._traces, self._kinds = replayer, traces, kinds
+        self._timing = "predicted" if predicted else "none"
+        self.covered: list[float] = []
+
+    def begin(self, record: CaseRecord) -> CaseRecord:
+        return replace(record, timing=self._timing)
+
+    def answer_one(self, turn: Turn) -> None:
+        record, drafter = turn.record, turn.run.drafter
+        recorded = self._recorded(record.label, record.case_id, record.turn)
+        empty = drafter.starts_empty(record.turn)
+        replayed = self._replayer.replay_turn(drafter, recorded, empty=empty, seed=record.seed)
+        kind = self._kinds[record.label]
+        self.covered.append(replayed.covered)
+        turn.finish_decoded(
+            replayed.decoded,
+            None,
+            n_prompt=len(recorded.prompt_ids),
+            prompt_ids=recorded.prompt_ids.tolist(),
+            prefill_s=replayed.prefill_s,
+            decode_s=replayed.decode_s,
+            drafter_setup_s=replayed.setup_s,
+            wall_s=replayed.prefill_s + replayed.decode_s,
+            phase_s=replayed.phase_s if self.job.config.measure.phases else None,
+            drafter={**replayed.decoded.drafter, **({} if kind == EXACT else {"replay": kind})},
+        )
+
+    def _recorded(self, label: str, case_id: str, number: int) -> RecordedTurn:
+        """What the label is replayed on; heads on plain decoding's turn, which has states."""
+        rounded = self._kinds[label] == ROUNDED
+        recorded = self._traces.find(BASELINE if rounded else label, case_id, number)
+        if recorded is None:
+            raise CaseFailed("no_trace", f"neither {label} nor {BASELINE} was recorded for it")
+        return recorded
+
+    def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
+        recorded = self._recorded(record.label, record.case_id, record.turn)
+        self._replayer.replay_turn(run.drafter, recorded, empty=False, seed=record.seed)
+
+    def warm_up(self, run: MethodRun) -> None:
+        first = self._recorded(run.label, self.job.cases[0].case_id, 0)
+        self._replayer.replay_turn(run.drafter, first, empty=True)
 
 
 def _notes(

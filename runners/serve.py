@@ -25,7 +25,6 @@ from specbench.config import compose
 from specbench.config.schema import RunConfig
 from specbench.config.server_schema import (
     DRAFT_FILE_NEEDED,
-    ENGINES,
     LEARN_FROM_REQUESTS,
     LLAMACPP_SPECULATIONS,
     PLAIN,
@@ -38,7 +37,7 @@ from specbench.errors import ConfigurationError, NeedsNotMet, unknown_name
 from specbench.results.manifest import BASELINE
 from specbench.servers import llamacpp
 from specbench.servers.client import Client, check_url
-from specbench.servers.engines import identify
+from specbench.servers.engines import ENGINES, identify
 
 _EXAMPLE = "'compare=[{speculation: ngram_simple, label: ngram}]'"
 _MOST_AT_ONCE = 256
@@ -88,7 +87,7 @@ class Serve(Runner):
         return tuple(cases.load_cases(config.dataset, config.data_dir))
 
     def run(self, job: Job) -> int:
-        from runners.session.served_blocks import run_served
+        from runners.session.served import run_served
 
         return run_served(job)
 
@@ -138,8 +137,8 @@ def _check_server(server: DictConfig) -> None:
         raise ConfigurationError(
             "server.restart=true restarts servers that were started here only."
         )
-    if server.name == "openai" and server.engine not in ENGINES:
-        raise unknown_name("value of server.engine:", server.engine, ENGINES)
+    if server.name == "openai" and server.engine not in ("auto", *ENGINES):
+        raise unknown_name("value of server.engine:", server.engine, ("auto", *ENGINES))
 
 
 def _find_weights(cfg: DictConfig) -> None:

@@ -1,29 +1,223 @@
-"""Measuring one block: all labels and turns of one case, interleaved turn by turn."""
+"""The one loop over a run's blocks: all labels and turns of a case, interleaved turn by turn.
+
+What answers a turn is an `Answers`: our engine (`live.py`), a recording (``runners/replay.py``) or
+another engine's server (`served.py`). Dialogues, state scopes, failures, records and the comparison
+with plain decoding are the same for all of them.
+"""
 
 from __future__ import annotations
 
 import logging
-import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from runners.job import CaseBlock, Job
-from runners.run_folder.baseline_cache import BaselineCache
-from runners.session.case_records import BlockResult, begin_record, finish_record
+from runners.job import CaseBlock, Job, derive_seed
 from runners.session.interference_rule import by_counters
 from runners.session.method_runs import MethodRun, restore
-from runners.session.session import Session
-from specbench.arrays import IntArray
 from specbench.errors import CaseFailed
-from specbench.results.manifest import BASELINE
-from specbench.results.records import CaseRecord, Lossless
+from specbench.results.records import CaseRecord, Lossless, StepTrace
 from specbench.storage.jsonl import DiskError
-from specbench.system.interference import SystemMonitor
+
+if TYPE_CHECKING:  # torch, which a finished run does not need
+    from specbench.decoding.engine import DecodeResult
 
 log = logging.getLogger(__name__)
+
+# Plain prose with a few repeats, so that drafters which look for repeats draft something.
+WARM_UP_TEXT = """\
+The harbour master keeps two books. In the first book he writes the name of every ship that
+enters the harbour, the hour at which it enters, and the depth of water below its keel. In the
+second book he writes the name of every ship that leaves the harbour, the hour at which it
+leaves, and the cargo that it carries. At the end of the month he compares the two books line by
+line: a ship that stands in the first book but not in the second is still in the harbour. When the
+numbers do not agree, he walks along the quay and counts the ships himself, because a book can be
+wrong and a ship cannot. Then he corrects the books, signs both, and begins a new page.
+"""
+_TRACEBACK_CHARACTERS = 4000
+
+Place = tuple[int, str]
+
+
+@dataclass(slots=True)
+class BlockResult:
+    """What blocks leave: records, lines for ``errors.jsonl``, step traces."""
+
+    records: list[CaseRecord] = field(default_factory=list)
+    errors: list[dict[str, object]] = field(default_factory=list)
+    steps: list[StepTrace] = field(default_factory=list)
+
+    def extend(self, other: BlockResult) -> None:
+        self.records += other.records
+        self.errors += other.errors
+        self.steps += other.steps
+
+    def of(self, places: set[Place]) -> BlockResult:
+        """The part of some blocks."""
+        return BlockResult(
+            [r for r in self.records if (r.repeat, r.case_id) in places],
+            [e for e in self.errors if (e["repeat"], e["case_id"]) in places],
+            [s for s in self.steps if (s.repeat, s.case_id) in places],
+        )
+
+    def add_error(self, record: CaseRecord, error: Exception, during: str) -> None:
+        """Keep why a turn failed; ``during`` is ``decode``, ``audit`` or ``replay``."""
+        trace = "".join(traceback.format_exception(error))
+        self.errors.append(
+            {
+                **record.turn_id,
+                "during": during,
+                "type": error.kind if isinstance(error, CaseFailed) else type(error).__name__,
+                "message": str(error),
+                "traceback": trace[-_TRACEBACK_CHARACTERS:],
+                "at": record.started_at,
+            }
+        )
+
+
+@dataclass(slots=True)
+class Dialogue:
+    """What a label's next prompt in a block quotes: questions with their answers.
+
+    ``broken``: why there is no next prompt.
+    """
+
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    broken: CaseFailed | None = None
+
+
+@dataclass(slots=True)
+class Turn:
+    """One label's turn of one block, on its way from the question to its record.
+
+    Attributes:
+        record: what is known of it; its status is ``failed`` until `finish`.
+        batch: number of its batch in the run.
+        beside: the turns of the labels that ran before in the block, by label, and this one.
+        trace: its steps, where the engine tells them.
+        error: why it failed.
+    """
+
+    run: MethodRun
+    block: CaseBlock
+    record: CaseRecord
+    dialogue: Dialogue
+    batch: int
+    beside: Mapping[str, Turn]
+    trace: StepTrace | None = None
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.error = self.dialogue.broken
+
+    @property
+    def question(self) -> str:
+        return self.block.case.turns[self.record.turn]
+
+    def finish(self, output_ids: Sequence[int], committed: Sequence[int], **measured: Any) -> None:
+        """Complete the record; ``measured`` are fields of it, which may correct counts."""
+        self.record = replace(self.record.finished(output_ids, committed), **measured)
+
+    def finish_decoded(
+        self, decoded: DecodeResult, step_s: Sequence[float] | None, **measured: Any
+    ) -> None:
+        """Complete the record of a turn of our own loop, with the trace of its steps."""
+        self.trace = StepTrace(
+            **self.record.turn_id,
+            drafted=decoded.drafted_per_step,
+            depth=decoded.depth_per_step,
+            committed=decoded.committed_per_step,
+            sources=decoded.sources_per_step,
+            step_s=step_s,
+        )
+        self.finish(
+            decoded.output_ids,
+            decoded.committed_per_step,
+            finish_reason=decoded.finish_reason,
+            n_drafted=decoded.n_drafted,
+            n_aux=decoded.n_aux,
+            **{"drafter": decoded.drafter, **measured},
+        )
+
+
+class Answers:
+    """What answers the turns of a run.
+
+    Attributes:
+        during: where a turn that fails did so, for ``errors.jsonl``.
+        refusals: errors of the warm-up that end the run.
+    """
+
+    during = "decode"
+    refusals: tuple[type[Exception], ...] = ()
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def begin(self, record: CaseRecord) -> CaseRecord:
+        """A turn's record with what is known of its engine before anything is asked."""
+        raise NotImplementedError
+
+    def answer_one(self, turn: Turn) -> None:
+        """Decode a turn and `Turn.finish` it; what is raised makes it a failed one."""
+        raise NotImplementedError
+
+    def answer(self, turns: Sequence[Turn]) -> None:
+        """Answer turns of one label that are asked at once; those with an ``error`` are not."""
+        for turn in turns:
+            if turn.error is None:
+                try:
+                    self.answer_one(turn)
+                except DiskError:
+                    raise
+                except Exception as error:
+                    turn.error = error
+
+    def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
+        """The labels in the order of a block, or of a batch by its first block."""
+        return block.order(self.job.labels)
+
+    def begin_batch(self) -> None:
+        """What was learnt from the blocks before must not answer the next ones."""
+
+    def quoted(self, turn: Turn) -> str:
+        """The answer to a turn as the label's next turn quotes it.
+
+        Raises:
+            CaseFailed: there is none.
+        """
+        return ""
+
+    def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
+        """A greedy output against plain decoding's; outside all timed regions."""
+        return record.lossless
+
+    def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
+        """Let a drafter that looks at more than tokens see a finished turn again, untimed."""
+
+    def recover(self) -> None:
+        """Give back what a failed turn left allocated."""
+
+    def warm_up(self, run: MethodRun) -> None:
+        """Decode something that is not measured."""
+        raise NotImplementedError
+
+
+def answered(record: CaseRecord) -> CaseRecord:
+    """The record, unless it failed.
+
+    Raises:
+        CaseFailed: with the reason why the next turn cannot be asked.
+    """
+    if record.status == "failed":
+        raise CaseFailed(
+            "no_dialogue",
+            f"turn {record.turn} of {record.label} failed, and its answer is part of the next "
+            "turn's prompt",
+        )
+    return record
 
 
 @dataclass(slots=True)
@@ -32,162 +226,135 @@ class BlockRunner:
 
     Attributes:
         runs: by label, in the order of the interleaving.
-        answers: plain answers computed untimed, where the run itself has none.
+        source: what answers.
         done: the run's finished records; the list grows as the caller appends to it.
         forced: whether records are to be marked as made after ``resume=force``.
-        watch: looks at the machine before and after every turn.
     """
 
     job: Job
-    session: Session
     runs: Mapping[str, MethodRun]
-    answers: BaselineCache
+    source: Answers
     done: list[CaseRecord]
     forced: bool = False
-    watch: SystemMonitor = field(default_factory=SystemMonitor)
     _repeat: int | None = None
-    _attempt: int = 0
 
-    def run(self, block: CaseBlock) -> BlockResult:
-        """Measure a block, then audit it."""
-        if block.repeat != self._repeat:
-            self._repeat = block.repeat
-            self._restore_all(block)
-        return self._measure(block)
+    def warm_up(self, rounds: int) -> None:
+        """Have every label decode text that is never measured, then forget it all.
 
-    def run_again(self, block: CaseBlock, attempt: int) -> BlockResult:
-        """Measure a finished block anew, from the state its drafters had before it.
-
-        ``attempt`` is how many measurements of it there were.
+        Allocators, kernels and compiled code are then in the state that the measured cases find
+        them in. A label that fails here is not excused: it fails again where it is counted.
         """
-        self._repeat = None  # whatever follows must put the drafters into its own state
-        self._attempt = attempt
-        self._restore_all(block)
-        try:
-            return self._measure(block)
-        finally:
-            self._attempt = 0
+        for _ in range(rounds):
+            for run in self.runs.values():
+                try:
+                    self.source.warm_up(run)
+                except self.source.refusals:
+                    raise
+                except Exception as error:
+                    log.warning("warm-up of %s failed: %s", run.label, error)
+                    self.source.recover()
+        for run in self.runs.values():
+            run.drafter.reset()
 
-    def _measure(self, block: CaseBlock) -> BlockResult:
+    def run(self, batch: Sequence[CaseBlock], number: int = 0, attempt: int = 0) -> BlockResult:
+        """Measure blocks that are asked at once, and compare their outputs with the baseline's.
+
+        Args:
+            batch: of one repeat; our own engine and replays take one block at a time.
+            number: of the batch in the run.
+            attempt: how often the block was measured before. Above 0, its drafters start from the
+                state that they had before it.
+        """
+        first = batch[0]
+        if attempt or first.repeat != self._repeat:
+            for run in self.runs.values():
+                self._restore(run, first, ())
+        # Whatever follows a block that is measured again must put drafters into its own state.
+        self._repeat = None if attempt else first.repeat
+        self.source.begin_batch()
         result = BlockResult()
-        dialogues = {label: _Dialogue() for label in self.runs}
-        for turn, user in enumerate(block.case.turns):
-            made: dict[str, CaseRecord] = {}
-            for position, label in enumerate(block.order(self.job.labels)):
-                run = self.runs[label]
-                blank = begin_record(
-                    self.job,
-                    block,
-                    turn,
-                    run,
-                    position,
-                    verifier=self.job.verifier,
-                    host=socket.gethostname(),
-                    forced_resume=self.forced,
-                    attempt=self._attempt,
-                )
-                made[label] = self._turn(run, blank, user, dialogues[label], made, result)
-            result.records.extend(made.values())
-            if turn + 1 < len(block.case.turns):
-                self._continue(dialogues, user, made)
-        self._audit(result)
+        dialogues = {(b.place, label): Dialogue() for b in batch for label in self.runs}
+        for number_of_turn in range(max(len(block.case.turns) for block in batch)):
+            asked = [block for block in batch if number_of_turn < len(block.case.turns)]
+            made: dict[Place, dict[str, Turn]] = {block.place: {} for block in asked}
+            for position, label in enumerate(self.source.order(first, number)):
+                turns = []
+                for block in asked:
+                    blank = self._blank(block, number_of_turn, label, position, attempt)
+                    dialogue, beside = dialogues[block.place, label], made[block.place]
+                    turn = Turn(self.runs[label], block, blank, dialogue, number, beside)
+                    turns.append(beside.setdefault(label, turn))
+                self.source.answer(turns)
+                for turn in turns:
+                    self._close(turn, result)
+            for beside in made.values():
+                for turn in beside.values():
+                    self._continue(turn)
+        self._compare(result)
         return result
 
-    def _turn(
-        self,
-        run: MethodRun,
-        record: CaseRecord,
-        user: str,
-        dialogue: _Dialogue,
-        made: dict[str, CaseRecord],
-        result: BlockResult,
+    def _blank(
+        self, block: CaseBlock, turn: int, label: str, position: int, attempt: int
     ) -> CaseRecord:
-        drafter = run.drafter
-        reset_s = 0.0
-        if drafter.starts_empty(record.turn):
-            reset_s = self.session.reset(drafter)
+        """A record that holds all that is known before the turn is decoded, as failed."""
+        config, case, run = self.job.config, block.case, self.runs[label]
+        record = CaseRecord(
+            run_key=self.job.run_key,
+            label=label,
+            method=run.entry.name,
+            method_version=run.drafter.version,
+            model=config.model.name,
+            dataset=config.dataset.name,
+            task=case.task,
+            category=case.category,
+            case_id=case.case_id,
+            turn=turn,
+            repeat=block.repeat,
+            stream_index=block.stream_index,
+            position=position,
+            state_scope=run.scope,
+            seed=derive_seed(config.seed, case.case_id, turn, block.repeat),
+            started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            attempt=attempt,
+            forced_resume=self.forced,
+        )
+        return self.source.begin(record)
+
+    def _close(self, turn: Turn, result: BlockResult) -> None:
+        """Take an answered turn into the result, or what made it fail."""
+        record = turn.record
+        if turn.error is not None:
+            result.add_error(record, turn.error, self.source.during)
+            log.warning(
+                "%s, turn %d, %s: %s", record.case_id, record.turn, record.label, turn.error
+            )
+            self.source.recover()
+            self._restore(turn.run, record, result.records)
+        else:
+            noise = by_counters(record, self.job.config.measure.disturbed)
+            if noise:
+                turn.record = replace(record, status="disturbed", disturbed_by=noise)
+            if turn.trace is not None:
+                result.steps.append(turn.trace)
+        result.records.append(turn.record)
+
+    def _continue(self, turn: Turn) -> None:
+        """Give a label's dialogue the answer that its next turn is prompted with."""
+        last = turn.record.turn + 1 == len(turn.block.case.turns)
+        if last or turn.dialogue.broken is not None:
+            return
         try:
-            if dialogue.broken:
-                raise CaseFailed("no_dialogue", dialogue.broken)
-            prompt = self.session.render([*dialogue.turns, (user, None)])
-            record = replace(record, n_prompt=len(prompt), prompt_ids=prompt.tolist())
-            if drafter.needs.reference:
-                drafter.set_reference(self._reference(record, prompt, made))
-            self.watch.begin()
-            decoded = self.session.decode(prompt, drafter, record.seed)
-            around = self.watch.end()
+            turn.dialogue.pairs.append((turn.question, self.source.quoted(turn)))
         except DiskError:
             raise
         except Exception as error:
-            result.add_error(record, error, "decode")
-            log.warning("%s, turn %d, %s: %s", record.case_id, record.turn, record.label, error)
-            self.session.recover()
-            self._restore(run, record, [*result.records, *made.values()])
-            return record
-        times = decoded.timings.with_setup(reset_s)
-        result.add_steps(record, decoded, times.step_s)
-        measured = finish_record(
-            record,
-            decoded,
-            prefill_s=times.prefill_s,
-            decode_s=times.decode_s,
-            drafter_setup_s=times.drafter_setup_s,
-            wall_s=times.wall_s,
-            phase_s=times.phase_s,
-            n_retokenized=self.session.retokenized(decoded.output_ids)
-            if run.entry.name == BASELINE
-            else None,
-            **asdict(around),
-        )
-        why = by_counters(measured, self.job.config.measure.disturbed)
-        return replace(measured, status="disturbed", disturbed_by=why) if why else measured
-
-    def _reference(
-        self, record: CaseRecord, prompt: IntArray, made: dict[str, CaseRecord]
-    ) -> IntArray:
-        """The plain greedy output of the turn: the baseline's if it ran already, else computed."""
-        plain = made.get(self.job.baseline or "")
-        if plain is not None and self.job.greedy and _is_answer(plain, prompt):
-            return np.asarray(plain.output_ids, dtype=np.int64)
-        return self.answers.get(record.case_id, record.turn, prompt)
-
-    def _continue(
-        self, dialogues: dict[str, _Dialogue], user: str, made: dict[str, CaseRecord]
-    ) -> None:
-        """Give every label's dialogue the answer that its next turn is prompted with."""
-        if self.job.config.dataset.dialogue == "own":
-            for label, dialogue in dialogues.items():
-                dialogue.extend(user, partial(self._text_of, made[label]))
-            return
-        shared = _Dialogue(list(next(iter(dialogues.values())).turns))
-        shared.broken = next(iter(dialogues.values())).broken
-        if self.job.greedy and self.job.baseline:
-            shared.extend(user, partial(self._text_of, made[self.job.baseline]))
-        else:
-            case = next(iter(made.values()))
-            shared.extend(user, lambda: self._computed_text(case, shared, user))
-        for dialogue in dialogues.values():
-            dialogue.turns, dialogue.broken = list(shared.turns), shared.broken
-
-    def _text_of(self, record: CaseRecord) -> str:
-        if record.status == "failed":
-            raise CaseFailed(
-                "no_dialogue",
-                f"turn {record.turn} of {record.label} failed, and its answer is part of the next "
-                "turn's prompt",
-            )
-        return self.session.text(record.output_ids)
-
-    def _computed_text(self, record: CaseRecord, dialogue: _Dialogue, user: str) -> str:
-        prompt = self.session.render([*dialogue.turns, (user, None)])
-        return self.session.text(self.answers.get(record.case_id, record.turn, prompt).tolist())
-
-    def _restore_all(self, block: CaseBlock) -> None:
-        for run in self.runs.values():
-            self._restore(run, block, [])
+            turn.dialogue.broken = CaseFailed("no_dialogue", str(error) or type(error).__name__)
 
     def _restore(
-        self, run: MethodRun, before: CaseBlock | CaseRecord, unwritten: Sequence[CaseRecord]
+        self,
+        run: MethodRun,
+        before: CaseBlock | CaseRecord,
+        unwritten: Iterable[CaseRecord],
     ) -> None:
         """Put the drafter into the state that the finished turns of its scope give.
 
@@ -202,63 +369,29 @@ class BlockRunner:
             for r in self.done
             if r.repeat == before.repeat and r.stream_index < before.stream_index
         ]
-        restore(run, [*earlier, *unwritten], lambda r: self._redecode(run, r))
+        restore(run, [*earlier, *unwritten], lambda r: self.source.decode_again(run, r))
 
-    def _redecode(self, run: MethodRun, record: CaseRecord) -> None:
-        prompt = np.asarray(record.prompt_ids, dtype=np.int64)
-        if run.drafter.needs.reference:
-            reference = self.answers.get(record.case_id, record.turn, prompt)
-            run.drafter.set_reference(reference)
-        self.session.decode(prompt, run.drafter, record.seed)
-
-    def _audit(self, result: BlockResult) -> None:
-        """Compare every greedy output with the baseline's; outside all timed regions."""
+    def _compare(self, result: BlockResult) -> None:
+        """Compare every greedy output with the baseline's."""
         baseline = self.job.baseline
         if not self.job.greedy or baseline is None:
             return
-        plain = {r.turn: r for r in result.records if r.label == baseline and r.status != "failed"}
+        plain = {
+            record.key[:3]: record
+            for record in result.records
+            if record.label == baseline and record.status != "failed"
+        }
         for i, record in enumerate(result.records):
-            if record.status == "failed" or record.turn not in plain:
+            reference = plain.get(record.key[:3])
+            if record.status == "failed" or reference is None:
                 continue
             try:
-                lossless = self._verdict(record, plain[record.turn])
+                lossless = self.source.compare(record, reference)
             except DiskError:
                 raise
             except Exception as error:
                 result.add_error(record, error, "audit")
                 log.warning("%s, %s: the audit failed: %s", record.case_id, record.label, error)
-                self.session.recover()
-                continue
-            result.records[i] = replace(record, lossless=lossless)
-
-    def _verdict(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
-        if record is plain:
-            return Lossless("equal")
-        if record.prompt_ids == plain.prompt_ids:
-            reference = plain.output_ids
-        else:  # a dialogue of its own that went elsewhere after a near tie
-            prompt = np.asarray(record.prompt_ids, dtype=np.int64)
-            reference = self.answers.get(record.case_id, record.turn, prompt).tolist()
-        return self.session.audit(record, reference)
-
-
-@dataclass(slots=True)
-class _Dialogue:
-    """What a label's next prompt is made of: (user, answer) pairs, or why there is none."""
-
-    turns: list[tuple[str, str | None]] = field(default_factory=list)
-    broken: str = ""
-
-    def extend(self, user: str, answer: Callable[[], str]) -> None:
-        if self.broken:
-            return
-        try:
-            self.turns.append((user, answer()))
-        except DiskError:
-            raise
-        except Exception as error:
-            self.broken = str(error) or type(error).__name__
-
-
-def _is_answer(record: CaseRecord, prompt: IntArray) -> bool:
-    return record.status != "failed" and list(record.prompt_ids) == prompt.tolist()
+                self.source.recover()
+            else:
+                result.records[i] = replace(record, lossless=lossless)

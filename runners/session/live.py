@@ -5,29 +5,36 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import socket
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from runners.job import EAGER_BASELINE, Job
+import numpy as np
+
+from runners.job import EAGER_BASELINE, CaseBlock, Job
 from runners.run_folder.baseline_cache import BaselineCache
 from runners.run_folder.manifest import check_subject
-from runners.session import device_lock, warmup
+from runners.session import device_lock
+from runners.session.blocks import WARM_UP_TEXT, Answers, BlockResult, Turn, answered
 from runners.session.method_runs import MethodRun, keep_state
 from runners.session.open_run import OpenRun, complete
-from runners.session.progress import RunProgress
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
+from specbench.results.records import CaseRecord, Lossless
 from specbench.system import cuda_settings, nvml
 from specbench.system.interference import SystemMonitor
 
 if TYPE_CHECKING:  # they load torch, which a finished run does not need
-    from runners.session.blocks import BlockRunner
     from runners.session.session import Session
 
     Load = Callable[[Job, Sequence[MethodRun]], Session]
 
 log = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS = 16
 
 
 def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -> int:
@@ -66,8 +73,6 @@ def both_baselines(job: Job) -> Job:
 
 def _measure(load: Load, run: OpenRun) -> None:
     # Heavy imports only where something is left to measure.
-    from runners.session.blocks import BlockRunner
-    from runners.session.head_check import check_heads
     from runners.session.recorder import Recorder
 
     job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
@@ -92,37 +97,33 @@ def _measure(load: Load, run: OpenRun) -> None:
         run.save_manifest()
         log.info("warming up %s", ", ".join(job.labels))
         prompts = [session.render([(case.turns[0], None)]) for case in job.cases]
-        warmup.warm_up(session, runs, [*map(len, prompts)], rounds=measure.warmup)
+        source = EngineAnswers(job, session, SystemMonitor(gpus, energy=measure.energy))
+        source.warm_up_lengths(list(map(len, prompts)))
+        runner = run.runner(source)
+        runner.warm_up(measure.warmup)
         if job.greedy and job.baseline:
-            found = session.calibrate_audit(prompts, earlier.audit if earlier else None)
-            model.audit = found.to_json()
+            tolerance = session.calibrate_audit(prompts, earlier.audit if earlier else None)
+            model.audit = tolerance.to_json()
             run.save_manifest()
-        check_heads(session, runs, session.render([(job.cases[0].turns[0], None)]))
-        answers = BaselineCache(job.folder / records.DIALOGUE, session.plain)
-        monitor = SystemMonitor(gpus, energy=measure.energy)
-        by_label = {method_run.label: method_run for method_run in runs}
-        runner = BlockRunner(
-            job, session, by_label, answers, files.done, manifest.forced_resume, monitor
-        )
+        session.check_heads(runs, prompts[0])
         # What exists by now lives to the end: the collector need not walk it meanwhile.
         gc.collect()
         gc.freeze()
-        asked = [i for method_run in runs for i in method_run.drafter.needs.hidden_layers]
-        recorder = Recorder(job, session, asked) if job.config.record else None
-        pending, total = run.files.pending, len(job.blocks())
+        read_layers = [i for method_run in runs for i in method_run.drafter.needs.hidden_layers]
+        recorder = Recorder(job, session, read_layers) if job.config.record else None
+
+        def before_write(made: BlockResult) -> None:
+            if recorder is not None:
+                recorder.keep(made.records)
+
+        def after_block(block: CaseBlock) -> None:
+            finished = [r for r in files.done if r.repeat == block.repeat]
+            for method_run in runs:
+                keep_state(method_run, finished)
+            reading.measure_between()
+
         try:
-            with RunProgress(total, done=total - len(pending)) as progress:
-                for block in pending:
-                    result = runner.run(block)
-                    if recorder is not None:
-                        recorder.keep(result.records)
-                    files.append(result.records, result.errors, result.steps)
-                    finished = [r for r in files.done if r.repeat == block.repeat]
-                    for method_run in runs:
-                        keep_state(method_run, finished)
-                    reading.measure_between()
-                    progress.advance(f"{block.case.task} {block.case.case_id}")
-            _measure_again(run, runner)
+            run.measure(runner, before_write=before_write, after_block=after_block)
             reading.measure()
         finally:
             gc.unfreeze()  # the process may live on: a notebook's
@@ -143,11 +144,100 @@ def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:
             now["eager"] = {**then.passes.get("eager", {}), **now["eager"]}
 
 
-def _measure_again(run: OpenRun, runner: BlockRunner) -> None:
-    while blocks := run.noisy():
-        log.info("measuring again what was disturbed (cases: %d)", len(blocks))
-        for block in blocks:
-            keys = block.keys(run.job.labels)
-            attempt = 1 + max(r.attempt for r in run.files.done if r.key in keys)
-            result = runner.run_again(block, attempt)
-            run.files.replace(result.records, result.errors, result.steps)
+class EngineAnswers(Answers):
+    """Turns decoded by our own engine, one at a time.
+
+    Args:
+        watch: looks at the machine before and after every turn.
+    """
+
+    def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
+        super().__init__(job)
+        self._session, self._watch = session, watch or SystemMonitor()
+        # Plain answers computed untimed, where the run itself has none.
+        self._plain = BaselineCache(job.folder / records.DIALOGUE, session.plain)
+        self._lengths: list[int] = []
+
+    def begin(self, record: CaseRecord) -> CaseRecord:
+        return replace(record, verifier=self.job.verifier, host=socket.gethostname())
+
+    def answer_one(self, turn: Turn) -> None:
+        session, drafter = self._session, turn.run.drafter
+        reset_s = session.reset(drafter) if drafter.starts_empty(turn.record.turn) else 0.0
+        prompt = self._prompt(turn)
+        turn.record = replace(turn.record, n_prompt=len(prompt), prompt_ids=prompt.tolist())
+        if drafter.needs.reference:
+            drafter.set_reference(self._reference(turn, prompt))
+        self._watch.begin()
+        decoded = session.decode(prompt, drafter, turn.record.seed)
+        around = self._watch.end()
+        times = decoded.timings.with_setup(reset_s)
+        plain = turn.run.entry.name == BASELINE
+        turn.finish_decoded(
+            decoded,
+            times.step_s,
+            prefill_s=times.prefill_s,
+            decode_s=times.decode_s,
+            drafter_setup_s=times.drafter_setup_s,
+            wall_s=times.wall_s,
+            phase_s=times.phase_s,
+            n_retokenized=session.retokenized(decoded.output_ids) if plain else None,
+            **asdict(around),
+        )
+
+    def _prompt(self, turn: Turn) -> IntArray:
+        return self._session.render([*turn.dialogue.pairs, (turn.question, None)])
+
+    def _reference(self, turn: Turn, prompt: IntArray) -> IntArray:
+        """The plain greedy output of the turn: the baseline's if it ran already, else computed."""
+        ran = turn.beside.get(self.job.baseline or "")
+        plain = ran.record if ran is not None and self.job.greedy else turn.record
+        if plain.status != "failed" and list(plain.prompt_ids) == prompt.tolist():
+            return np.asarray(plain.output_ids, dtype=np.int64)
+        return self._plain.get(turn.record.case_id, turn.record.turn, prompt)
+
+    def quoted(self, turn: Turn) -> str:
+        """The label's own answer, the greedy baseline's, or a plain one computed for it."""
+        if self.job.config.dataset.dialogue == "own":
+            output = answered(turn.record).output_ids
+        elif self.job.greedy and self.job.baseline:
+            output = answered(turn.beside[self.job.baseline].record).output_ids
+        else:
+            record = turn.record
+            output = self._plain.get(record.case_id, record.turn, self._prompt(turn)).tolist()
+        return self._session.text(output)
+
+    def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
+        if record is plain:
+            return Lossless("equal")
+        reference = plain.output_ids
+        if record.prompt_ids != plain.prompt_ids:
+            # A dialogue of its own that went elsewhere after a near tie.
+            prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+            reference = self._plain.get(record.case_id, record.turn, prompt).tolist()
+        return self._session.audit(record, reference)
+
+    def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
+        prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+        if run.drafter.needs.reference:
+            run.drafter.set_reference(self._plain.get(record.case_id, record.turn, prompt))
+        self._session.decode(prompt, run.drafter, record.seed)
+
+    def recover(self) -> None:
+        self._session.recover()
+
+    def warm_up_lengths(self, lengths: Sequence[int]) -> None:
+        """Choose from the prompts' lengths three at most to warm up at: they stand for all."""
+        longest = self._session.context_length - _WARM_UP_TOKENS
+        fitting = sorted(length for length in lengths if length <= longest)
+        chosen = (fitting[0], fitting[len(fitting) // 2], fitting[-1]) if fitting else ()
+        self._lengths = sorted(set(chosen))
+
+    def warm_up(self, run: MethodRun) -> None:
+        text, drafter = self._session.encode(WARM_UP_TEXT), run.drafter
+        for length in self._lengths:
+            prompt: IntArray = np.resize(text, length)
+            drafter.reset()
+            if drafter.needs.reference:
+                drafter.set_reference(self._session.plain(prompt, _WARM_UP_TOKENS))
+            self._session.decode(prompt, drafter, seed=0, max_new_tokens=_WARM_UP_TOKENS)

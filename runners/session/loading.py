@@ -1,28 +1,35 @@
-"""Loading what all labels of a run share: a `Session`."""
+"""Loading what all labels of a run share: targets, draft models, a `Session`."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runners.job import Job
-from runners.session.build import batch_layouts, hidden_layers, make_target
-from runners.session.drafts import load_drafts
-from runners.session.method_files import find_artifacts, find_heads
-from runners.session.method_runs import MethodRun
+from runners.session.method_runs import MethodRun, find_artifacts, find_heads
 from runners.session.session import Session
 from specbench.config.draft import draft_weights
-from specbench.config.schema import DraftConfig
+from specbench.config.schema import DraftConfig, RunConfig, packed_bytes, verifier_name
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
+from specbench.errors import unknown_name
 from specbench.kernels.architectures import usable_context
 from specbench.models import loading
 from specbench.models.checkpoints import weights
 from specbench.models.checks import self_check
-from specbench.models.draft.loading import check_same_tokenizer
+from specbench.models.draft.loading import check_same_tokenizer, load_draft_model
+from specbench.models.graph_target import GraphTarget, no_graphs
 from specbench.models.loading import LoadedModel
+from specbench.models.target import Target
+
+log = logging.getLogger(__name__)
+
+ENGINES = ("auto", "eager", "graph")
+
 
 # An answer is tokenised again in the next turn's prompt, and may then be longer than it was.
 _RETOKENISED = 1.25
@@ -62,8 +69,9 @@ def make_session(
         ConfigurationError: the model does not decode here as it does in transformers.
     """
     config = job.config
-    files = {run.label: find_artifacts(config, run, tokenizer) for run in runs}
-    heads = {run.label: find_heads(config, run) for run in runs}
+    for run in runs:
+        run.artifacts = find_artifacts(config, run, tokenizer)
+        run.heads = find_heads(config, run)
     # Before the weights: a large target takes minutes to load.
     asked = [*(run.entry.draft for run in runs if run.drafter.needs.draft_model), *more_drafts]
     for i, draft in enumerate(asked):
@@ -90,9 +98,10 @@ def make_session(
         model,
         context_length=min(model.context_length, usable or model.context_length),
         self_check=check,
+        tokenizer=tokenizer,
     )
-    drafts = load_drafts(config, runs, target, tokenizer, max_len)
-    return kind(job, runs, tokenizer, template, files, heads, model, target, drafts, max_len)
+    _load_drafts(config, runs, target, tokenizer, max_len)
+    return kind(job, runs, template, model, target, max_len)
 
 
 def _longest_turn(job: Job, template: PromptTemplate | TokenIdPrompts) -> int:
@@ -104,3 +113,93 @@ def _longest_turn(job: Job, template: PromptTemplate | TokenIdPrompts) -> int:
         prompt = len(template.render([*turns, (case.turns[-1], None)]))
         longest = max(longest, prompt + int(answers) + limit)
     return longest
+
+
+def _load_drafts(
+    config: RunConfig,
+    runs: Sequence[MethodRun],
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    max_len: int,
+) -> None:
+    """Load the labels' draft models; labels with the same ``pair.draft`` share one."""
+    for i, run in enumerate(runs):
+        needs = run.drafter.needs
+        if not needs.draft_model:
+            continue
+        max_nodes = needs.draft_nodes or needs.max_nodes
+        same = [r.draft for r in runs[:i] if r.draft and r.entry.draft == run.entry.draft]
+        if same:
+            run.draft = same[0]
+            run.draft[0].reserve(max_len, max_nodes)
+            continue
+        run.draft = load_draft_model(
+            run.entry.draft,
+            config.model,
+            target,
+            tokenizer,
+            max_len=max_len,
+            max_nodes=max_nodes,
+            make_target=partial(make_target, config=config, drafts=True),
+        )
+
+
+def make_target(
+    model: PreTrainedModel,
+    config: RunConfig,
+    *,
+    max_len: int,
+    max_nodes: int,
+    batch: int = 1,
+    drafts: bool = False,
+    layouts: Sequence[tuple[int, int]] = (),
+    hidden_layers: Sequence[tuple[int, ...]] = (),
+) -> Target:
+    """The target of the ``engine`` group, or the eager one where the machine has no other.
+
+    With ``drafts`` it is a draft model's (``DraftModel``). ``layouts`` are the batch layouts, and
+    ``hidden_layers`` the sets of hidden states, that ``GraphTarget`` captures beforehand.
+
+    ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
+    ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
+    """
+    if config.engine.name not in ENGINES:
+        raise unknown_name("engine", config.engine.name, ENGINES)
+    reason, name = None, config.engine.name
+    if name == "graph" or (name == "auto" and model.device.type == "cuda"):
+        reason = no_graphs(model)
+        if reason is None:
+            verifier = verifier_name(config.verifier.name, config.generation.temperature)
+            commits = verifier == "greedy"
+            return GraphTarget(
+                model,
+                max_len=max_len,
+                max_nodes=max_nodes,
+                batch=batch,
+                commits=commits,
+                drafts=drafts,
+                layouts=layouts,
+                hidden_layers=hidden_layers,
+                fused=config.engine.fused_layers,
+            )
+        log.warning("engine=graph runs eagerly: %s", reason)
+    return Target(
+        model,
+        max_len=max_len,
+        max_nodes=max_nodes,
+        batch=batch,
+        reason=reason,
+        packed_bytes=packed_bytes(config.engine.packed),
+        cache_dir=Path(config.cache_dir),
+    )
+
+
+def batch_layouts(runs: Sequence[MethodRun]) -> list[tuple[int, int]]:
+    """Batch rows, and rows of each with the root's, of all labels that run in a batch layout."""
+    needs = [c.drafter.needs for c in runs if c.drafter.needs.batch > 1]
+    return sorted({(need.batch, need.max_nodes // need.batch + 1) for need in needs})
+
+
+def hidden_layers(runs: Sequence[MethodRun]) -> list[tuple[int, ...]]:
+    """The sets of hidden states that labels ask for; those that ask for none left out."""
+    return sorted({run.drafter.needs.hidden_layers for run in runs} - {()})

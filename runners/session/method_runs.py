@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hydra.utils
 import numpy as np
@@ -16,16 +16,24 @@ import psutil
 
 from runners.job import Entry, Job
 from specbench import paths
+from specbench.artifacts import resolve
 from specbench.config.draft import draft_weights
+from specbench.config.schema import RunConfig
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet, first_line
 from specbench.models import loading
+from specbench.models.checkpoints import weights
 from specbench.models.heads import folder as head_folder
-from specbench.results.manifest import LabelInfo
+from specbench.results.manifest import DraftInfo, LabelInfo
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from specbench.storage.arrays import open_array_file, write_array_file
+
+if TYPE_CHECKING:  # torch, which a replay does not need
+    from transformers import PreTrainedTokenizerBase
+
+    from specbench.models.draft.model import DraftModel
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +50,17 @@ class MethodRun:
         drafter: made of it.
         state_file: where the drafter's state is kept while the run goes on, if anywhere.
         measured: what the drafter measured in ``setup``, or an earlier start of the run did.
+        artifacts, heads: files that the drafter reads, and folders of its heads, by name.
+        draft: its draft model, and what the manifest says of it.
     """
 
     entry: Entry
     drafter: Drafter
     state_file: Path | None = None
     measured: dict[str, int] = field(default_factory=dict)
+    artifacts: Mapping[str, Path] = field(default_factory=dict)
+    heads: Mapping[str, Path] = field(default_factory=dict)
+    draft: tuple[DraftModel, DraftInfo] | None = None
 
     @property
     def label(self) -> str:
@@ -166,10 +179,10 @@ def _too_large(entry: Entry, why: str) -> NeedsNotMet:
 def _check_draft(entry: Entry, job: Job) -> None:
     """Refuse a missing draft model in a second, before anything is loaded."""
     config = job.config
-    weights = draft_weights(entry.draft, config.model)
-    if weights is None:
+    wanted = draft_weights(entry.draft, config.model)
+    if wanted is None:
         raise NeedsNotMet(_no_draft(entry.name, config.model.name, config.pair.tuned))
-    loading.model_files_present(weights)
+    loading.model_files_present(wanted)
 
 
 def _no_draft(method: str, model: str, tuned: bool) -> str:
@@ -188,6 +201,47 @@ def _no_draft(method: str, model: str, tuned: bool) -> str:
         f"method={method} needs a draft model for model={model}, and {why}. Type "
         f"{', '.join(typed)}, or pair=random_draft, which shows that everything works."
     )
+
+
+def find_artifacts(
+    config: RunConfig, run: MethodRun, tokenizer: PreTrainedTokenizerBase
+) -> Mapping[str, Path]:
+    """The artifacts of a label by name, built where they are missing and may be built.
+
+    Raises:
+        NeedsNotMet: one is missing and cannot be built here.
+    """
+    needed = run.drafter.needs.artifacts
+    per_model = any(artifact.per_model for artifact in needed)
+    return resolve.resolve(
+        needed,
+        tokenizer=tokenizer,
+        bundled=config.model.embedded,
+        cache_dir=Path(config.cache_dir),
+        model_key=weights.model_key(config) if per_model else None,
+    )
+
+
+def find_heads(config: RunConfig, run: MethodRun) -> dict[str, Path]:
+    """The folders of a label's heads by name, downloaded where only the hub has them.
+
+    Raises:
+        WeightsNotFound: one is not to be had.
+    """
+    wanted = run.drafter.needs.heads
+    found = {n: head_folder.find(n, run.entry.heads, config.model, fetch=True) for n in wanted}
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def describe_files(runs: Iterable[MethodRun]) -> dict[str, dict[str, dict[str, object]]]:
+    """By label what the manifest says of its artifacts, and of the weights of its heads."""
+    described: dict[str, dict[str, dict[str, object]]] = {}
+    for run in runs:
+        weight_files = {f"head {n}": head_folder.weight_file(p) for n, p in run.heads.items()}
+        paths_read = {**run.artifacts, **{n: file for n, file in weight_files.items() if file}}
+        if paths_read:
+            described[run.label] = {n: dict(resolve.describe(p)) for n, p in paths_read.items()}
+    return described
 
 
 def restore(

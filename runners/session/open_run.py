@@ -1,10 +1,23 @@
-"""The frame of every run that leaves records: lock, manifest, resume, summary."""
+"""The frame of every run that leaves records: lock, manifest, resume, progress, summary."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from runners.job import CaseBlock, Job
 from runners.run_folder import folder
@@ -17,6 +30,7 @@ from runners.run_folder.manifest import (
     close,
 )
 from runners.session import interference_rule
+from runners.session.blocks import Answers, BlockResult, BlockRunner
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.decoding.drafter import Drafter
 from specbench.results import records
@@ -24,6 +38,11 @@ from specbench.results.manifest import RunManifest
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 from specbench.system import environment
+
+log = logging.getLogger(__name__)
+
+_LINES = 20  # at most about this many lines for a whole run that is not on a terminal
+_QUIET_S = 60.0  # but never silent for much longer than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +53,53 @@ class OpenRun:
     runs: Sequence[MethodRun]
     files: folder.ResultFiles
     manifest: RunManifest
+
+    def runner(self, source: Answers) -> BlockRunner:
+        """What measures the run's blocks."""
+        runs = {run.label: run for run in self.runs}
+        return BlockRunner(self.job, runs, source, self.files.done, self.manifest.forced_resume)
+
+    def measure(
+        self,
+        runner: BlockRunner,
+        at_once: int = 1,
+        before_write: Callable[[BlockResult], None] = lambda _: None,
+        after_block: Callable[[CaseBlock], None] = lambda _: None,
+    ) -> None:
+        """Measure the missing blocks, then again those that were disturbed.
+
+        Args:
+            at_once: blocks of a batch.
+            before_write: sees what is written; ``after_block``: is called when a block is.
+        """
+        pending, total = {block.place for block in self.files.pending}, len(self.job.blocks())
+        with RunProgress(total, done=total - len(pending)) as progress:
+            for number, batch in enumerate(self._batches(at_once)):
+                missing = [block for block in batch if block.place in pending]
+                if not missing:
+                    continue
+                # All of it, so that what is missing is answered under the load of the rest.
+                made = runner.run(batch, number).of({block.place for block in missing})
+                before_write(made)
+                self.files.append(made.records, made.errors, made.steps)
+                for block in missing:
+                    after_block(block)
+                    progress.advance(f"{block.case.task} {block.case.case_id}")
+        # A batch of several is answered anew as a whole or not at all.
+        while at_once == 1 and (blocks := self.noisy()):
+            log.info("measuring again what was disturbed (cases: %d)", len(blocks))
+            for block in blocks:
+                keys = block.keys(self.job.labels)
+                attempt = 1 + max(r.attempt for r in self.files.done if r.key in keys)
+                made = runner.run([block], block.stream_index, attempt)
+                self.files.replace(made.records, made.errors, made.steps)
+
+    def _batches(self, size: int) -> Iterator[list[CaseBlock]]:
+        """The blocks of the run, so many at a time as are asked at once; of one repeat."""
+        for repeat in range(self.job.repeats):
+            blocks = [block for block in self.job.blocks() if block.repeat == repeat]
+            for start in range(0, len(blocks), size):
+                yield blocks[start : start + size]
 
     def noisy(self) -> list[CaseBlock]:
         """Judge all turns together; the blocks that are to be measured again."""
@@ -101,3 +167,72 @@ def _finish(run: OpenRun) -> int:
     close(run.manifest, "complete", code)
     run.files.finish(summary, run.manifest)
     return code
+
+
+class RunProgress:
+    """Counts finished blocks and says how long the rest will take. A context manager.
+
+    Args:
+        total: blocks of the run.
+        done: blocks that an earlier start finished.
+        console: where the bar goes; decides whether there is one.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        done: int = 0,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total, self._done, self._first = total, done, done
+        self._clock = clock
+        self._start = self._last_line = clock()
+        console = console or Console(stderr=True)
+        self._bar: Progress | None = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._bar.add_task("cases", total=total, completed=done)
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def advance(self, note: str) -> None:
+        """One more block is done; ``note`` says what it was."""
+        self._done += 1
+        if self._bar:
+            self._bar.update(self._task, advance=1, description=note)
+            return
+        now = self._clock()
+        every = max(1, self._total // _LINES)
+        if self._done % every == 0 or self._done == self._total or now - self._last_line > _QUIET_S:
+            self._last_line = now
+            elapsed = now - self._start
+            left = elapsed / (self._done - self._first) * (self._total - self._done)
+            log.info(
+                "%d/%d cases, %s gone, about %s left (%s)",
+                self._done,
+                self._total,
+                _minutes(elapsed),
+                _minutes(left),
+                note,
+            )
+
+
+def _minutes(seconds: float) -> str:
+    whole = round(seconds)
+    return f"{whole // 60}:{whole % 60:02d}"

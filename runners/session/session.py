@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from runners.job import Job
-from runners.session.build import build_verifier
-from runners.session.drafts import LoadedDraft
-from runners.session.method_files import describe_files
-from runners.session.method_runs import MethodRun, fitting
+from runners.session.method_runs import MethodRun, describe_files, fitting
 from specbench.arrays import IntArray
+from specbench.config.schema import VERIFIERS, VerifierConfig, verifier_name
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
 from specbench.decoding.device import synchronize
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import DecodeResult, Engine
+from specbench.decoding.head_drafter import heads_of
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.structs import DraftContext
-from specbench.decoding.verify import GreedyVerifier
+from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext
+from specbench.decoding.verify import (
+    GreedyVerifier,
+    MatchVerifier,
+    RejectionVerifier,
+    TypicalVerifier,
+    Verifier,
+)
+from specbench.errors import unknown_name
 from specbench.models import loading
 from specbench.models.checks.audit_tolerance import (
     TOKENS,
@@ -35,7 +39,6 @@ from specbench.models.checks.audit_tolerance import (
     chosen_prompts,
     fixed_tolerance,
 )
-from specbench.models.draft.model import DraftModel
 from specbench.models.draft.speed_ratio import latency_ratio
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import LoadedModel
@@ -53,15 +56,16 @@ from specbench.system import bandwidth
 
 log = logging.getLogger(__name__)
 
+_GUESSED = 64  # tokens of the target's answer that heads are to guess when they are checked
+
 
 class Session:
     """Model, engines and prompts of a run, from `load_session`; every drafter is set up.
 
     Args:
-        tokenizer, template: of the prompts.
-        files: by label, the artifacts that its drafter reads; ``heads``: folders of its heads.
-        model: the target's network; ``target`` runs its passes.
-        drafts: by label, its draft model and what the manifest says of it.
+        runs: with the files, heads and draft models that their drafters need.
+        template: of the prompts.
+        model: the target's network, and its tokenizer; ``target`` runs its passes.
         max_len: tokens that the buffers hold.
     """
 
@@ -69,26 +73,23 @@ class Session:
         self,
         job: Job,
         runs: Sequence[MethodRun],
-        tokenizer: PreTrainedTokenizerBase,
         template: PromptTemplate | TokenIdPrompts,
-        files: Mapping[str, Mapping[str, Path]],
-        heads: Mapping[str, Mapping[str, Path]],
         model: LoadedModel,
         target: Target,
-        drafts: Mapping[str, LoadedDraft],
         max_len: int,
     ) -> None:
         config = job.config
         self._max_new_tokens = config.generation.max_new_tokens
-        self._tokenizer, self._template = tokenizer, template
-        self._tokenizer_hash = loading.tokenizer_hash(tokenizer)
-        self._files, self._heads = files, heads
-        self._model, self._target, self._drafts = model, target, drafts
+        assert model.tokenizer is not None  # text is asked
+        self._tokenizer, self._template = model.tokenizer, template
+        self._tokenizer_hash = loading.tokenizer_hash(model.tokenizer)
+        self._runs, self._model, self._target = runs, model, target
+        # Labels with the same draft model share it.
+        self._drafts = list({id(r.draft[0]): r.draft[0] for r in runs if r.draft}.values())
         self._max_len = max_len
         self._max_nodes = max(run.drafter.needs.max_nodes for run in runs)
         self._batch = max(run.drafter.needs.batch for run in runs)
         self._memory = {run.label: self._memory_of(run) for run in runs}
-        self._measured = {run.label: run.measured for run in runs}
         sampling = Sampling.from_config(config.generation)
         verifier = build_verifier(config.verifier, sampling)
         make_engine = partial(
@@ -112,14 +113,14 @@ class Session:
         self._plain_drafter = Drafter(name="plain")
         self._tolerance = fixed_tolerance(target.dtype)
         for run in runs:
-            draft = self._draft_of(run.label)
+            draft = run.draft[0] if run.draft else None
             context = DraftContext(
                 vocab_size=target.vocab_size,
                 eos_ids=model.eos_ids,
                 tokenizer_hash=self._tokenizer_hash,
                 max_len=model.context_length,
-                artifacts=files[run.label],
-                heads=heads[run.label],
+                artifacts=run.artifacts,
+                heads=run.heads,
                 seed=config.seed,
                 sampling=sampling,
                 target=target,
@@ -161,10 +162,10 @@ class Session:
             overlapping=self._overlapping,
             self_check=None if model.self_check is None else model.self_check.to_json(),
             threads=torch.get_num_threads(),
-            artefacts=describe_files(self._files, self._heads),
-            drafts={label: info for label, (_, info) in self._drafts.items()},
+            artefacts=describe_files(self._runs),
+            drafts={run.label: run.draft[1] for run in self._runs if run.draft},
             memory=self._memory,
-            measured={label: dict(found) for label, found in self._measured.items() if found},
+            measured={run.label: dict(run.measured) for run in self._runs if run.measured},
         )
 
     def measure_copy_bandwidth(self) -> float:
@@ -182,8 +183,9 @@ class Session:
         Shapes that nobody foresaw run in the middle of a run, and some of them eagerly.
         """
         described.passes = self._target.describe()
-        for label, draft in described.drafts.items():
-            draft.passes = dict(self._drafts[label][0].passes)
+        for run in self._runs:
+            if run.draft:
+                described.drafts[run.label].passes = dict(run.draft[0].passes)
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
         """``[n_prompt]`` ids of a dialogue whose last answer is to be written."""
@@ -219,10 +221,9 @@ class Session:
 
     def _fallbacks(self) -> dict[str, int]:
         """Passes so far, of target and drafts, that ran eagerly where a graph was meant to."""
-        drafts = {id(draft): draft for draft, _ in self._drafts.values()}.values()
         return {
             EAGER_PASSES: self._target.eager_passes,
-            EAGER_DRAFT_PASSES: sum(draft.eager_passes for draft in drafts),
+            EAGER_DRAFT_PASSES: sum(draft.eager_passes for draft in self._drafts),
         }
 
     def reset(self, drafter: Drafter) -> float:
@@ -302,11 +303,28 @@ class Session:
         self._reserve(len(prompt) + len(output))
         return record_output(self._target, prompt, output, top, layers)
 
+    def check_heads(self, runs: Sequence[MethodRun], prompt: IntArray) -> None:
+        """Warn of heads that were trained on other layers than they read; untimed.
+
+        ``prompt``: the target's plain answer to it is the text that they are to guess.
+        """
+        heads = [head for run in runs for head in heads_of(run.drafter)]
+        several = [head for head in heads if head.layers != (AFTER_FINAL_NORM,)]
+        if not several:
+            return
+        answer = self.plain(prompt, _GUESSED)
+        layers = tuple(range(self.n_layers + 1))
+        states = self.record(prompt, answer, 1, layers).states
+        text = np.concatenate([prompt, answer])[:-1]
+        if len(text) > 2:  # a head guesses from the third token on
+            for head in several:
+                head.check_layers(text, [states[layer] for layer in layers])
+
     def recover(self) -> None:
         """Give back what a failed case left allocated."""
         for target in {self._target, self._eager_target}:
             target.cache.clear()
-        for draft, _ in self._drafts.values():
+        for draft in self._drafts:
             draft.clear()
         if self._target.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -316,16 +334,13 @@ class Session:
 
         Labels of a run share models and buffers, so no meter could tell them apart.
         """
-        needs, draft = run.drafter.needs, self._draft_of(run.label)
+        needs = run.drafter.needs
         rows = (self._max_len + needs.max_nodes + 1) * needs.batch
         found = {"target": self._target.memory_bytes(rows)}
-        if draft is not None:
+        if run.draft is not None:
             rows = self._max_len + (needs.draft_nodes or needs.max_nodes)
-            found["draft"] = draft.memory_bytes(rows)
+            found["draft"] = run.draft[0].memory_bytes(rows)
         return found
-
-    def _draft_of(self, label: str) -> DraftModel | None:
-        return self._drafts[label][0] if label in self._drafts else None
 
     def _cap(self, tokens: int) -> int:
         return min(tokens, self._model.context_length)
@@ -337,6 +352,26 @@ class Session:
             self._target.reserve(wanted, self._max_nodes, self._batch)
             if self._eager_target is not self._target:
                 self._eager_target.reserve(wanted, self._eager_target.max_nodes)
-            for draft, _ in self._drafts.values():
+            for draft in self._drafts:
                 draft.reserve(wanted)
             self._max_len = wanted
+
+
+def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
+    """The verifier that the ``verifier`` group names for this way of sampling.
+
+    Raises:
+        ConfigurationError: an unknown name.
+    """
+    name = verifier_name(config.name, sampling.temperature)
+    if name == "greedy":
+        return GreedyVerifier()
+    if name == "match":
+        return MatchVerifier(sampling)
+    if name == "rejection":
+        return RejectionVerifier(sampling)
+    if name == "typical":
+        assert config.epsilon is not None
+        assert config.delta is not None
+        return TypicalVerifier(sampling, epsilon=config.epsilon, delta=config.delta)
+    raise unknown_name("verifier", name, VERIFIERS)

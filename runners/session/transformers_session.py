@@ -14,8 +14,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from runners.job import Job
 from runners.session.loading import load_session
 from runners.session.method_runs import MethodRun
-from runners.session.peer import Peer
 from runners.session.session import Session
+from runners.session.speculation import Peer
 from specbench.arrays import IntArray
 from specbench.config.schema import HfConfig, RunConfig
 from specbench.decoding.drafter import Drafter
@@ -39,7 +39,7 @@ def load_transformers_session(job: Job, runs: Sequence[MethodRun]) -> Transforme
 
 
 class TransformersSession(Session):
-    """Decodes with transformers where the method is a :class:`runners.session.peer.Peer`."""
+    """Decodes with transformers where the method is a :class:`runners.session.speculation.Peer`."""
 
     def add_loops(self, config: RunConfig, assisted: bool) -> None:
         """Load the copy of the model, and the assistant where a loop needs one."""

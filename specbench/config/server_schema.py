@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from specbench.config.dataset_schema import MISSING
 
 PLAIN = "none"  # of ``server.speculation``: the server's own plain decoding, the baseline
-ENGINES = ("auto", "vllm", "sglang", "llamacpp", "other")
 # llama.cpp's own kinds of drafts that the wheel's server can be started with, by our names.
 LLAMACPP_SPECULATIONS = (
     *(PLAIN, "ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache"),

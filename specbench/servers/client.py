@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import http.client
+import contextlib
 import json
 import socket
+import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+import httpx
 
 from specbench.errors import CaseFailed, ConfigurationError, first_line
 
@@ -17,7 +19,7 @@ _LONGEST_LINE = 1 << 20
 _LONGEST_MESSAGE = 300
 _QUICK_S = 10.0  # for what needs no model
 # Everything that a connection can throw; ValueError: a header or URL that cannot be sent.
-_BROKEN = (OSError, http.client.HTTPException, ValueError)
+_BROKEN = (OSError, httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError)
 
 
 class NoAnswer(CaseFailed):
@@ -46,6 +48,16 @@ class Client:
     url: str
     timeout_s: float
     key: str = ""
+    _http: httpx.Client = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        http = httpx.Client(
+            # A connection for each request: none is found closed when the next one is sent.
+            limits=httpx.Limits(max_keepalive_connections=0),
+            trust_env=False,  # no proxy stands between the clock and the server
+            verify=ssl.create_default_context() if self.url.startswith("https") else False,
+        )
+        object.__setattr__(self, "_http", http)
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
@@ -65,18 +77,17 @@ class Client:
         Raises:
             NoAnswer: it cannot be had.
         """
-        with _Exchange(self, "GET", self._root + path, None, _QUICK_S) as exchange:
-            return exchange.body()
+        return b"".join(chunk for _, chunk in self._receive("GET", path, _QUICK_S))
 
-    def get_json(self, path: str) -> Any:
+    def get_json(self, path: str) -> object:
         return _parsed(self.get(path))
 
-    def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
+    def post_json(self, path: str, body: Mapping[str, object]) -> object:
         """The answer's JSON; for quick questions."""
-        with _Exchange(self, "POST", self._root + path, body, self.timeout_s) as exchange:
-            return _parsed(exchange.body())
+        chunks = self._receive("POST", path, self.timeout_s, body)
+        return _parsed(b"".join(chunk for _, chunk in chunks))
 
-    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[tuple[float, Any]]:
+    def stream(self, path: str, body: Mapping[str, object]) -> Iterator[tuple[float, object]]:
         """Server-sent events with the seconds since the request was sent.
 
         Ends behind ``[DONE]``, or where the server closes the stream.
@@ -84,15 +95,88 @@ class Client:
         Raises:
             NoAnswer: it broke off, took too long, or said what is no JSON.
         """
-        with _Exchange(self, "POST", self._root + path, body, self.timeout_s) as exchange:
-            yield from read_events(exchange.lines())
+        return read_events(_lines(self._receive("POST", path, self.timeout_s, body)))
 
-    @property
-    def _root(self) -> str:
-        return urlsplit(self.url).path.rstrip("/").removesuffix("/v1")
+    def _receive(
+        self, method: str, path: str, timeout_s: float, body: Mapping[str, object] | None = None
+    ) -> Iterator[tuple[float, bytes]]:
+        """When the request was sent, and a part of the answer's body; failures are `NoAnswer`."""
+        sent = time.perf_counter()
+
+        def note(event: str, _: object) -> None:
+            nonlocal sent
+            if event.endswith("send_request_headers.started"):  # the connection stands
+                sent = time.perf_counter()
+
+        parts = urlsplit(self.url)
+        root = parts.path.rstrip("/").removesuffix("/v1")
+        headers = {"Content-Type": b"application/json", "Accept-Encoding": b"identity"}
+        try:
+            if self.key:
+                headers["Authorization"] = f"Bearer {self.key}".encode("latin-1")
+            with self._http.stream(
+                method,
+                f"{parts.scheme}://{parts.netloc}{root}{path}",
+                content=None if body is None else json.dumps(body),
+                headers=headers,
+                timeout=timeout_s,
+                extensions={"trace": note},
+            ) as response:
+                if response.status_code != 200:
+                    raise self._refusal(response)
+                for chunk in response.iter_raw():
+                    if time.perf_counter() - sent > timeout_s:
+                        raise TimeoutError
+                    yield sent, chunk
+        except _BROKEN as error:
+            raise self._broken(error) from None
+
+    def _broken(self, error: Exception) -> NoAnswer:
+        if isinstance(error, TimeoutError | httpx.TimeoutException):
+            words = f"{self.url} took longer than server.timeout_s={self.timeout_s:g}"
+            return NoAnswer("timeout", words, again=True)
+        cause: BaseException = error
+        while before := cause.__cause__ or cause.__context__:
+            cause = before
+        if isinstance(cause, ConnectionRefusedError | socket.gaierror):
+            return NoAnswer("refused", f"no server answers at {self.url}", again=True)
+        why = self._without_key(first_line(error))
+        return NoAnswer("cut", f"the answer of {self.url} broke off: {why}", again=True)
+
+    def _refusal(self, response: httpx.Response) -> NoAnswer:
+        status, body = response.status_code, b""
+        with contextlib.suppress(*_BROKEN):
+            for chunk in response.iter_raw():
+                body += chunk
+                if len(body) > _LONGEST_LINE:
+                    break
+        return NoAnswer(
+            f"http_{status}",
+            f"{self.url} answered {status}: {self._without_key(_message(body))}",
+            again=status == 429 or status >= 500 or status == 408,
+            wait_s=_seconds(response.headers.get("Retry-After")),
+        )
+
+    def _without_key(self, message: str) -> str:
+        for shown in (self.key, repr(self.key)[1:-1]):
+            message = message.replace(shown or "\0", "…")
+        return message
 
 
-def read_events(lines: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, Any]]:
+def _lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """The lines of a body, with the seconds from the request until each was there."""
+    rest, sent = b"", 0.0
+    for sent, chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield time.perf_counter() - sent, line.strip()
+        if len(rest) >= _LONGEST_LINE:
+            raise NoAnswer("malformed", "the server sent a line without an end", again=True)
+    if rest:
+        yield time.perf_counter() - sent, rest.strip()
+
+
+def read_events(lines: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, object]]:
     """The JSON of server-sent events, up to ``[DONE]``, each with its line's time.
 
     Raises:
@@ -107,99 +191,7 @@ def read_events(lines: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, A
         yield at, _parsed(said)
 
 
-class _Exchange:
-    """A request and its response; every way to fail becomes a `NoAnswer`."""
-
-    def __init__(
-        self,
-        client: Client,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        timeout_s: float,
-    ) -> None:
-        self._client, self._timeout_s = client, timeout_s
-        self._start = time.perf_counter()
-        parts = urlsplit(client.url)
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        headers = {"Content-Type": "application/json", "Accept": "*/*"}
-        if client.key:
-            headers["Authorization"] = f"Bearer {client.key}"
-        sent = None if body is None else json.dumps(body).encode()
-        try:
-            self._connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
-            self._connection.connect()
-            self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._start = time.perf_counter()
-            self._connection.request(method, path, sent, headers)
-            self._response = self._connection.getresponse()
-        except _BROKEN as error:
-            self._close()
-            raise self._broken(error) from None
-        if self._response.status != 200:
-            try:
-                raise self._refusal()
-            finally:
-                self._close()
-
-    def __enter__(self) -> _Exchange:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def body(self) -> bytes:
-        try:
-            return self._response.read()
-        except _BROKEN as error:
-            raise self._broken(error) from None
-
-    def lines(self) -> Iterator[tuple[float, bytes]]:
-        while True:
-            try:
-                line = self._response.readline(_LONGEST_LINE)
-            except _BROKEN as error:
-                raise self._broken(error) from None
-            at = time.perf_counter() - self._start
-            if not line:
-                return
-            if at > self._timeout_s:
-                raise self._broken(TimeoutError())
-            if len(line) >= _LONGEST_LINE:
-                raise NoAnswer("malformed", "the server sent a line without an end", again=True)
-            yield at, line.strip()
-
-    def _close(self) -> None:
-        if hasattr(self, "_connection"):
-            self._connection.close()
-
-    def _broken(self, error: Exception) -> NoAnswer:
-        where = self._client.url
-        if isinstance(error, TimeoutError):
-            words = f"{where} took longer than server.timeout_s={self._timeout_s:g}"
-            return NoAnswer("timeout", words, again=True)
-        if isinstance(error, ConnectionRefusedError | socket.gaierror):
-            return NoAnswer("refused", f"no server answers at {where}", again=True)
-        said = first_line(error).replace(self._client.key or "\0", "…")
-        return NoAnswer("cut", f"the answer of {where} broke off: {said}", again=True)
-
-    def _refusal(self) -> NoAnswer:
-        status = self._response.status
-        try:
-            said = self._response.read(_LONGEST_LINE)
-        except _BROKEN:
-            said = b""
-        message = _message(said).replace(self._client.key or "\0", "…")
-        return NoAnswer(
-            f"http_{status}",
-            f"{self._client.url} answered {status}: {message}",
-            again=status == 429 or status >= 500 or status == 408,
-            wait_s=_seconds(self._response.headers.get("Retry-After")),
-        )
-
-
-def _parsed(said: bytes) -> Any:
+def _parsed(said: bytes) -> object:
     try:
         return json.loads(said)
     except (ValueError, RecursionError):

@@ -1,21 +1,20 @@
-"""What servers count, in our words: one table, one converter. Free of torch.
+"""What servers count, in our words: one converter for all of them. Free of torch.
 
 Ours: a step is a target pass after the prompt's; it commits the accepted draft tokens and one more.
 MAT is (new tokens - 1) / steps, and steps without a draft count. Their acceptance lengths differ
 from it in three ways, which docs/metrics.md shows: some leave out steps without a draft, some count
 the prompt's token, some leave out the token that every step adds.
-
-Sources, read 2026-11: vLLM's pull request 48915 and its Prometheus counters; SGLang's pull requests
-3152 and 33518 and its ``meta_info``; llama.cpp's server (``timings``, ``/metrics``).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+
+METRICS = "/metrics"
+Said = Mapping[str, object]  # an object of JSON that a server wrote
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,83 +47,6 @@ class Words:
     formula: str = ""
 
 
-METRICS = "/metrics"
-_OVER_DRAFTS = "1 + accepted / steps with a draft"
-_WITH_FIRST = "new tokens / steps"
-
-TABLE: tuple[Words, ...] = (
-    Words(
-        engine="vllm",
-        place=("metrics", "speculative_decoding"),
-        drafted=("num_draft_tokens",),
-        accepted=("num_accepted_draft_tokens",),
-        passes="num_spec_steps",
-        per_step="per_step_accepted",
-        length="mean_acceptance_length",
-        formula=_OVER_DRAFTS,
-    ),
-    Words(
-        engine="vllm",
-        place=(METRICS,),
-        drafted=("vllm:spec_decode_num_draft_tokens_total",),
-        accepted=("vllm:spec_decode_num_accepted_tokens_total",),
-        passes="vllm:spec_decode_num_drafts_total",
-        new_tokens="vllm:generation_tokens_total",
-        length="Mean acceptance length (its log)",
-        formula=_OVER_DRAFTS,
-    ),
-    Words(
-        engine="sglang",
-        place=("sglext", "spec_tokens_details"),
-        drafted=("spec_num_proposed_drafts",),
-        accepted=("spec_num_correct_drafts",),
-        passes="spec_verify_ct",
-        all_passes=True,
-        length="spec_accept_length",
-        formula=_WITH_FIRST,
-    ),
-    Words(
-        engine="sglang",
-        place=("meta_info",),
-        drafted=("spec_num_proposed_drafts", "spec_draft_token_num"),
-        accepted=("spec_num_correct_drafts", "spec_accept_token_num"),
-        passes="spec_verify_ct",
-        all_passes=True,
-        length="spec_accept_length",
-        formula=_WITH_FIRST,
-    ),
-    Words(
-        engine="sglang",
-        place=(METRICS,),
-        drafted=(),
-        accepted=(),
-        passes="sglang:spec_verify_calls_total",
-        all_passes=True,
-        new_tokens="sglang:generation_tokens_total",
-        length="sglang:spec_accept_length",
-        formula=_WITH_FIRST,
-    ),
-    Words(
-        engine="llamacpp",
-        place=("timings",),
-        drafted=("draft_n",),
-        accepted=("draft_n_accepted",),
-        new_tokens="predicted_n",
-        says_zero="predicted_n",
-        length="mean len (its log)",
-        formula=_OVER_DRAFTS,
-    ),
-    Words(
-        engine="llamacpp",
-        place=(METRICS,),
-        drafted=("llamacpp:spec_decode_num_draft_tokens_total",),
-        accepted=("llamacpp:spec_decode_num_accepted_tokens_total",),
-        passes="llamacpp:spec_decode_num_drafts_total",
-        new_tokens="llamacpp:tokens_predicted_total",
-    ),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Counts:
     """An answer's counters in our words.
@@ -146,7 +68,7 @@ def plain_counts(n_new: int) -> Counts:
     return Counts(n_new - 1, 0, 0, (1,) * (n_new - 1))
 
 
-def convert(words: Words, said: Mapping[str, Any], n_new: int) -> Counts | None:
+def convert(words: Words, said: Said, n_new: int) -> Counts | None:
     """A server's counters of one answer in our words.
 
     Steps are its own count where it counts all of them. Else each step committed one token more
@@ -181,7 +103,7 @@ def convert(words: Words, said: Mapping[str, Any], n_new: int) -> Counts | None:
     return Counts(steps, drafted, accepted, _committed(words, said, n_new, steps))
 
 
-def _committed(words: Words, said: Mapping[str, Any], n_new: int, steps: int) -> tuple[int, ...]:
+def _committed(words: Words, said: Said, n_new: int, steps: int) -> tuple[int, ...]:
     """Tokens of each step where they follow from the counters, else nothing."""
     if steps == n_new - 1:
         return (1,) * steps
@@ -192,39 +114,36 @@ def _committed(words: Words, said: Mapping[str, Any], n_new: int, steps: int) ->
     return found if len(found) == steps and sum(found) == n_new - 1 else ()
 
 
-def find_counts(engine: str, answer: Mapping[str, Any], n_new: int) -> Counts | None:
-    """The counters in an answer, by the first row of its engine (``other``: of any) that fits."""
-    for words in TABLE:
-        if words.place == (METRICS,) or engine not in (words.engine, "other"):
-            continue
-        if found := convert(words, _at(answer, words.place), n_new):
-            return found
-    return None
+def find_counts(table: Iterable[Words], answer: Said, n_new: int) -> Counts | None:
+    """The counters in an answer, by the first row of its engine's table that fits."""
+    counts = (convert(words, _at(answer, words.place), n_new) for words in _in_answers(table))
+    return next((found for found in counts if found is not None), None)
 
 
-def drafts(engine: str, answer: Mapping[str, Any]) -> bool:
+def drafts(table: Iterable[Words], answer: Said) -> bool:
     """Whether an answer's counters say that the server drafted."""
-    for words in TABLE:
-        if words.place == (METRICS,) or engine not in (words.engine, "other"):
-            continue
-        said = _at(answer, words.place)
-        if any(_count(said.get(name)) for name in (*words.drafted, words.passes)):
-            return True
-    return False
+    return any(
+        _count(_at(answer, words.place).get(name))
+        for words in _in_answers(table)
+        for name in (*words.drafted, words.passes)
+    )
 
 
-def _at(answer: Mapping[str, Any], place: tuple[str, ...]) -> Mapping[str, Any]:
+def _in_answers(table: Iterable[Words]) -> Iterator[Words]:
+    return (words for words in table if words.place != (METRICS,))
+
+
+def _at(answer: Said, place: tuple[str, ...]) -> Said:
     """The object at a place of an answer, or an empty one."""
-    node: Any = answer
+    node: object = answer
     for key in place:
         node = node.get(key) if isinstance(node, Mapping) else None
     return node if isinstance(node, Mapping) else {}
 
 
-def metrics_words(engine: str) -> Words | None:
+def metrics_words(table: Iterable[Words]) -> Words | None:
     """The row about an engine's Prometheus counters."""
-    rows = (w for w in TABLE if w.engine == engine and w.place == (METRICS,))
-    return next(rows, None)
+    return next((words for words in table if words.place == (METRICS,)), None)
 
 
 def difference(
@@ -258,12 +177,12 @@ def read_metrics(text: str) -> dict[str, float]:
     return values
 
 
-def _first(said: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+def _first(said: Said, names: tuple[str, ...]) -> int | None:
     found = (_count(said.get(name)) for name in names)
     return next((value for value in found if value is not None), None)
 
 
-def _count(value: Any) -> int | None:
+def _count(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if not math.isfinite(value) or value != int(value) or not 0 <= value < 2**31:

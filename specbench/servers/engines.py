@@ -1,19 +1,29 @@
-"""How each engine is asked, and what it says of itself."""
+"""How each engine is asked, what it says of itself, and what it counts: a class for each.
+
+A new one is a subclass of `Engine` that stands in `ENGINES`, and a yaml in ``conf/server`` that
+begins with ``defaults: [openai, _self_]`` and names it as ``engine``.
+
+Sources of the counters, read 2026-11: vLLM's pull request 48915 and its Prometheus counters;
+SGLang's pull requests 3152 and 33518 and its ``meta_info``; llama.cpp's server (``timings``,
+``/metrics``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 from specbench.config.schema import GenerationConfig
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.servers.client import Client, NoAnswer
+from specbench.servers.counters import METRICS, Said, Words
 
-# Of what servers say of themselves, what may go into a manifest: keys and paths must not.
-_SGLANG_KEYS = ("dtype", "quantization", "kv_cache_dtype", "tp_size", "attention_backend")
-_SGLANG_PREFIX = "speculative_"
-_UNKNOWN = "not stated"
+UNKNOWN = "not stated"
+_OVER_DRAFTS = "1 + accepted / steps with a draft"
+_WITH_FIRST = "new tokens / steps"
+
+Messages = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +31,26 @@ class EngineInfo:
     """A server as it describes itself.
 
     Attributes:
-        engine: one of ``specbench.config.server_schema.ENGINES``, but ``auto``.
+        engine: a name of `ENGINES`.
         version: of the engine; ``numerics``: what the weights are kept in.
         model: the name to ask for.
-        flags: what else it says it was started with.
+        flags: what else it says it was started with; keys and paths must not be among them.
     """
 
     engine: str
     version: str
     numerics: str
     model: str
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    flags: Said = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Engine:
+        return ENGINES[self.engine]
 
     @property
     def name(self) -> str:
         """``llama.cpp 2026.10``."""
-        shown = {"llamacpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang"}.get(self.engine, "")
-        return f"{shown or 'engine'} {self.version}"
+        return f"{self.kind.shown} {self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +62,232 @@ class Question:
     """
 
     path: str
-    body: Mapping[str, Any]
+    body: Said
     prompt_ids: Sequence[int] = ()
+
+
+class Engine:
+    """An engine that nothing is known of but that it has OpenAI's interface.
+
+    Attributes:
+        name: as in ``server.engine``; ``shown``: in tables.
+        properties: paths where it may describe itself.
+        counters: how it says what its steps did.
+        asked: what a request asks for besides.
+        has_top_k: whether requests may limit the likeliest tokens.
+    """
+
+    name = "other"
+    shown = "engine"
+    properties: tuple[str, ...] = ()
+    counters: tuple[Words, ...] = ()
+    asked: ClassVar[Said] = {}
+    has_top_k = True
+
+    def recognises(self, said: Said) -> bool:
+        """Whether what a server says of itself is this engine's."""
+        return False
+
+    def version(self, said: Said) -> object:
+        return said.get("version")
+
+    def numerics(self, said: Said) -> object:
+        """What the weights are kept in."""
+        return None
+
+    def flags(self, said: Said) -> Said:
+        return {}
+
+    def question(
+        self,
+        client: Client,
+        model: str,
+        messages: Messages,
+        generation: GenerationConfig,
+        seed: int,
+    ) -> Question:
+        """The request for an answer.
+
+        Raises:
+            NoAnswer: the prompt could not be put into ids.
+        """
+        body = {**sampling(generation, seed), "model": model, "messages": list(messages)}
+        body |= {"max_tokens": generation.max_new_tokens, "stream_options": {"include_usage": True}}
+        if generation.top_k and self.has_top_k:
+            body["top_k"] = generation.top_k
+        return Question("/v1/chat/completions", body | self.asked)
+
+
+def sampling(generation: GenerationConfig, seed: int) -> dict[str, object]:
+    """What every request says of how tokens are chosen."""
+    body: dict[str, object] = {"temperature": generation.temperature, "stream": True}
+    if generation.temperature:
+        body |= {"top_p": generation.top_p, "seed": seed % 2**31}
+    return body
+
+
+class Vllm(Engine):
+    """vLLM."""
+
+    name, shown = "vllm", "vLLM"
+    properties = ("/version",)
+    asked: ClassVar[Said] = {"return_token_ids": True}
+    counters = (
+        Words(
+            engine="vllm",
+            place=("metrics", "speculative_decoding"),
+            drafted=("num_draft_tokens",),
+            accepted=("num_accepted_draft_tokens",),
+            passes="num_spec_steps",
+            per_step="per_step_accepted",
+            length="mean_acceptance_length",
+            formula=_OVER_DRAFTS,
+        ),
+        Words(
+            engine="vllm",
+            place=(METRICS,),
+            drafted=("vllm:spec_decode_num_draft_tokens_total",),
+            accepted=("vllm:spec_decode_num_accepted_tokens_total",),
+            passes="vllm:spec_decode_num_drafts_total",
+            new_tokens="vllm:generation_tokens_total",
+            length="Mean acceptance length (its log)",
+            formula=_OVER_DRAFTS,
+        ),
+    )
+
+    def recognises(self, said: Said) -> bool:
+        return "version" in said
+
+
+class Sglang(Engine):
+    """SGLang."""
+
+    name, shown = "sglang", "SGLang"
+    properties = ("/server_info", "/get_server_info")  # new, old
+    asked: ClassVar[Said] = {"return_spec_tokens_details": True}
+    counters = (
+        Words(
+            engine="sglang",
+            place=("sglext", "spec_tokens_details"),
+            drafted=("spec_num_proposed_drafts",),
+            accepted=("spec_num_correct_drafts",),
+            passes="spec_verify_ct",
+            all_passes=True,
+            length="spec_accept_length",
+            formula=_WITH_FIRST,
+        ),
+        Words(
+            engine="sglang",
+            place=("meta_info",),
+            drafted=("spec_num_proposed_drafts", "spec_draft_token_num"),
+            accepted=("spec_num_correct_drafts", "spec_accept_token_num"),
+            passes="spec_verify_ct",
+            all_passes=True,
+            length="spec_accept_length",
+            formula=_WITH_FIRST,
+        ),
+        Words(
+            engine="sglang",
+            place=(METRICS,),
+            drafted=(),
+            accepted=(),
+            passes="sglang:spec_verify_calls_total",
+            all_passes=True,
+            new_tokens="sglang:generation_tokens_total",
+            length="sglang:spec_accept_length",
+            formula=_WITH_FIRST,
+        ),
+    )
+
+    def recognises(self, said: Said) -> bool:
+        return bool(said)
+
+    def numerics(self, said: Said) -> object:
+        return ", ".join(str(said[k]) for k in ("dtype", "quantization") if said.get(k))
+
+    def flags(self, said: Said) -> Said:
+        known = ("dtype", "quantization", "kv_cache_dtype", "tp_size", "attention_backend")
+        return {
+            key: value
+            for key, value in said.items()
+            if (key in known or key.startswith("speculative_"))
+            and isinstance(value, str | int | float)
+            and not str(value).startswith("/")
+        }
+
+
+class LlamaCpp(Engine):
+    """llama.cpp's server; it is given ids, so that the prompt is known exactly."""
+
+    name, shown = "llamacpp", "llama.cpp"
+    properties = ("/props",)
+    counters = (
+        Words(
+            engine="llamacpp",
+            place=("timings",),
+            drafted=("draft_n",),
+            accepted=("draft_n_accepted",),
+            new_tokens="predicted_n",
+            says_zero="predicted_n",
+            length="mean len (its log)",
+            formula=_OVER_DRAFTS,
+        ),
+        Words(
+            engine="llamacpp",
+            place=(METRICS,),
+            drafted=("llamacpp:spec_decode_num_draft_tokens_total",),
+            accepted=("llamacpp:spec_decode_num_accepted_tokens_total",),
+            passes="llamacpp:spec_decode_num_drafts_total",
+            new_tokens="llamacpp:tokens_predicted_total",
+        ),
+    )
+
+    def recognises(self, said: Said) -> bool:
+        return "default_generation_settings" in said
+
+    def version(self, said: Said) -> object:
+        return said.get("build_info")
+
+    def numerics(self, said: Said) -> object:
+        return said.get("model_ftype")
+
+    def flags(self, said: Said) -> Said:
+        return {"slots": said.get("total_slots")}
+
+    def question(
+        self,
+        client: Client,
+        model: str,
+        messages: Messages,
+        generation: GenerationConfig,
+        seed: int,
+    ) -> Question:
+        said = client.post_json("/apply-template", {"messages": list(messages)})
+        text = said.get("prompt") if isinstance(said, Mapping) else None
+        ids = _tokenized(client, {"content": text, "add_special": True, "parse_special": True})
+        body = {**sampling(generation, seed), "prompt": ids, "return_tokens": True}
+        # An answer must not be faster because a question before it began alike.
+        body |= {"cache_prompt": False, "top_k": generation.top_k, "min_p": 0.0}
+        return Question("/completion", body | {"n_predict": generation.max_new_tokens}, ids)
+
+
+class Other(Engine):
+    """Any other one: what it counts is read as whichever engine says it so."""
+
+    counters = tuple(
+        words
+        for engine in (Vllm, Sglang, LlamaCpp)
+        for words in engine.counters
+        if words.place != (METRICS,)
+    )
+    has_top_k = False
+
+    def recognises(self, said: Said) -> bool:
+        return True
+
+
+# In the order in which a server is asked which of them it is.
+ENGINES: dict[str, Engine] = {e.name: e for e in (LlamaCpp(), Sglang(), Vllm(), Other())}
 
 
 def identify(client: Client, engine: str, model: str | None, numerics: str | None) -> EngineInfo:
@@ -60,42 +297,26 @@ def identify(client: Client, engine: str, model: str | None, numerics: str | Non
         ConfigurationError: no server answers, or it does not know the model.
     """
     name = _model(client, model)
-    props = _asked(client, "/props") if engine in ("auto", "llamacpp") else None
-    if (props and "default_generation_settings" in props) or engine == "llamacpp":
-        props = props or {}
-        version = str(props.get("build_info") or _UNKNOWN)
-        kept = str(props.get("model_ftype") or _UNKNOWN)
-        return EngineInfo(
-            "llamacpp", version, numerics or kept, name, {"slots": props.get("total_slots")}
-        )
-    said = None
-    if engine in ("auto", "sglang"):
-        said = _asked(client, "/server_info") or _asked(client, "/get_server_info")  # new, old
-    if said or engine == "sglang":
-        said = said or {}
-        flags = {
-            key: value
-            for key, value in said.items()
-            if (key in _SGLANG_KEYS or key.startswith(_SGLANG_PREFIX))
-            and isinstance(value, str | int | float)
-            and not str(value).startswith("/")
-        }
-        kept = ", ".join(str(said[k]) for k in ("dtype", "quantization") if said.get(k))
-        version = str(said.get("version") or _UNKNOWN)
-        return EngineInfo("sglang", version, numerics or kept or _UNKNOWN, name, flags)
-    said = _asked(client, "/version") if engine in ("auto", "vllm") else None
-    if (said and "version" in said) or engine == "vllm":
-        version = str((said or {}).get("version") or _UNKNOWN)
-        return EngineInfo("vllm", version, numerics or _UNKNOWN, name)
-    return EngineInfo("other", _UNKNOWN, numerics or _UNKNOWN, name)
+    for kind in ENGINES.values() if engine == "auto" else [ENGINES[engine]]:
+        answers = (_asked(client, path) for path in kind.properties)
+        said = next((answer for answer in answers if answer), {})
+        if engine == kind.name or kind.recognises(said):
+            break
+    return EngineInfo(
+        kind.name,
+        str(kind.version(said) or UNKNOWN),
+        numerics or str(kind.numerics(said) or UNKNOWN),
+        name,
+        kind.flags(said),
+    )
 
 
-def _asked(client: Client, path: str) -> Mapping[str, Any] | None:
+def _asked(client: Client, path: str) -> Said:
     try:
         said = client.get_json(path)
     except NoAnswer:
-        return None
-    return said if isinstance(said, Mapping) else None
+        return {}
+    return said if isinstance(said, Mapping) else {}
 
 
 def _model(client: Client, wanted: str | None) -> str:
@@ -124,43 +345,8 @@ def _model(client: Client, wanted: str | None) -> str:
     return wanted or names[0]
 
 
-def question(
-    info: EngineInfo,
-    client: Client,
-    messages: Sequence[Mapping[str, str]],
-    generation: GenerationConfig,
-    seed: int,
-) -> Question:
-    """The request for an answer. llama.cpp is given ids, so that the prompt is known exactly.
-
-    Raises:
-        NoAnswer: the prompt could not be put into ids.
-    """
-    body: dict[str, Any] = {"temperature": generation.temperature, "stream": True}
-    if generation.temperature:
-        body |= {"top_p": generation.top_p, "seed": seed % 2**31}
-    if info.engine == "llamacpp":
-        ids = _llamacpp_prompt(client, messages)
-        body |= {"prompt": ids, "n_predict": generation.max_new_tokens, "return_tokens": True}
-        # An answer must not be faster because a question before it began alike.
-        body |= {"cache_prompt": False, "top_k": generation.top_k, "min_p": 0.0}
-        return Question("/completion", body, ids)
-    body |= {"model": info.model, "messages": list(messages)}
-    body |= {"max_tokens": generation.max_new_tokens, "stream_options": {"include_usage": True}}
-    if generation.top_k and info.engine != "other":
-        body["top_k"] = generation.top_k
-    if info.engine == "vllm":
-        body["return_token_ids"] = True
-    if info.engine == "sglang":
-        body["return_spec_tokens_details"] = True
-    return Question("/v1/chat/completions", body)
-
-
-def _llamacpp_prompt(client: Client, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    said = client.post_json("/apply-template", {"messages": list(messages)})
-    text = said.get("prompt") if isinstance(said, Mapping) else None
-    asked = {"content": text, "add_special": True, "parse_special": True}
-    said = client.post_json("/tokenize", asked)
+def _tokenized(client: Client, text: Said) -> list[int]:
+    said = client.post_json("/tokenize", text)
     ids = said.get("tokens") if isinstance(said, Mapping) else None
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise NoAnswer("malformed", "the server gave no ids for the prompt", again=True)
@@ -173,7 +359,9 @@ def vocabulary(client: Client) -> tuple[int, list[int]]:
     Raises:
         NoAnswer: it does not say.
     """
-    said = client.get_json("/v1/models")
-    end = str(client.get_json("/props").get("eos_token"))
-    ids = client.post_json("/tokenize", {"content": end, "parse_special": True})["tokens"]
-    return int(said["data"][0]["meta"]["n_vocab"]), [int(ids[-1])]
+    end = str(_asked(client, "/props").get("eos_token"))
+    ids = _tokenized(client, {"content": end, "parse_special": True})
+    match client.get_json("/v1/models"):
+        case {"data": [{"meta": {"n_vocab": int(size)}}, *_]}:
+            return size, ids[-1:]
+    raise NoAnswer("malformed", "the server does not say its vocabulary", again=True)

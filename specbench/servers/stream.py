@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from specbench.servers.client import NoAnswer
+from specbench.servers.counters import Said
 
 _MOST_ID = 2**31
 _REASONS = {"stop": "eos", "eos": "eos", "length": "length", "limit": "length", "word": "eos"}
@@ -34,7 +34,7 @@ class Answer:
     finish_reason: str = ""
     ttft_s: float = 0.0
     last_s: float = 0.0
-    counters: dict[str, Any] = field(default_factory=dict)
+    counters: dict[str, object] = field(default_factory=dict)
 
     @property
     def decode_s(self) -> float:
@@ -45,7 +45,7 @@ class Answer:
 _COUNTERS = ("metrics", "sglext", "meta_info", "timings")
 
 
-def read_answer(events: Iterable[tuple[float, Any]]) -> Answer:
+def read_answer(events: Iterable[tuple[float, object]]) -> Answer:
     """Put an answer's events together: of OpenAI's chat interface, or llama.cpp's own.
 
     Raises:
@@ -94,7 +94,7 @@ def read_answer(events: Iterable[tuple[float, Any]]) -> Answer:
     return answer
 
 
-def _choice(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _choice(event: Said) -> Said | None:
     choices = event.get("choices")
     if choices is None:  # llama.cpp's own interface has one answer, at the top
         return event if "content" in event or "stop" in event else None
@@ -104,19 +104,19 @@ def _choice(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return first if isinstance(first, Mapping) else None
 
 
-def _take_usage(answer: Answer, usage: Any) -> None:
+def _take_usage(answer: Answer, usage: object) -> None:
     if isinstance(usage, Mapping):
         answer.n_new = _tokens(usage.get("completion_tokens")) or answer.n_new
         answer.n_prompt = _tokens(usage.get("prompt_tokens")) or answer.n_prompt
 
 
-def _take_own(answer: Answer, event: Mapping[str, Any]) -> None:
+def _take_own(answer: Answer, event: Said) -> None:
     """The counts of llama.cpp's own interface."""
     answer.n_new = _tokens(event.get("tokens_predicted")) or answer.n_new
     answer.n_prompt = _tokens(event.get("tokens_evaluated")) or answer.n_prompt
 
 
-def _take_ids(into: list[int], ids: Any, *, replace: bool = False) -> None:
+def _take_ids(into: list[int], ids: object, *, replace: bool = False) -> None:
     if not isinstance(ids, list) or not ids:
         return
     if not all(type(i) is int and 0 <= i < _MOST_ID for i in ids):
@@ -124,12 +124,12 @@ def _take_ids(into: list[int], ids: Any, *, replace: bool = False) -> None:
     into[:] = ids if replace else [*into, *ids]
 
 
-def _text(node: Mapping[str, Any], key: str) -> str:
+def _text(node: Said, key: str) -> str:
     value = node.get(key)
     return value if isinstance(value, str) else ""
 
 
-def _tokens(value: Any) -> int:
+def _tokens(value: object) -> int:
     return value if type(value) is int and 0 <= value < _MOST_ID else 0
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from methods.random_drafts import RandomDrafts
-from runners.session.build import make_target
+from runners.session.loading import make_target
 from specbench.config.compose import compose
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftContext, DraftTree, Needs

@@ -9,7 +9,7 @@ import torch
 
 from methods.pld import PromptLookup
 from methods.union import Union
-from runners.session.build import hidden_layers
+from runners.session.loading import hidden_layers
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftTree, Needs

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runners import cost
-from runners.session import build
+from runners.session import loading as session_loading
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models.graph_target import GraphTarget
@@ -96,7 +96,7 @@ def test_the_cache_is_left_as_it_was_by_every_pass(make_target):
 
 def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
     """A batch layout is captured at its first pass, and once more where a text needs more keys."""
-    monkeypatch.setattr(build, "no_graphs", lambda model: None)
+    monkeypatch.setattr(session_loading, "no_graphs", lambda model: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(GraphTarget, "_captures", True)
     events = []

@@ -24,7 +24,7 @@ def measure(job, files, only=None):
     present = {record.key for record in files.done}
     blocks = [b for b in job.blocks() if not b.keys(job.labels) <= present]
     for block in blocks[:only]:
-        result = runner.run(block)
+        result = runner.run([block])
         files.append(result.records, result.errors, result.steps)
 
 
@@ -154,7 +154,7 @@ def test_a_block_with_missing_lines_is_redone_whole(job, tmp_path, kept):
 def test_traces_and_errors_of_a_block_that_does_not_count_are_dropped(job, tmp_path):
     runner, _, _ = make_runner(job, [Recorder("ar"), Recorder("a", fail_at={0})])
     files = folder.ResultFiles(job)
-    result = runner.run(job.blocks()[0])
+    result = runner.run([job.blocks()[0]])
     # As if killed between the files: the records, which make the block count, are missing.
     files.append([], result.errors, result.steps)
     folder.ResultFiles(job)

@@ -216,9 +216,9 @@ def test_a_block_measured_again_starts_from_the_state_before_it(tmp_path, tokens
     seen = []
     for block in job.blocks():
         seen.append(len(drafters[1].seen))
-        done.extend(runner.run(block).records)
+        done.extend(runner.run([block]).records)
     before = list(drafters[1].seen)
-    again = runner.run_again(job.blocks()[1], attempt=1)
+    again = runner.run([job.blocks()[1]], attempt=1)
     assert drafters[1].seen == before[: seen[2]]
     assert {r.attempt for r in again.records} == {1}
     assert [r.output_ids for r in again.records] == [

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from runners.session.progress import RunProgress
+from runners.session.open_run import RunProgress
 from specbench.results import console, records
 from specbench.results.fitted_table import FittedTable
 from specbench.results.wording import case_words, leader_words, pair_words

@@ -8,7 +8,8 @@ import torch
 
 from analysis import tables
 from methods.pld import PromptLookup
-from runners.session import build, device_lock, session, warmup
+from runners.session import device_lock, session
+from runners.session import loading as session_loading
 from runners.session.blocks import BlockRunner
 from runners.session.live import both_baselines
 from runners.session.loading import load_session
@@ -27,7 +28,9 @@ from tests.tiny_checkpoint import save_checkpoint
 
 
 def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "no_graphs", lambda model: None)  # its code runs on a CPU too
+    monkeypatch.setattr(
+        session_loading, "no_graphs", lambda model: None
+    )  # its code runs on a CPU too
     seen = {}
 
     def prepare(_work, job):
@@ -103,7 +106,7 @@ def test_the_exact_estimator_is_spec_bench_s_on_the_export(small, tmp_path, monk
 @pytest.fixture
 def on_graphs(monkeypatch):
     """A machine with a GPU, as far as choosing an engine goes; passes run uncaptured on the CPU."""
-    monkeypatch.setattr(build, "no_graphs", lambda model: None)
+    monkeypatch.setattr(session_loading, "no_graphs", lambda model: None)
     monkeypatch.setattr(device_lock, "names", lambda *_: ["GPU-1"])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(GraphTarget, "_captures", True)
@@ -181,9 +184,9 @@ def test_the_manifest_tells_of_passes_that_ran_eagerly_in_mid_run(
     def passes() -> dict:
         return jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]["passes"]
 
-    def interrupt(runner, block, real=BlockRunner.run):
-        result = real(runner, block)
-        if block.case.case_id == "82":
+    def interrupt(runner, batch, *more, real=BlockRunner.run):
+        result = real(runner, batch, *more)
+        if batch[0].case.case_id == "82":
             raise KeyboardInterrupt
         return result
 
@@ -202,7 +205,7 @@ def test_the_manifest_tells_of_passes_that_ran_eagerly_in_mid_run(
         raise RuntimeError("a start that ends before its first pass")
 
     with monkeypatch.context() as patch:
-        patch.setattr(warmup, "warm_up", fail)
+        patch.setattr(BlockRunner, "warm_up", fail)
         with pytest.raises(RuntimeError, match="before its first pass"):
             run(small, tmp_path / "run", *extra)
     run(small, tmp_path / "run", *extra)

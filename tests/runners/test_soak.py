@@ -78,7 +78,7 @@ class Saboteur:
 
     def nan(self, runner):
         """The target's last norm gives NaN, hence the logits of every label do."""
-        weight = runner.session._model.model.model.norm.weight.data
+        weight = runner.source._session._model.model.model.norm.weight.data
         good = weight.clone()
         weight.fill_(float("nan"))
         return [lambda: weight.copy_(good)]
@@ -102,7 +102,9 @@ def measure(overrides, faults, fired, memory):
     """The measuring process: a run in this process, sabotaged."""
     torch.set_num_threads(1)  # the model is too small for more
     saboteur, run = Saboteur(faults, fired, memory), blocks.BlockRunner.run
-    blocks.BlockRunner.run = lambda runner, block: saboteur.run(runner, block, run)
+    blocks.BlockRunner.run = lambda runner, batch, *more: saboteur.run(
+        runner, batch[0], lambda *_: run(runner, batch, *more)
+    )
     try:
         code = run_here(overrides)
     except jsonl.DiskError:

@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 from runners.job import Entry, Job
-from runners.run_folder.baseline_cache import BaselineCache
 from runners.session.blocks import BlockRunner
+from runners.session.live import EngineAnswers
 from runners.session.method_runs import MethodRun
 from specbench.config.dataset_schema import DatasetConfig
 from specbench.config.schema import (
@@ -175,9 +175,8 @@ def make_job(folder, labels, cases, **changes):
 def make_runner(job, drafters, done=None, session=None):
     session = session or ToySession()
     runs = {e.label: MethodRun(e, d) for e, d in zip(job.entries, drafters, strict=True)}
-    answers = BaselineCache(job.folder / "dialogue.jsonl", session.plain)
     done = [] if done is None else done
-    return BlockRunner(job, session, runs, answers, done), session, done
+    return BlockRunner(job, runs, EngineAnswers(job, session), done), session, done
 
 
 def run_all(job, drafters, done=None, stop_after=None):
@@ -187,7 +186,7 @@ def run_all(job, drafters, done=None, stop_after=None):
     errors = []
     for block in job.blocks()[:stop_after]:
         if not block.keys(job.labels) <= present:
-            result = runner.run(block)
+            result = runner.run([block])
             done.extend(result.records)
             errors.extend(result.errors)
     return done, errors, session

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from specbench.servers.counters import (
     METRICS,
-    TABLE,
     Counts,
     convert,
     difference,
@@ -19,7 +18,9 @@ from specbench.servers.counters import (
     plain_counts,
     read_metrics,
 )
+from specbench.servers.engines import ENGINES
 
+TABLE = [words for name in ("vllm", "sglang", "llamacpp") for words in ENGINES[name].counters]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 # The page's example: what each server says of it.
 N_NEW, STEPS, ACCEPTED, DRAFTED = 12, 4, 7, 18
@@ -44,6 +45,10 @@ SAID = {
     "llamacpp:spec_decode_num_accepted_tokens_total": ACCEPTED,
     "llamacpp:tokens_predicted_total": N_NEW,
 }
+
+
+def of(engine):
+    return ENGINES[engine].counters
 
 
 @pytest.mark.parametrize("words", TABLE, ids=lambda w: f"{w.engine} {'.'.join(w.place)}")
@@ -100,22 +105,23 @@ def test_tokens_accepted_behind_the_end_cannot_make_steps_fewer_than_drafts():
     ],
 )
 def test_counters_that_contradict_themselves_or_the_answer_count_for_nothing(said):
-    assert find_counts("llamacpp", {"timings": said}, 12) is None
+    assert find_counts(of("llamacpp"), {"timings": said}, 12) is None
 
 
 def test_llamacpp_leaves_its_words_out_where_nothing_was_drafted():
-    assert find_counts("llamacpp", {"timings": {"predicted_n": 12}}, 12) == Counts(
+    assert find_counts(of("llamacpp"), {"timings": {"predicted_n": 12}}, 12) == Counts(
         11, 0, 0, (1,) * 11
     )
 
 
 def test_an_unknown_engine_is_read_by_any_row_that_fits():
-    assert find_counts("other", {"timings": {"draft_n": 18, "draft_n_accepted": 7}}, 12).steps == 4
-    assert find_counts("vllm", {"timings": {"draft_n": 18, "draft_n_accepted": 7}}, 12) is None
+    answer = {"timings": {"draft_n": 18, "draft_n_accepted": 7}}
+    assert find_counts(of("other"), answer, 12).steps == 4
+    assert find_counts(of("vllm"), answer, 12) is None
 
 
 def test_prometheus_counters_are_added_up_over_labels_and_compared():
-    words = metrics_words("vllm")
+    words = metrics_words(of("vllm"))
     assert words.place == (METRICS,)
     before = read_metrics('# TYPE x counter\nvllm:generation_tokens_total{a="1"} 5.0\n')
     text = "\n".join(f'{k}{{e="{i}"}} {v}' for k, v in SAID.items() if ":" in k for i in (0, 1))
@@ -156,4 +162,4 @@ def test_plain_decoding_takes_a_step_for_each_token_after_the_first():
     ],
 )
 def test_a_server_that_drafts_is_known_by_its_counters(engine, answer, said):
-    assert drafts(engine, answer) == said
+    assert drafts(of(engine), answer) == said

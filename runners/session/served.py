@@ -1,0 +1,193 @@
+"""Turns that servers answer: batches of blocks, all labels of a batch interleaved."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from runners.job import CaseBlock, Job
+from runners.run_folder.manifest import check_subject
+from runners.session import device_lock
+from runners.session.blocks import WARM_UP_TEXT, Answers, Turn, answered
+from runners.session.method_runs import MethodRun
+from runners.session.open_run import OpenRun, complete
+from specbench.arrays import first_difference
+from specbench.config.server_schema import SERVERS, LlamacppConfig
+from specbench.errors import CaseFailed, ConfigurationError
+from specbench.models.checkpoints.bundled import find_gguf
+from specbench.results.records import DIFFERS, CaseRecord, Lossless
+from specbench.results.statistics.served import Served
+from specbench.servers.asking import NOT_PLAIN, Asked, Servers
+from specbench.servers.counters import Counts
+from specbench.system.interference import Interference, SystemMonitor
+
+_WARM_UP_TOKENS = 8
+
+
+def run_served(job: Job) -> int:
+    """Ask what is missing in the job's folder and close it, as `runners.runner.Runner.run`."""
+    return complete(job, _measure)
+
+
+def _measure(run: OpenRun) -> None:
+    job, manifest = run.job, run.manifest
+    assert job.config.server is not None
+    configs = {}
+    for method_run in run.runs:
+        keys = dict(method_run.entry.method["server"])
+        configs[method_run.label] = SERVERS[keys["name"]](**keys)
+    servers = Servers(job.config.server, configs, job.config.generation, _gguf(job), job.folder)
+    try:
+        with contextlib.ExitStack() as stack:
+            servers.open()
+            if servers.local:
+                stack.enter_context(device_lock.hold_device(job))
+            described = servers.describe()
+            model = servers.model(str(job.config.model.id), Path(job.config.cache_dir))
+            check_subject(manifest, model)
+            manifest.model, manifest.servers = model, described
+            run.save_manifest()
+            runner = run.runner(ServedAnswers(job, servers))
+            runner.warm_up(job.config.measure.warmup)
+            run.measure(runner, servers.concurrency)
+    finally:
+        servers.close()
+
+
+def _gguf(job: Job) -> Path | None:
+    """The file that servers of ours serve."""
+    server = job.config.server
+    if not isinstance(server, LlamacppConfig):
+        return None
+    if server.gguf is not None:
+        return Path(server.gguf).expanduser()
+    return find_gguf(str(job.config.model.gguf_package), str(job.config.model.gguf_file))
+
+
+class ServedAnswers(Answers):
+    """Turns asked over HTTP, those of a batch at once."""
+
+    refusals = (ConfigurationError,)
+
+    def __init__(self, job: Job, servers: Servers) -> None:
+        super().__init__(job)
+        self._servers = servers
+        self._watch = SystemMonitor(helpers=lambda: servers.pids)
+
+    def begin(self, record: CaseRecord) -> CaseRecord:
+        engine = self._servers.by_label[record.label].info
+        return replace(
+            record,
+            verifier="server",
+            host=socket.gethostname(),
+            engine=engine.name,
+            numerics=engine.numerics,
+        )
+
+    def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
+        return self.job.labels if batch % 2 == 0 else self.job.labels[::-1]
+
+    def begin_batch(self) -> None:
+        self._servers.forget()
+
+    def warm_up(self, run: MethodRun) -> None:
+        """Ask about a text that is never measured.
+
+        Raises:
+            ConfigurationError: the baseline's server drafts.
+        """
+        asked = Asked([{"role": "user", "content": WARM_UP_TEXT}], 0)
+        self._servers.ask(run.label, [asked], longest=_WARM_UP_TOKENS)
+        if getattr(asked.error, "kind", "") == NOT_PLAIN:
+            raise ConfigurationError(str(asked.error))
+        if asked.error is not None:
+            raise asked.error
+
+    def answer(self, turns: Sequence[Turn]) -> None:
+        asking = [(t, Asked(_messages(t), t.record.seed)) for t in turns if t.error is None]
+        label = turns[0].run.label
+        self._servers.use(label)
+        self._watch.begin()
+        batch_s = self._servers.ask(label, [asked for _, asked in asking])
+        around = self._watch.end()
+        if not self._servers.local or not self._servers.pids:
+            # Whose CPU time a server takes that was not started here, nobody can tell.
+            around = replace(around, cpu_others=None)
+        for turn, asked in asking:
+            self._finish(turn, asked, batch_s if len(asking) == len(turns) else None, around)
+
+    def _finish(
+        self, turn: Turn, asked: Asked, batch_s: float | None, around: Interference
+    ) -> None:
+        """Complete a turn's record, unless its answer did not come whole."""
+        answer, counts = asked.answer, asked.counts or Counts(0)
+        if answer is None:
+            turn.error = asked.error or CaseFailed("no_answer", "the question was not asked")
+            return
+        blank, label = turn.record, turn.run.label
+        whole = len(answer.output_ids) == answer.n_new
+        served = Served(
+            text=answer.text,
+            concurrency=self._servers.concurrency,
+            batch=turn.batch,
+            batch_s=batch_s,
+            requests=asked.requests,
+            counted=asked.counts is not None,
+            where=self._servers.by_label[label].where,
+            counters=answer.counters,
+        )
+        turn.finish(
+            answer.output_ids if whole else [],
+            counts.committed,
+            n_prompt=answer.n_prompt,
+            prompt_ids=answer.prompt_ids,
+            n_new=answer.n_new,
+            finish_reason=answer.finish_reason,
+            n_target_passes=counts.steps,
+            n_drafted=counts.drafted or 0,
+            prefill_s=answer.ttft_s,
+            decode_s=answer.decode_s,
+            wall_s=answer.last_s,
+            served=served.to_json(),
+            **asdict(around),
+        )
+        try:
+            CaseRecord.from_json(turn.record.to_json())
+        except ValueError as error:
+            turn.record = blank
+            turn.error = CaseFailed("malformed", f"the answer contradicts itself: {error}")
+
+    def quoted(self, turn: Turn) -> str:
+        """The baseline's answer, or the label's own."""
+        shared = self.job.baseline if self.job.config.dataset.dialogue == "ar" else None
+        served = answered(turn.beside[shared or turn.run.label].record).served
+        assert served is not None  # it was answered
+        return str(served["text"])
+
+    def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
+        if self._servers.comparable(record.label, plain.label):
+            return compare(record, plain)
+        return record.lossless
+
+
+def _messages(turn: Turn) -> list[dict[str, str]]:
+    """The dialogue with the turn's question at its end."""
+    pairs = [*turn.dialogue.pairs, (turn.question, "")]
+    said = [(role, text) for pair in pairs for role, text in zip(_ROLES, pair, strict=True)]
+    return [{"role": role, "content": text} for role, text in said[:-1]]
+
+
+_ROLES = ("user", "assistant")
+
+
+def compare(record: CaseRecord, plain: CaseRecord) -> Lossless:
+    """An output against the same server's plain one: ids where both have them, else text."""
+    if record.output_ids and plain.output_ids:
+        at = first_difference(record.output_ids, plain.output_ids)
+    else:
+        assert record.served is not None and plain.served is not None
+        at = first_difference(record.served["text"], plain.served["text"])
+    return Lossless("equal") if at is None else Lossless(DIFFERS, first_diff=at)

@@ -1,0 +1,379 @@
+"""The servers of a run: started or found, asked, and asked again where that may help."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from specbench.config.schema import GenerationConfig
+from specbench.config.server_schema import (
+    LEARN_FROM_REQUESTS,
+    PLAIN,
+    LlamacppConfig,
+    OpenaiConfig,
+    ServerConfig,
+)
+from specbench.errors import SpecBenchError
+from specbench.results.manifest import ModelInfo
+from specbench.servers import counters, llamacpp
+from specbench.servers.client import Client, NoAnswer
+from specbench.servers.counters import Counts
+from specbench.servers.engines import EngineInfo, Messages, Question, identify, vocabulary
+from specbench.servers.stream import Answer, read_answer
+from specbench.storage.hashes import file_sha256
+
+SERVER_LOG = "server-{}.log"
+_METRICS_S = 2.0  # an engine may count an answer a moment after it has sent it
+_METRICS_EVERY_S = 0.05
+_LONGEST_WAIT_S = 60.0
+NOT_PLAIN = "not_plain"  # kind of error: the baseline's server drafts
+_SETTLING = [{"role": "user", "content": "Hello"}]
+_STARTS = 3  # of a server that is killed while it starts
+
+
+class Server:
+    """One label's server, which runs already; ``config``: the ``server`` group for the label."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.plain = config.speculation == PLAIN
+        self._client: Client | None = None
+        self._info: EngineInfo | None = None
+
+    @property
+    def client(self) -> Client:
+        assert self._client is not None  # it was made `ready`
+        return self._client
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._info is not None  # it was made `ready`
+        return self._info
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, where it was started here."""
+        return None
+
+    @property
+    def this_machine(self) -> bool:
+        return self.client.local
+
+    @property
+    def where(self) -> str:
+        """Which server answers, in words that hold for later readers."""
+        return self.client.url
+
+    @property
+    def flags(self) -> Mapping[str, object]:
+        """What it was started with, as far as is known."""
+        return self.info.flags
+
+    def ready(self) -> bool:
+        """Have it run and know what it is; whether it had to be started.
+
+        Raises:
+            SpecBenchError: it does not start, or does not answer.
+        """
+        config = self.config
+        assert isinstance(config, OpenaiConfig) and config.base_url is not None
+        if self._info is None:
+            key = os.environ.get(config.api_key_env, "")
+            self._client = Client(config.base_url, config.timeout_s, key)
+            self._info = identify(self._client, config.engine, config.model, config.numerics)
+        return False
+
+    def stop(self) -> None:
+        """End it, where it was started here."""
+
+
+class StartedServer(Server):
+    """llama.cpp's server in a child process; ``log``: the file that it writes to."""
+
+    def __init__(self, config: LlamacppConfig, gguf: Path, log: Path) -> None:
+        super().__init__(config)
+        self._flags = llamacpp.flags(config, gguf)
+        self._process = llamacpp.LlamacppProcess(self._flags, log)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def this_machine(self) -> bool:
+        return True
+
+    @property
+    def where(self) -> str:
+        return "started here"
+
+    @property
+    def flags(self) -> Mapping[str, object]:
+        return {**self._flags, "model": Path(str(self._flags["model"])).name}
+
+    def ready(self) -> bool:
+        if self._process.alive:
+            return False
+        for left in reversed(range(_STARTS)):
+            try:
+                self._process.start()
+                self._client = Client(self._process.url, self.config.timeout_s)
+                if self._info is None:
+                    info = identify(self._client, "llamacpp", None, None)
+                    self._info = replace(info, version=llamacpp.wheel_version(), flags={})
+                break
+            except SpecBenchError:
+                if not (self._process.killed and left):  # it would only fail again
+                    raise
+        return True
+
+    def stop(self) -> None:
+        self._process.stop()
+
+
+@dataclass(slots=True)
+class Asked:
+    """One question to one server, and what became of it.
+
+    Attributes:
+        messages: the dialogue; its last answer is to be written.
+        answer, counts: of the request that succeeded; ``counts`` None where nobody counted.
+        error: of the last request, where none did.
+        requests: how often it was asked.
+    """
+
+    messages: Messages
+    seed: int
+    question: Question | None = None
+    answer: Answer | None = None
+    counts: Counts | None = None
+    error: Exception | None = None
+    requests: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether asking may help."""
+        return self.answer is None and (self.error is None or getattr(self.error, "again", False))
+
+
+class Servers:
+    """The servers of a run by label.
+
+    Args:
+        shared: the run's ``server`` group; ``configs``: as it holds for each label.
+        gguf: the file that servers of ours serve.
+        folder: where these write their logs.
+    """
+
+    def __init__(
+        self,
+        shared: ServerConfig,
+        configs: Mapping[str, ServerConfig],
+        generation: GenerationConfig,
+        gguf: Path | None,
+        folder: Path,
+    ) -> None:
+        self._shared, self._generation, self._gguf = shared, generation, gguf
+        self.concurrency = shared.concurrency
+        self._pool: ThreadPoolExecutor | None = None
+        if self.concurrency > 1:
+            self._pool = ThreadPoolExecutor(self.concurrency, "ask")
+        self.by_label: dict[str, Server] = {}
+        for number, (label, config) in enumerate(configs.items()):
+            if isinstance(config, LlamacppConfig):
+                assert gguf is not None
+                log = folder / SERVER_LOG.format(number)
+                self.by_label[label] = StartedServer(config, gguf, log)
+            else:
+                self.by_label[label] = Server(config)
+
+    def open(self) -> None:
+        """Have all servers run, unless they are to take turns."""
+        for label in self.by_label:
+            self.use(label)
+
+    def use(self, label: str) -> Server:
+        """The label's server, running; the others are stopped first with ``server.restart``."""
+        server = self.by_label[label]
+        if self._shared.restart:
+            for other in self.by_label.values():
+                if other is not server:
+                    other.stop()
+        if server.ready():
+            # It touches its memory, so that no question pays for it. What goes wrong here does so
+            # again where it is counted.
+            settling = Asked(_SETTLING, 0)
+            self._prepare(server, [settling], longest=2)
+            self._request(server, settling)
+        return server
+
+    def forget(self) -> None:
+        """End the servers that would answer with what they learnt from questions before.
+
+        `use` starts them again.
+        """
+        for server in self.by_label.values():
+            if server.config.speculation in LEARN_FROM_REQUESTS:
+                server.stop()
+
+    def close(self) -> None:
+        for server in self.by_label.values():
+            server.stop()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes of the servers that were started here."""
+        return [server.pid for server in self.by_label.values() if server.pid is not None]
+
+    @property
+    def local(self) -> bool:
+        """Whether all servers run on this machine."""
+        return all(server.this_machine for server in self.by_label.values())
+
+    def describe(self) -> dict[str, dict[str, object]]:
+        """The manifest's part about the servers."""
+        return {
+            label: {
+                "engine": server.info.name,
+                "numerics": server.info.numerics,
+                # Of a model that is a file, its name alone.
+                "model": server.info.model.rpartition("/")[2]
+                if server.info.model.startswith("/")
+                else server.info.model,
+                "speculation": server.config.speculation,
+                "where": server.where,
+                "this_machine": server.this_machine,
+                "flags": dict(server.flags),
+            }
+            for label, server in self.by_label.items()
+        }
+
+    def model(self, model_id: str, cache: Path) -> ModelInfo:
+        """The manifest's part about the model, as far as the servers tell."""
+        kinds = dict.fromkeys(server.info.numerics for server in self.by_label.values())
+        digest = None if self._gguf is None else file_sha256(self._gguf, cache / "hashes")
+        info = ModelInfo(id=model_id, weights_hash=digest, dtype=", ".join(kinds), device="server")
+        first = next(iter(self.by_label.values()))
+        if isinstance(first.config, LlamacppConfig):
+            # What a replay of its answers asks for; the file stands for its tokenizer.
+            info.vocab_size, info.eos_ids = vocabulary(first.client)
+            info.context_length = first.config.context
+            info.tokenizer_hash = f"gguf:{digest}"
+        return info
+
+    def comparable(self, label: str, other: str) -> bool:
+        """Whether two labels are answered by the same engine with the same arithmetic."""
+        a, b = self.by_label[label].info, self.by_label[other].info
+        return (a.engine, a.version, a.numerics) == (b.engine, b.version, b.numerics)
+
+    def ask(self, label: str, asked: Sequence[Asked], longest: int | None = None) -> float | None:
+        """Ask a label's questions at once, and again those whose answers did not come whole.
+
+        A request is repeated ``server.retries`` times where that may help: the connection was
+        refused or broke off, it took too long, the status was 408, 429 or 5xx, or what came is no
+        JSON. Nothing of an answer that did not come whole is kept. A server of ours that died is
+        started again.
+
+        Args:
+            longest: tokens at most; None: the run's.
+
+        Returns:
+            Seconds from the first request to the last token; None where one failed or was repeated.
+        """
+        seconds: float | None = None
+        for round_number in range(1 + self._shared.retries):
+            left = [one for one in asked if one.open]
+            if not left:
+                break
+            if round_number:
+                wanted_s = max(getattr(one.error, "wait_s", 0.0) for one in left)
+                doubled_s = self._shared.retry_wait_s * 2 ** (round_number - 1)
+                time.sleep(min(max(wanted_s, doubled_s), _LONGEST_WAIT_S))
+            server = self.use(label)
+            self._prepare(server, left, longest)
+            start = time.perf_counter()
+            if self._pool is None or len(left) == 1:
+                for one in left:
+                    self._request(server, one)
+            else:
+                list(self._pool.map(partial(self._request, server), left))
+            ended = time.perf_counter() - start
+            seconds = None if round_number else ended
+        return seconds if all(one.answer is not None for one in asked) else None
+
+    def _prepare(self, server: Server, asked: Sequence[Asked], longest: int | None) -> None:
+        """Put prompts into ids where the server is given those; never timed."""
+        generation, info = self._generation, server.info
+        if longest is not None:
+            generation = replace(generation, max_new_tokens=longest)
+        for one in asked:
+            if one.question is None:
+                try:
+                    one.question = info.kind.question(
+                        server.client, info.model, one.messages, generation, one.seed
+                    )
+                except NoAnswer as error:
+                    one.error = error
+
+    def _request(self, server: Server, one: Asked) -> None:
+        """One request; whatever goes wrong is kept, and the run goes on."""
+        one.requests += 1
+        if one.question is None:
+            return
+        table = server.info.kind.counters
+        try:
+            before = self._metrics(server)
+            answer = read_answer(server.client.stream(one.question.path, one.question.body))
+            if one.question.prompt_ids:
+                answer.prompt_ids = list(one.question.prompt_ids)
+                answer.n_prompt = len(answer.prompt_ids)
+            if not server.plain:
+                one.counts = counters.find_counts(table, answer.counters, answer.n_new)
+                if one.counts is None and before is not None:
+                    one.counts = self._counted(server, before, answer)
+            elif counters.drafts(table, answer.counters):
+                raise NoAnswer(
+                    NOT_PLAIN,
+                    f"the server at {server.client.url} drafts, but answers as plain decoding. "
+                    "Start it without speculation (server.plain_url), or say what it drafts "
+                    "with (server.speculation).",
+                    again=False,
+                )
+            else:
+                one.counts = counters.plain_counts(answer.n_new)
+            one.answer, one.error = answer, None
+        except Exception as error:
+            one.error = error
+
+    def _metrics(self, server: Server) -> Mapping[str, float] | None:
+        """Prometheus counters, where one question at a time makes their rise that question's."""
+        known = counters.metrics_words(server.info.kind.counters) is not None
+        if server.plain or server.pid is not None or self._pool is not None or not known:
+            return None
+        try:
+            return counters.read_metrics(server.client.get("/metrics").decode(errors="replace"))
+        except NoAnswer:
+            return None
+
+    def _counted(
+        self, server: Server, before: Mapping[str, float], answer: Answer
+    ) -> Counts | None:
+        """What the server's counters rose by, if by this answer's tokens and nothing else's."""
+        words = counters.metrics_words(server.info.kind.counters)
+        assert words is not None
+        end = time.monotonic() + _METRICS_S
+        while True:
+            risen = counters.difference(words, before, self._metrics(server) or {})
+            if risen is not None and risen[words.new_tokens] == answer.n_new:
+                answer.counters[counters.METRICS] = risen
+                return counters.convert(words, risen, answer.n_new)
+            if risen is None or time.monotonic() > end:
+                return None
+            time.sleep(_METRICS_EVERY_S)
