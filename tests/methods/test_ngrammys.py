@@ -326,11 +326,14 @@ def test_the_script_builds_a_table(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("architecture", CARRIERS)
+@pytest.mark.parametrize("layout", ["batch", "tree"])
+def test_both_layouts_decode_plainly_on_every_architecture(architecture, layout, tmp_path, rng):
+    decodes_plainly(architecture, {"k": 4, "w": 3, "layout": layout}, tmp_path, rng)
+
+
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"k": 4, "w": 3},
-        {"k": 4, "w": 3, "layout": "tree"},
         {"k": 4, "w": 3, "layout": "tree", "merge": False},
         {"k": 4, "w": 3, "strategy": "context"},
         {"k": 4, "w": 3, "strategy": "context", "layout": "tree"},
@@ -340,7 +343,11 @@ def test_the_script_builds_a_table(tmp_path, monkeypatch, capsys):
     ],
     ids=lambda knobs: "-".join(map(str, knobs.values())),
 )
-def test_output_is_that_of_plain_decoding(architecture, knobs, tmp_path, rng):
+def test_output_is_that_of_plain_decoding(knobs, tmp_path, rng):
+    decodes_plainly("llama", knobs, tmp_path, rng)
+
+
+def decodes_plainly(architecture, knobs, tmp_path, rng):
     model = tiny_model(architecture)
     path = tmp_path / "table.bin"
     build_table(model, top=9).write(path, tokenizer_hash="toy", header={})

@@ -18,7 +18,7 @@ from specbench.decoding.structs import (
     StepOutcome,
 )
 from specbench.errors import ArtifactError, ConfigurationError
-from tests.conftest import CARRIERS, VOCAB
+from tests.conftest import VOCAB
 from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
 
 DYNAMIC, STATIC, AUXILIARY = 0, 1, 2
@@ -283,7 +283,7 @@ def test_the_auxiliary_gets_every_call_and_its_own_files(tmp_path, static):
 # -- in a decode loop ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_it_drafts_never_changes_the_answer(seed, static):
     rule = markov_rule(seed)
     prompt = continued(rule, [1, 2], 20)
@@ -294,10 +294,9 @@ def test_what_it_drafts_never_changes_the_answer(seed, static):
         assert len(steps) < 30  # a text that repeats itself is drafted well
 
 
-@pytest.mark.parametrize("architecture", CARRIERS)
 @pytest.mark.parametrize("auxiliary", [None, PromptLookup])
-def test_lossless_on_tiny_models(architecture, auxiliary, make_target, static, rng):
-    target = make_target(architecture)
+def test_lossless_on_tiny_models(auxiliary, make_target, static, rng):
+    target = make_target("mistral_window")
     prompt = rng.integers(0, VOCAB, 12)
     truth = plain(target, prompt, 40)
     # The corpus knows half of the answer, so that drafts are partly right.

@@ -1,4 +1,3 @@
-import zlib
 from collections import Counter
 
 import numpy as np
@@ -7,21 +6,6 @@ from hypothesis import strategies as st
 
 from methods.cacheback.frozen_table import FrozenTable
 from methods.cacheback.ngram_counts import WindowCounter, frequent_followers
-
-
-class WordTokenizer:
-    """One id per word, by its hash."""
-
-    def __init__(self, size=997):
-        self.size = size
-
-    def __len__(self):
-        return self.size
-
-    def __call__(self, texts, add_special_tokens):
-        assert add_special_tokens is False
-        rows = [[zlib.crc32(word.encode()) % self.size for word in t.split()] for t in texts]
-        return {"input_ids": rows}
 
 
 def plain_table(documents, leader_len, follower_len, leader_capacity, follower_capacity):
