@@ -33,10 +33,10 @@ from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import slowdown_caption, slowdown_heatmaps
 from analysis.plots.layout import Drawing, save
 from analysis.plots.style import styled
+from analysis.runs.acceptance import rows_of_target_pass
 from analysis.runs.captions import caption
 from analysis.runs.command import reporting_errors
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, make_comparisons
-from analysis.runs.drafting import rows_of_target_pass
 from analysis.runs.leaders import standings
 from analysis.runs.load import SURFACE, Run, load_runs, load_surfaces
 from analysis.runs.settings import without_names

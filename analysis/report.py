@@ -22,16 +22,15 @@ from analysis.figures import pictures_of
 from analysis.papers import by_reproduction
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
-from analysis.runs.captions import disturbed_words, slow_baseline_words
+from analysis.runs.captions import DEFINITIONS, disturbed_words, slow_baseline_words
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
-from analysis.runs.definitions import DEFINITIONS
+from analysis.runs.leaders import leaders_of
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, pairs_table
 from analysis.tabular.overviews import (
     claims_table,
     leaders_table,
-    leading,
     lossless_table,
     titled,
 )
@@ -223,7 +222,7 @@ def first_table(
     )
     if in_full:
         return FirstTable(methods, None, [], records)
-    drafting = [comparison for comparison in timed if leading(comparison)]
+    drafting = [comparison for comparison in timed if leaders_of(comparison)]
     numbers = [_section_of(comparison, sections) for comparison in drafting]
     places = [sections[number - 1].place if number else ABSENT for number in numbers]
     return FirstTable(leaders_table(drafting, places), methods, numbers, records)

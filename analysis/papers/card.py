@@ -10,8 +10,7 @@ from analysis.papers.reproduction import along, claims_of, lines, pictures, poin
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.layout import Drawing
 from analysis.plots.style import MAT, speed_words
-from analysis.runs.comparisons import ComparedRuns
-from analysis.runs.drafting import (
+from analysis.runs.acceptance import (
     draft_passes,
     draft_tokens,
     hit_rate,
@@ -19,6 +18,7 @@ from analysis.runs.drafting import (
     rows_of_draft_pass,
     rows_of_target_pass,
 )
+from analysis.runs.comparisons import ComparedRuns
 from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
 from analysis.runs.verdicts import NOT_RUN
 from analysis.tabular.comparison_tables import claimed_cell

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from analysis.runs.comparisons import ComparedLabel, ComparedRuns
-from analysis.runs.drafting import (
+from analysis.runs.acceptance import (
     draft_passes,
     draft_tokens,
     hit_rate,
@@ -14,6 +13,7 @@ from analysis.runs.drafting import (
     rows_of_draft_pass,
     rows_of_target_pass,
 )
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.estimates import decoded_tokens, pooled_ratio
 from analysis.tabular.comparison_tables import claimed_cell, context_cells
 from specbench.results.decision import OUTPUTS, case_cell, outputs_cell

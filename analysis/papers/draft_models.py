@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from analysis.papers.cells import CONTEXT, cells
 from analysis.papers.reproduction import Reproduction, captions
+from analysis.runs.acceptance import drafter_count, phase_share
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
-from analysis.runs.drafting import drafter_count, phase_share
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS

@@ -199,7 +199,7 @@ def table1(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
         if best is not None:
             claim = claim_of_setting(claims_of(PAPER, "table1"), "best", PAPER, *where)
             cells.append(_table1_row(best, f"(k*, w*) = {_pair(best)}", claim))
-            notes.append(_leading(comparison, timed, best))
+            notes.append(_fastest(comparison, timed, best))
             notes += [best.note("(k*, w*)", claim)] if claim else []
     for claim in _claimed_elsewhere(comparisons):
         cells.append(
@@ -216,7 +216,7 @@ def table1(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     yield ResultTable.of(of.place, captions(comparisons, of.text), cells, with_rule(notes))
 
 
-def _leading(comparison: ComparedRuns, timed: Sequence[ComparedLabel], best: ComparedLabel) -> str:
+def _fastest(comparison: ComparedRuns, timed: Sequence[ComparedLabel], best: ComparedLabel) -> str:
     """Which settings may be the fastest: the one that was, and those that are not shown slower."""
     others = [entry for entry in leaders(timed, "speedup") if entry is not best]
     words = leader_words([_pair(entry) for entry in (best, *others)])

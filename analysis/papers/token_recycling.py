@@ -11,8 +11,8 @@ from analysis.plots.layout import Drawing
 from analysis.plots.stacked_bars import stacked_bars
 from analysis.plots.style import MAT, speed_words
 from analysis.plots.sweeps import figure_name
+from analysis.runs.acceptance import phase_share
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
-from analysis.runs.drafting import phase_share
 from specbench.results.decision import case_cell
 from specbench.results.estimate import Cell, Estimate
 from specbench.results.manifest import BASELINE

@@ -30,7 +30,7 @@ from analysis.plots.style import (
     REFERENCE,
     bar_style,
     claimed_style,
-    leading_style,
+    leader_style,
     line_style,
 )
 from specbench.results.estimate import Estimate, Interval
@@ -69,7 +69,7 @@ class Series:
         points: in the order of the axis.
         dashed: claimed by a paper, not measured here.
         claimed: what a paper claims for the same, drawn as hollow markers on its bars.
-        leading: of a line, the places of its best point, then of those that may be as good.
+        leaders: of a line, the places of its best point, then of those that may be as good.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Series:
     points: Sequence[Point]
     dashed: bool = False
     claimed: Sequence[Point] = ()
-    leading: Sequence[float] = ()
+    leaders: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -247,9 +247,9 @@ def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) ->
             [point.x + offset for point in points], [point.y or 0.0 for point in points],
             yerr=_errors(points), label=series.name, elinewidth=0.9, capsize=2, **style,
         )  # fmt: skip
-        for rank, place in enumerate(series.leading):
+        for rank, place in enumerate(series.leaders):
             found = next(point for point in points if point.x == place)
-            look = leading_style(best=rank == 0)
+            look = leader_style(best=rank == 0)
             axes.plot([place + offset], [found.y or 0.0], **look)
             axes.plot([], [], label=LEADING[min(rank, 1)], **look | {"markersize": 6.5})
     if panel.log is not None:

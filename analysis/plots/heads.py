@@ -10,9 +10,8 @@ from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.layout import Drawing
 from analysis.plots.style import MAT, PLAIN, speedup_words
 from analysis.plots.sweeps import comparison_title, figure_name
-from analysis.runs.acceptance import by_depth, where_the_one_before
+from analysis.runs.acceptance import by_depth, rows_of_target_pass, where_the_one_before
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
-from analysis.runs.drafting import rows_of_target_pass
 from analysis.runs.surfaces import cost_of_pass, cost_on
 from specbench.results.estimate import Estimate
 from specbench.results.names import display_name

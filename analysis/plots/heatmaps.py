@@ -42,27 +42,27 @@ class HeatmapGrid:
     Attributes:
         cells: ``[rows, columns]``; the first row is drawn at the bottom.
         rows, columns: names along the axes.
-        leading: (row, column) of the best cell, then of those that the data cannot tell from it.
+        leaders: (row, column) of the best cell, then of those that the data cannot tell from it.
     """
 
     title: str
     cells: Sequence[Sequence[Estimate]]
     rows: Sequence[str]
     columns: Sequence[str]
-    leading: Sequence[tuple[int, int]] = ()
+    leaders: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def of(
         cls,
         title: str,
         cells: Mapping[tuple[Any, Any], Estimate],
-        leading: Iterable[tuple[Any, Any]] = (),
+        leaders: Iterable[tuple[Any, Any]] = (),
     ) -> HeatmapGrid:
         """Numbers by the values of two knobs (row, column), of which some may be missing."""
         rows = sorted({row for row, _ in cells}, key=_order)
         columns = sorted({column for _, column in cells}, key=_order)
         lines = [[cells.get((row, column), Estimate(None)) for column in columns] for row in rows]
-        places = [(rows.index(row), columns.index(column)) for row, column in leading]
+        places = [(rows.index(row), columns.index(column)) for row, column in leaders]
         return cls(title, lines, [*map(str, rows)], [*map(str, columns)], places)
 
     @property
@@ -122,7 +122,7 @@ def heatmaps(
         if place % across == 0:
             axes.set_ylabel(ylabel)
         _write_cells(axes, grid, middle, cell >= _ROOMY)
-        legend |= _mark_leading(axes, grid)
+        legend |= _mark_leaders(axes, grid)
         if break_even is not None and low < break_even < high:
             legend |= _part(axes, np.array(values), break_even)
     if across > 1:  # once: below each of narrow grids the words would run into each other
@@ -137,7 +137,7 @@ def heatmaps(
     if manyfold:
         ratio_ticks(bar.ax.yaxis)
     roomy = cell >= _ROOMY and any(c.interval for g in grids for line in g.cells for c in line)
-    said = [INTERVALS_TEXT if roomy else "", MARKS_TEXT if any(g.leading for g in grids) else ""]
+    said = [INTERVALS_TEXT if roomy else "", MARKS_TEXT if any(g.leaders for g in grids) else ""]
     words = " ".join(filter(None, said))
     # One entry alone needs its name too.
     finish(figure, title, "\n".join(filter(None, [words, caption])), legend | _blank(legend))
@@ -188,12 +188,12 @@ def _write_cells(axes: Axes, grid: HeatmapGrid, middle: float, roomy: bool) -> N
                 )
 
 
-def _mark_leading(axes: Axes, grid: HeatmapGrid) -> dict[str, Artist]:
+def _mark_leaders(axes: Axes, grid: HeatmapGrid) -> dict[str, Artist]:
     """Frame the best cell, and put a dot into those that may be as good."""
-    if not grid.leading:
+    if not grid.leaders:
         return {}
     ring = [Stroke(linewidth=3.6, foreground="white"), Normal()]
-    (i, j), *others = grid.leading
+    (i, j), *others = grid.leaders
     axes.add_patch(
         Rectangle(
             (j - 0.47, i - 0.47), 0.94, 0.94, fill=False, edgecolor="black", linewidth=1.8,

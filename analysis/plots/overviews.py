@@ -10,8 +10,8 @@ from analysis.plots.layout import Drawing
 from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
 from analysis.plots.style import speedup_words, unit_of
 from analysis.plots.sweeps import comparison_title, figure_name
+from analysis.runs.acceptance import rows_of_target_pass
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
-from analysis.runs.drafting import rows_of_target_pass
 from analysis.runs.estimates import prompt_speedups
 from analysis.runs.leaders import leaders
 from analysis.runs.settings import NAMES
@@ -64,9 +64,9 @@ def undecided_groups(entries: Sequence[ComparedLabel]) -> list[list[ComparedLabe
     """The labels that may be the fastest, then those of the rest that may be its fastest, etc."""
     left, groups = list(entries), []
     while left:
-        leading = leaders(left, "speedup")
-        groups.append(sorted(leading, key=lambda entry: -(entry.overall["speedup"] or 0.0)))
-        left = [entry for entry in left if entry not in leading]
+        first = leaders(left, "speedup")
+        groups.append(sorted(first, key=lambda entry: -(entry.overall["speedup"] or 0.0)))
+        left = [entry for entry in left if entry not in first]
     return groups
 
 

@@ -171,7 +171,7 @@ def dot_style(method: str, faint: bool = False, variant: int = 0) -> Keywords:
     return look | ({"alpha": 0.6, "markersize": 5.5, "markeredgewidth": 0} if faint else {})
 
 
-def leading_style(best: bool) -> Keywords:
+def leader_style(best: bool) -> Keywords:
     """Of the ring around the best point of a line, or around one that may be as good."""
     return {
         "linestyle": "none",

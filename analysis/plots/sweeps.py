@@ -49,7 +49,7 @@ def sweep_heatmaps(
         HeatmapGrid.of(
             sweep.titled(_short_title(comparison) if several else ""),
             {(row, column): cell for (row, column), cell in sweep.estimates(key).items()},
-            [(row, column) for row, column in sweep.leading(key)],
+            [(row, column) for row, column in sweep.leaders(key)],
         )
         for comparison, sweep in found
     ]
@@ -106,7 +106,7 @@ def _line(
         f"{label}, {sweep.words}" if sweep.words else label,
         sweep.method,
         sorted(points, key=lambda point: point.x),
-        leading=[places[v] for (v,) in sweep.leading(key)],
+        leaders=[places[v] for (v,) in sweep.leaders(key)],
     )
 
 

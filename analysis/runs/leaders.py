@@ -37,15 +37,26 @@ def leaders(entries: Sequence[ComparedLabel], key: str) -> list[ComparedLabel]:
     return [entries[i] for i in pairs.leaders(ratios)]
 
 
+def leaders_of(comparison: ComparedRuns) -> list[ComparedLabel]:
+    """The methods that may be the best, the best first; by MAT where nothing was timed."""
+    if timed := _timed(comparison):
+        return leaders(timed, "speedup")
+    return leaders([e for e in comparison.drafting if e.overall["mat"] is not None], "mat")
+
+
+def _timed(comparison: ComparedRuns) -> list[ComparedLabel]:
+    timed = [e for e in comparison.drafting if e.overall["speedup"] is not None]
+    # The clock inside the steps costs time.
+    return [e for e in timed if not e.run.phases] or timed
+
+
 def standings(comparison: ComparedRuns) -> dict[Place, Standing]:
     """How each label of each run stands against the fastest method of them all.
 
     Over several runs the methods are compared by their speedups over their own plain decoding, and
     plain decoding's stand is that of the fastest method's run.
     """
-    entries = [e for e in comparison.drafting if e.overall["speedup"] is not None]
-    # The clock inside the steps costs time.
-    entries = [e for e in entries if not e.run.phases] or entries
+    entries = _timed(comparison)
     if not entries:  # without plain decoding only labels of one run can be compared
         (run, *more) = comparison.runs
         pairs_of_it = [] if more else _pairs(run, comparison.estimator)

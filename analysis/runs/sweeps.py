@@ -45,7 +45,7 @@ class Sweep:
     def _cells(self) -> dict[int, tuple[Value, ...]]:
         return {id(entry): cell for cell, entry in self.entries.items()}
 
-    def leading(self, key: str) -> list[tuple[Value, ...]]:
+    def leaders(self, key: str) -> list[tuple[Value, ...]]:
         """The best cell by ``speedup`` or ``mat``, then those not shown to be behind it."""
         entries = [e for e in self.entries.values() if number(e.overall, key) is not None]
         return [self._cells[id(e)] for e in leaders(entries, key)] if len(entries) > 1 else []

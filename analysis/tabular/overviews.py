@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
-from analysis.runs.leaders import leaders, standings
+from analysis.runs.leaders import leaders_of, standings
 from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import TITLE_TIMES, claimed_cell, context_cells
 from analysis.tabular.table import ResultTable
@@ -25,16 +25,6 @@ def titled(title: str, comparisons: Sequence[ComparedRuns]) -> str:
     return title + TITLE_TIMES[comparisons[0].timing if comparisons else "measured"]
 
 
-def leading(comparison: ComparedRuns) -> list[ComparedLabel]:
-    """The methods that may be the best, the best first; by MAT where nothing was timed."""
-    timed = [e for e in comparison.drafting if e.overall["speedup"] is not None]
-    # The clock inside the steps costs time.
-    timed = [e for e in timed if not e.run.phases] or timed
-    if timed:
-        return leaders(timed, "speedup")
-    return leaders([e for e in comparison.drafting if e.overall["mat"] is not None], "mat")
-
-
 def leaders_table(comparisons: Sequence[ComparedRuns], places: Sequence[str]) -> ResultTable:
     """A row per comparison: its fastest method, and where its numbers stand.
 
@@ -46,7 +36,7 @@ def leaders_table(comparisons: Sequence[ComparedRuns], places: Sequence[str]) ->
     heading = "highest MAT" if untimed else "fastest"
     rows: list[dict[str, Cell]] = []
     for comparison, place in zip(comparisons, places, strict=True):
-        found = leading(comparison)
+        found = leaders_of(comparison)
         first = found[0]
         standing = standings(comparison).get((first.run.path, first.label))
         rows.append(

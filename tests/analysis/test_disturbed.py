@@ -10,9 +10,9 @@ import pytest
 from analysis import publish, report, tables
 from analysis.figures import figures_of
 from analysis.plots.style import styled
+from analysis.runs.acceptance import phase_share
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import make_comparisons
-from analysis.runs.drafting import phase_share
 from analysis.runs.load import load_runs
 from specbench.results.records import DISTURBED
 from tests.analysis.folders import edit_manifest, edit_records

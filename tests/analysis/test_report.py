@@ -13,6 +13,7 @@ from analysis import report
 from analysis.figures import mean_accepted_tokens
 from analysis.plots.style import REFERENCE
 from analysis.runs.comparisons import make_comparisons
+from analysis.runs.leaders import leaders_of
 from analysis.runs.load import load_runs
 from analysis.tabular import overviews, provenance
 from analysis.tabular.table import ResultTable
@@ -179,7 +180,7 @@ def test_of_many_comparisons_each_has_a_row_that_leads_to_its_section(papers):
     ids = {a["id"] for _, a in read.found if "id" in a}
     assert set(links) <= ids
     measured = [c for c in make_comparisons(load_runs([GOLDEN])) if c.timing == "measured"]
-    assert len(links) == len([c for c in measured if overviews.leading(c)])
+    assert len(links) == len([c for c in measured if leaders_of(c)])
 
 
 def test_numbers_are_those_of_the_tables(text):

@@ -21,7 +21,7 @@ from analysis.plots.ranking import (
     prompts,
     ranked,
 )
-from analysis.plots.style import leading_style
+from analysis.plots.style import leader_style
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import prompt_speedups
 from analysis.runs.leaders import leaders
@@ -48,9 +48,9 @@ def swept():
     return make_comparisons([run for run in runs if run.dataset == "gsm8k"])[0]
 
 
-def grid(values, leading=()):
+def grid(values, leaders=()):
     cells = {(i, j): Estimate(v) for i, line in enumerate(values) for j, v in enumerate(line)}
-    return HeatmapGrid.of("", cells, leading)
+    return HeatmapGrid.of("", cells, leaders)
 
 
 # --- heatmaps -------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept):
         table = [[sweep.entries[k, w].overall[key] for w in (2, 6)] for k in (1, 5)]
         assert np.allclose(axes.images[0].get_array(), table)
         best = max(sweep.entries, key=lambda cell: sweep.entries[cell].overall[key])
-        assert sweep.leading(key)[0] == best
+        assert sweep.leaders(key)[0] == best
     assert "k and w (Mistral-7B on GSM8K)" in drawn["k_w_mat"].title
     assert "PREDICTED times" in drawn["k_w_speedup"].caption
     assert "PREDICTED" not in drawn["k_w_mat"].caption, "there are no times in it"
@@ -123,7 +123,7 @@ def test_one_knob_ends_in_lines_with_the_best_ringed(swept):
     values = {e.knobs["k"]: e.overall["speedup"] for e in line.drafting}
     (drawn,) = [c.lines[0] for c in speedup.containers]
     assert dict(zip(*drawn.get_data(), strict=True)) == pytest.approx(values)
-    size = leading_style(best=True)["markersize"]
+    size = leader_style(best=True)["markersize"]
     rings = [line for line in speedup.lines if line.get_markersize() == size]
     best = max(values, key=values.get)
     assert (best, values[best]) in [tuple(p) for r in rings for p in r.get_xydata()]
