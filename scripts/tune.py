@@ -9,7 +9,9 @@ of each method are reported on the held-out split: the default (its yaml), the t
 the development split) and the best in hindsight (of all trials, the one that happens to be best on
 the held-out split: what perfect choosing would have given, an upper bound and not a result).
 
-The spaces are in scripts/search_spaces.yaml. Optuna only suggests (ask) and learns (tell); --seed
+A method's space is ``search`` in its yaml: for each knob a list of choices, or whole numbers
+``{from, to}``, with ``log: true`` where doubling matters and adding does not. Knobs that are not
+there stay at the method's own values. Optuna only suggests (ask) and learns (tell); --seed
 is its seed and the split's.
 """
 
@@ -32,6 +34,7 @@ from analysis.runs.command import parser_of, reporting_errors
 from specbench.config.compare import method_node
 from specbench.config.compose import compose, model_words, option_names
 from specbench.errors import ConfigurationError, unknown_name
+from specbench.paths import CONF_DIR
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import Traces, Turn, load_traces
@@ -39,7 +42,6 @@ from specbench.results.fitted_table import FittedTable
 from specbench.results.manifest import BASELINE
 from specbench.storage import jsonl
 
-SPACES = Path(__file__).with_name("search_spaces.yaml")
 console = Console(width=118)
 DEFAULT, TUNED, HINDSIGHT = "default", "tuned", "best in hindsight"
 
@@ -118,15 +120,25 @@ def split(traces: Traces, share: float, seed: int) -> dict[str, list[Turn]]:
     }
 
 
-def load_spaces(path: Path, methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    spaces = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(spaces, dict)
+def load_spaces(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The search space of each method, from its yaml.
+
+    Raises:
+        ConfigurationError: there is no such method, or its yaml names no space.
+    """
+    spaces: dict[str, dict[str, Any]] = {}
     for method in methods:
         if method not in option_names("method"):
             raise unknown_name("method", method, option_names("method"))
-        if method not in spaces:
-            raise unknown_name(f"search space in {path.name}:", method, map(str, spaces))
-    return {method: spaces[method] for method in methods}
+        node: Any = OmegaConf.load(CONF_DIR / "method" / f"{method}.yaml")
+        space: Any = OmegaConf.to_container(node.get("search") or OmegaConf.create())
+        if not space:
+            raise ConfigurationError(
+                f"method={method} has no search space: add `search` to conf/method/{method}.yaml, "
+                "e.g. search: {num_tokens: {from: 1, to: 32, log: true}}."
+            )
+        spaces[method] = space
+    return spaces
 
 
 def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,12 +202,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--trials", type=int, default=40, help="of each method (default: 40)")
     add("--share", type=float, default=0.5, help="of the development split")
     add("--seed", type=int, default=0)
-    add("--spaces", type=Path, default=SPACES)
     add("--out", type=Path, help="write the report as JSON")
     options = parser.parse_args(arguments)
     if options.trials < 1 or not 0 < options.share < 1:
         raise ConfigurationError("--trials must be at least 1, and --share between 0 and 1.")
-    spaces = load_spaces(options.spaces, options.methods)
+    spaces = load_spaces(options.methods)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     traces = load_traces(options.run)
     scorer = Scorer(traces, CostSurface.read(options.surface), options.share, options.seed)

@@ -22,7 +22,7 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.utils import get_class
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
@@ -164,6 +164,8 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
             ``local`` file that was typed does not exist.
     """
     _check_optional(overrides)
+    with open_dict(cfg):
+        cfg.method.pop("search", None)  # for `scripts/tune.py`; no knob
     path = cfg.model.path
     place = str(cfg.model.id if path is None else paths.typed_path(path).absolute())
     if not has_yaml(cfg.model.name):
