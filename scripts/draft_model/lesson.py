@@ -101,4 +101,5 @@ def loss_of(draft: PreTrainedModel, taught: Lesson, chosen: list[int]) -> torch.
     kl = (torch.special.xlogy(probs, probs) - probs * top_logprobs).sum(-1)
     first = taught.first[source].to(device)
     ce = -logprobs.gather(1, first.clamp(min=0)[:, None])[:, 0] * (first >= 0)
-    return (weight * (kl + 0.5 * ce)).sum() / weight.sum()
+    loss: torch.Tensor = (weight * (kl + 0.5 * ce)).sum() / weight.sum()
+    return loss

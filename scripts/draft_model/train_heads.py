@@ -23,8 +23,8 @@ from safetensors import safe_open
 
 from analysis.runs.command import parser_of, reporting_errors
 from scripts.draft_model.folder import HEADS_FOLDER, write_head
-from scripts.draft_model.head_families import Pupil, Teacher, make
-from scripts.draft_model.head_lesson import frequent, held_out, loss_of, pack
+from scripts.draft_model.head_families import Teacher, make
+from scripts.draft_model.head_lesson import Pupil, frequent, held_out, loss_of, pack
 from scripts.draft_model.learning import Recipe, Training, learn
 from scripts.draft_model.texts import (
     Texts,
