@@ -13,37 +13,40 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from analysis.runs.load import Run
 from specbench.results.tasks import OVERALL
 
 # What a verdict is about; speed in tokens/s alone stands there for orientation.
 _COMPARED = ("speedup", "mat")
+# Metrics that compare with the method in `over`.
+_OVER = {"gain", "speed_ratio", "load_ratio", "mat_gain"}
 # A claim that no table of ours can show.
 NO_MODEL = re.compile(r"all|unspecified.*")
-
-
 # Estimators by which sources count speed, in words.
-FORMULAS = {"end_to_end": "end to end", "specbench_exact": "by Spec-Bench's speed.py"}
+_FORMULAS = {"end_to_end": "end to end", "specbench_exact": "by Spec-Bench's speed.py"}
+_CHECKED = ConfigDict(frozen=True, extra="forbid")
 
 
-@dataclass(frozen=True)
+@pydantic_dataclass(config=_CHECKED)
 class Counting:
     """How a source counts: its formula of speed, the engine below its speedups, steps of MAT."""
 
-    speed: str
-    baseline: str
+    speed: Literal["end_to_end", "specbench_exact"]
+    baseline: Literal["eager", "graph"]
     mat_counts_prompt: Sequence[str]
 
     def words(self, method: str) -> str:
-        words = f"speed {FORMULAS[self.speed]} over {self.baseline} plain decoding"
+        words = f"speed {_FORMULAS[self.speed]} over {self.baseline} plain decoding"
         counts = method in self.mat_counts_prompt
         return f"{words}, MAT with the prompt's pass as a step" if counts else words
 
 
-@dataclass(frozen=True)
-class Claim:
+class Claim(BaseModel):
     """A number or several that a source states for one method.
 
     Attributes:
@@ -60,6 +63,8 @@ class Claim:
         speedup_sd: standard deviation of the overall speedup, where stated.
     """
 
+    model_config = _CHECKED
+
     paper: str
     title: str
     exhibit: str
@@ -70,20 +75,26 @@ class Claim:
     dataset: str
     method: str
     model: str
-    values: Mapping[str, Mapping[str, float]]
+    values: dict[str, dict[str, FiniteFloat]] = Field(min_length=1)
     counting: Counting
-    knobs: Mapping[str, object] = field(default_factory=dict)
-    usual: Mapping[str, object] = field(default_factory=dict)
-    terms: Mapping[str, object] = field(default_factory=dict)
+    knobs: dict[str, object] = {}
+    usual: dict[str, object] = {}
+    terms: dict[str, object] = {}
     size: float | None = None
     draft: str | None = None
     temperature: float = 0.0
     setting: str | None = None
-    qualifier: str | None = None
+    qualifier: Literal["up to", "about", "more than", "less than"] | None = None
     over: str | None = None
     quoted: bool = False
     own: bool = False
     speedup_sd: float | None = None
+
+    @model_validator(mode="after")
+    def _compares_with_another(self) -> Self:
+        if bool(self.values.keys() & _OVER) != (self.over is not None):
+            raise ValueError(f"`over` goes with {', '.join(sorted(_OVER))} alone")
+        return self
 
     def value(self, metric: str, task: str = OVERALL) -> float | None:
         return self.values.get(metric, {}).get(task)

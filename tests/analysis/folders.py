@@ -1,6 +1,5 @@
 """The golden runs, how a test spoils a copy of one, and a claim about one."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -41,4 +40,4 @@ def claim(**changes) -> Claim:
         values={"speedup": {"overall": 1.86, "qa": 1.5}, "mat": {"overall": 2.42}},
         counting=Counting("end_to_end", "eager", ()),
     )  # fmt: skip
-    return dataclasses.replace(base, **changes)
+    return base.model_copy(update=changes)

@@ -14,6 +14,7 @@ from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import RECORDS, claim
 
 EXACT = Counting("specbench_exact", "eager", ["pld"])
+GRAPH = Counting("end_to_end", "graph", ())
 
 
 CLAIMED = {"speedup": 1.86, "mat": 2.42}
@@ -133,13 +134,11 @@ class TestEqualTerms:
         found = judged(graphs, stating(mat=1.65, speedup=1.5))
         assert found.verdict == "MAT only; for speed run with engine.eager_baseline=true"
         assert judged(graphs, stating(speedup=1.5)).verdict.startswith("not compared; for speed")
-        compiled = dataclasses.replace(
-            stating(speedup=1.5), counting=Counting("end_to_end", "graph", ())
-        )
+        compiled = stating(speedup=1.5).model_copy(update={"counting": GRAPH})
         assert judged(on_gpu(run), compiled).verdict.endswith("for speed run with engine=graph")
 
     def test_spec_bench_s_formula_where_the_source_used_it(self, run):
-        one = dataclasses.replace(stating(speedup=1.5), counting=EXACT)
+        one = stating(speedup=1.5).model_copy(update={"counting": EXACT})
         found = judged(on_gpu(run), one)
         assert found.verdict.startswith("not compared; for speed run again")
         records = [dataclasses.replace(r, n_retokenized=r.n_new - 2) for r in run.records]
@@ -159,7 +158,7 @@ class TestEqualTerms:
         theirs = sum(r.n_new for r in own) / sum(r.n_target_passes + 1 for r in own)
         one = stating(mat=theirs)
         assert judged(run, one).mat.value > theirs
-        counted = judged(run, dataclasses.replace(one, counting=EXACT))
+        counted = judged(run, one.model_copy(update={"counting": EXACT}))
         assert counted.mat.value == pytest.approx(theirs)
         assert counted.mat.interval[0] < theirs < counted.mat.interval[1]
 
@@ -167,7 +166,7 @@ class TestEqualTerms:
     def test_speed_is_not_compared_across_hardware(self, run, gpu):
         found = judged(on_gpu(run, gpu=gpu) if gpu else run, stating(mat=1.65, speedup=1.5))
         assert (found.verdict, found.speedup.value) == ("MAT only", None)
-        two = dataclasses.replace(stating(mat=1.65, speedup=1.5), gpu_count=2)
+        two = stating(mat=1.65, speedup=1.5).model_copy(update={"gpu_count": 2})
         assert judged(on_gpu(run), two).verdict == "MAT only", "too few are other hardware"
 
     def test_predicted_speed_and_that_of_clocked_phases_reproduce_nothing(self, run):
@@ -186,7 +185,7 @@ class TestEqualTerms:
         assert judged(on_gpu(run), claim(qualifier="up to")).verdict == "not compared"
 
     def test_the_note_below_a_table_says_how_it_was_counted_and_what_that_gave(self, run):
-        one = dataclasses.replace(stating(mat=1.75, speedup=1.5), counting=EXACT)
+        one = stating(mat=1.75, speedup=1.5).model_copy(update={"counting": EXACT})
         (comparison,) = make_comparisons([run], claims=[one])
         (entry,) = [entry for entry in comparison.entries if entry.claim]
         note = entry.note("pld")
