@@ -254,7 +254,10 @@ class RecordedAnswers(Answers):
         record, drafter = turn.record, turn.run.drafter
         recorded = self._recorded(record.label, record.case_id, record.turn)
         empty = drafter.starts_empty(record.turn)
-        replayed = self._replayer.replay_turn(drafter, recorded, empty=empty, seed=record.seed)
+        seen = turn.run.seen(record)
+        replayed = self._replayer.replay_turn(
+            drafter, recorded, empty=empty, seed=record.seed, seen=seen
+        )
         kind = self._kinds[record.label]
         self.covered.append(replayed.covered)
         turn.finish_decoded(
@@ -280,7 +283,8 @@ class RecordedAnswers(Answers):
 
     def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
         recorded = self._recorded(record.label, record.case_id, record.turn)
-        self._replayer.replay_turn(run.drafter, recorded, empty=False, seed=record.seed)
+        seen = run.seen(record)
+        self._replayer.replay_turn(run.drafter, recorded, empty=False, seed=record.seed, seen=seen)
 
     def warm_up(self, run: MethodRun) -> None:
         first = self._recorded(run.label, self.job.cases[0].case_id, 0)

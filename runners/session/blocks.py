@@ -254,7 +254,7 @@ class BlockRunner:
                     log.warning("warm-up of %s failed: %s", run.label, error)
                     self.source.recover()
         for run in self.runs.values():
-            run.drafter.reset()
+            run.forget()
 
     def run(self, batch: Sequence[CaseBlock], number: int = 0, attempt: int = 0) -> BlockResult:
         """Measure blocks that are asked at once, and compare their outputs with the baseline's.
@@ -336,6 +336,7 @@ class BlockRunner:
                 turn.record = replace(record, status="disturbed", disturbed_by=noise)
             if turn.trace is not None:
                 result.steps.append(turn.trace)
+            turn.run.last = turn.record
         result.records.append(turn.record)
 
     def _continue(self, turn: Turn) -> None:
@@ -362,7 +363,7 @@ class BlockRunner:
         on do not count, but the finished turns of that block in ``unwritten`` do.
         """
         if run.scope != "run":
-            run.drafter.reset()
+            run.forget()
             return
         earlier = [
             r

@@ -168,8 +168,9 @@ class EngineAnswers(Answers):
         turn.record = replace(turn.record, n_prompt=len(prompt), prompt_ids=prompt.tolist())
         if drafter.needs.reference:
             drafter.set_reference(self._reference(turn, prompt))
+        seen = turn.run.seen(turn.record)
         self._watch.begin()
-        decoded = session.decode(prompt, drafter, turn.record.seed)
+        decoded = session.decode(prompt, drafter, turn.record.seed, seen=seen)
         around = self._watch.end()
         times = decoded.timings.with_setup(reset_s)
         plain = turn.run.entry.name == BASELINE
@@ -221,7 +222,7 @@ class EngineAnswers(Answers):
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)
         if run.drafter.needs.reference:
             run.drafter.set_reference(self._plain.get(record.case_id, record.turn, prompt))
-        self._session.decode(prompt, run.drafter, record.seed)
+        self._session.decode(prompt, run.drafter, record.seed, seen=run.seen(record))
 
     def recover(self) -> None:
         self._session.recover()

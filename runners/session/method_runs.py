@@ -16,6 +16,7 @@ import psutil
 
 from runners.job import Entry, Job
 from specbench import paths
+from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.draft import draft_weights
 from specbench.config.schema import RunConfig
@@ -52,6 +53,7 @@ class MethodRun:
         measured: what the drafter measured in ``setup``, or an earlier start of the run did.
         artifacts, heads: files that the drafter reads, and folders of its heads, by name.
         draft: its draft model, and what the manifest says of it.
+        last: the turn that the drafter saw last; None after a reset.
     """
 
     entry: Entry
@@ -61,6 +63,20 @@ class MethodRun:
     artifacts: Mapping[str, Path] = field(default_factory=dict)
     heads: Mapping[str, Path] = field(default_factory=dict)
     draft: tuple[DraftModel, DraftInfo] | None = None
+    last: CaseRecord | None = None
+
+    def seen(self, record: CaseRecord) -> IntArray:
+        """The text of the case's turn before this one, where the drafter has not forgotten it."""
+        last = self.last
+        if last is None or self.drafter.starts_empty(record.turn):
+            return NO_TOKENS
+        if (last.repeat, last.case_id, last.turn + 1) != record.key[:3]:
+            return NO_TOKENS
+        return np.array([*last.prompt_ids, *last.output_ids], dtype=np.int64)
+
+    def forget(self) -> None:
+        self.drafter.reset()
+        self.last = None
 
     @property
     def label(self) -> str:
@@ -258,13 +274,16 @@ def restore(
         done: the records of the present repeat; those of other labels and failed ones are skipped.
         redecode: decodes a record's prompt again with the run's drafter.
     """
-    run.drafter.reset()
+    run.forget()
     turns = _learnt_from(run, done)
-    for record in turns[_reload(run, turns) :]:
+    begin = _reload(run, turns)
+    run.last = turns[begin - 1] if begin else None
+    for record in turns[begin:]:
         if run.drafter.needs.tokens_only:
-            feed(run.drafter, record)
+            feed(run.drafter, record, run.seen(record))
         else:
             redecode(record)
+        run.last = record
 
 
 def keep_state(run: MethodRun, done: Iterable[CaseRecord]) -> None:
@@ -322,10 +341,10 @@ def _keys(turns: Iterable[CaseRecord]) -> list[list[Any]]:
     return [[r.repeat, r.case_id, r.turn, r.started_at] for r in turns]
 
 
-def feed(drafter: Drafter, record: CaseRecord) -> None:
+def feed(drafter: Drafter, record: CaseRecord, seen: IntArray) -> None:
     """Let a drafter see a recorded turn step by step, as if it had drafted nothing."""
     output = np.asarray(record.output_ids, dtype=np.int64)
-    state = DecodeState(np.asarray(record.prompt_ids, dtype=np.int64), len(output))
+    state = DecodeState(np.asarray(record.prompt_ids, dtype=np.int64), len(output), seen=seen)
     state.commit(output[:1])
     drafter.begin(state)
     position = 1

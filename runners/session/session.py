@@ -22,7 +22,7 @@ from specbench.decoding.engine import DecodeResult, Engine
 from specbench.decoding.head_drafter import heads_of
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext
+from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext
 from specbench.decoding.verify import (
     GreedyVerifier,
     MatchVerifier,
@@ -208,13 +208,18 @@ class Session:
         return max(0, len(self._tokenizer(self.text(output_ids).strip()).input_ids) - 1)
 
     def decode(
-        self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None
+        self,
+        prompt: IntArray,
+        drafter: Drafter,
+        seed: int,
+        max_new_tokens: int | None = None,
+        seen: IntArray = NO_TOKENS,
     ) -> DecodeResult:
         limit = max_new_tokens or self._max_new_tokens
         self._reserve(len(prompt) + limit)
         engine = self._eager_engine if drafter.needs.eager else self._engine
         before = self._fallbacks()
-        result = engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed)
+        result = engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed, seen=seen)
         passed = {name: n - before[name] for name, n in self._fallbacks().items()}
         counted = {name: n for name, n in passed.items() if n}
         return replace(result, drafter={**result.drafter, **counted}) if counted else result

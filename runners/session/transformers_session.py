@@ -20,6 +20,7 @@ from specbench.arrays import IntArray
 from specbench.config.schema import HfConfig, RunConfig
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import DecodeResult
+from specbench.decoding.structs import NO_TOKENS
 from specbench.errors import CaseFailed, NeedsNotMet
 from specbench.models import loading
 from specbench.models.draft.loading import load_draft_model
@@ -56,10 +57,15 @@ class TransformersSession(Session):
         self._assistant = self._load_assistant(config) if assisted else None
 
     def decode(
-        self, prompt: IntArray, drafter: Drafter, seed: int, max_new_tokens: int | None = None
+        self,
+        prompt: IntArray,
+        drafter: Drafter,
+        seed: int,
+        max_new_tokens: int | None = None,
+        seen: IntArray = NO_TOKENS,
     ) -> DecodeResult:
         if not isinstance(drafter, Peer):
-            return super().decode(prompt, drafter, seed, max_new_tokens)
+            return super().decode(prompt, drafter, seed, max_new_tokens, seen)
         asked = max_new_tokens or self._max_new_tokens
         limit = min(asked, self.context_length - len(prompt))
         if limit <= 0:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.schema import ModelConfig
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import DecodeResult, Engine
 from specbench.decoding.head_drafter import HeadDrafter, heads_of
-from specbench.decoding.structs import DraftContext, Needs
+from specbench.decoding.structs import NO_TOKENS, DraftContext, Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import NeedsNotMet, SpecBenchError
 from specbench.models import loading
@@ -182,7 +183,13 @@ class Replayer:
         return model.get("weights_hash") or f"{model.get('id')}@{model.get('revision')}"
 
     def replay_turn(
-        self, drafter: Drafter, turn: Turn, *, empty: bool, seed: int | None = None
+        self,
+        drafter: Drafter,
+        turn: Turn,
+        *,
+        empty: bool,
+        seed: int | None = None,
+        seen: IntArray = NO_TOKENS,
     ) -> ReplayedTurn:
         """Decode a recorded turn.
 
@@ -191,6 +198,7 @@ class Replayer:
             turn: its output is what the target will say.
             empty: reset the drafter first; the time counts as its setup.
             seed: the turn's; None takes the recorded one.
+            seen: the text of the case's turn before, where the drafter has not forgotten it.
 
         Raises:
             CaseFailed: the draft is malformed.
@@ -213,6 +221,7 @@ class Replayer:
             drafter,
             max_new_tokens=self._limit,
             seed=turn.seed if seed is None else seed,
+            seen=seen,
         )
         if decoded.output_ids != turn.output_ids.tolist():
             raise SpecBenchError(
@@ -224,7 +233,15 @@ class Replayer:
     def replay_turns(self, drafter: Drafter, turns: Iterable[Turn]) -> list[ReplayedTurn]:
         """Replay turns in their order, keeping the drafter's state as its scope says."""
         drafter.reset()
-        return [self.replay_turn(drafter, t, empty=drafter.starts_empty(t.turn)) for t in turns]
+        replayed: list[ReplayedTurn] = []
+        last: Turn | None = None
+        for turn in turns:
+            empty, seen = drafter.starts_empty(turn.turn), NO_TOKENS
+            if last is not None and not empty and last.case_id == turn.case_id:
+                seen = np.concatenate((last.prompt_ids, last.output_ids))
+            replayed.append(self.replay_turn(drafter, turn, empty=empty, seen=seen))
+            last = turn
+        return replayed
 
     def step_s(self, drafter: Drafter) -> float:
         """Seconds that a drafter takes for a step's propose and observe: the median over turns.

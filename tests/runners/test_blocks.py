@@ -194,3 +194,34 @@ def test_run_state_is_rebuilt_after_a_failure_in_the_middle_of_a_turn(tmp_path):
     failing = Recorder("a", scope="run", fail_at={2})
     run_all(job, [Recorder("ar"), failing])
     assert [kind for kind, *_ in failing.seen if kind != "observe"] == ["begin", "end"] * 5
+
+
+class Counting(Drafter):
+    """Adds up the tokens that each turn shows as new, under any state scope."""
+
+    def __init__(self, scope):
+        super().__init__(name="counting", state_scope=scope)
+        self.turns = []
+
+    def reset(self):
+        self.turns = []
+
+    def begin(self, state):
+        self.turns.append((state.n_seen, state.n_prompt))
+
+
+@pytest.mark.parametrize("scope", ["turn", "prompt", "run"])
+def test_a_drafter_is_told_which_text_of_a_dialogue_it_has_seen(scope, tmp_path):
+    drafter = Counting(scope)
+    job = make_job(tmp_path, ["ar", "a"], TWO)
+    done, _, _ = run_all(job, [Recorder("ar"), drafter])
+    of_a = [r for r in done if r.label == "a"]
+    first = {r.case_id: r.n_prompt + r.n_new for r in of_a if r.turn == 0}
+    known = [first[r.case_id] if r.turn and scope != "turn" else 0 for r in of_a]
+    expected = list(zip(known, [r.n_prompt for r in of_a], strict=True))
+    kept = {"turn": 1, "prompt": 2, "run": len(of_a)}[scope]
+    assert drafter.turns == expected[-kept:]
+    # A resumed run feeds the recorded turns to a drafter that keeps them, and tells it the same.
+    again = Counting(scope)
+    run_all(job, [Recorder("ar"), again], done=done[:8])
+    assert again.turns == expected[-kept:]

@@ -19,7 +19,7 @@ from specbench.config.schema import (
 )
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import Needs
+from specbench.decoding.structs import NO_TOKENS, Needs
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
 from specbench.results.records import Lossless
@@ -91,9 +91,9 @@ class ToySession:
     def retokenized(self, ids):
         return len(ids) - 1
 
-    def decode(self, prompt, drafter, seed, max_new_tokens=None):
+    def decode(self, prompt, drafter, seed, max_new_tokens=None, seen=NO_TOKENS):
         limit = max_new_tokens or NEW_TOKENS
-        return self.engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed)
+        return self.engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed, seen=seen)
 
     def plain(self, prompt, max_new_tokens=None):
         self.plain_calls += 1
