@@ -38,6 +38,9 @@ from specbench.kernels.architectures import (
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.kernels.packed_linear import stack
 
+# A model's attribute: weak references to what has graphs of its passes in ``graphs``.
+GRAPH_USERS = "_specbench_graph_users"
+
 
 class Fusion:
     """What was done to a model's modules; made by `fuse`.
@@ -175,11 +178,21 @@ def fuse(model: nn.Module, layers: Iterable[nn.Module]) -> Fusion:
 
     ``layers`` are its decoder layers. What somebody else gave a ``forward`` or hooks that a fused
     step would pass by keeps its own.
+
+    Raises:
+        RuntimeError: CUDA graphs of the model are in use. They read the weights where they are, and
+            fusing moves them.
     """
     for module in model.modules():
         found = vars(module).get("forward")
         if isinstance(found, _Forward):
             return found.fusion
+    users = [user() for user in vars(model).get(GRAPH_USERS, ())]
+    if any(user is not None and user.model is model and user.graphs for user in users):
+        raise RuntimeError(
+            "CUDA graphs of this model are in use and would read freed weights: make the target "
+            "with fused=True first, or delete the other and collect garbage"
+        )
     fusion = Fusion()
     for module in model.modules():
         kind = _kind(module)

@@ -13,6 +13,7 @@ numbers of the exact one. Buffers and buckets follow the static-cache decoding o
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -26,7 +27,7 @@ from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
 from specbench.errors import CaseFailed, ConfigurationError, first_line, message_line
 from specbench.kernels.attention import AttentionPlan
-from specbench.kernels.gpu_layers import fuse
+from specbench.kernels.gpu_layers import GRAPH_USERS, fuse
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import in_place
 from specbench.models.scores import Outcome, Scores
@@ -119,6 +120,7 @@ class GraphTarget(Target):
             kept = ", ".join(self._fusion.stock)
             log.warning("engine.fused_layers: no fused form of %s is known, they stay", kept)
         super().__init__(model, **kwargs)
+        vars(model).setdefault(GRAPH_USERS, []).append(weakref.ref(self))
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
         """As ``Target.reserve``; also captures every shape that passes are known to take.

@@ -93,6 +93,8 @@ def test_a_pass_that_is_asked_for_none_collects_none(make, rng):
         assert seen == [1, 2]
         scores = target.forward(3, tree)
         assert seen == [1, 2, 0] and scores.hidden is None
+        assert list(target.forward(3, tree, hidden_layers=(1,)).hidden) == [1]
+        scores = target.forward(3, tree)
         assert target.prefill(prompt).hidden is None
     plain = [untouched.prefill(prompt).logits, untouched.forward(3, tree).logits]
     for one, other, again in zip(with_states, plain, [with_states[0], scores.logits], strict=True):
@@ -112,12 +114,6 @@ def test_a_pass_that_fails_leaves_no_hook(make, monkeypatch):
     assert hooks(target.model) == 0
 
 
-def test_only_the_chosen_states_are_kept(make, rng):
-    target = make(tiny_model("llama"), **SIZES)
-    target.prefill(rng.integers(0, VOCAB, 5))
-    assert list(target.forward(3, random_tree(rng), hidden_layers=(1,)).hidden) == [1]
-
-
 @pytest.mark.parametrize("number", [3, -4])
 def test_states_that_the_model_has_not_are_refused_by_number(make, number):
     target = make(tiny_model("llama"), **SIZES)
@@ -129,30 +125,6 @@ def test_states_that_the_model_has_not_are_refused_by_number(make, number):
         target.forward(1, DraftTree.empty(), hidden_layers=(number,))
     with pytest.raises(ConfigurationError, match=r"^method=eagle asks for"):
         target.hidden_states.check((number,), "method=eagle")
-
-
-def test_states_are_outputs_of_fixed_shapes_made_before_the_first_step(monkeypatch):
-    """One shape with and one without, each captured by ``reserve`` where there are graphs."""
-    made = []
-    real = GraphTarget._make
-    monkeypatch.setattr(
-        GraphTarget, "_make", lambda self, *shape: made.append(shape) or real(self, *shape)
-    )
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(
-        "specbench.models.static_pass.FixedShape.capture", lambda step, _pool: step.device_part()
-    )
-    layers = (1, AFTER_FINAL_NORM)
-    target = GraphTarget(
-        tiny_model("llama"), capture=True, hidden_layers=[layers], max_len=60, max_nodes=3
-    )
-    before = list(made)
-    assert {shape[3] for shape in before} == {(), layers}
-    assert any("hidden states 1 -1" in name for name in target.describe()["graphs"])
-    target.prefill(np.arange(5))
-    target.forward(3, DraftTree.empty(), hidden_layers=layers)
-    target.forward(3, DraftTree.empty())
-    assert made == before and not target.describe()["eager"]
 
 
 def test_captured_shapes_are_the_sets_that_labels_ask_for():
