@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 from analysis.runs.command import reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
+from specbench.results.lines import answer_line, error_line, turn_line
 from specbench.results.manifest import ModelInfo, RunManifest
-from specbench.results.record_checks import check_answer, check_error, check_turn
 from specbench.results.records import (
     CASES,
     DIALOGUE,
@@ -187,7 +187,7 @@ def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManif
     fastest = max((read for read in reads if read), default=None)
     return replace(
         first,
-        model=first.model and replace(first.model, read_bytes_per_s=fastest),
+        model=first.model and first.model.model_copy(update={"read_bytes_per_s": fastest}),
         config={**first.config, "shard": None},
         identity={**(first.identity or {}), "shard": None},
         overrides=[o for o in first.overrides if not o.startswith("shard=")],
@@ -200,9 +200,11 @@ def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManif
     )
 
 
-def _lines(runs: Sequence[Run], name: str) -> list[JsonObject]:
-    check = {ERRORS: check_error, DIALOGUE: check_answer}.get(name, check_turn)
-    return [line for run in runs for line in jsonl.read_jsonl(run.path / name, check)[0]]
+def _lines(runs: Sequence[Run], name: str) -> list[Mapping[str, object]]:
+    parse: Callable[[JsonObject], Mapping[str, object]] = turn_line
+    if name in (ERRORS, DIALOGUE):
+        parse = error_line if name == ERRORS else answer_line
+    return [line for run in runs for line in jsonl.read_jsonl(run.path / name, parse)[0]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

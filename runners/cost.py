@@ -277,7 +277,7 @@ class _Rounds:
     """Finished rounds over a grid, kept on disk as they are made: an interrupted run goes on."""
 
     def __init__(self, path: Path, wanted: int, *, warm_all: bool) -> None:
-        self.done = jsonl.mend_jsonl(path)
+        self.done = jsonl.mend_jsonl(path, dict)
         self._path = path
         self._wanted, self._warm_all = wanted, warm_all
 

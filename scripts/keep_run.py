@@ -74,9 +74,9 @@ def _without_ids(record: CaseRecord) -> CaseRecord:
     """The same turn with hashes in place of its ids, which spell out others' text."""
     return replace(
         record,
-        served=None if record.served is None else record.served | {"text": ""},
-        prompt_ids=(),
-        output_ids=(),
+        served=None if record.served is None else replace(record.served, text=""),
+        prompt_ids=[],
+        output_ids=[],
         prompt_sha=ids_sha256(record.prompt_ids),
         output_sha=ids_sha256(record.output_ids),
     )

@@ -7,7 +7,8 @@ errors can be raised and caught anywhere, with or without torch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class SpecBenchError(Exception):
@@ -81,3 +82,55 @@ def message_line(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """``Type: message`` of any error, of the message its first line."""
     return ": ".join(filter(None, (type(error).__name__, message_line(error))))
+
+
+# What pydantic finds wrong, as the end of "it must be …".
+_MUST_BE = {
+    "string_type": "text",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "dict_attributes_type": "an object",
+    "model_type": "an object",
+    "dataclass_type": "an object",
+    "none_required": "null",
+    "literal_error": "one of {expected}",
+    "greater_than": "above {gt:g}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt:g}",
+    "less_than_equal": "at most {le}",
+    "too_short": "longer",
+    "value_error": "{error}",
+}
+
+
+def what_it_must_be(error: ValueError) -> str:
+    """What pydantic asks of a value, e.g. ``a whole number or a list``; else the error's text."""
+    return " or ".join(dict.fromkeys(map(_wanted, _details(error)))) or str(error)
+
+
+def field_error(error: Exception) -> str:
+    """The field that a schema refuses, its value and what it must be; of other errors the text."""
+    details = _details(error)
+    if not details:
+        return str(error)
+    first = details[0]
+    name = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
+    if first["type"] == "missing":
+        return f"no field {name[1:]}"
+    return f"{name[1:] or 'it'} is {first['input']!r:.60}, it must be {_wanted(first)}"
+
+
+def _wanted(detail: Any) -> str:
+    words = _MUST_BE.get(detail["type"], "{error}")
+    return words.format(**{"error": detail["msg"], **detail.get("ctx", {})})
+
+
+def _details(error: Exception) -> Sequence[Any]:
+    # Not imported: errors are raised where pydantic is not installed, too.
+    return error.errors() if hasattr(error, "errors") else []

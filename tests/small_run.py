@@ -152,7 +152,7 @@ def interrupted_after(blocks: int):
 
 def case_record(case_id="a", label="ar", n_new=9, **changes):
     """A finished turn; each of its steps committed one token unless ``changes`` says otherwise."""
-    committed = changes.setdefault("accepted_per_step", [1] * (n_new - 1))
+    committed = changes.setdefault("committed_per_step", [1] * (n_new - 1))
     values = {
         "run_key": "k", "label": label, "method": label, "model": "m", "dataset": "d",
         "task": "qa", "category": "qa", "case_id": case_id, "turn": 0, "repeat": 0,

@@ -48,7 +48,7 @@ for comparison in comparisons:
 def shares(records: list[CaseRecord], most: int) -> list[tuple[int, Estimate]]:
     def share(committed: int) -> Estimate:
         return pooled_ratio(
-            records, lambda r: list(r.accepted_per_step).count(committed), steps, at_most=1
+            records, lambda r: list(r.committed_per_step).count(committed), steps, at_most=1
         )
 
     return [(n - 1, share(n)) for n in range(1, most + 1)]
@@ -56,7 +56,7 @@ def shares(records: list[CaseRecord], most: int) -> list[tuple[int, Estimate]]:
 
 # %%
 for comparison in comparisons:
-    counts = [n for run in comparison.runs for r in run.records for n in r.accepted_per_step]
+    counts = [n for run in comparison.runs for r in run.records for n in r.committed_per_step]
     most = max(counts, default=1)
     series, left_out = shared.drawn(comparison, functools.partial(shares, most=most))
     ticks = [str(n) for n in range(1, most + 1)]

@@ -32,7 +32,7 @@ def where_the_one_before(
 
 
 def _accepted(depth: int) -> Callable[[CaseRecord], float]:
-    return lambda record: sum(n > depth for n in record.accepted_per_step)
+    return lambda record: sum(n > depth for n in record.committed_per_step)
 
 
 def _shares(
@@ -41,7 +41,7 @@ def _shares(
     seed: int,
     deepest: int,
 ) -> list[tuple[int, Estimate]]:
-    reached = max((n - 1 for record in records for n in record.accepted_per_step), default=0)
+    reached = max((n - 1 for record in records for n in record.committed_per_step), default=0)
     return [
         (depth, pooled_ratio(records, _accepted(depth), among(depth), seed, 1))
         for depth in range(1, min(reached, deepest) + 1)
@@ -59,7 +59,7 @@ def by_position(
     longest = max((record.n_new for record in records), default=0)
 
     def steps_of(record: CaseRecord, stretch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        counts = np.asarray(record.accepted_per_step, dtype=np.int64)
+        counts = np.asarray(record.committed_per_step, dtype=np.int64)
         begins = 1 + np.cumsum(counts) - counts  # the first token came from the prompt's pass
         inside: np.ndarray[Any, np.dtype[np.int64]] = counts[begins // width == stretch]
         return inside

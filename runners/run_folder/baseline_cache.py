@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from specbench.arrays import IntArray
-from specbench.results.record_checks import check_answer
+from specbench.results.lines import answer_line
 from specbench.storage import jsonl
 
 
@@ -28,7 +28,7 @@ class BaselineCache:
     def __init__(self, path: Path, decode: Callable[[IntArray], IntArray]) -> None:
         self._known = {
             (line["case_id"], line["turn"], line["prompt_sha"]): line["output_ids"]
-            for line in jsonl.mend_jsonl(path, check=check_answer)
+            for line in jsonl.mend_jsonl(path, answer_line)
         }
         self._path = path
         self._decode = decode

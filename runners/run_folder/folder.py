@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from runners.job import CaseBlock, Job
 from runners.run_folder.config_diff import config_diff
 from specbench.errors import OutputRefused
 from specbench.results import records
+from specbench.results.lines import error_line
 from specbench.results.manifest import RunManifest
-from specbench.results.record_checks import check_error, check_trace
 from specbench.results.records import CaseRecord
+from specbench.results.steps import StepTrace, read_steps, write_steps
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError
 
@@ -165,6 +166,11 @@ def _holder(path: Path) -> str:
         return "another process that has just started"
 
 
+def _trace_line(line: jsonl.JsonObject) -> jsonl.JsonObject:
+    StepTrace.from_json(line)
+    return line
+
+
 class ResultFiles:
     """The growing files of a run, written under the lock; whole blocks only.
 
@@ -209,7 +215,7 @@ class ResultFiles:
         """Have the steps in their growing file, also where ``DONE`` was removed by hand."""
         log_file, table = self._folder / records.STEPS_LOG, self._folder / records.STEPS
         if self.done and table.exists() and not log_file.exists():
-            jsonl.rewrite_jsonl(log_file, records.read_steps(table))
+            jsonl.rewrite_jsonl(log_file, (trace.to_json() for trace in read_steps(table)))
 
     def _keep_superseded(self) -> set[tuple[int, str, int]]:
         """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
@@ -224,17 +230,13 @@ class ResultFiles:
 
     def _without_trace(self) -> set[tuple[int, str]]:
         """Blocks whose steps are not in their file, as after a kill between two files."""
-        traces, _ = jsonl.read_jsonl(self._folder / records.STEPS_LOG, check_trace)
-        steps = {
-            (line["repeat"], line["case_id"], line["turn"], line["label"]): line["committed"]
-            for line in traces
-        }
+        steps = {trace.key: trace.committed for trace in self.traces()}
         return {
             (record.repeat, record.case_id)
             for record in self.done
             # Servers say at most what each step committed, and that is in the record.
             if record.engine == records.OWN_ENGINE
-            and steps.get(record.key, []) != list(record.accepted_per_step)
+            and steps.get(record.key, []) != record.committed_per_step
         }
 
     def _drop_incomplete_blocks(self, truncated: bool) -> int:
@@ -254,9 +256,10 @@ class ResultFiles:
             )
             self._rewrite([r for r in self.done if (r.repeat, r.case_id) in complete])
         # These are written before the block's records, so they may run ahead of them.
-        for name, check in ((records.ERRORS, check_error), (records.STEPS_LOG, check_trace)):
+        parse: Callable[[jsonl.JsonObject], Mapping[str, object]]
+        for name, parse in ((records.ERRORS, error_line), (records.STEPS_LOG, _trace_line)):
             jsonl.mend_jsonl(
-                folder / name, lambda x: (x["repeat"], x["case_id"]) in complete, check
+                folder / name, parse, lambda line: (line["repeat"], line["case_id"]) in complete
             )
         return redone
 
@@ -264,7 +267,7 @@ class ResultFiles:
         self,
         block: list[CaseRecord],
         errors: list[dict[str, Any]],
-        steps: list[records.StepTrace],
+        steps: list[StepTrace],
     ) -> None:
         """Write a finished block; its records go last, as one write, and make it count.
 
@@ -280,7 +283,7 @@ class ResultFiles:
         self,
         block: list[CaseRecord],
         errors: list[dict[str, Any]],
-        steps: list[records.StepTrace],
+        steps: list[StepTrace],
     ) -> None:
         """Put a new measurement of a block in the old one's place.
 
@@ -314,14 +317,14 @@ class ResultFiles:
         jsonl.rewrite_jsonl(self._folder / records.CASES, (r.to_json() for r in done))
         self.done[:] = done  # others hold this list
 
-    def traces(self) -> list[dict[str, Any]]:
+    def traces(self) -> list[StepTrace]:
         """The step traces so far, one per turn."""
-        return jsonl.read_jsonl(self._folder / records.STEPS_LOG)[0]
+        return jsonl.read_jsonl(self._folder / records.STEPS_LOG, StepTrace.from_json)[0]
 
     def finish(self, summary: Mapping[str, Any], manifest: RunManifest) -> None:
         """Write the closing files; ``DONE`` last."""
         folder = self._folder
-        records.write_steps(folder / records.STEPS, self.traces())
+        write_steps(folder / records.STEPS, self.traces())
         jsonl.write_json(folder / records.SUMMARY, summary)
         manifest.seal(folder, records.LEFT)
         manifest.write(folder)

@@ -18,7 +18,8 @@ from runners.job import CaseBlock, Job, derive_seed
 from runners.session.interference_rule import by_counters
 from runners.session.method_runs import MethodRun, restore
 from specbench.errors import CaseFailed
-from specbench.results.records import CaseRecord, Lossless, StepTrace
+from specbench.results.records import CaseRecord, Lossless
+from specbench.results.steps import StepTrace
 from specbench.storage.jsonl import DiskError
 
 if TYPE_CHECKING:  # torch, which a finished run does not need
@@ -118,7 +119,7 @@ class Turn:
 
     def finish(self, output_ids: Sequence[int], committed: Sequence[int], **measured: Any) -> None:
         """Complete the record; ``measured`` are fields of it, which may correct counts."""
-        self.record = replace(self.record.finished(output_ids, committed), **measured)
+        self.record = replace(self.record.finished(list(output_ids), list(committed)), **measured)
 
     def finish_decoded(
         self, decoded: DecodeResult, step_s: Sequence[float] | None, **measured: Any
@@ -129,8 +130,8 @@ class Turn:
             drafted=decoded.drafted_per_step,
             depth=decoded.depth_per_step,
             committed=decoded.committed_per_step,
-            sources=decoded.sources_per_step,
-            step_s=step_s,
+            sources=None if decoded.sources_per_step is None else [*decoded.sources_per_step],
+            step_s=None if step_s is None else list(step_s),
         )
         self.finish(
             decoded.output_ids,

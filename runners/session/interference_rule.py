@@ -33,12 +33,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from runners.job import CaseBlock, Job
 from specbench.config.schema import NoiseConfig
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.aggregate import most_harmed
+from specbench.results.steps import StepTrace
 
 _HARMFUL_THROTTLING = frozenset(
     {"hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}
@@ -79,7 +80,7 @@ def _above(value: float | None, limit: float | None) -> bool:
 
 def judge(
     records: Sequence[CaseRecord],
-    traces: Iterable[Mapping[str, Any]],
+    traces: Iterable[StepTrace],
     limits: NoiseConfig,
     baseline: str | None,
 ) -> dict[Key, CaseRecord]:
@@ -151,9 +152,7 @@ class _Kind(NamedTuple):
     context: int
 
 
-def slowdowns(
-    records: Sequence[CaseRecord], traces: Iterable[Mapping[str, Any]]
-) -> dict[Key, float]:
+def slowdowns(records: Sequence[CaseRecord], traces: Iterable[StepTrace]) -> dict[Key, float]:
     """Time of each turn's steps over the time that like steps of its label take in this run.
 
     Turns of which too little can be compared are left out.
@@ -161,9 +160,8 @@ def slowdowns(
     prompts = {record.key: record.n_prompt for record in records if record.status != "failed"}
     by_turn: dict[Key, dict[_Kind, list[float]]] = {}
     for trace in traces:
-        key = (trace["repeat"], trace["case_id"], trace["turn"], trace["label"])
-        if key in prompts and trace.get("step_s"):
-            by_turn[key] = _by_kind(trace, prompts[key])
+        if trace.key in prompts and trace.step_s:
+            by_turn[trace.key] = _by_kind(trace, prompts[trace.key])
     medians: dict[_Kind, list[float]] = defaultdict(list)
     for kinds in by_turn.values():
         for kind, seconds in kinds.items():
@@ -180,14 +178,14 @@ def slowdowns(
     return factors
 
 
-def _by_kind(trace: Mapping[str, Any], n_prompt: int) -> dict[_Kind, list[float]]:
+def _by_kind(trace: StepTrace, n_prompt: int) -> dict[_Kind, list[float]]:
     kinds: dict[_Kind, list[float]] = defaultdict(list)
     context = n_prompt + 1
-    steps = zip(trace["drafted"], trace["committed"], trace["step_s"], strict=True)
+    steps = zip(trace.drafted, trace.committed, trace.step_s or (), strict=True)
     for drafted, committed, seconds in steps:
         rows = round(_ROWS_PER_OCTAVE * math.log2(1 + drafted))
         length = round(_CONTEXTS_PER_OCTAVE * math.log2(context))
-        kinds[_Kind(trace["label"], rows, length)].append(seconds)
+        kinds[_Kind(trace.label, rows, length)].append(seconds)
         context += committed
     return kinds
 

@@ -348,7 +348,7 @@ def feed(drafter: Drafter, record: CaseRecord, seen: IntArray) -> None:
     state.commit(output[:1])
     drafter.begin(state)
     position = 1
-    for count in record.accepted_per_step:
+    for count in record.committed_per_step:
         committed = output[position : position + count]
         position += count
         state.step += 1

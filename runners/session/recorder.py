@@ -16,8 +16,8 @@ from specbench.models.heads import folder as head_folder
 from specbench.models.heads import layer_ids
 from specbench.replay import states
 from specbench.results import records
+from specbench.results.lines import candidates_line
 from specbench.results.manifest import BASELINE
-from specbench.results.record_checks import check_candidates
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 
@@ -46,7 +46,7 @@ class Recorder:
             )
         self._job, self._session = job, session
         self._file = job.folder / records.CANDIDATES
-        jsonl.mend_jsonl(self._file, check=check_candidates)
+        jsonl.mend_jsonl(self._file, candidates_line)
         self._layers: tuple[int, ...] = ()
         self._bytes = 0
         if config.record == RECORD_STATES:

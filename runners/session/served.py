@@ -16,10 +16,9 @@ from runners.session.method_runs import MethodRun
 from runners.session.open_run import OpenRun, complete
 from specbench.arrays import first_difference
 from specbench.config.server_schema import SERVERS, LlamacppConfig
-from specbench.errors import CaseFailed, ConfigurationError
+from specbench.errors import CaseFailed, ConfigurationError, field_error
 from specbench.models.checkpoints.bundled import find_gguf
-from specbench.results.records import DIFFERS, CaseRecord, Lossless
-from specbench.results.statistics.served import Served
+from specbench.results.records import DIFFERS, CaseRecord, Lossless, Served
 from specbench.servers.asking import NOT_PLAIN, Asked, Servers
 from specbench.servers.counters import Counts
 from specbench.system.interference import Interference, SystemMonitor
@@ -151,21 +150,23 @@ class ServedAnswers(Answers):
             prefill_s=answer.ttft_s,
             decode_s=answer.decode_s,
             wall_s=answer.last_s,
-            served=served.to_json(),
+            served=served,
             **asdict(around),
         )
         try:
             CaseRecord.from_json(turn.record.to_json())
         except ValueError as error:
             turn.record = blank
-            turn.error = CaseFailed("malformed", f"the answer contradicts itself: {error}")
+            turn.error = CaseFailed(
+                "malformed", f"the answer contradicts itself: {field_error(error)}"
+            )
 
     def quoted(self, turn: Turn) -> str:
         """The baseline's answer, or the label's own."""
         shared = self.job.baseline if self.job.config.dataset.dialogue == "ar" else None
         served = answered(turn.beside[shared or turn.run.label].record).served
         assert served is not None  # it was answered
-        return str(served["text"])
+        return served.text
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
         if self._servers.comparable(record.label, plain.label):
@@ -189,5 +190,5 @@ def compare(record: CaseRecord, plain: CaseRecord) -> Lossless:
         at = first_difference(record.output_ids, plain.output_ids)
     else:
         assert record.served is not None and plain.served is not None
-        at = first_difference(record.served["text"], plain.served["text"])
+        at = first_difference(record.served.text, plain.served.text)
     return Lossless("equal") if at is None else Lossless(DIFFERS, first_diff=at)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
-import types
+import json
 import typing
 from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from specbench.config.schema import PAPER_SCOPE, STATE_SCOPES
-from specbench.errors import ConfigurationError, nearest, unknown_name
+from specbench.errors import ConfigurationError, nearest, unknown_name, what_it_must_be
 
 # Keys of a method node that are not fields of its class.
 _NOT_KNOBS = frozenset({"_target_", "label"})
 
 # Where a method's class may lie: to import a module is to run it, and a yaml must not choose which.
 _OWN_PACKAGES = ("methods", "specbench")
-
-# What stands in yaml for a value of each type.
-_YAML_TYPES: dict[Any, tuple[type, ...]] = {
-    **{kind: (kind,) for kind in (bool, int, str, list, dict)},
-    float: (int, float),
-    tuple: (list,),
-}
 
 
 def check_method(method: Mapping[str, Any] | DictConfig) -> None:
@@ -60,11 +55,10 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
             raise ConfigurationError(
                 f"method={name} has no key {key!r}.{hint} Valid: {', '.join(sorted(fields))}."
             )
-        annotation = fields[key][0]
-        if not _fits(value, annotation):
+        if wanted := _refusal(value, fields[key][0]):
             raise ConfigurationError(
                 f"method.{key}={value!r} is of the wrong type for method={name}: it must be "
-                f"{_describe(annotation)}."
+                f"{wanted}."
             )
     missing = [key for key, (_, required) in fields.items() if required and key not in given]
     if missing:
@@ -113,30 +107,19 @@ def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a yaml value can stand for ``annotation``; unknown annotations take everything."""
-    kind = typing.get_origin(annotation) or annotation
-    if kind in (typing.Union, types.UnionType):
-        return any(_fits(value, part) for part in typing.get_args(annotation))
-    if kind is typing.Literal:
-        return value in typing.get_args(annotation)
-    if kind in (None, type(None)):
-        return value is None
-    if kind not in _YAML_TYPES:
-        return True
-    # Python takes True for a number, yaml does not.
-    return isinstance(value, _YAML_TYPES[kind]) and (kind is bool or not isinstance(value, bool))
+def _refusal(value: Any, annotation: Any) -> str:
+    """What a yaml value must be to stand for ``annotation``; "" where it can."""
+    try:
+        # Through JSON, where a list may stand for a tuple as in yaml, and 1 but not true for 1.0.
+        _schema(annotation).validate_json(json.dumps(value, default=str), strict=True)
+    except PydanticSchemaGenerationError:
+        return ""  # a type that yaml does not know takes everything
+    except ValidationError as error:
+        null = " or null" if type(None) in typing.get_args(annotation) else ""
+        return what_it_must_be(error) + null
+    return ""
 
 
-def _describe(annotation: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    if isinstance(annotation, type) and annotation in names:
-        return names[annotation]
-    if annotation in (None, type(None)):
-        return "null"
-    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_describe(part) for part in parts)
-    if origin is typing.Literal:
-        return "one of " + ", ".join(map(str, parts))
-    return "a list" if origin in (list, tuple) else str(annotation)
+@functools.cache
+def _schema(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation)

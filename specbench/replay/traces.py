@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from specbench.arrays import IntArray
-from specbench.errors import ConfigurationError, first_line
+from specbench.errors import ConfigurationError, field_error
 from specbench.replay import states
+from specbench.results import lines
 from specbench.results.manifest import BASELINE, RunManifest
-from specbench.results.record_checks import check_candidates, check_ids, check_packed
 from specbench.results.records import CANDIDATES, CASES, DONE, MANIFEST, read_records
 from specbench.storage import jsonl
 from specbench.storage.arrays import read_header
@@ -230,8 +230,8 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
         raise RecordError(f"{path / MANIFEST} is damaged: {error}. Name another run.") from error
     if (path / DONE).exists():
         manifest.check_files(path, (CASES,))
-    lines, _ = jsonl.read_jsonl(path / CANDIDATES, check_candidates)
-    candidates = {(line["label"], line["case_id"], line["turn"]): line["top"] for line in lines}
+    rows, _ = jsonl.read_jsonl(path / CANDIDATES, lines.candidates_line)
+    candidates = {(line["label"], line["case_id"], line["turn"]): line["top"] for line in rows}
     found, _ = read_records(path, run_key=manifest.run_key, labels=manifest.labels)
     failed: dict[str, None] = {}
     turns = []
@@ -340,7 +340,7 @@ def _read_pack(path: Path) -> tuple[dict[str, Any], list[Turn]]:
                 )
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise RecordError(
-                f"{path}, line {number}: not a trace pack, or damaged: {first_line(error)}."
+                f"{path}, line {number}: not a trace pack, or damaged: {field_error(error)}."
             ) from error
     if not header:
         raise RecordError(f"{path} is not a trace pack: it is empty.")
@@ -348,7 +348,7 @@ def _read_pack(path: Path) -> tuple[dict[str, Any], list[Turn]]:
 
 
 def _turn(line: dict[str, Any]) -> Turn:
-    check_packed(line)
+    lines.packed_line(line)
     if line["candidates"] is not None:
         line["candidates"] = np.asarray(line["candidates"], dtype=np.int64)
     for name in ("prompt_ids", "output_ids"):
@@ -366,4 +366,7 @@ def _check_header(header: Mapping[str, Any]) -> None:
             value = value[key]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise ValueError(f"{path} is {value!r:.60}, not {said}")
-    check_ids("model.eos_ids", header["model"]["eos_ids"])
+    try:
+        lines.ids(header["model"]["eos_ids"])
+    except ValueError as error:
+        raise ValueError(f"model.eos_ids: {field_error(error)}") from error

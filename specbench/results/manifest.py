@@ -1,18 +1,28 @@
 """What a run folder says of itself: ``manifest.json`` as a typed value. Free of torch.
 
 Folders of earlier versions, of other programs' files and of tests lack some keys, and a later
-version may add some: what is missing reads as None or empty, what is unknown is kept in ``extra``
-and written back.
+version may add some: what is missing reads as None or empty, what is unknown is kept and
+written back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Self
 
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    Strict,
+    model_serializer,
+    model_validator,
+)
+
+from specbench.errors import field_error
+from specbench.results.lines import Flag, Text
 from specbench.results.records import DONE, MANIFEST, SCHEMA_VERSION
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
@@ -20,68 +30,38 @@ from specbench.storage.jsonl import JsonObject
 
 BASELINE = "ar"  # the label of plain decoding
 
-# Written also where they are None: readers of the file look for them.
-_ALWAYS = {"always": True}
+Whole = Annotated[int, Strict()]
+Number = Annotated[float, Strict()]
 
 
-@dataclass(kw_only=True)
-class _Node:
-    """A JSON object with known keys; each class below lists them."""
+class _Node(BaseModel):
+    """A JSON object with known keys; each class below lists them, others are kept.
 
-    extra: JsonObject = field(default_factory=dict)
+    Keys without a value are written only where readers look for them (``_always``).
+    """
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+    _always: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def from_json(cls, data: JsonObject) -> Self:
-        known = {f.name for f in fields(cls)} - {"extra"}
-        values = {key: value for key, value in data.items() if key in known}
-        hints = get_type_hints(cls)
-        for key, value in values.items():
-            if not _fits(value, hints[key]):
-                raise ValueError(f"{key} is {value!r:.60}, which it cannot be")
-        return cls(**values, extra={k: v for k, v in data.items() if k not in known})
+    def from_json(cls, data: Mapping[str, object]) -> Self:
+        """What a file's JSON object holds.
+
+        Raises:
+            ValueError: names the field.
+        """
+        return cls.model_validate(data)
 
     def to_json(self) -> JsonObject:
-        """A plain dict; keys without a value are left out unless readers look for them."""
-        found: JsonObject = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.name == "extra" or (value is None and not f.metadata.get("always")):
-                continue
-            found[f.name] = _plain(value)
-        return found | self.extra
+        """A plain dict for the file."""
+        return self.model_dump(mode="json", warnings=False)
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, plain: SerializerFunctionWrapHandler) -> JsonObject:
+        always = self._always | (self.model_extra or {}).keys()
+        return {k: v for k, v in plain(self).items() if v is not None or k in always}
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a field's type, as far as JSON can tell."""
-    if hint is Any:
-        return True
-    kind, inner = get_origin(hint) or hint, get_args(hint)
-    if kind in (UnionType, Union):
-        return any(_fits(value, part) for part in inner)
-    if kind is float:
-        return type(value) in (int, float)
-    if kind is int:
-        return type(value) is int
-    if not isinstance(value, kind):
-        return False
-    if kind is list and inner:
-        return all(_fits(item, inner[0]) for item in value)
-    if kind is dict and inner:
-        return all(_fits(item, inner[1]) for item in value.values())
-    return True
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Node):
-        return value.to_json()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
-
-
-@dataclass(kw_only=True)
 class DraftInfo(_Node):
     """A label's draft model.
 
@@ -92,19 +72,20 @@ class DraftInfo(_Node):
         self_check: as in ``ModelInfo``.
     """
 
-    id: str | None = None
-    revision: str | None = field(default=None, metadata=_ALWAYS)
-    weights_hash: str | None = field(default=None, metadata=_ALWAYS)
-    dtype: str | None = None
-    device: str | None = None
-    parameters: int | None = None
-    vocab_size: int | None = None
+    _always = frozenset({"revision", "weights_hash"})
+
+    id: Text | None = None
+    revision: Text | None = None
+    weights_hash: Text | None = None
+    dtype: Text | None = None
+    device: Text | None = None
+    parameters: Whole | None = None
+    vocab_size: Whole | None = None
     packed: JsonObject | None = None
     passes: JsonObject | None = None
     self_check: JsonObject | None = None
 
 
-@dataclass(kw_only=True)
 class ModelInfo(_Node):
     """The target as it was loaded.
 
@@ -129,74 +110,67 @@ class ModelInfo(_Node):
         audit: what the audit takes for a near tie, and how that was measured.
     """
 
-    name: str | None = None
-    id: str | None = None
-    revision: str | None = field(default=None, metadata=_ALWAYS)
-    weights_hash: str | None = field(default=None, metadata=_ALWAYS)
-    shape: bool | None = None
-    dtype: str | None = None
-    device: str | None = None
-    eos_ids: list[int] | None = None
-    context_length: int | None = None
-    vocab_size: int | None = None
-    tokenizer_hash: str | None = None
-    template_sha: str | None = None
-    parameters: int | None = None
-    weight_bytes: int | None = None
-    copy_bytes_per_s: float | None = None
-    read_bytes_per_s: float | None = None
+    _always = frozenset({"revision", "weights_hash"})
+
+    name: Text | None = None
+    id: Text | None = None
+    revision: Text | None = None
+    weights_hash: Text | None = None
+    shape: Flag | None = None
+    dtype: Text | None = None
+    device: Text | None = None
+    eos_ids: list[Whole] | None = None
+    context_length: Whole | None = None
+    vocab_size: Whole | None = None
+    tokenizer_hash: Text | None = None
+    template_sha: Text | None = None
+    parameters: Whole | None = None
+    weight_bytes: Whole | None = None
+    copy_bytes_per_s: Number | None = None
+    read_bytes_per_s: Number | None = None
     packed: JsonObject | None = None
     passes: JsonObject | None = None
-    overlap: str | None = None
-    overlapping: list[str] | None = None
-    threads: int | None = None
+    overlap: Text | None = None
+    overlapping: list[Text] | None = None
+    threads: Whole | None = None
     artefacts: dict[str, JsonObject] | None = None
-    drafts: dict[str, DraftInfo] = field(default_factory=dict)
-    memory: dict[str, dict[str, int]] = field(default_factory=dict)
-    measured: dict[str, dict[str, int]] = field(default_factory=dict)
+    drafts: dict[str, DraftInfo] = Field(default_factory=dict)
+    memory: dict[str, dict[str, Whole]] = Field(default_factory=dict)
+    measured: dict[str, dict[str, Whole]] = Field(default_factory=dict)
     peers: JsonObject | None = None
     self_check: JsonObject | None = None
     audit: JsonObject | None = None
 
-    @classmethod
-    def from_json(cls, data: JsonObject) -> Self:
-        drafts = {
-            label: DraftInfo.from_json(draft) for label, draft in (data.get("drafts") or {}).items()
-        }
-        return super().from_json({**data, "drafts": drafts})
-
-    def to_json(self) -> JsonObject:
-        """As every node; what labels add is left out where none ran (a replay, a cost surface)."""
-        found = super().to_json()
-        if not self.memory:
-            by_label = ("drafts", "memory", "measured")
-            found = {k: v for k, v in found.items() if v or k not in by_label}
-        return found
+    @model_serializer(mode="wrap")
+    def _without_labels(self, plain: SerializerFunctionWrapHandler) -> JsonObject:
+        """What labels add is left out where none ran (a replay, a cost surface)."""
+        found = _Node._without_absent(self, plain)
+        by_label = () if self.memory else ("drafts", "memory", "measured")
+        return {k: v for k, v in found.items() if v or k not in by_label}
 
 
-@dataclass(kw_only=True)
 class LabelInfo(_Node):
     """An entry of the run: its method, how long it kept state, its settings, its pair's."""
 
-    method: str | None = None
-    method_version: int | None = None
-    state_scope: str | None = None
-    knobs: JsonObject = field(default_factory=dict)
-    pair: JsonObject | None = field(default=None, metadata=_ALWAYS)
+    _always = frozenset({"pair"})
+
+    method: Text | None = None
+    method_version: Whole | None = None
+    state_scope: Text | None = None
+    knobs: JsonObject = Field(default_factory=dict)
+    pair: JsonObject | None = None
 
 
-@dataclass(kw_only=True)
 class Start(_Node):
     """A process that began or resumed the run."""
 
-    at: str | None = None
-    host: str | None = None
-    pid: int | None = None
-    records_found: int = 0
-    blocks_redone: int = 0
+    at: Text | None = None
+    host: Text | None = None
+    pid: Whole | None = None
+    records_found: Whole = 0
+    blocks_redone: Whole = 0
 
 
-@dataclass(kw_only=True)
 class RunManifest(_Node):
     """``manifest.json``.
 
@@ -219,59 +193,62 @@ class RunManifest(_Node):
         files: SHA-256 of each file that the run left when it was done.
     """
 
-    schema_version: int = SCHEMA_VERSION
-    folder_id: str | None = None
-    run_key: str | None = None
-    status: str | None = None
-    exit_code: int | None = field(default=None, metadata=_ALWAYS)
-    config: JsonObject = field(default_factory=dict)
+    _always = frozenset({"exit_code", "baseline", "git"})
+
+    schema_version: Whole = SCHEMA_VERSION
+    folder_id: Text | None = None
+    run_key: Text | None = None
+    status: Text | None = None
+    exit_code: Whole | None = None
+    config: JsonObject = Field(default_factory=dict)
     identity: JsonObject | None = None
-    overrides: list[str] = field(default_factory=list)
-    labels: dict[str, LabelInfo] = field(default_factory=dict)
-    baseline: str | None = field(default=None, metadata=_ALWAYS)
-    seed: int = 0
-    n_cases: int | None = None
-    prompt_set_hash: str | None = None
-    hardware: JsonObject = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    git: JsonObject | None = field(default=None, metadata=_ALWAYS)
-    cuda_settings: JsonObject = field(default_factory=dict)
-    forced_resume: bool = False
-    starts: list[Start] = field(default_factory=list)
+    overrides: list[Text] = Field(default_factory=list)
+    labels: dict[str, LabelInfo] = Field(default_factory=dict)
+    baseline: Text | None = None
+    seed: Whole = 0
+    n_cases: Whole | None = None
+    prompt_set_hash: Text | None = None
+    hardware: JsonObject = Field(default_factory=dict)
+    versions: dict[str, Text] = Field(default_factory=dict)
+    git: JsonObject | None = None
+    cuda_settings: JsonObject = Field(default_factory=dict)
+    forced_resume: Flag = False
+    starts: list[Start] = Field(default_factory=list)
     model: ModelInfo | None = None
-    ended_at: str | None = None
+    ended_at: Text | None = None
     surface: JsonObject | None = None
     traces: JsonObject | None = None
-    replay: dict[str, str] | None = None
-    replay_s: float | None = None
-    notes: list[str] | None = None
+    replay: dict[str, Text] | None = None
+    replay_s: Number | None = None
+    notes: list[Text] | None = None
     servers: dict[str, JsonObject] | None = None
-    synthetic: bool | None = None
+    synthetic: Flag | None = None
     imported: JsonObject | None = None
-    merged_from: list[str] | None = None
-    mixed_conditions: list[str] | None = None
-    files: dict[str, str] | None = None
+    merged_from: list[Text] | None = None
+    mixed_conditions: list[Text] | None = None
+    files: dict[str, Text] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_writer(cls, data: JsonObject) -> JsonObject:
+        """Null stands for "not recorded" in files of others, which name no baseline either."""
+        values = {key: value for key, value in data.items() if value is not None}
+        labels = values.get("labels")
+        if isinstance(labels, dict):
+            values["labels"] = {label: {} if i is None else i for label, i in labels.items()}
+        return values
 
     @classmethod
-    def from_json(cls, data: JsonObject) -> Self:
+    def from_json(cls, data: Mapping[str, object]) -> Self:
         """The manifest that a file's JSON object holds.
 
         Raises:
-            ValueError: another version of the program wrote it.
+            ValueError: names the field; or another version of the program wrote it.
         """
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
             raise ValueError(f"schema_version is {version!r}, this program reads {SCHEMA_VERSION}")
-        # null stands for "not recorded" in files of others.
-        values = {key: value for key, value in data.items() if value is not None}
-        if "baseline" not in data:
-            values["baseline"] = BASELINE  # files of others do not say
-        labels = values.get("labels", {}).items()
-        values["labels"] = {label: LabelInfo.from_json(info or {}) for label, info in labels}
-        values["starts"] = [Start.from_json(start) for start in values.get("starts", [])]
-        if "model" in values:
-            values["model"] = ModelInfo.from_json(values["model"])
-        return super().from_json(values)
+        return super().from_json({"baseline": BASELINE, **data})
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -284,9 +261,9 @@ class RunManifest(_Node):
         data = jsonl.read_json(path)
         try:
             return cls.from_json(data)
-        except (ValueError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise jsonl.RecordError(
-                f"{path}: {error}. Use the version of the program that wrote it."
+                f"{path}: {field_error(error)}. Use the version of the program that wrote it."
             ) from error
 
     def write(self, folder: Path) -> None:

@@ -23,13 +23,15 @@ Files of a run folder:
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from specbench.results.record_checks import check_record
+from pydantic import AfterValidator, Field, Strict, TypeAdapter
+
+from specbench.results import lines
+from specbench.results.lines import Count, Seconds, Seed, Text
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 
@@ -56,6 +58,8 @@ PHASES = ("draft", "verify", "accept", "cache", "observe")  # of a step; ``other
 VERDICTS = ("equal", "near_tie", "bug", "not_audited")
 DIFFERS = "differs"  # the verdict on another engine's output that is not its own plain one
 OWN_ENGINE = "specbench"
+_COMMITTED_KEY = "accepted_per_step"  # of the tokens committed by step, in files
+_ROUNDING = 1e-6
 LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's distribution
 
 
@@ -72,9 +76,43 @@ class Lossless:
         gap: largest ``max(logits) - logits[token]`` over the output, None where not computed.
     """
 
-    verdict: str = "not_audited"
-    first_diff: int | None = None
-    gap: float | None = None
+    verdict: Annotated[Text, lines.one_of((*VERDICTS, DIFFERS))] = "not_audited"
+    first_diff: Annotated[int, Strict()] | None = None
+    gap: lines.Number | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a server's turn says besides.
+
+    Attributes:
+        text: the answer; prompts and answers may come without ids.
+        concurrency: questions asked at once; ``batch``: which of these, from 0 in the run.
+        batch_s: seconds of the batch; None where a request of it failed or was repeated.
+        requests: how often the question was asked until its answer came whole.
+        counted: whether the server said how many steps it took.
+        counters: in the server's own words.
+        where: the server's address.
+    """
+
+    text: Text
+    concurrency: Count
+    batch: Count
+    batch_s: Annotated[Seconds, Field(gt=0)] | None = None
+    requests: Count
+    counted: bool = True
+    where: str = ""
+    counters: dict[str, Any] = field(default_factory=dict)
+
+
+def _check_counted(counted: dict[str, Any]) -> dict[str, Any]:
+    """What tables and the rule of noise add up of what a drafter said."""
+    for name, value in counted.items():
+        if name.startswith(("accepted_from_", "found_by_")) and (
+            type(value) is not int or value < 0
+        ):
+            raise ValueError(f"counts, and {name} is {value!r}")
+    return counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +135,8 @@ class CaseRecord:
         finish_reason: ``eos``, ``length`` or ``context``; None for a failed turn.
         n_target_passes: steps; prefill is not one.
         n_drafted: draft nodes over all steps, auxiliary nodes (``n_aux``) not counted.
-        accepted_per_step: tokens committed by each step, bonus included; sums to ``n_new - 1``.
+        committed_per_step: tokens committed by each step, bonus included; sums to ``n_new - 1``.
+            In the file it is ``accepted_per_step``.
         output_ids: ``[n_new]`` the new tokens.
         timing: where the times come from: ``measured``; ``predicted`` by a cost surface (the
             target's part; drafting is measured); ``none``: a replay without a surface, all zero.
@@ -119,68 +158,68 @@ class CaseRecord:
             output: those of its text tokenized again, minus one; None where nobody counted.
         engine: what decoded: ours, or another one with its version (``runner=serve``), whose
             turns may lack ids and single steps; ``numerics``: what that one keeps weights in.
-        served: what a server's turn says besides, see `specbench.results.statistics.served.Served`.
+        served: what a server's turn says besides, see `Served`.
         prompt_sha, output_sha: SHA-256 of ids that were not kept (``scripts/keep_run.py``).
         forced_resume: whether the run was resumed with ``resume=force`` on other hardware,
             versions or code before this record was made.
     """
 
     schema_version: int = SCHEMA_VERSION
-    run_key: str
-    label: str
-    method: str
-    method_version: int = 1
-    model: str
-    dataset: str
-    task: str
-    category: str
-    case_id: str
-    turn: int
-    repeat: int
-    stream_index: int
-    position: int = 0
-    status: str = "failed"  # until `finished`
-    n_prompt: int = 0
-    n_new: int = 0
-    finish_reason: str | None = None
-    n_target_passes: int = 0
-    n_drafted: int = 0
-    n_aux: int = 0
-    accepted_per_step: Sequence[int] = ()
-    prompt_ids: Sequence[int] = ()
-    output_ids: Sequence[int] = ()
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    drafter_setup_s: float = 0.0
-    wall_s: float = 0.0
-    timing: str = "measured"
-    phase_s: Mapping[str, float] | None = None
-    drafter: Mapping[str, Any] = field(default_factory=dict)
-    state_scope: str
-    verifier: str = "greedy"
-    seed: int
+    run_key: Text
+    label: Text
+    method: Text
+    method_version: Count = 1
+    model: Text
+    dataset: Text
+    task: Text
+    category: Text
+    case_id: Text
+    turn: Count
+    repeat: Count
+    stream_index: Count
+    position: Count = 0
+    status: Annotated[Text, lines.one_of(STATUSES)] = "failed"  # until `finished`
+    n_prompt: Count = 0
+    n_new: Count = 0
+    finish_reason: Text | None = None
+    n_target_passes: Count = 0
+    n_drafted: Count = 0
+    n_aux: Count = 0
+    committed_per_step: Annotated[lines.Committed, Field(alias=_COMMITTED_KEY)] = field(
+        default_factory=list
+    )
+    prompt_ids: lines.Ids = field(default_factory=list)
+    output_ids: lines.OutputIds = field(default_factory=list)
+    prefill_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
+    drafter_setup_s: Seconds = 0.0
+    wall_s: Seconds = 0.0
+    timing: Annotated[Text, lines.one_of(TIMINGS)] = "measured"
+    phase_s: dict[str, lines.Number] | None = None
+    drafter: Annotated[dict[str, Any], AfterValidator(_check_counted)] = field(default_factory=dict)
+    state_scope: Text
+    verifier: Text = "greedy"
+    seed: Seed
     lossless: Lossless = field(default_factory=Lossless)
-    cpu_steal: float | None = None
-    cpu_waiting: float | None = None
-    cpu_others: float | None = None
-    cpu_load: float | None = None
-    gpu: Sequence[JsonObject] | None = None
-    energy_j: float | None = None
-    attempt: int = 0
-    disturbed_by: str = ""
-    started_at: str = ""
-    host: str = ""
-    n_retokenized: int | None = None
-    engine: str = OWN_ENGINE
-    numerics: str = ""
-    served: JsonObject | None = None
-    prompt_sha: str = ""
-    output_sha: str = ""
-    forced_resume: bool = False
+    cpu_steal: Seconds | None = None
+    cpu_waiting: Seconds | None = None
+    cpu_others: Seconds | None = None
+    cpu_load: Seconds | None = None
+    gpu: list[dict[str, Any]] | None = None
+    energy_j: Seconds | None = None
+    attempt: Count = 0
+    disturbed_by: Text = ""
+    started_at: Text = ""
+    host: Text = ""
+    n_retokenized: Count | None = None
+    engine: Text = OWN_ENGINE
+    numerics: Text = ""
+    served: Served | None = None
+    prompt_sha: Text = ""
+    output_sha: Text = ""
+    forced_resume: lines.Flag = False
 
-    def finished(
-        self, output_ids: Sequence[int], committed: Sequence[int], **measured: Any
-    ) -> CaseRecord:
+    def finished(self, output_ids: list[int], committed: list[int], **measured: Any) -> CaseRecord:
         """The same turn decoded; ``committed`` has each step's tokens, bonus included."""
         return replace(
             self,
@@ -188,7 +227,7 @@ class CaseRecord:
             n_new=len(output_ids),
             output_ids=output_ids,
             n_target_passes=len(committed),
-            accepted_per_step=committed,
+            committed_per_step=committed,
             **measured,
         )
 
@@ -208,7 +247,7 @@ class CaseRecord:
 
     def to_json(self) -> JsonObject:
         """A plain dict for one line of ``cases.jsonl``; a gap that is not finite becomes None."""
-        line = asdict(self)
+        line = {_FILE_KEYS.get(name, name): value for name, value in asdict(self).items()}
         gap = self.lossless.gap
         if gap is not None and not math.isfinite(gap):
             line["lossless"]["gap"] = None
@@ -217,7 +256,7 @@ class CaseRecord:
                 del line[name]
         if not self.output_sha:
             del line["prompt_sha"], line["output_sha"]
-        for name in ("accepted_per_step", "prompt_ids", "output_ids"):
+        for name in (_COMMITTED_KEY, "prompt_ids", "output_ids"):
             line[name] = [int(value) for value in line[name]]
         return line
 
@@ -231,132 +270,61 @@ class CaseRecord:
         version = line.get("schema_version")
         if version != SCHEMA_VERSION:
             raise ValueError(f"schema_version is {version!r}, this program reads {SCHEMA_VERSION}")
-        values = {name: line[name] for name in _RECORD_FIELDS if name in line}
-        missing = _REQUIRED_FIELDS - values.keys()
-        if missing:
+        if missing := _PROMISED - line.keys():
             raise ValueError(f"no field {', '.join(sorted(missing))}")
-        values["lossless"] = Lossless(
-            **{k: line["lossless"].get(k) for k in ("verdict", "first_diff", "gap")}
-        )
-        record = CaseRecord(**values)
+        record = _parse_record(line)
         record._check()
         return record
 
     def _check(self) -> None:
-        if self.status not in STATUSES:
-            raise ValueError(f"status {self.status!r} must be one of {', '.join(STATUSES)}")
-        if self.timing not in TIMINGS:
-            raise ValueError(f"timing {self.timing!r} must be one of {', '.join(TIMINGS)}")
-        if self.lossless.verdict not in (*VERDICTS, DIFFERS):
-            verdict = self.lossless.verdict
-            raise ValueError(f"verdict {verdict!r} must be one of {', '.join(VERDICTS)}")
-        check_record(self)
+        """That the fields do not contradict each other."""
+        n_committed = sum(self.committed_per_step)
+        if self.prompt_ids and len(self.prompt_ids) != self.n_prompt:
+            raise ValueError(f"n_prompt is {self.n_prompt}, prompt_ids has {len(self.prompt_ids)}")
+        if self.status != "failed":
+            self._check_times()
         foreign = self.engine != OWN_ENGINE
         without = not self.output_ids and (foreign or self.output_sha)
         if len(self.output_ids) != self.n_new and not without:
             raise ValueError(f"n_new is {self.n_new}, output_ids has {len(self.output_ids)}")
-        if foreign and not self.accepted_per_step:
+        if foreign and not self.committed_per_step:
             return  # a server that counts says totals
-        if len(self.accepted_per_step) != self.n_target_passes:
+        if len(self.committed_per_step) != self.n_target_passes:
             raise ValueError(
                 f"n_target_passes is {self.n_target_passes}, "
-                f"accepted_per_step has {len(self.accepted_per_step)}"
+                f"{_COMMITTED_KEY} has {len(self.committed_per_step)}"
             )
-        if self.n_new and sum(self.accepted_per_step) != self.n_new - 1:
+        if self.n_new and n_committed != self.n_new - 1:
             raise ValueError(
-                f"accepted_per_step sums to {sum(self.accepted_per_step)}, "
-                f"n_new - 1 is {self.n_new - 1}"
+                f"{_COMMITTED_KEY} sums to {n_committed}, n_new - 1 is {self.n_new - 1}"
             )
 
+    def _check_times(self) -> None:
+        """Of a finished turn: 0 only where a clock may say it, as after the prompt's pass alone."""
+        parts = self.prefill_s + self.decode_s
+        if self.timing == "none":
+            if self.wall_s or parts:
+                raise ValueError("it has times, although timing is none")
+            return
+        if not self.wall_s:
+            raise ValueError("wall_s is 0, and a finished turn takes time")
+        if parts and abs(parts - self.wall_s) > _ROUNDING * self.wall_s:
+            raise ValueError(f"wall_s is {self.wall_s}, prefill_s + decode_s is {parts}")
+        if parts and self.n_target_passes and not self.decode_s:
+            raise ValueError(f"decode_s is 0, and {self.n_target_passes} steps take time")
 
-_RECORD_FIELDS = tuple(f.name for f in fields(CaseRecord))
+
+_parse_record: Callable[[JsonObject], CaseRecord] = TypeAdapter(CaseRecord).validate_python
+_FILE_KEYS = {"committed_per_step": _COMMITTED_KEY}
 # All but these are promised to every reader of the files.
 _OPTIONAL_FIELDS = (
     "method_version position n_aux timing phase_s drafter verifier cpu_steal cpu_waiting "
     "cpu_others cpu_load gpu energy_j attempt disturbed_by started_at host n_retokenized "
     "engine numerics served prompt_sha output_sha forced_resume"
 )
-_REQUIRED_FIELDS = frozenset(_RECORD_FIELDS) - set(_OPTIONAL_FIELDS.split())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTrace:
-    """The steps of one turn of one label; every list has one entry per step.
-
-    Attributes:
-        drafted: draft nodes (auxiliary ones not counted); ``depth``: of the deepest one.
-        committed: tokens committed, bonus included.
-        sources: for each step the source id of each accepted node, or None.
-        step_s: seconds per step, None where the clock does not give them.
-    """
-
-    label: str
-    case_id: str
-    turn: int
-    repeat: int
-    drafted: Sequence[int]
-    depth: Sequence[int]
-    committed: Sequence[int]
-    sources: Sequence[Sequence[int]] | None = None
-    step_s: Sequence[float] | None = None
-
-    def to_json(self) -> JsonObject:
-        return asdict(self)
-
-
-def write_steps(path: Path, traces: Iterable[JsonObject]) -> None:
-    """Write traces (as :meth:`StepTrace.to_json` gives them) as parquet, one row per step."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    schema = pa.schema(
-        [
-            *((name, pa.string()) for name in ("label", "case_id")),
-            *((name, pa.int32()) for name in ("turn", "repeat", "step")),
-            *((name, pa.int32()) for name in ("drafted", "depth", "committed")),
-            ("sources", pa.list_(pa.int32())),
-            ("step_s", pa.float64()),
-        ]
-    )
-    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
-    for trace in traces:
-        n = len(trace["committed"])
-        for name in ("label", "case_id", "turn", "repeat"):
-            columns[name].extend([trace[name]] * n)
-        columns["step"].extend(range(n))
-        for name in ("drafted", "depth", "committed"):
-            columns[name].extend(trace[name])
-        for name in ("sources", "step_s"):
-            columns[name].extend(trace.get(name) or [None] * n)
-    temporary = path.with_name(path.name + ".tmp")
-    with jsonl.reporting(path):
-        pq.write_table(pa.table(columns, schema=schema), temporary)
-        os.replace(temporary, path)
-
-
-def read_steps(path: Path) -> list[JsonObject]:
-    """The traces that `write_steps` wrote; turns without a step are not in them.
-
-    Raises:
-        specbench.storage.jsonl.RecordError: the file is no such table.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    traces: dict[tuple[Any, ...], JsonObject] = {}
-    try:
-        for row in pq.read_table(path).to_pylist():
-            turn = {name: row[name] for name in ("label", "case_id", "turn", "repeat")}
-            trace = traces.setdefault(tuple(turn.values()), turn)
-            for name in ("drafted", "depth", "committed", "sources", "step_s"):
-                trace.setdefault(name, []).append(row[name])
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise jsonl.RecordError(f"{path} cannot be read: {error}.") from error
-    for trace in traces.values():
-        for name in ("sources", "step_s"):
-            if trace[name][0] is None:
-                trace[name] = None
-    return list(traces.values())
+_PROMISED = {_FILE_KEYS.get(f.name, f.name) for f in fields(CaseRecord)} - {
+    *_OPTIONAL_FIELDS.split()
+}
 
 
 def read_records(
@@ -377,23 +345,21 @@ def read_records(
             that an earlier line has already.
     """
     path = path / CASES if path.is_dir() else path
-    objects, truncated = jsonl.read_jsonl(path)
-    records: list[CaseRecord] = []
-    lines: dict[tuple[Any, ...], int] = {}
-    for number, line in enumerate(objects, start=1):
-        try:
-            record = CaseRecord.from_json(line)
-            if run_key is not None and record.run_key != run_key:
-                raise ValueError(f"run_key is {record.run_key!r}, this folder's run is {run_key!r}")
-            if labels and record.label not in labels:
-                raise ValueError(f"label {record.label!r} is not one of {', '.join(labels)}")
-            key = (*record.key, record.attempt if path.name == DISTURBED else 0)
-            if (first := lines.setdefault(key, number)) != number:
-                raise ValueError(
-                    f"label {record.label}, case {record.case_id}, turn {record.turn}, repeat "
-                    f"{record.repeat} is in line {first} already"
-                )
-        except (ValueError, TypeError, AttributeError) as error:
-            raise jsonl.damaged(path, number, error) from error
-        records.append(record)
-    return records, truncated
+    first: dict[tuple[Any, ...], int] = {}
+
+    def parse(line: JsonObject) -> CaseRecord:
+        record = CaseRecord.from_json(line)
+        if run_key is not None and record.run_key != run_key:
+            raise ValueError(f"run_key is {record.run_key!r}, this folder's run is {run_key!r}")
+        if labels and record.label not in labels:
+            raise ValueError(f"label {record.label!r} is not one of {', '.join(labels)}")
+        key = (*record.key, record.attempt if path.name == DISTURBED else 0)
+        if key in first:
+            raise ValueError(
+                f"label {record.label}, case {record.case_id}, turn {record.turn}, repeat "
+                f"{record.repeat} is in line {first[key]} already"
+            )
+        first[key] = len(first) + 1  # each line before this one has a key of its own
+        return record
+
+    return jsonl.read_jsonl(path, parse)

@@ -116,7 +116,7 @@ def to_answers(
                         "decoding_steps": [turn.n_target_passes for turn in turns],
                         "new_tokens": [turn.n_new for turn in turns],
                         "wall_time": [turn.wall_s for turn in turns],
-                        "accept_lengths": [n for turn in turns for n in turn.accepted_per_step],
+                        "accept_lengths": [n for turn in turns for n in turn.committed_per_step],
                     }
                 ],
                 "tstamp": _seconds(first.started_at),

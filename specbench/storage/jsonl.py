@@ -14,14 +14,17 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, overload
 
-from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
+from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError, field_error
 
 # What a file holds before it becomes a typed value.
 JsonObject: TypeAlias = dict[str, Any]
+
+T = TypeVar("T")
+Line = TypeVar("Line", bound=Mapping[str, object])
 
 PACKED = ".gz"  # of a file of lines that is kept gzipped
 
@@ -96,15 +99,17 @@ def _check_depth(value: Any) -> None:
     raise ValueError("lists or objects are nested too deeply")
 
 
-def read_jsonl(
-    path: Path, check: Callable[[JsonObject], object] = lambda line: None
-) -> tuple[list[JsonObject], bool]:
-    """The objects of a file and whether its last line was cut off (and is left out).
+@overload
+def read_jsonl(path: Path) -> tuple[list[JsonObject], bool]: ...
+@overload
+def read_jsonl(path: Path, parse: Callable[[JsonObject], T]) -> tuple[list[T], bool]: ...
+def read_jsonl(path: Path, parse: Callable[[JsonObject], Any] = dict) -> tuple[list[Any], bool]:
+    """What the lines of a file hold, and whether its last line was cut off (and is left out).
 
     Args:
         path: a file of this program's; where it is missing, the gzipped one beside it
             (``cases.jsonl.gz``) is read, and without that it is an empty one.
-        check: raises a ValueError for an object that is not what this file holds.
+        parse: a line's JSON object as what this file holds; raises a ValueError where it is not.
 
     Raises:
         RecordError: a line before the last one is not such a json object.
@@ -118,7 +123,7 @@ def read_jsonl(
         return [], False
     # A whole file ends in a newline, so whatever follows the last newline was cut off.
     truncated = bool(lines.pop())
-    objects: list[JsonObject] = []
+    found: list[Any] = []
     for number, line in enumerate(lines, start=1):
         try:
             value = parse_json(line)
@@ -126,16 +131,15 @@ def read_jsonl(
                 raise ValueError("not a json object")
         except ValueError as error:
             if number == len(lines) and not truncated:
-                return objects, True
+                return found, True
             raise damaged(path, number, error) from error
         try:
             if _MAYBE_LARGER.search(line):
                 json.loads(line, parse_int=_bounded)
-            check(value)
+            found.append(parse(value))
         except ValueError as error:
-            raise damaged(path, number, error) from error
-        objects.append(value)
-    return objects, truncated
+            raise damaged(path, number, field_error(error)) from error
+    return found, truncated
 
 
 def _unpacked(path: Path) -> bytes:
@@ -157,22 +161,22 @@ def damaged(path: Path, number: int, reason: object) -> RecordError:
 
 def mend_jsonl(
     path: Path,
-    keep: Callable[[JsonObject], bool] = lambda line: True,
-    check: Callable[[JsonObject], object] = lambda line: None,
-) -> list[JsonObject]:
-    """The objects to keep; a line that was cut off and all others go from the file too.
+    parse: Callable[[JsonObject], Line],
+    keep: Callable[[Line], bool] = lambda line: True,
+) -> list[Line]:
+    """The lines to keep; one that was cut off and all others go from the file too.
 
     Raises:
-        RecordError: a line is none of this file's; ``check`` as in `read_jsonl`.
+        RecordError: a line is none of this file's; ``parse`` as in `read_jsonl`.
     """
-    lines, truncated = read_jsonl(path, check)
+    lines, truncated = read_jsonl(path, parse)
     kept = [line for line in lines if keep(line)]
     if truncated or len(kept) < len(lines):
         rewrite_jsonl(path, kept)
     return kept
 
 
-def append_jsonl(path: Path, lines: Iterable[JsonObject]) -> None:
+def append_jsonl(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
     """Add a group of lines to a file, which is made if missing, so that a cut-off is recognised.
 
     The group goes out in one write and is synced to disk; where the disk refuses, the file is cut
@@ -193,7 +197,7 @@ def append_jsonl(path: Path, lines: Iterable[JsonObject]) -> None:
             raise
 
 
-def rewrite_jsonl(path: Path, lines: Iterable[JsonObject]) -> None:
+def rewrite_jsonl(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
     """Replace a file by the given lines, all at once."""
     write_text(path, "".join(_dump_line(line) for line in lines))
 
@@ -243,7 +247,7 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def _dump_line(line: JsonObject) -> str:
+def _dump_line(line: Mapping[str, object]) -> str:
     return json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
 

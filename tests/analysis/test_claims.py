@@ -41,9 +41,9 @@ def run() -> Run:
 def as_set(run: Run, label: str, **knobs) -> Run:
     """The run with a label's settings changed."""
     info = run.manifest.labels.get(label, LabelInfo())
-    info = dataclasses.replace(info, knobs={**info.knobs, **knobs})
+    info = info.model_copy(update={"knobs": {**info.knobs, **knobs}})
     labels = {**run.manifest.labels, label: info}
-    return dataclasses.replace(run, manifest=dataclasses.replace(run.manifest, labels=labels))
+    return dataclasses.replace(run, manifest=run.manifest.model_copy(update={"labels": labels}))
 
 
 class TestFile:
@@ -196,7 +196,7 @@ class TestFindClaim:
 
     def test_of_other_models_the_nearest_in_size(self, run):
         model = ModelInfo(parameters=10_000_000_000)
-        manifest = dataclasses.replace(run.manifest, model=model)
+        manifest = run.manifest.model_copy(update={"model": model})
         sized = dataclasses.replace(run, manifest=manifest)
         models = [claim(model="vicuna33b", size=33.0), claim(model="vicuna13b", size=13.0)]
         found = find_claim(sized, "cacheback", "cacheback", [*models, claim(model="m", size=4.0)])
@@ -303,13 +303,16 @@ class TestFindClaim:
         ],
     )
     def test_a_claim_about_the_same_model_must_be_on_the_run_s_terms(self, run, terms, shown):
-        info = dataclasses.replace(
-            run.manifest.model,
-            drafts={"cacheback": DraftInfo(id="double7/vicuna-68m")},
-            artefacts={"cacheback": {"table": {"header": {"corpus": {"name": "openwebtext"}}}}},
+        info = run.manifest.model.model_copy(
+            update={
+                "drafts": {"cacheback": DraftInfo(id="double7/vicuna-68m")},
+                "artefacts": {
+                    "cacheback": {"table": {"header": {"corpus": {"name": "openwebtext"}}}}
+                },
+            }
         )
         config = {**run.manifest.config, "generation": {"max_new_tokens": 64}}
-        manifest = dataclasses.replace(run.manifest, model=info, config=config)
+        manifest = run.manifest.model_copy(update={"model": info, "config": config})
         run = dataclasses.replace(run, manifest=manifest)
         judged, other = claim(terms=terms), claim(terms=terms, model="vicuna13b")
         found = find_claim(run, "cacheback", "cacheback", [judged, other])

@@ -75,7 +75,9 @@ def test_tables_with_one_name_do_not_overwrite_each_other(results):
 def elsewhere(run):
     """The same run on another machine."""
     machine = {"cpu": "Other CPU", "cpus_usable": 2, "gpus": []}
-    return replace(run, path=run.path / "else", manifest=replace(run.manifest, hardware=machine))
+    return replace(
+        run, path=run.path / "else", manifest=run.manifest.model_copy(update={"hardware": machine})
+    )
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,15 @@ def comparison_of(run):
 @pytest.fixture(scope="module")
 def run():
     (found,) = load_runs([EXPERIMENTS / "specbench_board"])
-    return replace(found, manifest=replace(found.manifest, overrides=[]))
+    return replace(found, manifest=found.manifest.model_copy(update={"overrides": []}))
 
 
 def with_knobs(run, knobs):
     labels = {
-        label: replace(info, knobs=knobs.get(label, info.knobs))
+        label: info.model_copy(update={"knobs": knobs.get(label, info.knobs)})
         for label, info in run.manifest.labels.items()
     }
-    return replace(run, manifest=replace(run.manifest, labels=labels))
+    return replace(run, manifest=run.manifest.model_copy(update={"labels": labels}))
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +60,13 @@ def sizes(run):
     found = with_knobs(run, {label: knobs for label, (_, knobs) in SIZES.items()})
     hardware = {"cpu": "AMD EPYC", "cpus_usable": 1}
     config = {**found.manifest.config, "model": {"name": "smollm2_135m", "dtype": "float32"}}
-    model = replace(found.manifest.model, dtype="float32")
+    model = found.manifest.model.model_copy(update={"dtype": "float32"})
     return replace(
         found,
         records=records,
-        manifest=replace(found.manifest, config=config, model=model, hardware=hardware),
+        manifest=found.manifest.model_copy(
+            update={"config": config, "model": model, "hardware": hardware}
+        ),
     )
 
 
@@ -78,7 +80,7 @@ def lines(axes):
 
 def accepted(run, label):
     return np.concatenate(
-        [r.accepted_per_step for r in run.records if r.label == label and r.status == "ok"]
+        [r.committed_per_step for r in run.records if r.label == label and r.status == "ok"]
     )
 
 
@@ -121,7 +123,9 @@ def test_chains_and_trees_stand_at_their_rows_priced_by_the_surface(sizes):
 
 
 def test_a_pass_is_priced_by_no_other_machine(sizes):
-    elsewhere = replace(sizes, manifest=replace(sizes.manifest, hardware={"cpu": "Another"}))
+    elsewhere = replace(
+        sizes, manifest=sizes.manifest.model_copy(update={"hardware": {"cpu": "Another"}})
+    )
     _, measured = rows_picture(comparison_of(elsewhere), "").axes
     assert "predicted" not in measured.get_ylabel()
     assert cost_on("Another", "smollm2_135m", "float32") == ({}, {})

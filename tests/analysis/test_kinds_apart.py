@@ -230,7 +230,7 @@ def on(run: Run, gpu: str, engine: str = "eager") -> Run:
     model = ModelInfo(device="cuda", passes={"engine": engine})
     hardware = {"gpus": [{"name": gpu}]}
     return dataclasses.replace(
-        run, manifest=dataclasses.replace(run.manifest, model=model, hardware=hardware)
+        run, manifest=run.manifest.model_copy(update={"model": model, "hardware": hardware})
     )
 
 

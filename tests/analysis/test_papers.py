@@ -158,8 +158,8 @@ def with_knobs(run, folder, **knobs):
     """The run in another folder, its only method set otherwise."""
     (label,) = [name for name in run.labels if name != run.baseline]
     info = run.manifest.labels[label]
-    info = replace(info, knobs={**info.knobs, **knobs})
-    manifest = replace(run.manifest, labels={**run.manifest.labels, label: info})
+    info = info.model_copy(update={"knobs": {**info.knobs, **knobs}})
+    manifest = run.manifest.model_copy(update={"labels": {**run.manifest.labels, label: info}})
     return replace(run, path=run.path.with_name(folder), manifest=manifest)
 
 
@@ -285,7 +285,7 @@ def test_spread_over_repeats_by_hand():
 
 def test_acceptance_by_depth_by_hand(run):
     own = [record for record in run.records if record.label == "pld"]
-    steps = [n for record in own for n in record.accepted_per_step]
+    steps = [n for record in own for n in record.committed_per_step]
     shares = dict(by_depth(own))
     assert shares[1].value == pytest.approx(sum(n > 1 for n in steps) / len(steps))
     assert max(shares) == max(steps) - 1
@@ -369,8 +369,12 @@ def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulat
 def test_table_3_compares_speed_on_its_own_model_and_hardware():
     (run,) = load_runs([EXPERIMENTS / "card_table3"])
     machine = {"gpus": [{"name": "NVIDIA A800-SXM4-80GB"}] * 3}
-    model = replace(run.manifest.model, device="cuda:0", passes={"engine": "eager"})
-    there = replace(run, manifest=replace(run.manifest, hardware=machine, model=model))
+    model = run.manifest.model.model_copy(
+        update={"device": "cuda:0", "passes": {"engine": "eager"}}
+    )
+    there = replace(
+        run, manifest=run.manifest.model_copy(update={"hardware": machine, "model": model})
+    )
     llama2 = replace(there, records=[replace(r, model="llama2_70b") for r in there.records])
     for measured, card, opt_tree in (
         (run, "not compared", "other model"),

@@ -15,7 +15,7 @@ def write(folder, timing, seconds, cases=("a", "b")):
     folder.mkdir()
     lines = [
         case_record(
-            case, label, 11, accepted_per_step=[2] * 5, stream_index=i,
+            case, label, 11, committed_per_step=[2] * 5, stream_index=i,
             decode_s=s, wall_s=s, timing=timing,
         ).to_json()
         for i, case in enumerate(cases)

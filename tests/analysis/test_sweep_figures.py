@@ -229,8 +229,8 @@ def test_one_setting_measured_again_and_again_is_no_line_of_budgets(comparison):
 
 def _with_knob(run, num_tokens):
     info = run.manifest.labels["pld"]
-    info = replace(info, knobs={**info.knobs, "num_tokens": num_tokens})
-    return replace(run, manifest=replace(run.manifest, labels={"pld": info}))
+    info = info.model_copy(update={"knobs": {**info.knobs, "num_tokens": num_tokens}})
+    return replace(run, manifest=run.manifest.model_copy(update={"labels": {"pld": info}}))
 
 
 def test_the_cost_of_a_pass_never_falls():

@@ -80,8 +80,8 @@ def run() -> Run:
 def on_gpu(run: Run, engine: str = "eager", gpu: str = "NVIDIA GeForce RTX 4090", **more) -> Run:
     """The run as if measured on a GPU whose passes that engine ran."""
     model = ModelInfo(device="cuda", passes={"engine": engine})
-    manifest = dataclasses.replace(
-        run.manifest, model=model, hardware={"gpus": [{"name": gpu}]}, **more
+    manifest = run.manifest.model_copy(
+        update=dict(model=model, hardware={"gpus": [{"name": gpu}]}, **more)
     )
     return dataclasses.replace(run, manifest=manifest)
 
@@ -94,7 +94,7 @@ def with_eager(run: Run) -> Run:
         if r.label == "ar"
     ]
     labels = {**run.manifest.labels, "ar_eager": LabelInfo(method="ar", knobs={"eager": True})}
-    manifest = dataclasses.replace(run.manifest, labels=labels)
+    manifest = run.manifest.model_copy(update={"labels": labels})
     return dataclasses.replace(run, records=[*run.records, *eager], manifest=manifest)
 
 

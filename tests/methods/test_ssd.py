@@ -312,7 +312,7 @@ def test_a_warm_start_is_there_from_the_start_and_after_a_reset(tmp_path):
         record("a", [5, 6], [7, 8]),
         record("a", [5, 6], [7, 8], label="ssd"),  # the same turn, measured twice
         record("b", [5, 6], [9, 9]),
-        record("c", [1, 1], [], status="failed", n_target_passes=0, accepted_per_step=[]),
+        record("c", [1, 1], [], status="failed", n_target_passes=0, committed_per_step=[]),
     ]
     path = write_run(tmp_path, records)
     drafter = ready({"warm_start": path}, warm_start=str(path), draft_len=2)

@@ -53,7 +53,7 @@ def record(label, case_id, turn, accepted, wall_s, category="qa", repeat=0, stat
         case_id, label, n_new, model="toy", dataset="specbench",
         task="mt_bench" if category in MT_BENCH_CATEGORIES else category, category=category,
         turn=turn, repeat=repeat, status=status, prompt_ids=(3, 4),
-        output_ids=output_ids, accepted_per_step=accepted,
+        output_ids=output_ids, committed_per_step=accepted,
         n_retokenized=len(tokenize(words(output_ids))) - 1 if label == "ar" else None,
         prefill_s=wall_s / 4, decode_s=wall_s * 3 / 4, wall_s=wall_s,
         started_at="2026-11-21T00:00:00.000+00:00",
@@ -197,7 +197,7 @@ def test_every_way_of_counting_is_read_as_the_same_steps(accepted, prompt_is_a_s
         ],
     }  # fmt: skip
     back = from_answer(line, SOURCE, 0)
-    assert [list(r.accepted_per_step) for r in back] == accepted
+    assert [list(r.committed_per_step) for r in back] == accepted
     assert [r.n_target_passes for r in back] == [len(own) for own in accepted]
 
 
@@ -206,7 +206,7 @@ def test_a_first_pass_that_committed_more_keeps_the_rest():
     (line,) = to_answers([record("pld", "1", 0, [2, 2], 1.0)], [(0, "1")], "m", words)
     line["choices"][0]["accept_lengths"] = [3, 2]
     (back,) = from_answer(line, SOURCE, 0)
-    assert back.accepted_per_step == [2, 2]
+    assert back.committed_per_step == [2, 2]
     assert mean_accept_length([line]) == 2.5
 
 

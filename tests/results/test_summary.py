@@ -25,7 +25,7 @@ def record(label, case_id, n_new, steps, decode_s, **changes):
     if steps:
         accepted[0] += n_new - 1 - steps
     return case_record(
-        case_id, label, n_new, accepted_per_step=accepted, prefill_s=prefill_s, decode_s=decode_s,
+        case_id, label, n_new, committed_per_step=accepted, prefill_s=prefill_s, decode_s=decode_s,
         wall_s=prefill_s + decode_s, **{"lossless": Lossless("equal"), **changes},
     )  # fmt: skip
 

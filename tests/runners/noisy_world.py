@@ -15,6 +15,7 @@ from specbench.config.schema import MeasureConfig
 from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.disturbed import first_measurements, without_rule
 from specbench.results.statistics.summary import NO_CONTEXT, Sample
+from specbench.results.steps import StepTrace
 from tests.runners.test_blocks import ToyCase
 from tests.runners.toy import make_job
 from tests.small_run import case_record
@@ -110,14 +111,17 @@ def one_run(world: World, seed: int, label: str = "a"):
             record = case_record(
                 one.case.case_id, name, _COMMITTED + 1, attempt=attempt,
                 stream_index=one.stream_index,
-                accepted_per_step=_spread(n_steps), decode_s=step_s * n_steps,
+                committed_per_step=_spread(n_steps), decode_s=step_s * n_steps,
                 wall_s=step_s * n_steps, cpu_waiting=0.6 if is_slow and own.waits else 0.0,
                 cpu_steal=0.5 if busy and world.bursts.counted else 0.0,
             )  # fmt: skip
-            trace = {
-                **record.turn_id, "drafted": [0] * n_steps, "step_s": [step_s] * n_steps,
-                "committed": record.accepted_per_step,
-            }  # fmt: skip
+            trace = StepTrace(
+                **record.turn_id,
+                drafted=[0] * n_steps,
+                depth=[0] * n_steps,
+                committed=record.committed_per_step,
+                step_s=[step_s] * n_steps,
+            )
             yield record, trace
 
     made = {b.place: list(block(b, 0)) for b in job.blocks()}

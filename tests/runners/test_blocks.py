@@ -145,7 +145,7 @@ def test_the_oracle_gets_the_baselines_output_before_and_after_it(tmp_path):
     # In reversed blocks the baseline has not run yet: computed, untimed.
     assert session.plain_calls == 2
     full, rest = divmod(NEW_TOKENS - 1, 4)
-    assert [list(r.accepted_per_step) for r in oracle] == [[4] * full + [rest]] * 4
+    assert [list(r.committed_per_step) for r in oracle] == [[4] * full + [rest]] * 4
     assert {r.lossless.verdict for r in done} == {"equal"}
 
 

@@ -17,6 +17,7 @@ from specbench.errors import OutputRefused, SpecBenchError
 from specbench.replay.traces import load_traces
 from specbench.results import console, records
 from specbench.results.manifest import RunManifest
+from specbench.results.steps import read_steps
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
 from specbench.system import environment
@@ -48,7 +49,8 @@ def finished(typed, tmp_path_factory):
     """A finished run, whose side files were filled by hand where a quiet run has nothing to say."""
     out = tmp_path_factory.mktemp("damage") / "run"
     assert run_here([*typed, f"output_dir={out}"]) == 0
-    jsonl.rewrite_jsonl(out / records.STEPS_LOG, records.read_steps(out / records.STEPS))
+    steps = read_steps(out / records.STEPS)
+    jsonl.rewrite_jsonl(out / records.STEPS_LOG, (trace.to_json() for trace in steps))
     first = jsonl.read_jsonl(out / records.CASES)[0]
     case = [line for line in first if line["case_id"] == first[0]["case_id"]]
     jsonl.rewrite_jsonl(out / records.DISTURBED, case)
@@ -223,9 +225,9 @@ def test_a_finished_run_of_before_hashes_with_a_case_missing_is_told(job, run):
 
 def test_steps_survive_a_done_that_was_removed(job, run):
     (run / records.STEPS_LOG).unlink()
-    steps = records.read_steps(run / records.STEPS)
+    steps = read_steps(run / records.STEPS)
     resume(job, run)
-    assert records.read_steps(run / records.STEPS) == steps != []
+    assert read_steps(run / records.STEPS) == steps != []
 
 
 def test_a_block_without_its_steps_is_measured_again(job, run):

@@ -53,7 +53,7 @@ def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
     assert Counter(r.label for r in done) == {"ar": 7, "pld": 7, "oracle": 7}
     assert {r.task for r in done} == {"mt_bench", "qa", "rag"}
     assert {r.lossless.verdict for r in done} == {"equal"}
-    assert all(set(r.accepted_per_step) <= {1} for r in done if r.label == "ar")
+    assert all(set(r.committed_per_step) <= {1} for r in done if r.label == "ar")
     assert all(r.wall_s == r.prefill_s + r.decode_s > 0 for r in done)
     assert {r.run_key for r in done} == {jsonl.read_json(out / "manifest.json")["run_key"]}
     steps = pq.read_table(out / "steps.parquet").to_pylist()

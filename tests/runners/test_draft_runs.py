@@ -47,7 +47,7 @@ def execute(small, checkpoint, tmp_path):
 
 
 def steps(found):
-    return {r.key: (r.output_ids, r.accepted_per_step, r.drafter) for r in found}
+    return {r.key: (r.output_ids, r.committed_per_step, r.drafter) for r in found}
 
 
 def test_all_of_them_run_and_say_what_they_took(execute):
@@ -101,7 +101,7 @@ def test_at_a_temperature_all_but_the_ratio_test_repeat_plain_sampling(execute):
             assert record.output_ids == plain[record.case_id, record.turn]
     assert any(r.output_ids != plain[r.case_id, r.turn] for r in by_ratio)
     # The draft is the target: the ratio test accepts whatever it draws.
-    assert all(len(set(r.accepted_per_step[:-1])) <= 1 for r in by_ratio if r.label == "sps")
+    assert all(len(set(r.committed_per_step[:-1])) <= 1 for r in by_ratio if r.label == "sps")
 
 
 def test_one_device_where_two_were_asked_for_stands_in_every_record(execute, caplog):

@@ -38,10 +38,10 @@ def test_the_peers_run_beside_the_method_and_are_audited(execute, tmp_path):
         beside = plain[record.case_id, record.turn]
         assert record.output_ids == beside.output_ids
         assert record.finish_reason == beside.finish_reason
-        assert sum(record.accepted_per_step) == record.n_new - 1
+        assert sum(record.committed_per_step) == record.n_new - 1
         if record.label == "hf_generate":
             assert record.method == "hf:generate"
-            assert list(record.accepted_per_step) == [1] * (record.n_new - 1)
+            assert list(record.committed_per_step) == [1] * (record.n_new - 1)
             assert record.n_drafted == 0
         if record.label.startswith("hf_"):
             assert 0 < record.prefill_s < record.wall_s
@@ -63,7 +63,7 @@ def test_the_assistants_passes_are_counted_as_ours(execute, tmp_path):
     assert execute(*chosen, *knobs, "runner.hf.confidence=0", "dataset.limit=3") == 0
     found = [r for r in done(tmp_path) if r.label in ("sps", "hf_assisted")]
     steps = {
-        label: {r.key[:3]: r.accepted_per_step for r in found if r.label == label}
+        label: {r.key[:3]: r.committed_per_step for r in found if r.label == label}
         for label in ("sps", "hf_assisted")
     }
     assert steps["sps"] == steps["hf_assisted"]

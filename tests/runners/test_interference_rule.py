@@ -10,6 +10,7 @@ from runners.session import interference_rule
 from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records
 from specbench.results.records import CaseRecord
+from specbench.results.steps import StepTrace
 from specbench.storage import jsonl
 from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE
@@ -24,11 +25,13 @@ turn = partial(case_record, prefill_s=1.0, decode_s=1.0, wall_s=2.0)
 
 def trace(record, step_s, drafted=0):
     n = record.n_target_passes
-    return {
-        "label": record.label, "case_id": record.case_id, "turn": record.turn,
-        "repeat": record.repeat, "drafted": [drafted] * n, "committed": [1] * n,
-        "step_s": [step_s] * n,
-    }  # fmt: skip
+    return StepTrace(
+        **record.turn_id,
+        drafted=[drafted] * n,
+        depth=[0] * n,
+        committed=[1] * n,
+        step_s=[step_s] * n,
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +124,7 @@ class TestSlowdown:
         found, traces = self.run(slow)
         for record, one in zip(found, traces, strict=True):
             if f"{record.label} {record.case_id}" in slow:
-                one["step_s"] = [0.8] * 8
+                one.step_s[:] = [0.8] * 8
         changed = interference_rule.judge(found, traces, LIMITS, "ar")
         assert {case for _, case, _, _ in changed} == {"1", "2", "3"}
         assert len(changed) == 9
@@ -139,7 +142,7 @@ class TestSlowdown:
     def test_a_single_stall_counts_by_the_time_it_took(self):
         found, traces = self.run(["ar"])
         for one in traces[7:9]:
-            one["step_s"][3] = 70.0
+            one.step_s[3] = 70.0
         assert self.judged(found, traces) == ["ar 2", "pld 2", "sam 2"]
 
     def test_judging_twice_changes_nothing_and_a_quiet_turn_is_taken_back(self):
@@ -153,7 +156,7 @@ class TestSlowdown:
     def test_wide_drafts_and_long_contexts_are_compared_with_their_like(self):
         found, traces = self.run(["ar", "pld", "sam"])
         for one in traces[6:9]:
-            one["drafted"] = [64] * 8
+            one.drafted[:] = [64] * 8
         assert self.judged(found, traces) == []
         assert self.judged(*self.run(["ar", "pld", "sam"], n_prompt=2000)) == []
 
@@ -163,8 +166,7 @@ class TestSlowdown:
 
     def test_without_step_times_nothing_is_judged(self):
         found, traces = self.run(["ar", "pld", "sam"])
-        for line in traces:
-            line["step_s"] = None
+        traces = [replace(one, step_s=None) for one in traces]
         assert self.judged(found, traces) == []
 
 

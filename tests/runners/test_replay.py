@@ -77,7 +77,13 @@ def surface(tmp_path_factory, checkpoint):
 
 def steps(folder):
     return {
-        r.key: (list(r.accepted_per_step), r.n_drafted, list(r.output_ids), r.finish_reason, r.seed)
+        r.key: (
+            list(r.committed_per_step),
+            r.n_drafted,
+            list(r.output_ids),
+            r.finish_reason,
+            r.seed,
+        )
         for r in records.read_records(folder)[0]
     }
 
@@ -139,7 +145,7 @@ def test_token_recycling_is_replayed_and_labelled_approximate(again):
     assert code == 0
     done = [r for r in records.read_records(out)[0] if r.label == "token_recycling"]
     assert {r.drafter["replay"] for r in done} == {"approximate"}
-    assert any(max(r.accepted_per_step, default=0) > 1 for r in done)
+    assert any(max(r.committed_per_step, default=0) > 1 for r in done)
     notes = jsonl.read_json(out / records.SUMMARY)["notes"]
     assert any(note.startswith("token_recycling: APPROXIMATE") for note in notes)
 

@@ -73,7 +73,7 @@ def test_a_hand_computed_example_in_single_steps(tmp_path):
     ):
         where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
         _, records, _ = run(tmp_path / "r", *where, "server.speculation=mtp", "dataset.limit=1")
-    steps = {tuple(r.accepted_per_step) for r in records if r.label != "ar"}
+    steps = {tuple(r.committed_per_step) for r in records if r.label != "ar"}
     assert steps == {(3, 1, 6)}
 
 
@@ -85,10 +85,10 @@ def test_an_answer_that_did_not_come_whole_is_asked_for_again_and_counted_once(t
         code, records, _ = run(tmp_path / "r", f"server.base_url={url}", "dataset.limit=1")
     assert code == 0
     assert [r.status for r in records] == ["ok"] * len(records)
-    assert sum(r.served["requests"] for r in records) == len(records) + len(faults)
+    assert sum(r.served.requests for r in records) == len(records) + len(faults)
     assert len(fake.asked) == len(records) + len(faults)
     assert all(r.n_new == fake.n_new == len(r.output_ids) for r in records)
-    assert records[0].served["batch_s"] is None  # its time is not a whole batch's
+    assert records[0].served.batch_s is None  # its time is not a whole batch's
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_questions_are_asked_at_once_and_each_answer_counts_once(tmp_path):
     served = summary["served"][0]
     assert served["concurrency"] == 4
     assert served["system_tokens_per_s"] > served["user_tokens_per_s"]
-    batches = {(r.served["batch"], r.turn) for r in records}
+    batches = {(r.served.batch, r.turn) for r in records}
     assert len(batches) < len(records)
 
 

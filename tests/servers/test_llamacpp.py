@@ -107,7 +107,7 @@ def test_a_replay_with_llamacpps_rules_counts_what_the_server_counts(tmp_path):
                 continue
             drafter.last = []
             found = replayer.replay_turn(drafter, turn, empty=True, seed=0).decoded
-            said = by_key[key].served["counters"]["timings"]
+            said = by_key[key].served.counters["timings"]
             theirs = (said.get("draft_n", 0), said.get("draft_n_accepted", 0))
             ours = (found.n_drafted, len(turn.output_ids) - 1 - len(found.committed_per_step))
             if ours == theirs:

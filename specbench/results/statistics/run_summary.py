@@ -19,7 +19,6 @@ from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import Disturbance, Summary, SummaryRow
 from specbench.results.tasks import OVERALL
 from specbench.results.wording import run_caption
-from specbench.storage.jsonl import JsonObject
 
 _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
@@ -27,7 +26,7 @@ _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
 
 def run_summary(
     records: Sequence[CaseRecord],
-    errors: Sequence[JsonObject],
+    errors: Sequence[Mapping[str, object]],
     manifest: RunManifest,
     superseded: Sequence[CaseRecord] = (),
 ) -> Summary:
@@ -79,13 +78,13 @@ def run_summary(
     return found
 
 
-def exit_code(records: Sequence[CaseRecord], errors: Sequence[JsonObject]) -> int:
+def exit_code(records: Sequence[CaseRecord], errors: Sequence[Mapping[str, object]]) -> int:
     """0, or 1 where a case failed or an output is not what plain decoding gives."""
     return int(bool(errors) or any(record.lossless.verdict == "bug" for record in records))
 
 
 def _failures(
-    records: Sequence[CaseRecord], errors: Sequence[JsonObject], labels: Sequence[str]
+    records: Sequence[CaseRecord], errors: Sequence[Mapping[str, object]], labels: Sequence[str]
 ) -> list[str]:
     notes = []
     failed = {(r.case_id, r.label) for r in records if r.status == "failed"}

@@ -9,44 +9,16 @@ Definitions:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
 from specbench.arrays import first_difference
 from specbench.results.estimate import ABSENT
 from specbench.results.manifest import BASELINE
-from specbench.results.records import DIFFERS, CaseRecord
+from specbench.results.records import DIFFERS, CaseRecord, Served
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.storage.jsonl import JsonObject
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """``served`` of a record.
-
-    Attributes:
-        text: the answer; prompts and answers may come without ids.
-        concurrency: questions asked at once; ``batch``: which of these, from 0 in the run.
-        batch_s: seconds of the batch; None where a request of it failed or was repeated.
-        requests: how often the question was asked until its answer came whole.
-        counted: whether the server said how many steps it took.
-        counters: in the server's own words.
-        where: the server's address.
-    """
-
-    text: str
-    concurrency: int
-    batch: int
-    batch_s: float | None
-    requests: int
-    counted: bool
-    where: str
-    counters: Mapping[str, Any] = field(default_factory=dict)
-
-    def to_json(self) -> JsonObject:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +66,7 @@ def served_labels(records: Sequence[CaseRecord], labels: Sequence[str]) -> list[
                 label=label,
                 engine=own[0].engine,
                 numerics=own[0].numerics,
-                concurrency=_of(own[0])["concurrency"],
+                concurrency=_of(own[0]).concurrency,
                 ttft_s=median(r.prefill_s for r in in_time) if in_time else None,
                 user_tokens_per_s=sum(r.n_new - 1 for r in in_time) / decode_s
                 if decode_s
@@ -103,13 +75,13 @@ def served_labels(records: Sequence[CaseRecord], labels: Sequence[str]) -> list[
                 equal=len(compared) - len(different),
                 compared=len(compared),
                 first_difference=_words(different, records),
-                uncounted=sum(not _of(r)["counted"] for r in own),
+                uncounted=sum(not _of(r).counted for r in own),
             )
         )
     return found
 
 
-def _of(record: CaseRecord) -> JsonObject:
+def _of(record: CaseRecord) -> Served:
     assert record.served is not None
     return record.served
 
@@ -117,9 +89,9 @@ def _of(record: CaseRecord) -> JsonObject:
 def _system(records: Iterable[CaseRecord]) -> float | None:
     batches: dict[tuple[int, int], list[CaseRecord]] = {}
     for record in records:
-        if _of(record)["batch_s"] is not None:
-            batches.setdefault((_of(record)["batch"], record.turn), []).append(record)
-    seconds = sum(_of(batch[0])["batch_s"] for batch in batches.values())
+        if _of(record).batch_s:
+            batches.setdefault((_of(record).batch, record.turn), []).append(record)
+    seconds = sum(_of(batch[0]).batch_s or 0.0 for batch in batches.values())
     tokens = sum(record.n_new for batch in batches.values() for record in batch)
     return tokens / seconds if seconds else None
 
@@ -130,7 +102,7 @@ def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> st
         return ""
     record = different[0]
     plain = next(r for r in records if r.key == (*record.key[:3], BASELINE))
-    ours, theirs = _of(record)["text"], _of(plain)["text"]
+    ours, theirs = _of(record).text, _of(plain).text
     at = first_difference(ours, theirs)
     at = len(ours) if at is None else at
     return (
