@@ -14,7 +14,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -185,18 +184,19 @@ def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManif
     first = runs[0].manifest
     reads = [model.read_bytes_per_s for run in runs if (model := run.manifest.model)]
     fastest = max((read for read in reads if read), default=None)
-    return replace(
-        first,
-        model=first.model and first.model.model_copy(update={"read_bytes_per_s": fastest}),
-        config={**first.config, "shard": None},
-        identity={**(first.identity or {}), "shard": None},
-        overrides=[o for o in first.overrides if not o.startswith("shard=")],
-        status="complete",
-        exit_code=code,
-        starts=[start for run in runs for start in run.manifest.starts],
-        forced_resume=any(run.manifest.forced_resume for run in runs),
-        merged_from=[str(run.path) for run in runs],
-        mixed_conditions=conditions,
+    return first.model_copy(
+        update={
+            "model": first.model and first.model.model_copy(update={"read_bytes_per_s": fastest}),
+            "config": {**first.config, "shard": None},
+            "identity": {**(first.identity or {}), "shard": None},
+            "overrides": [o for o in first.overrides if not o.startswith("shard=")],
+            "status": "complete",
+            "exit_code": code,
+            "starts": [start for run in runs for start in run.manifest.starts],
+            "forced_resume": any(run.manifest.forced_resume for run in runs),
+            "merged_from": [str(run.path) for run in runs],
+            "mixed_conditions": conditions,
+        }
     )
 
 
