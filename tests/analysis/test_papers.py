@@ -15,7 +15,6 @@ from analysis.runs.sweeps import sweeps
 from analysis.tabular.table import ResultTable
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
-from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest
 
@@ -35,12 +34,8 @@ def run():
     return found
 
 
-def test_every_experiment_has_an_artifact_and_the_other_way_round():
-    named = {name for reproduction in REPRODUCTIONS for name in reproduction.experiments}
-    assert named == PAPERS
-
-
-def test_every_artifact_has_the_paper_s_setting_and_says_its_command():
+def test_every_experiment_has_an_artifact_and_says_its_command():
+    assert {name for each in REPRODUCTIONS for name in each.experiments} == PAPERS
     for name in PAPERS:
         for folder, scale in ((".", ""), ("paper", " scale=paper")):
             path = CONF / folder / f"{name}.yaml"
@@ -76,24 +71,15 @@ def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_ru
     assert [part for part, _ in reproduction("ngrammys_figure5").figures(members)] == ["mistral7b"]
 
 
-def test_a_surface_without_an_experiment_is_no_artifact(tmp_path):
+def test_a_surface_without_an_experiment_is_no_artifact_and_a_damaged_one_exits_2(tmp_path, capsys):
     home = shutil.copytree(EXPERIMENTS / "ngrammys_figure1", tmp_path / "cost")
     assert len(load_surfaces([tmp_path])) == 1
-    edit_manifest(home, overrides=[])
-    assert load_surfaces([tmp_path]) == []
-
-
-def test_a_damaged_surface_exits_2(tmp_path, capsys):
-    home = shutil.copytree(EXPERIMENTS / "ngrammys_figure1", tmp_path / "cost")
     (home / "surface.json").write_text("{")
     assert tables.main([str(tmp_path)]) == 2
     assert "surface.json cannot be read" in capsys.readouterr().err
-
-
-def test_models_stand_in_the_order_of_their_size():
-    runs = load_runs([EXPERIMENTS / "cacheback_figure3"])
-    comparisons = reproduction("cacheback_table1").comparisons(runs)
-    assert [comparison.model for comparison in comparisons] == ["vicuna7b", "vicuna13b"]
+    shutil.copy(EXPERIMENTS / "ngrammys_figure1" / "surface.json", home)
+    edit_manifest(home, overrides=[])
+    assert load_surfaces([tmp_path]) == []
 
 
 def test_claims_of_other_artifacts_stay_away():
@@ -103,28 +89,6 @@ def test_claims_of_other_artifacts_stay_away():
     assert comparison.not_run == []
     (comparison,) = reproduction("token_recycling_table1").comparisons([run])
     assert "token_recycling" in {claim.method for claim in comparison.not_run}
-
-
-@pytest.mark.parametrize(
-    ("name", "method", "claimed", "where"),
-    [
-        ("token_recycling_table1", "token_recycling", "110.06", "vicuna7b, 1 A100-80GB"),
-        (
-            "cacheback_figure3/vicuna7b", "cacheback", "103.71",
-            "vicuna7b, 1 to 4 RTX 4090, Ryzen 5965WX",
-        ),
-    ],
-)  # fmt: skip
-def test_tables_by_task_have_speeds_with_intervals_and_claims(name, method, claimed, where):
-    runs = load_runs([EXPERIMENTS / name])
-    ((made, members),), _ = by_reproduction(runs)
-    page = made.tables(members)[0]
-    rows = page.frame.to_dict("records")
-    row = next(row for row in rows if row["method"] == method)
-    assert row["tokens/s [95 %]"].interval is not None
-    assert (str(row["claimed tokens/s"]), row["claimed on"]) == (claimed, where)
-    not_run = [row for row in rows if row["verdict"] == "not run"]
-    assert all(row["claimed on"] != "–" for row in not_run)
 
 
 def test_settings_that_may_be_as_fast_as_the_best_are_named():
@@ -141,17 +105,6 @@ def test_settings_that_may_be_as_fast_as_the_best_are_named():
     words = "(k*, w*) of mistral7b on mtbench: (5, 4)"
     assert said(run) == [f"{words} or (10, 10), which the data cannot part."]
     assert said(replace(run, records=parted)) == [f"{words}."]
-
-
-def test_a_sweep_s_claim_stands_beside_its_own_setting_alone():
-    runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
-    (comparison,) = reproduction("cacheback_table1").comparisons(runs)
-    claimed = [
-        (entry.run.path.name, entry.claim.value("mat"))
-        for entry in comparison.entries
-        if entry.claim
-    ]
-    assert claimed == [("1_3", 2.42)]
 
 
 def with_knobs(run, folder, **knobs):
@@ -220,52 +173,21 @@ def test_estimates_agree_with_the_summary(run):
     assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
 
 
-def test_a_case_that_was_disturbed_for_one_label_is_timed_for_none(run):
-    def disturbed(cases):
-        return [
-            replace(record, status="disturbed")
-            if (record.label, record.case_id) in {("pld", case) for case in cases}
-            else record
-            for record in run.records
-        ]
-
-    cases = sorted({record.case_id for record in run.records})
-    left = timed_turns(disturbed(cases[:1]), run.labels)
-    assert {record.case_id for record in left} == set(cases[1:])
-    rows = summarize(disturbed(cases[:1]), run.labels, "ar", seed=run.seed)
-    row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
-    own = [record for record in left if record.label == "pld"]
-    assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
-    left = {record.case_id for record in timed_turns(disturbed(cases), run.labels)}
-    assert len(left) == len(cases) - len(cases) // 4, "a quarter at most is left out"
-
-
-def test_a_ratio_of_nothing_is_no_number(run):
+def test_intervals_are_left_out_or_bounded_and_a_table_says_so(run):
     assert pooled_ratio([], lambda r: 1.0, lambda r: 1.0) == Estimate(None)
     assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == Estimate(None)
-
-
-def test_two_cases_give_no_interval(run):
+    share = pooled_ratio(run.records, lambda r: r.n_new - 1, lambda r: r.n_new, at_most=1)
+    assert share.interval[0] < share.value < share.interval[1] <= 1
     own = [record for record in run.records if record.label == "pld"]
     cases = sorted({record.case_id for record in own})
     few = [record for record in own if record.case_id in cases[:2]]
     assert (mat(few).interval, tokens_per_s(few).interval) == (None, None)
-    assert str(mat(few)).endswith("[–]")
-    page = ResultTable.of("t", "c", [{"MAT [95 %]": mat(few)}], ["a note"])
+    cells = {"MAT [95 %]": mat(few), "x": Estimate(0.71, (0.71, 0.71))}
+    page = ResultTable.of("t", "c", [cells], ["a note"])
+    assert [str(cell).partition(" ")[2] for cell in page.rows[0]] == ["[–]", "[=]"]
     assert page.foot[0] == "a note"
-    assert "fewer than 3 cases" in page.foot[1]
-
-
-def test_an_interval_without_width_is_said():
-    page = ResultTable.of("t", "c", [{"x": Estimate(0.71, (0.71, 0.71))}])
-    assert str(page.rows[0][0]) == "0.71 [=]"
-    assert "no width" in page.foot[0]
+    assert "fewer than 3 cases" in " ".join(page.foot) and "no width" in " ".join(page.foot)
     assert str(Estimate(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
-
-
-def test_a_share_s_interval_does_not_pass_one(run):
-    share = pooled_ratio(run.records, lambda r: r.n_new - 1, lambda r: r.n_new, at_most=1)
-    assert share.interval[0] < share.value < share.interval[1] <= 1
 
 
 def test_spread_over_repeats_by_hand():
@@ -283,27 +205,18 @@ def test_spread_over_repeats_by_hand():
     assert over_repeats(one_repeat, "k5_w4", "ar") is None
 
 
-def test_acceptance_by_depth_by_hand(run):
+def test_acceptance_by_depth_position_and_part_of_the_stream_by_hand(run):
     own = [record for record in run.records if record.label == "pld"]
     steps = [n for record in own for n in record.committed_per_step]
-    shares = dict(by_depth(own))
-    assert shares[1].value == pytest.approx(sum(n > 1 for n in steps) / len(steps))
+    shares = {depth: share.value for depth, share in by_depth(own)}
     assert max(shares) == max(steps) - 1
-    values = [share.value for share in shares.values()]
-    assert values == sorted(values, reverse=True)
-
-
-def test_acceptance_by_position_counts_every_token_once(run):
-    own = [record for record in run.records if record.label == "pld"]
+    assert [*shares.values()] == pytest.approx(
+        [sum(n > depth for n in steps) / len(steps) for depth in shares]
+    )
     stretches = by_position(own, width=8)
     assert [at for at, _ in stretches] == [4.0 + 8 * i for i in range(len(stretches))]
-    # One stretch that holds everything is MAT itself.
     ((_, whole),) = by_position(own, width=10_000)
-    assert whole.value == pytest.approx(mat(own).value)
-
-
-def test_parts_of_the_stream_hold_every_turn_in_order(run):
-    own = [record for record in run.records if record.label == "pld"]
+    assert whole.value == pytest.approx(mat(own).value), "one stretch that holds everything"
     parts = stream_parts(own, 5)
     turns = [turn for _, members in parts for turn in members]
     assert turns == sorted(own, key=lambda r: (r.stream_index, r.turn))
@@ -345,8 +258,14 @@ def test_a_union_shows_what_its_parts_counted():
 def test_what_nobody_counted_is_absent_and_not_0():
     rows = draft_model_rows(lambda method, counts: {"accepted_from_pld": 3})
     for row in rows.values():
-        assert [str(row[column]) for column in COUNTED] == ["–"] * len(COUNTED)
-        assert row["draft Params × L_new"] == "–"
+        assert {str(row[column]) for column in [*COUNTED, "draft Params × L_new"]} == {"–"}
+    (run,) = load_runs([EXPERIMENTS / "card_table3"])
+    run.records[:] = [replace(r, drafter={}) if r.label == "sps" else r for r in run.records]
+    (table,) = reproduction("card_table3").tables([run])
+    (row,) = table.frame[table.frame["method"] == "sps"].to_dict("records")
+    for heading in table.frame:
+        if "draft" in heading and "claimed" not in heading:
+            assert row[heading] == "–" or row[heading].value is None, heading
 
 
 def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulated():
@@ -384,14 +303,3 @@ def test_table_3_compares_speed_on_its_own_model_and_hardware():
         (table,) = reproduction("card_table3").tables([measured])
         verdicts = {row[1]: row[-1] for row in table.rows}
         assert (verdicts["card"], verdicts["opt_tree"]) == (card, opt_tree)
-
-
-def test_table_3_shows_no_draft_where_there_is_none():
-    (run,) = load_runs([EXPERIMENTS / "card_table3"])
-    run.records[:] = [replace(r, drafter={}) if r.label == "sps" else r for r in run.records]
-    (table,) = reproduction("card_table3").tables([run])
-    (row,) = table.frame[table.frame["method"] == "sps"].to_dict("records")
-    for heading in table.frame:
-        if "draft" in heading and "claimed" not in heading:
-            cell = row[heading]
-            assert cell == "–" or cell.value is None, heading
