@@ -148,22 +148,6 @@ def test_no_part_of_a_report_has_both(runs, monkeypatch):
         assert all(table.title in page for table in made[name] if table.rows)
 
 
-def test_no_wandb_key_has_both(runs):
-    sent: dict[str, set[str]] = {"measured": set(), "predicted": set()}
-    made = make_comparisons([run for run in runs if run.records])
-    for comparison in made:
-        if comparison.timing in sent:
-            for entry in comparison.entries:
-                sent[comparison.timing] |= publish.label_numbers(entry).keys()
-    both = {key.rsplit("/", 1)[-1] for key in sent["measured"] & sent["predicted"]}
-    times = {"speed", "tokens_per_s", "bandwidth"}
-    assert both
-    assert not {key for key in both if any(word in key for word in times)}
-    timed = {key.rsplit("/", 1)[-1] for key in sent["predicted"]} - both
-    assert timed
-    assert all(name.startswith(publish.PREDICTED) for name in timed)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")  # theirs
 def test_the_wandb_report_has_a_part_for_each(runs):
     pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
@@ -243,43 +227,29 @@ RTX = "NVIDIA GeForce RTX 4090"
 NOT_DRAWN = "Claimed for other models, hardware or ways of counting, so not drawn: "
 
 
-def test_a_claim_of_the_same_kind_stands_on_its_bar(run):
-    points, words = claimed_points(on(run, RTX), [claim(method="pld")])
-    assert sorted(p.y for p in points) == [1.5, 1.86, 2.42]
-    assert words == (
-        "Hollow markers: claimed for vicuna7b, h (t, s), speed end to end over eager plain "
-        "decoding: pld."
-    )
-
-
 @pytest.mark.parametrize(
-    ("gpu", "change", "timing"),
+    ("gpu", "change", "how", "drawn", "listed"),
     [
-        ("NVIDIA A100-SXM4-80GB", {}, "measured"),
-        (RTX, {"model": "vicuna13b"}, "measured"),
-        (RTX, {}, "predicted"),
+        (RTX, {}, {}, [1.5, 1.86, 2.42], ""),
+        (RTX, {"qualifier": "up to"}, {}, [1.5, 1.86, 2.42], ""),
+        # Other hardware, another model, predicted: on no bar, but listed.
+        ("NVIDIA A100-SXM4-80GB", {}, {}, [], "MAT 2.42 and speedup 1.86"),
+        (RTX, {"model": "vicuna13b"}, {}, [], "MAT 2.42 and speedup 1.86"),
+        (RTX, {}, {"timing": "predicted"}, [], "MAT 2.42 and speedup 1.86"),
+        ("other", {"qualifier": "up to"}, {}, [], "MAT up to 2.42 and speedup up to 1.86"),
+        # A speed that is another ratio than the bar's.
+        (RTX, {}, {"estimator": "paired"}, [2.42], "speedup 1.86"),
+        (RTX, {}, {"engine": "graph"}, [2.42], "speedup 1.86"),
     ],
 )
-def test_any_other_claim_is_listed_and_drawn_on_no_bar(run, gpu, change, timing):
-    run = on(run, gpu)
-    run = predicted(run) if timing == "predicted" else run
-    points, words = claimed_points(run, [claim(method="pld", **change)])
-    assert points == []
-    assert words.startswith(NOT_DRAWN)
-    assert words.endswith("pld MAT 2.42 and speedup 1.86.")
-
-
-@pytest.mark.parametrize(("engine", "estimator"), [("eager", "paired"), ("graph", "end_to_end")])
-def test_a_claimed_speed_stands_on_no_bar_of_another_ratio(run, engine, estimator):
-    points, words = claimed_points(on(run, RTX, engine), [claim(method="pld")], estimator)
-    assert [p.y for p in points] == [2.42]
-    assert words.startswith("Hollow markers: claimed for vicuna7b")
-    assert words.endswith(f"{NOT_DRAWN}vicuna7b, h (t, s): pld speedup 1.86.")
-
-
-def test_up_to_is_an_upper_bound(run):
-    bounded = claim(method="pld", qualifier="up to")
-    points, _ = claimed_points(on(run, RTX), [bounded])
-    assert {point.bound for point in points} == {"upper"}
-    _, words = claimed_points(run, [bounded])
-    assert words.endswith("pld MAT up to 2.42 and speedup up to 1.86.")
+def test_a_claim_of_the_same_kind_alone_stands_on_its_bar(run, gpu, change, how, drawn, listed):
+    run = on(run, gpu, how.get("engine", "eager"))
+    run = predicted(run) if "timing" in how else run
+    one = claim(method="pld", **change)
+    points, words = claimed_points(run, [one], how.get("estimator", "end_to_end"))
+    assert sorted(p.y for p in points) == drawn
+    assert {p.bound for p in points} <= {"upper" if change.get("qualifier") else ""}
+    of = f"{one.model}, h (t, s)"
+    counted = f"Hollow markers: claimed for {of}, speed end to end over eager plain decoding: pld."
+    left = f"{NOT_DRAWN}{of}: pld {listed}."
+    assert words == "\n".join([*([counted] if drawn else []), *([left] if listed else [])])
