@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from analysis.runs.load import Run
 from specbench.arrays import FloatArray
@@ -95,21 +96,27 @@ def over_repeats(
     records: Iterable[CaseRecord], label: str, baseline: str
 ) -> tuple[float, float] | None:
     """Mean and standard deviation of the speedup over repeats; None of fewer than two."""
-    totals: dict[int, dict[str, list[float]]] = {}
     records = list(records)
-    for record in timed_turns(records, sorted({record.label for record in records})):
-        if record.label in (label, baseline):
-            by_label = totals.setdefault(record.repeat, {label: [0.0, 0.0], baseline: [0.0, 0.0]})
-            by_label[record.label][0] += decoded_tokens(record)
-            by_label[record.label][1] += record.decode_s
-    ratios = []
-    for by_label in totals.values():
-        (tokens, seconds), (base_tokens, base_seconds) = by_label[label], by_label[baseline]
-        if seconds > 0 and base_tokens > 0:
-            ratios.append(tokens / seconds / (base_tokens / base_seconds))
-    if len(ratios) < 2:
-        return None
-    return float(np.mean(ratios)), float(np.std(ratios, ddof=1))
+    labels = sorted({record.label for record in records})
+    ratios = _speedups(timed_turns(records, labels), "repeat", label, baseline)
+    return None if len(ratios) < 2 else (float(ratios.mean()), float(ratios.std()))
+
+
+def _speedups(
+    timed: Iterable[CaseRecord], by: str, label: str, baseline: str | None
+) -> pd.Series[float]:
+    """Tokens/s over the baseline's by a field of the records, where both were timed."""
+    turns = [(getattr(r, by), r.label, decoded_tokens(r), r.decode_s) for r in timed]
+    totals = (
+        pd.DataFrame(turns, columns=[by, "label", "tokens", "seconds"])
+        .groupby([by, "label"], sort=False)
+        .sum()
+    )
+    speeds = (totals["tokens"] / totals["seconds"]).unstack()
+    if not {label, baseline} <= set(speeds):
+        return pd.Series(dtype=float)
+    ratios = speeds[label] / speeds[baseline]
+    return ratios[np.isfinite(ratios)]
 
 
 def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
@@ -123,16 +130,5 @@ def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
 
 def prompt_speedups(run: Run, label: str) -> list[float]:
     """Tokens/s of a label over the baseline's, of each case that both were timed on."""
-    totals: dict[tuple[str, str], tuple[int, float]] = {}
-    for record in timed_turns(run.records, run.labels):
-        if record.label in (label, run.baseline):
-            place = (record.label, record.case_id)
-            tokens, seconds = totals.get(place, (0, 0.0))
-            totals[place] = tokens + decoded_tokens(record), seconds + record.decode_s
-    found = []
-    for case in dict.fromkeys(case for _, case in totals):
-        of = [totals.get((name, case), (0, 0.0)) for name in (label, run.baseline or "")]
-        if all(tokens > 0 and seconds > 0 for tokens, seconds in of):
-            (own, own_s), (plain, plain_s) = of
-            found.append((own / own_s) / (plain / plain_s))
-    return found
+    ratios = _speedups(timed_turns(run.records, run.labels), "case_id", label, run.baseline)
+    return [float(ratio) for ratio in ratios if ratio > 0]
