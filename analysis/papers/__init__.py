@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from analysis.papers import (
-    cacheback,
     card,
     draft_models,
     ngrammys,
@@ -28,6 +27,7 @@ from analysis.papers.reproduction import (
     data_set_bars,
     knob_heatmaps,
     knob_rows,
+    model_bars,
     overall_and_by_task,
     settings,
     task_bars,
@@ -48,7 +48,6 @@ _TABLES: Mapping[str, TableKind] = {
     "token_recycling_figure4": token_recycling.figure4,
 }
 _FIGURES: Mapping[str, FigureKind] = {
-    "cacheback_figure3": cacheback.figure3_bars,
     "card_figure1": card.figure1_lines,
     "card_figure6": card.figure6_lines,
     "ngrammys_figure1": ngrammys.figure1_heatmaps,
@@ -67,6 +66,7 @@ _TABLE_KINDS: Mapping[str, Callable[..., TableKind]] = {
 }
 _FIGURE_KINDS: Mapping[str, Callable[..., FigureKind]] = {
     "data_set_bars": data_set_bars,
+    "model_bars": model_bars,
     "task_bars": task_bars,
     "heatmaps": knob_heatmaps,
 }

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from analysis.papers.cells import CONTEXT, cells
+from analysis.papers.claimed import metric_panel
 from analysis.papers.reproduction import along, claims_of, lines, pictures, points, rows
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.layout import Drawing
-from analysis.plots.style import MAT, speed_words
 from analysis.runs.acceptance import (
     draft_passes,
     draft_tokens,
@@ -92,11 +92,12 @@ def _figure6_row(comparison: ComparedRuns) -> list[Panel]:
     sizes, dataset = along(comparison.drafting, "k"), comparison.dataset
     hits = [Point.at(size, hit_rate(entry)) for size, entry in sizes]
     mats, speeds = points(sizes, "mat"), points(sizes, "tokens_per_s")
-    name, unit, speed = display_name(dataset), "K (nodes per layer)", speed_words(comparison.timing)
+    timing, unit = comparison.timing, "K (nodes per layer)"
+    logged = _beside_logs(hits, dataset, "hit_rate")
     return [
-        Panel(name, unit, "hit rate", _beside_logs(hits, dataset, "hit_rate"), top=1.02),
-        Panel("", unit, MAT, _beside_logs(mats, dataset, "mat"), bottom=1.0),
-        Panel("", unit, speed, [_run_here(speeds)]),
+        Panel(display_name(dataset), unit, "hit rate", logged, top=1.02),
+        metric_panel("mat", timing, _beside_logs(mats, dataset, "mat"), unit),
+        metric_panel("tokens_per_s", timing, [_run_here(speeds)], unit),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from analysis.plots.charts import Panel, Point, Series
-from analysis.plots.style import MAT, PLAIN, speedup_words
+from analysis.plots.style import MAT, PLAIN, speed_words, speedup_words
 from analysis.plots.sweeps import figure_name
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
@@ -33,10 +33,23 @@ def task_panel(comparison: ComparedRuns, key: str) -> Panel:
         if number(entry.overall, key) is not None
     ]
     ticks = [task_label(comparison, task) for task in tasks]
-    if key == "mat":  # a pass always yields one token: what counts is the part above
-        return Panel("", "", MAT, series, ticks, bottom=1.0)
-    unit = speedup_words(comparison.timing)
-    return Panel("", "", unit, series, ticks, reference=(1.0, PLAIN))
+    return metric_panel(key, comparison.timing, series, ticks=ticks)
+
+
+def metric_panel(
+    key: str,
+    timing: str,
+    series: Sequence[Series],
+    xlabel: str = "",
+    title: str = "",
+    ticks: Sequence[str] | None = None,
+    log: float | None = None,
+) -> Panel:
+    """Axes of ``mat``, ``speedup`` (with the line of plain decoding) or ``tokens_per_s``."""
+    units = {"mat": MAT, "speedup": speedup_words(timing), "tokens_per_s": speed_words(timing)}
+    # A pass always yields one token: what counts of MAT is the part above.
+    bottom, line = 1.0 if key == "mat" else None, (1.0, PLAIN) if key == "speedup" else None
+    return Panel(title, xlabel, units[key], series, ticks, line, log, bottom=bottom)
 
 
 def task_label(comparison: ComparedRuns, task: str) -> str:

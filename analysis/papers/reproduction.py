@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from analysis.papers.cells import cells
-from analysis.papers.claimed import claimed_in_cells, claimed_words, speedups, task_panel
+from analysis.papers.claimed import (
+    claimed_in_cells,
+    claimed_words,
+    metric_panel,
+    speedups,
+    task_panel,
+)
 from analysis.plots.charts import Panel, Point, bars, curves
 from analysis.plots.layout import Drawing
-from analysis.plots.style import PLAIN, speedup_words
 from analysis.plots.sweeps import comparison_title, sweep_heatmaps
 from analysis.runs.captions import captions_once
 from analysis.runs.claims import Claim
@@ -256,14 +261,32 @@ def task_bars(by_data: bool = False) -> FigureKind:
 
 def _data_set_bars(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
     ticks = [f"{display_name(c.dataset)}\nn = {case_words(c.entries[0].overall)}" for c in members]
-    unit = speedup_words(members[0].timing)
-    panel = Panel("", "", unit, speedups(members), ticks, reference=(1.0, PLAIN))
+    panel = metric_panel("speedup", members[0].timing, speedups(members), ticks=ticks)
     return bars([panel], title, text)
 
 
 def data_set_bars() -> FigureKind:
     """Speedups by data set, one figure per model."""
     return pictures(_data_set_bars, per_model=True, claimed=("speedup",))
+
+
+def model_bars() -> FigureKind:
+    """Speedups by model and, of each, by task: one figure of all models."""
+
+    def figures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+        comparisons = of.comparisons(runs)
+        models = [display_name(comparison.model) for comparison in comparisons]
+        panels = [
+            replace(task_panel(each, "speedup"), title=f"by task, {comparison_title(each)}")
+            for each in comparisons
+        ]
+        if len(models) > 1:
+            timing, series = comparisons[0].timing, speedups(comparisons)
+            panels.insert(0, metric_panel("speedup", timing, series, "", "by model", models))
+        text = captions(comparisons, claimed_words(comparisons, "speedup"))
+        yield "", bars(panels, after(of.place, "by model and by task"), text)
+
+    return figures
 
 
 def knob_heatmaps(axes: Mapping[str, str], keys: Sequence[str], named: bool = False) -> FigureKind:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
+from analysis.papers.claimed import metric_panel
 from analysis.papers.reproduction import STORES, along, lines, points, rows
 from analysis.plots.charts import Panel, Point, Series
-from analysis.plots.style import MAT, PLAIN, speed_words, speedup_words
 from analysis.plots.sweeps import figure_name
 from analysis.runs.acceptance import stream_parts
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
@@ -49,7 +49,7 @@ def _stream(comparison: ComparedRuns) -> Iterable[tuple[dict[str, Cell], str]]:
 
 
 def _stream_lines(comparison: ComparedRuns) -> list[list[Panel]]:
-    def panel(key: str, unit: str) -> Panel:
+    def panel(key: str) -> Panel:
         series = [
             Series(
                 figure_name(comparison, entry),
@@ -58,29 +58,23 @@ def _stream_lines(comparison: ComparedRuns) -> list[list[Panel]]:
             )
             for entry in comparison.entries
         ]
-        bottom = 1.0 if key == "mat" else None
-        return Panel("", "tokens of finished requests", unit, series, bottom=bottom)
+        return metric_panel(key, comparison.timing, series, "tokens of finished requests")
 
-    return [[panel("mat", MAT), panel("tokens_per_s", speed_words(comparison.timing))]]
+    return [[panel("mat"), panel("tokens_per_s")]]
 
 
 def _size_lines(comparison: ComparedRuns) -> list[list[Panel]]:
     sizes = {method: along(comparison.drafting, knob) for method, knob in STORES.items()}
-    mats, speedups = (
-        {method: points(placed, key) for method, placed in sizes.items() if placed}
-        for key in ("mat", "speedup")
-    )
-    panels = [_size_panel(mats, MAT)]
-    if any(p.y is not None for placed in speedups.values() for p in placed):
-        panels.append(_size_panel(speedups, speedup_words(comparison.timing)))
+    panels = []
+    for key in ("mat", "speedup"):
+        series = [
+            Series(display_name(method), method, points(placed, key))
+            for method, placed in sizes.items()
+            if placed
+        ]
+        if key == "mat" or any(p.y is not None for line in series for p in line.points):
+            panels.append(metric_panel(key, comparison.timing, series, "store (tokens)", log=2))
     return [panels]
-
-
-def _size_panel(by_method: Mapping[str, list[Point]], ylabel: str) -> Panel:
-    # A pass always yields one token.
-    bottom, line = (1.0, None) if ylabel == MAT else (None, (1.0, PLAIN))
-    series = [Series(display_name(method), method, at) for method, at in by_method.items()]
-    return Panel("", "store (tokens)", ylabel, series, log=2, bottom=bottom, reference=line)
 
 
 stream = rows("SSD over the stream of requests", _stream)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from analysis.papers.claimed import metric_panel
 from analysis.papers.reproduction import along, lines, pictures, points, rows
 from analysis.plots.charts import Panel, Series
 from analysis.plots.layout import Drawing
 from analysis.plots.stacked_bars import stacked_bars
-from analysis.plots.style import MAT, speed_words
 from analysis.plots.sweeps import figure_name
 from analysis.runs.acceptance import phase_share
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
@@ -30,32 +30,29 @@ _PHASES = {
 
 
 def _figure3(comparison: ComparedRuns) -> list[list[Panel]]:
-    units = {"mat": MAT, "tokens_per_s": speed_words(comparison.timing)}
-    return [_trees_and_rules(comparison, key, unit) for key, unit in units.items()]
-
-
-def _trees_and_rules(comparison: ComparedRuns, key: str, unit: str) -> list[Panel]:
     grown = [entry for entry in comparison.drafting if entry.knobs.get("breadth")]
     rules = [entry for entry in comparison.drafting if not entry.knobs.get("breadth")]
     nodes = along([e for e in grown if int(e.knobs["depth"]) == 6], "breadth")
     levels = along([e for e in grown if int(e.knobs["breadth"]) == 80], "depth")
-    bottom = 1.0 if key == "mat" else None
-
-    def panel(
-        title: str,
-        xlabel: str,
-        name: str,
-        placed: Iterable[tuple[float, ComparedLabel]],
-        ticks: Sequence[str] | None = None,
-    ) -> Panel:
-        series = [Series(name, PAPER, points(placed, key))]
-        return Panel(title, xlabel, unit, series, ticks, bottom=bottom)
-
     names = [str(entry.knobs["update"]) for entry in rules]
+    lines = (
+        ("(a) breadth, 6 levels", "nodes", "grown tree", nodes, None),
+        ("(b) depth, 80 nodes", "levels", "grown tree", levels, None),
+        ("(c) update rule", "update rule", "template", [*enumerate(rules)], names),
+    )
     return [
-        panel("(a) breadth, 6 levels", "nodes", "grown tree", nodes),
-        panel("(b) depth, 80 nodes", "levels", "grown tree", levels),
-        panel("(c) update rule", "update rule", "template", enumerate(rules), names),
+        [
+            metric_panel(
+                key,
+                comparison.timing,
+                [Series(name, PAPER, points(placed, key))],
+                xlabel,
+                title,
+                ticks,
+            )
+            for title, xlabel, name, placed, ticks in lines
+        ]
+        for key in ("mat", "tokens_per_s")
     ]
 
 
