@@ -74,21 +74,11 @@ def result(folder):
 # -- exit codes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["method=pdl"], ["method", "'pdl'", "'pld'"]),
-        (["method.num_tokenz=3"], ["num_tokenz", "num_tokens"]),
-        (["generation.max_new_tokens=many"], ["generation.max_new_tokens", "many"]),
-    ],
-)
-def test_composition_errors_exit_with_2_and_no_traceback(start, overrides, said):
-    code, output = finish(start(*overrides))
+def test_a_composition_error_exits_with_2_and_no_traceback(start):
+    code, output = finish(start("method=pdl"))
     assert code == 2
     assert "Traceback" not in output
-    assert "error: " in output
-    for word in said:
-        assert word in output
+    assert "error: " in output and "'pdl'" in output and "'pld'" in output
 
 
 def test_help_works(start):
