@@ -124,17 +124,6 @@ class TestFile:
                 checked += 1
         assert checked > 60
 
-    def test_every_claim_says_how_its_source_counts(self):
-        counted = {(c.paper, c.exhibit): c.counting for c in load_claims()}
-        assert {place for place, own in counted.items() if own.speed == "specbench_exact"} == {
-            place
-            for place in counted
-            if place[0] in ("cacheback", "token_recycling", "spec_bench", "sam", "gsam", "eagle")
-            and place not in {("eagle", "sglang"), ("eagle", "eagle1_gptfast")}
-        }
-        assert counted["card", "figure6_logs"].mat_counts_prompt == ["card"]
-        assert counted["ngrammys", "table1"].speed == "end_to_end"
-
     @pytest.mark.parametrize(
         ("exhibit", "row", "change", "message"),
         [
@@ -241,17 +230,6 @@ class TestFindClaim:
     def test_other_settings_than_the_source_s_have_no_claim(self, run, method, knobs, mat):
         found = find_claim(as_set(run, method, **knobs), method, method, load_claims())
         assert (found and found.value("mat")) == mat
-
-    @pytest.mark.parametrize(("model", "k", "r"), [("llama3_70b", 100, 7), ("llama2_70b", 50, 5)])
-    def test_card_is_asked_for_the_cache_and_ratio_of_its_draft_model(self, model, k, r):
-        claims = [
-            c for c in load_claims() if (c.method, c.exhibit, c.model) == ("card", "table1", model)
-        ]
-        assert claims
-        for one in claims:
-            assert one.fits({"correct": True, "k": k, "r": r})
-            assert not one.fits({"correct": True, "k": 20, "r": r})
-            assert not one.fits({"correct": True, "k": k, "r": 3})
 
     def test_what_a_source_ran_a_method_with_may_differ_by_source(self):
         usual = {

@@ -6,7 +6,7 @@ import io
 import matplotlib.pyplot as plt
 import pytest
 
-from analysis import figures, tables
+from analysis import tables
 from analysis.plots.throughput import throughput_pictures
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
@@ -87,8 +87,3 @@ def test_throughput_has_a_line_for_plain_decoding_and_each_way_of_drafting(folde
             assert list(line.get_xdata()) == [1.0, 2.0]
     assert "ANOTHER ENGINE: vLLM 0.30.1" in figure.caption
     plt.close("all")
-
-
-def test_the_figures_command_writes_it(folder, tmp_path):
-    assert figures.main([str(folder), "-o", str(tmp_path)]) == 0
-    assert (tmp_path / "throughput.png").stat().st_size > 5000

@@ -49,32 +49,21 @@ def test_a_run_on_gpus(results):
     assert run.code == "commit 0123456789 with changes"
 
 
-class TestIncompleteRuns:
-    def test_are_named_and_not_used(self, results):
-        (results / "b" / "DONE").unlink()
-        shown, hidden = usable_runs([results])
-        assert [run.path.name for run in shown] == ["a"]
-        assert [run.path.name for run in hidden] == ["b"]
-        shown, hidden = usable_runs([results], include_incomplete=True)
-        assert [run.path.name for run in shown] == ["b", "a"]
-        assert hidden == []
+def test_incomplete_runs_are_named_and_used_on_request(results):
+    (results / "b" / "DONE").unlink()
+    for asked, names in ((False, (["a"], ["b"])), (True, (["b", "a"], []))):
+        shown, hidden = usable_runs([results], include_incomplete=asked)
+        assert ([run.path.name for run in shown], [run.path.name for run in hidden]) == names
+    with pytest.raises(ResultsError, match=r"incomplete: .*/b\. .* --incomplete"):
+        usable_runs([results / "b"])
 
-    def test_a_truncated_line_makes_a_run_incomplete(self, results):
-        cases = results / "b" / "cases.jsonl"
-        cases.write_text(cases.read_text()[:-20])
-        run = load_runs([results / "b"])[0]
-        assert not run.complete
-        assert len(run.records) == 223
 
-    def test_nothing_but_incomplete_ones(self, results):
-        (results / "b" / "DONE").unlink()
-        with pytest.raises(ResultsError, match=r"incomplete: .*/b\. .* --incomplete"):
-            usable_runs([results / "b"])
-
-    def test_a_run_without_a_record_is_no_run_yet(self, results):
-        (results / "b" / "cases.jsonl").write_text("")
-        with pytest.raises(ResultsError, match="no run at or below"):
-            usable_runs([results / "b"])
+def test_a_truncated_line_makes_a_run_incomplete(results):
+    cases = results / "b" / "cases.jsonl"
+    cases.write_text(cases.read_text()[:-20])
+    run = load_runs([results / "b"])[0]
+    assert not run.complete
+    assert len(run.records) == 223
 
 
 class TestPartsOfOthers:
@@ -98,13 +87,19 @@ class TestPartsOfOthers:
 
 
 class TestUnusable:
-    def test_a_missing_folder(self, tmp_path):
-        with pytest.raises(ResultsError, match="is not a folder"):
-            usable_runs([tmp_path / "absent"])
-
-    def test_an_empty_folder_says_what_to_type(self, tmp_path):
-        with pytest.raises(ResultsError, match=r"no run at or below .*python run\.py"):
-            usable_runs([tmp_path])
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("absent", "is not a folder"),
+            ("sweep", r"no run at or below .*python run\.py"),
+            ("b", "no run at or below"),
+        ],
+    )
+    def test_no_folder_no_run_in_it_or_no_record_yet(self, results, name, message):
+        shutil.rmtree(results / "sweep" / "a")
+        (results / "b" / "cases.jsonl").write_text("")
+        with pytest.raises(ResultsError, match=message):
+            usable_runs([results / name])
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"schema_version": 99}', "{}"])
     def test_a_manifest_of_another_kind(self, results, text):

@@ -101,12 +101,6 @@ def test_measurements_say_machine_command_and_date():
                     assert found, f"{section.splitlines()[0]}: no {word}"
 
 
-def test_make_help_lists_every_target_with_its_comment():
-    shown = make("help", cwd=ROOT)
-    for target, comment in make_targets().items():
-        assert re.search(rf"^ +{target} +{re.escape(comment)}$", shown, re.M)
-
-
 @pytest.mark.parametrize(
     ("made", "python"), [([], "python3"), ([".venv/.stamp-setup"], ".venv/bin/python")]
 )

@@ -259,13 +259,6 @@ def test_pictures_of_a_kept_run_are_those_that_the_figures_command_draws(tmp_pat
     assert drawn >= 3
 
 
-def test_documents_say_that_their_runs_were_timed_under_an_earlier_rule_about_disturbed_turns():
-    paths = [p for t in TABLE.finditer(text(PAPERS)) for p in t["records"].split()]
-    runs = [json.loads(text(path)) for path in paths if path.endswith(".json")]
-    assert any("pairs" in run and "disturbed" not in run for run in runs)
-    assert "were taken under an earlier rule about disturbed turns" in text(PAPERS)
-
-
 def test_decimals_of_the_papers_table_are_those_of_the_linked_files():
     """The cells are sentences; each decimal in them is a number of the CSV, perhaps in percent."""
     tables = [part.strip().partition("\n\n")[0] for part in text(PAPERS).split(DECIMALS)[1:]]
