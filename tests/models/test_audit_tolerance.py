@@ -14,15 +14,10 @@ from tests.conftest import VOCAB, engine, tiny_model
 HALVES = [torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_exact_dtypes_keep_their_bounds(dtype):
-    found = fixed_tolerance(dtype)
-    assert found == AuditTolerance(TOLERANCE[str(dtype).removeprefix("torch.")])
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_half_precision_has_no_bound_of_its_own(dtype):
-    assert fixed_tolerance(dtype) is None
+def test_exact_dtypes_have_fixed_bounds_and_half_precision_has_none():
+    for name in ("float32", "float64"):
+        assert fixed_tolerance(getattr(torch, name)) == AuditTolerance(TOLERANCE[name])
+    assert [fixed_tolerance(dtype) for dtype in HALVES] == [None, None]
 
 
 def made(dtype, rng):
@@ -45,24 +40,18 @@ def test_the_bound_is_a_few_roundings_and_is_written_down(dtype, rng):
     assert found.positions == 2 * 2 * (31 + 8)  # prompts, engines, and rows of either pass
     assert 0 <= found.blind < 0.5
     assert AuditTolerance.from_json(found.to_json()) == found
+    # A wrong token is a bug still.
+    prompt = rng.integers(3, VOCAB, 30)
+    answer = engine(plain).decode(prompt, Drafter(name="ar"), max_new_tokens=20).output_ids
+    with torch.inference_mode():
+        wrong = [int(plain.prefill(prompt).logits[-1].argmin()), *answer[1:]]
+    assert audit_output(plain, prompt.tolist(), wrong, answer, found.value).verdict == "bug"
 
 
 def test_with_passes_that_are_the_same_to_the_last_bit_roundings_remain(rng):
     model = tiny_model("llama", dtype=torch.bfloat16)
     alone = calibrate([Target(model, max_len=80, max_nodes=0)], [rng.integers(3, VOCAB, 9)])
     assert alone.spread == 0 < alone.value
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_a_wrong_token_is_a_bug_still(dtype, rng):
-    (plain, _), found = made(dtype, rng)
-    prompt = rng.integers(3, VOCAB, 30)
-    answer = engine(plain).decode(prompt, Drafter(name="ar"), max_new_tokens=20).output_ids
-    wrong = list(answer)
-    with torch.inference_mode():
-        wrong[0] = int(plain.prefill(prompt).logits[-1].argmin())
-    verdict = audit_output(plain, prompt.tolist(), wrong, answer, found.value)
-    assert verdict.verdict == "bug"
 
 
 def test_a_spread_that_is_no_number_makes_no_tolerance(rng):

@@ -76,21 +76,22 @@ def test_what_belongs_where(phases):
     assert times.phase_s == (by_phase if phases else None)
     assert sum(by_phase.values()) == times.wall_s
     assert device.waits == 2 and device.log[0] == device.log[-1] == "wait"  # at the ends alone
-
-
-def test_a_timed_step_costs_one_event():
-    device, _, _ = on_fake_device(phases=False, n_steps=10)
-    assert device.log.count("record") == len(["begin", "prefill", "setup", "finish", "end"]) + 10
+    marks = len(["begin", "prefill", "setup", "finish", "end"]) + 3 * (4 if phases else 1)
+    assert device.log.count("record") == marks  # marks must vanish beside a step
+    more = times.with_setup(10.0)
+    assert (more.prefill_s, more.decode_s, more.drafter_setup_s) == (5, 36, 15)
+    assert more.wall_s == 41 and more.step_s == times.step_s
+    assert more.phase_s is None or sum(more.phase_s.values()) == 41
 
 
 def test_events_are_reused_and_the_pool_grows_when_it_must():
     device, timer, _ = on_fake_device(phases=False)
-    assert device.events == 4096
-    drive(timer, lambda seconds: None)
-    assert device.events == 4096
-    times = drive(timer, lambda seconds: None, n_steps=5000)
-    assert device.events == 8192
-    assert len(times.step_s) == 5000
+    drive(timer, device.work)
+    before = device.events
+    times = drive(timer, device.work, n_steps=5000)
+    assert before < 5000 < device.events and times.step_s == [7] * 5000
+    drive(timer, device.work, n_steps=5000)
+    assert device.events == 2 * before
 
 
 def test_a_turn_that_ends_with_its_first_token():
@@ -124,17 +125,9 @@ def test_wrong_order_is_refused():
         timer.end()
 
 
-def test_work_before_begin_is_added_to_the_drafter():
-    _, _, times = on_fake_device(phases=True)
-    more = times.with_setup(10.0)
-    assert (more.prefill_s, more.decode_s, more.drafter_setup_s) == (5, 36, 15)
-    assert more.wall_s == 41 == sum(more.phase_s.values())
-    assert more.step_s == times.step_s
-
-
 @pytest.mark.parametrize("phases", [False, True])
 def test_the_cpu_clock_agrees_with_the_host(phases):
-    timer = CpuClock(phases)
+    timer = make_clock("cpu", phases)
     before = time.perf_counter()
     times = drive(timer, lambda units: time.sleep(units * 1e-3))
     wall = time.perf_counter() - before
@@ -144,26 +137,6 @@ def test_the_cpu_clock_agrees_with_the_host(phases):
     assert len(times.step_s) == 3
     if phases:
         assert sum(times.phase_s.values()) == pytest.approx(times.wall_s, rel=1e-9)
-
-
-@pytest.mark.parametrize(("phases", "readings"), [(False, 1), (True, 2)])
-def test_a_step_reads_the_clock_once_unless_there_are_phases(phases, readings, monkeypatch):
-    """Marks must vanish beside a step, so a step of a headline number has a single one."""
-    timer = CpuClock(phases)
-    timer.begin()
-    timer.prefill_done()
-    timer.setup_done()
-    read = []
-    monkeypatch.setattr(time, "perf_counter_ns", lambda: read.append(1) or len(read))
-    timer.phase("draft")
-    timer.step_done()
-    assert len(read) == readings
-
-
-def test_the_device_decides():
-    assert isinstance(make_clock("cpu"), CpuClock)
-    assert make_clock("cpu", phases=True).phases
-    assert not make_clock("cpu").phases
 
 
 @pytest.mark.gpu

@@ -47,6 +47,11 @@ def test_shares_of_the_time_of_the_cpus_it_may_use(proc, monkeypatch):
     own = [0]
     monkeypatch.setattr(time, "process_time_ns", lambda: own[0])
     watch = SystemMonitor(proc=proc.folder)
+    assert watch.end().cpu_steal is None  # less than a tick says nothing
+    proc.set_ticks(user=1000, idle=1000, steal=500)
+    watch.begin()  # forgets what was before
+    proc.set_ticks(user=1000, idle=1000, steal=10)
+    watch.begin()
     proc.set_ticks(user=1000 + 60, idle=1000 + 10, steal=10 + 30)  # 100 ticks in all
     own[0] = 45 * 10**9 // os.sysconf("SC_CLK_TCK")  # 45 ticks are this process's
     found = watch.end()
@@ -66,14 +71,6 @@ def test_waiting_is_the_sum_over_threads_per_second(proc, monkeypatch):
     assert watch.end().cpu_waiting == pytest.approx(1.5 / 2)
 
 
-def test_begin_forgets_what_was_before(proc):
-    watch = SystemMonitor(proc=proc.folder)
-    proc.set_ticks(user=1000, idle=1000, steal=500)
-    watch.begin()
-    proc.set_ticks(user=1050, idle=1050, steal=500)
-    assert watch.end().cpu_steal == 0
-
-
 @pytest.mark.parametrize(
     "text", ["", "cpu0 1 2 3\n", "cpu0 a b c d e f g h\n", "intr 1 2 3 4 5 6 7 8 9\n", None]
 )
@@ -82,10 +79,6 @@ def test_where_the_system_tells_nothing_it_is_none(tmp_path, text):
         (tmp_path / "stat").write_text(text)
     found = SystemMonitor(proc=tmp_path).end()
     assert (found.cpu_steal, found.cpu_others, found.cpu_waiting) == (None, None, None)
-
-
-def test_less_than_a_tick_says_nothing(proc):
-    assert SystemMonitor(proc=proc.folder).end().cpu_steal is None
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat here")
@@ -203,25 +196,20 @@ def test_in_a_container_one_of_the_hosts_pids_is_ours(fake, pids, others):
 
 def test_energy_and_throttling_over_a_turn(fake):
     watch = SystemMonitor(nvml.open_gpus(["GPU-a"]), energy=True)
+    unasked = SystemMonitor(nvml.open_gpus(["GPU-a"]))
     fake.millijoules, fake.reasons = 45_500, 0x80
     found = watch.end()
     assert found.energy_j == pytest.approx(40.5)
     assert found.gpu[0]["throttle"] == ["power_cap", "hardware_thermal", "power_brake"]
+    assert unasked.end().energy_j is None
 
 
-def test_energy_is_read_only_when_asked_for(fake):
-    assert SystemMonitor(nvml.open_gpus(["GPU-a"])).end().energy_j is None
-
-
-def test_without_nvml_there_is_none(monkeypatch):
+def test_without_nvml_or_with_an_unknown_gpu_there_is_none(fake, monkeypatch):
+    assert nvml.open_gpus(["GPU-a", "GPU-z"]) is None
+    assert fake.open == 0  # given back
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.open_gpus(["GPU-a"]) is None
     assert nvml.open_gpus([]) is None
-
-
-def test_an_unknown_gpu_gives_nvml_back(fake):
-    assert nvml.open_gpus(["GPU-a", "GPU-z"]) is None
-    assert fake.open == 0
 
 
 @pytest.mark.parametrize(
