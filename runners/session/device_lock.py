@@ -19,7 +19,7 @@ from specbench.config.schema import DraftConfig
 from specbench.errors import OutputRefused
 from specbench.models import loading
 from specbench.storage import jsonl
-from specbench.system import nvml
+from specbench.system import interference
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
 
 
 @contextlib.contextmanager
-def hold_device(job: Job, drafts: Iterable[DraftConfig] = ()) -> Iterator[nvml.Gpus | None]:
+def hold_device(job: Job, drafts: Iterable[DraftConfig] = ()) -> Iterator[interference.Gpus | None]:
     """Have the run's devices for oneself, as far as this project's timed jobs go.
 
     A lock per machine and device in ``cache_dir``. Where another job holds it, this one waits:
@@ -67,7 +67,7 @@ def hold_device(job: Job, drafts: Iterable[DraftConfig] = ()) -> Iterator[nvml.G
             folder = Path(job.config.cache_dir) / _LOCKS
             for device in devices:  # sorted, so that two jobs never wait for each other
                 stack.enter_context(_lock(folder, device))
-        gpus = nvml.open_gpus([device for device in devices if device.startswith("GPU-")])
+        gpus = interference.open_gpus([device for device in devices if device.startswith("GPU-")])
         if gpus is not None:
             stack.callback(gpus.close)
         yield gpus

@@ -24,7 +24,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.results.records import CaseRecord, Lossless
-from specbench.system import cuda_settings, nvml
+from specbench.system import cuda_settings, interference
 from specbench.system.interference import SystemMonitor
 
 if TYPE_CHECKING:  # they load torch, which a finished run does not need
@@ -81,7 +81,7 @@ def _measure(load: Load, run: OpenRun) -> None:
     drafts += [job.config.pair.draft for r in runs if getattr(r.drafter, "loop", "") == "assisted"]
     with device_lock.hold_device(job, drafts) as gpus:
         if measure.energy:
-            nvml.check_energy(gpus, device_lock.names(job, drafts))
+            interference.check_energy(gpus, device_lock.names(job, drafts))
         for method_run in runs:
             if earlier is not None:
                 method_run.measured.update(earlier.measured.get(method_run.label, {}))

@@ -1,7 +1,6 @@
 """Measurements that no run of ``run.py`` shows; this file: what the sections share."""
 
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from rich.console import Console
@@ -10,12 +9,6 @@ from specbench.results.fitted_table import FittedTable
 
 # Whole rows also where the output is not a terminal.
 console = Console(width=130)
-
-
-def seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

@@ -23,11 +23,12 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
-from scripts.bench import console, print_table, seconds
+from scripts.bench import console, print_table
 from specbench.arrays import Array
 from specbench.config.compose import compose, typed
 from specbench.config.schema import packed_bytes
 from specbench.data.chat_templates import PromptTemplate
+from specbench.decoding.device import seconds
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftTree
@@ -38,6 +39,7 @@ from specbench.kernels.packed_linear import PackedLinear, SiblingLinear, unpack_
 from specbench.models.loading import load_model, load_tokenizer
 from specbench.models.target import Target
 
+CPU = torch.device("cpu")
 MOST_ROWS = 128
 SMALL = 8  # inputs of a product that is called for nothing but its call
 PARTS = ("generate", "rows", "outside", "host")
@@ -215,7 +217,7 @@ def against_generate(
 
 
 def milliseconds(call: Callable[[], object], times: int) -> list[float]:
-    return [1e3 * seconds(call) for _ in range(times)]
+    return [1e3 * seconds(call, CPU) for _ in range(times)]
 
 
 def pass_by_rows(target: Target, layers: Layers, repeats: int) -> list[dict[str, Any]]:
@@ -276,7 +278,7 @@ def outside_arithmetic(target: Target, rows: int, rounds: int = 4) -> dict[str, 
         with layers.timed(spent):
             for _ in range(20):
                 spent.clear()
-                times["around"].append(1e3 * (seconds(one) - sum(spent)))
+                times["around"].append(1e3 * (seconds(one, CPU) - sum(spent)))
     found = {f"{part}_ms": statistics.median(values) for part, values in times.items()}
     found["calls_ms"] = found.pop("called_ms") - found["left_ms"]
     share = max(found["left_ms"], found["around_ms"]) / found["whole_ms"]

@@ -67,18 +67,6 @@ def measure_bandwidth(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"copy_bytes_per_s": copies, "read_bytes_per_s": reads}
 
 
-def graph_targets(model: PreTrainedModel, **sizes: Any) -> dict[str, GraphTarget]:
-    """What a run measures, and the same without fused layers.
-
-    Fused first: fusing moves the weights, and graphs captured before would read their old memory.
-    """
-    capture = model.device.type == "cuda"
-    return {
-        "graph": GraphTarget(model, capture=capture, fused=True, **sizes),
-        "graph_stock": GraphTarget(model, capture=capture, **sizes),
-    }
-
-
 def measure_loops(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Tokens/s of whole calls, the prompt's pass included; ``decode_s`` is taken of CUDA events."""
     tokens = options.tokens
@@ -86,7 +74,11 @@ def measure_loops(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     prompt = np.random.default_rng(0).integers(3, 200, PROMPT)
     ids = torch.from_numpy(prompt)[None].to(stock.device)
     sizes: dict[str, Any] = {"max_len": PROMPT + tokens, "max_nodes": 1}
-    graphs = graph_targets(model, **sizes)
+    capture = model.device.type == "cuda"
+    graphs = {  # as a run has it; fusing moves the weights, so it comes first
+        "graph": GraphTarget(model, capture=capture, fused=True, **sizes),
+        "graph_stock": GraphTarget(model, capture=capture, **sizes),
+    }
     engines = {
         name: Engine(target, GreedyVerifier(), eos_ids=frozenset())
         for name, target in {"eager": Target(model, **sizes), **graphs}.items()

@@ -39,7 +39,7 @@ from scripts.draft_model.texts import (
 from specbench.config.compose import compose, typed
 from specbench.errors import ConfigurationError
 from specbench.models import loading
-from specbench.models.embeddings import Embeddings
+from specbench.models.hidden_states import Embeddings
 
 _SAMPLE = 160  # texts that a head's linear start is fitted on
 

@@ -123,15 +123,11 @@ def attend(
     """Scaled dot-product attention under ``plan``.
 
     Args:
-        module: transformers hands it over; not used.
+        module: transformers hands it over; named in refusals.
         query: ``[batch, heads, rows, head_dim]``.
-        key: ``[batch, kv_heads, keys, head_dim]``, cached keys first.
-        value: same shape as ``key``.
+        key, value: ``[batch, kv_heads, keys, head_dim]``, cached ones first.
         attention_mask: of a call from outside the engine, which brings no plan; None: causal.
-        scaling: factor on the scores.
-        sliding_window: the layer's window, or None.
         softcap: scores s become ``softcap * tanh(s / softcap)`` before the mask (Gemma-2).
-        plan: the pass's.
 
     Returns:
         ``[batch, rows, heads, head_dim]`` and None (no attention weights).
@@ -151,25 +147,16 @@ def attend(
     groups = heads // key.shape[1]
     if softcap is not None:
         return _capped(query, key, value, mask, causal, scaling or size**-0.5, softcap), None
+    kernel = torch.nn.functional.scaled_dot_product_attention
     if groups > 1 and not query.is_cpu and not causal:
         # CUDA's fast kernels take either grouped heads or a mask. The queries that share a key
         # head can as well be more rows of one head.
-        out = torch.nn.functional.scaled_dot_product_attention(
-            folded_heads(query, key.shape[1]),
-            key,
-            value,
-            attn_mask=None if mask is None else plan.fold(mask, groups),
-            scale=scaling,
-        )
+        folded = folded_heads(query, key.shape[1])
+        folded_mask = None if mask is None else plan.fold(mask, groups)
+        out = kernel(folded, key, value, attn_mask=folded_mask, scale=scaling)
         return unfolded_heads(out, groups), None
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=causal,
-        scale=scaling,
-        enable_gqa=groups > 1,
+    out = kernel(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=groups > 1
     )
     return out.transpose(1, 2).contiguous(), None
 

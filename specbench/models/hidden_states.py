@@ -1,4 +1,4 @@
-"""Hidden states of chosen layers, taken out of a pass while it runs.
+"""Hidden states of chosen layers, taken out of a pass while it runs; embedding and LM head.
 
 Transformers' ``output_hidden_states`` leaves a hook in every layer for all later passes, and before
 its newest versions keeps the states of all layers. Here hooks are on the chosen layers, and only
@@ -84,3 +84,32 @@ class HiddenStates:
         if states.dim() == 4:  # several streams a row (Gemma-3n): the one that layers work on
             states = states[0]
         found[number] = states.flatten(0, -2).to(self._device)
+
+
+class Embeddings:
+    """``specbench.decoding.protocols.TargetEmbeddings`` of a model, packed or not."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+
+    @property
+    def _lm_head(self) -> Any:
+        return self._model.get_output_embeddings()  # asked each time: packing replaces the module
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        weight: Any = self._model.get_input_embeddings().weight
+        return weight.detach()  # type: ignore[no-any-return]
+
+    @property
+    def lm_head(self) -> torch.Tensor:
+        return self._lm_head.weight.detach()  # type: ignore[no-any-return]
+
+    @property
+    def lm_head_bias(self) -> torch.Tensor | None:
+        bias: torch.Tensor | None = self._lm_head.bias
+        return None if bias is None else bias.detach()
+
+    @torch.inference_mode()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        return self._lm_head(states)  # type: ignore[no-any-return]

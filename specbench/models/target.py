@@ -32,8 +32,7 @@ from specbench.kernels.attention import (
 from specbench.kernels.fused_layers import count_fused, fuse
 from specbench.kernels.packed_linear import pack_linears, packed_weights
 from specbench.models.checkpoints.weights import sample_weights
-from specbench.models.embeddings import Embeddings
-from specbench.models.hidden_states import HiddenStates, decoder_layers
+from specbench.models.hidden_states import Embeddings, HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache, in_place, layer_devices
 from specbench.models.scores import Scores, batch_select
 from specbench.system import cuda_settings

@@ -2,19 +2,21 @@
 
 Exact in float32 (without TF32) and float64 on tiny models; in bfloat16 and float16 every difference
 must be a near tie. Files that methods draft from are toys. Skipped where there is no CUDA device;
-`make gpu-check` runs them with the rest, also on machines without Hydra, hypothesis and pytest's
-plugins: nothing here may need them.
+`make gpu-check` runs them with the rest, without pytest's plugins: nothing here may need them.
 """
 
 from functools import partial
 from pathlib import Path
 
+import hydra.utils
 import numpy as np
 import pytest
 import torch
 
 from methods.random_drafts import RandomDrafts
 from methods.token_recycling import UPDATE_RULES, AdjacencyMatrix
+from specbench.config.compare import method_node
+from specbench.config.compose import option_names
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.lossless import audit_output
@@ -26,7 +28,6 @@ from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_model
-from tests.models import gpu_methods
 from tests.models.gpu_toys import TOKENIZER, ToyFiles
 
 pytestmark = [
@@ -41,18 +42,22 @@ FUSED = partial(GraphTarget, fused=True)  # as runs have it
 ENGINES = {"eager": Target, "graph": FUSED}
 
 
-# Small enough for the vocabulary, and for many passes.
-KNOBS = gpu_methods.TIMED | {
+# Small enough for the vocabulary, and for many passes; nothing may depend on a thread's turn.
+KNOBS = {
+    "ssd": {"rebuild": "sync"},
     "card": {"k": 6, "r": 3, "max_depth": 12},
     "ouroboros": {"gamma": 3, "ngram": 3, "window": 4, "guesses": 4, "topk": 2},
 }
 
 
 def build(name: str) -> Drafter:
-    return gpu_methods.build(name, **KNOBS.get(name, {}))
+    node = method_node(name, KNOBS.get(name, {}), "pair=none")
+    return hydra.utils.instantiate(node, _convert_="all")
 
 
-NEEDS = {name: build(name).needs for name in gpu_methods.names() if name != "ar"}
+# Composing them takes seconds, which collection without a GPU need not spend.
+NAMES = option_names("method") if torch.cuda.is_available() else ()
+NEEDS = {name: build(name).needs for name in NAMES if name != "ar"}
 # Methods with trained heads are the parts `methods` and `steps` of the check: no toy has any.
 METHODS = [n for n, needs in NEEDS.items()
            if not (needs.reference or needs.draft_model or needs.heads)]  # fmt: skip

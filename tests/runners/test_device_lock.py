@@ -12,7 +12,7 @@ from runners.session import device_lock
 from specbench.config.schema import DraftConfig, MeasureConfig, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models import loading
-from specbench.system import nvml
+from specbench.system import interference
 from tests.small_run import run_here
 
 
@@ -115,7 +115,7 @@ def test_devices_are_named_by_what_other_processes_know_them_by(
     found = job(tmp_path, device=device, device_map=device_map)
     assert device_lock.names(found) == expected
     asked = []
-    monkeypatch.setattr(nvml, "open_gpus", lambda uuids: asked.extend(uuids))
+    monkeypatch.setattr(interference, "open_gpus", lambda uuids: asked.extend(uuids))
     with device_lock.hold_device(found):
         locks = {path.name for path in (tmp_path / "locks").glob("*.lock")}
     assert len(locks) == len(expected)
@@ -138,7 +138,7 @@ def test_the_draft_model_s_device_is_held_watched_and_counted_too(
     monkeypatch.setattr(torch, "cuda", FakeCuda(2))
     monkeypatch.setattr(loading, "choose_device", torch.device)
     asked = []
-    monkeypatch.setattr(nvml, "open_gpus", lambda uuids: asked.extend(uuids))
+    monkeypatch.setattr(interference, "open_gpus", lambda uuids: asked.extend(uuids))
     with device_lock.hold_device(job(tmp_path, device=device), [draft]):
         held = {path.stem for path in (tmp_path / "locks").glob("*.lock")}
     assert held == {f"{socket.gethostname()}-{name}" for name in expected}

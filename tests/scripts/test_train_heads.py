@@ -10,8 +10,8 @@ import torch
 from scripts.draft_model import folder, head_families, head_lesson, learning
 from scripts.draft_model import train_heads as script
 from scripts.draft_model.texts import answers
-from specbench.models.embeddings import Embeddings
 from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
+from specbench.models.hidden_states import Embeddings
 from tests.conftest import tiny_model
 from tests.scripts.test_train_draft import stop_at
 

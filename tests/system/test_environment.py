@@ -85,7 +85,7 @@ def test_gpus_by_the_drivers_tool(tmp_path, monkeypatch):
 
 def test_looking_at_a_machine_imports_no_torch():
     code = (
-        "import sys; from specbench.system import clock, environment, interference, nvml;"
+        "import sys; from specbench.system import clock, environment, interference;"
         "environment.describe(); interference.SystemMonitor().end(); clock.make_clock('cpu');"
         "sys.exit('torch' in sys.modules)"
     )

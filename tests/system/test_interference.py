@@ -9,7 +9,7 @@ import types
 import pytest
 
 from specbench.errors import ConfigurationError
-from specbench.system import nvml
+from specbench.system import interference
 from specbench.system.interference import SystemMonitor
 
 
@@ -163,7 +163,7 @@ def fake(monkeypatch):
 
 
 def test_the_state_of_a_gpu(fake):
-    gpus = nvml.open_gpus(["GPU-a", "GPU-b"])
+    gpus = interference.open_gpus(["GPU-a", "GPU-b"])
     first, second = gpus.states()
     assert first == {
         "sm_mhz": 1410,
@@ -181,7 +181,7 @@ def test_the_state_of_a_gpu(fake):
 
 def test_a_name_that_nvml_dropped_ends_no_run(fake, monkeypatch):
     monkeypatch.delattr(FakeNvml, "nvmlDeviceGetCurrentClocksThrottleReasons")
-    gpus = nvml.open_gpus(["GPU-a"])
+    gpus = interference.open_gpus(["GPU-a"])
     assert gpus.states()[0]["throttle"] is None
     name = "nvmlDeviceGetCurrentClocksEventReasons"
     monkeypatch.setattr(FakeNvml, name, lambda self, handle: 0x04, raising=False)
@@ -191,12 +191,12 @@ def test_a_name_that_nvml_dropped_ends_no_run(fake, monkeypatch):
 @pytest.mark.parametrize(("pids", "others"), [([], 0), ([-1], 0), ([-1, -2, -3], 2)])
 def test_in_a_container_one_of_the_hosts_pids_is_ours(fake, pids, others):
     fake.pids = pids
-    assert nvml.open_gpus(["GPU-a"]).states()[0]["other_processes"] == others
+    assert interference.open_gpus(["GPU-a"]).states()[0]["other_processes"] == others
 
 
 def test_energy_and_throttling_over_a_turn(fake):
-    watch = SystemMonitor(nvml.open_gpus(["GPU-a"]), energy=True)
-    unasked = SystemMonitor(nvml.open_gpus(["GPU-a"]))
+    watch = SystemMonitor(interference.open_gpus(["GPU-a"]), energy=True)
+    unasked = SystemMonitor(interference.open_gpus(["GPU-a"]))
     fake.millijoules, fake.reasons = 45_500, 0x80
     found = watch.end()
     assert found.energy_j == pytest.approx(40.5)
@@ -205,11 +205,11 @@ def test_energy_and_throttling_over_a_turn(fake):
 
 
 def test_without_nvml_or_with_an_unknown_gpu_there_is_none(fake, monkeypatch):
-    assert nvml.open_gpus(["GPU-a", "GPU-z"]) is None
+    assert interference.open_gpus(["GPU-a", "GPU-z"]) is None
     assert fake.open == 0  # given back
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.open_gpus(["GPU-a"]) is None
-    assert nvml.open_gpus([]) is None
+    assert interference.open_gpus(["GPU-a"]) is None
+    assert interference.open_gpus([]) is None
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,6 @@ def test_without_nvml_or_with_an_unknown_gpu_there_is_none(fake, monkeypatch):
 )
 def test_energy_is_refused_where_it_cannot_be_read(fake, uuids, devices, said):
     with pytest.raises(ConfigurationError, match=said) as refusal:
-        nvml.check_energy(nvml.open_gpus(uuids), devices)
+        interference.check_energy(interference.open_gpus(uuids), devices)
     assert "Type measure=timed." in str(refusal.value)
-    nvml.check_energy(nvml.open_gpus(["GPU-a"]), ["GPU-a"])
+    interference.check_energy(interference.open_gpus(["GPU-a"]), ["GPU-a"])
