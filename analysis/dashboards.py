@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from analysis.publish import PREDICTED, label_numbers, logger_settings
-from analysis.runs.captions import DEFINITIONS
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons
 from analysis.runs.load import Run
 from analysis.runs.sweeps import swept_knobs
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
+from specbench.results.wording import DEFINITIONS
 
 TITLE = "Speculative decoding compared"
 # What panels show, with its name and unit, in the order of the sections.

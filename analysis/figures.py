@@ -26,39 +26,28 @@ from analysis.plots.heads import acceptance_picture, rows_picture
 from analysis.plots.layout import Drawing, save
 from analysis.plots.overviews import budget_picture, overview_pictures
 from analysis.plots.style import WIDTHS, styled
-from analysis.plots.sweeps import comparison_title, sweep_pictures
+from analysis.plots.sweeps import sweep_pictures
 from analysis.plots.throughput import throughput_pictures
 from analysis.runs.captions import caption
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons
 from analysis.runs.load import Run
 
-
-def speedup_by_task(comparison: ComparedRuns) -> Drawing | None:
-    """Bars of speedup per task and over the whole run; None without a baseline."""
-    return _task_bars(comparison, "speedup")
-
-
-def mean_accepted_tokens(comparison: ComparedRuns) -> Drawing | None:
-    """Bars of MAT per task and over the whole run."""
-    return _task_bars(comparison, "mat")
+MOST = 12  # labels whose bars can be told apart
+# Key of the bars by task, by what is added to their files' names.
+FIGURES = {"speedup_by_task": "speedup", "mat": "mat"}
+_TITLES = {"speedup": "Speedup by task", "mat": "Mean accepted tokens by task"}
 
 
-def _task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
+def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
+    """Bars of ``speedup`` or ``mat`` per task and over the whole run; None without numbers."""
     panel = task_panel(comparison, key)
     if not panel.series:
         return None
     timed = key == "speedup"
     words = [caption(comparison, timed, timed), claimed_words([comparison], key)]
-    title = f"{_TITLES[key]} ({comparison_title(comparison)})"
+    title = f"{_TITLES[key]} ({comparison.printed_title})"
     return bars([panel], title, "\n".join(filter(None, words)))
-
-
-_TITLES = {"speedup": "Speedup by task", "mat": "Mean accepted tokens by task"}
-
-
-MOST = 12  # labels whose bars can be told apart
-FIGURES = {"speedup_by_task": speedup_by_task, "mat": mean_accepted_tokens}
 
 
 def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
@@ -79,8 +68,7 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
         for part, picture in reproduction.figures(members):
             yield "_".join(filter(None, [reproduction.name, part])), picture
     comparisons = make_comparisons(others)
-    for name, figure in throughput_pictures(comparisons):
-        yield name, figure
+    yield from throughput_pictures(comparisons)
     for comparison in comparisons:
         for name, figure in pictures_of(comparison):
             yield f"{comparison.model}_{comparison.dataset}_{name}", figure
@@ -93,20 +81,17 @@ def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     for name, figure in sweep_pictures(comparison):
         swept = True
         yield name, figure
-    if not swept:
-        by_budget = budget_picture(comparison, words)
-        if by_budget is not None:
-            yield "budget", by_budget
-        yield from overview_pictures(comparison, words)
-        for name, picture in (("acceptance", acceptance_picture), ("tree_rows", rows_picture)):
-            drawn = picture(comparison, caption(comparison, False, False))
-            if drawn is not None:
-                yield name, drawn
-        if len(comparison.drafting) <= MOST:
-            for name, draw in FIGURES.items():
-                bars_by_task = draw(comparison)
-                if bars_by_task is not None:
-                    yield name, bars_by_task
+    if swept:
+        return
+    if (drawn := budget_picture(comparison, words)) is not None:
+        yield "budget", drawn
+    yield from overview_pictures(comparison, words)
+    for name, picture in (("acceptance", acceptance_picture), ("tree_rows", rows_picture)):
+        if (drawn := picture(comparison, caption(comparison, False, False))) is not None:
+            yield name, drawn
+    for name, key in FIGURES.items() if len(comparison.drafting) <= MOST else ():
+        if (drawn := task_bars(comparison, key)) is not None:
+            yield name, drawn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

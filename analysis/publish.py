@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.figures import mean_accepted_tokens, speedup_by_task
+from analysis.figures import task_bars
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import slowdown_caption, slowdown_heatmaps
 from analysis.plots.layout import Drawing, save
@@ -273,8 +273,8 @@ def label_figures(comparison: ComparedRuns) -> dict[str, Drawing]:
     """The bar charts, by the name that panels of a dashboard know them by."""
     timed = PREDICTED if comparison.timing == "predicted" else ""
     drawn = {
-        f"{timed}speedup": speedup_by_task(comparison),
-        "mat": mean_accepted_tokens(comparison),
+        f"{timed}speedup": task_bars(comparison, "speedup"),
+        "mat": task_bars(comparison, "mat"),
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}
 

@@ -22,7 +22,7 @@ from analysis.figures import pictures_of
 from analysis.papers import by_reproduction
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
-from analysis.runs.captions import DEFINITIONS, disturbed_words, slow_baseline_words
+from analysis.runs.captions import disturbed_words, slow_baseline_words, verdict_totals
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.leaders import leaders_of
@@ -37,13 +37,12 @@ from analysis.tabular.overviews import (
 from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.records_sheet import records_sheet
 from analysis.tabular.table import ResultTable, column_name, csv_text, sheet
-from specbench.results.decision import DECISION_TEXT
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.names import display_name
-from specbench.results.records import DIFFERS, TIMINGS, VERDICTS
+from specbench.results.records import TIMINGS
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.summary import ESTIMATORS
-from specbench.results.wording import verdict_words
+from specbench.results.wording import DECISION_TEXT, DEFINITIONS, verdict_words
 
 # Methods or settings of one comparison in the first table.
 _MOST = 8
@@ -137,7 +136,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
         sections=shown,
         claims=[claims_table(group) for group in apart],
         lossless=lossless_table(comparisons),
-        verdicts=verdicts(comparisons),
+        verdicts=verdict_words(verdict_totals(e for c in comparisons for e in c.drafting)),
         settings=settings(recorded),
         environments=environments(runs),
         sources=sources(runs),
@@ -300,14 +299,6 @@ def picture(figure: Drawing) -> Picture:
 
 def _csv_address(text: str) -> str:
     return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
-
-
-def verdicts(comparisons: Sequence[ComparedRuns]) -> str:
-    """What the audit found over all methods that draft."""
-    found = [entry.overall["lossless"] for c in comparisons for entry in c.drafting]
-    return verdict_words(
-        {kind: sum(each.get(kind, 0) for each in found) for kind in (*VERDICTS, DIFFERS, "lossy")}
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

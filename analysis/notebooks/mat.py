@@ -17,7 +17,7 @@
 # %%
 import functools
 
-from analysis.figures import mean_accepted_tokens
+from analysis.figures import task_bars
 from analysis.notebooks import shared
 from analysis.papers.reproduction import captions
 from analysis.plots.charts import Panel, bars, curves
@@ -35,7 +35,7 @@ shared.table(shared.numbers(comparisons, *columns), "MAT over the whole run")
 
 # %%
 for comparison in comparisons:
-    figure = mean_accepted_tokens(comparison)
+    figure = task_bars(comparison, "mat")
     if figure is not None:
         shared.show(figure, f"mat_{comparison.model}_{comparison.dataset}")
 

@@ -18,7 +18,7 @@
 # %%
 import pandas as pd
 
-from analysis.figures import speedup_by_task
+from analysis.figures import task_bars
 from analysis.notebooks import shared
 from analysis.plots.stacked_bars import stacked_bars
 from analysis.plots.sweeps import figure_name
@@ -45,7 +45,7 @@ shared.table(shared.numbers(comparisons, *columns, *more), "Speedup over the who
 
 # %%
 for comparison in comparisons:
-    figure = speedup_by_task(comparison)
+    figure = task_bars(comparison, "speedup")
     if figure is not None:
         shared.show(figure, f"speedup_{comparison.model}_{comparison.dataset}")
 

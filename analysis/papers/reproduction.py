@@ -16,7 +16,7 @@ from analysis.papers.claimed import (
 )
 from analysis.plots.charts import Panel, Point, bars, curves
 from analysis.plots.layout import Drawing
-from analysis.plots.sweeps import comparison_title, sweep_heatmaps
+from analysis.plots.sweeps import sweep_heatmaps
 from analysis.runs.captions import captions_once
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
@@ -224,7 +224,7 @@ def pictures(
         comparisons = of.comparisons(runs)
         for members in by_model(comparisons) if per_model else [[c] for c in comparisons]:
             first = members[0]
-            where = display_name(first.model) if per_model else comparison_title(first)
+            where = display_name(first.model) if per_model else first.printed_title
             words = claimed_words(members, *claimed) if claimed else of.text
             stem = f"{first.model}_{first.dataset}" if by_data else first.model
             title = after(place or of.place, where)
@@ -277,7 +277,7 @@ def model_bars() -> FigureKind:
         comparisons = of.comparisons(runs)
         models = [display_name(comparison.model) for comparison in comparisons]
         panels = [
-            replace(task_panel(each, "speedup"), title=f"by task, {comparison_title(each)}")
+            replace(task_panel(each, "speedup"), title=f"by task, {each.printed_title}")
             for each in comparisons
         ]
         if len(models) > 1:
@@ -307,7 +307,7 @@ def knob_heatmaps(axes: Mapping[str, str], keys: Sequence[str], named: bool = Fa
                 claimed = claimed_in_cells(entries, key, down, across)
                 words = captions(members, of.text, claimed, speedup=timed, times=timed)
                 only = len(members) == 1
-                where = comparison_title(members[0]) if only else display_name(model)
+                where = members[0].printed_title if only else display_name(model)
                 title = after(of.place, where)
                 figure = sweep_heatmaps(swept, (down, across), key, title, words, axes)
                 if figure is not None:

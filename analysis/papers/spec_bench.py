@@ -9,7 +9,7 @@ from analysis.papers.claimed import claimed_words
 from analysis.papers.reproduction import Pictures, Reproduction, after, captions, claims_of
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.style import unit_of
-from analysis.plots.sweeps import comparison_title, figure_name
+from analysis.plots.sweeps import figure_name
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run
@@ -115,7 +115,7 @@ def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
                 [figure_name(comparison, entry) for entry in entries],
                 [HEADINGS.get(task, task) for task in tasks],
             )
-            where = after("Spec-Bench's board", comparison_title(comparison))
+            where = after("Spec-Bench's board", comparison.printed_title)
             claims = claimed_words([comparison], key)
             words = captions([comparison], claims, speedup=key == "speedup")
             figure = heatmaps(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, NullLocator
 
@@ -150,7 +151,7 @@ def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> 
         offset = (i - (len(panel.series) - 1) / 2) * width
         axes.bar(
             [point.x + offset for point in points], [point.y or 0.0 for point in points],
-            0.9 * width, label=series.name, linewidth=0.5, yerr=_errors(points),
+            0.9 * width, label=series.name, linewidth=0.5, yerr=error_lengths(points),
             error_kw={"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8}, **style,
         )  # fmt: skip
         _claims(axes, series, offset)
@@ -245,7 +246,7 @@ def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) ->
         points = [point for point in series.points if point.y is not None]
         axes.errorbar(
             [point.x + offset for point in points], [point.y or 0.0 for point in points],
-            yerr=_errors(points), label=series.name, elinewidth=0.9, capsize=2, **style,
+            yerr=error_lengths(points), label=series.name, elinewidth=0.9, capsize=2, **style,
         )  # fmt: skip
         for rank, place in enumerate(series.leaders):
             found = next(point for point in points if point.x == place)
@@ -276,20 +277,14 @@ def _short(place: float, base: float) -> str:
     return f"{place:g}"
 
 
-def _errors(points: Sequence[Point]) -> Any:
-    """Lengths below and above; a point without an interval has none."""
+def error_lengths(points: Sequence[Point]) -> Any:
+    """Lengths below and above, for error bars; a point without an interval has none."""
     if not points:
         return None
     pairs = [(p.y or 0.0, p.interval or (math.nan, math.nan)) for p in points]
+    lengths = [(value - low, high - value) for value, (low, high) in pairs]
     # Never negative, although a rounded interval may miss its value by a hair.
-    return [
-        [_length(value - low) for value, (low, _) in pairs],
-        [_length(high - value) for value, (_, high) in pairs],
-    ]
-
-
-def _length(difference: float) -> float:
-    return difference if math.isnan(difference) else max(0.0, difference)
+    return np.maximum(0.0, np.array(lengths).T)
 
 
 def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:

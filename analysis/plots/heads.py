@@ -9,7 +9,7 @@ import numpy as np
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.layout import Drawing
 from analysis.plots.style import MAT, PLAIN, speedup_words
-from analysis.plots.sweeps import comparison_title, figure_name
+from analysis.plots.sweeps import figure_name
 from analysis.runs.acceptance import by_depth, rows_of_target_pass, where_the_one_before
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.surfaces import cost_of_pass, cost_on
@@ -72,7 +72,7 @@ def acceptance_picture(comparison: ComparedRuns, caption: str) -> Drawing | None
             top=1.0,
         ),
     ]  # fmt: skip
-    title = f"Acceptance by position ({comparison_title(comparison)})"
+    title = f"Acceptance by position ({comparison.printed_title})"
     return curves([panels], title, f"{ACCEPTANCE_TEXT}\n{caption}")
 
 
@@ -135,7 +135,7 @@ def rows_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
         unit = speedup_words(comparison.timing)
         panels.append(Panel("", xlabel, unit, speedups, reference=(1.0, PLAIN), log=2))
         text = f"{text} {_WHOLE_TEXT}"
-    title = f"Chain against tree at equal rows ({comparison_title(comparison)})"
+    title = f"Chain against tree at equal rows ({comparison.printed_title})"
     return curves([panels], title, f"{text}\n{caption}")
 
 

@@ -90,18 +90,15 @@ def finish(
         widest = (max(map(len, legend)) * points + 34) / 72
         columns = max(1, min(len(legend), int((inches - 0.2) / widest)))
         lines = math.ceil(len(legend) / columns)
-        names = _by_rows(list(legend), math.ceil(len(legend) / lines))
+        columns = math.ceil(len(legend) / lines)
+        # Matplotlib fills columns; a reader reads rows.
+        names = [name for column in range(columns) for name in list(legend)[column::columns]]
         figure.legend(
-            [legend[name] for name in names], names, loc="outside upper left",
-            ncols=math.ceil(len(legend) / lines), fontsize="small", borderaxespad=0.2,
+            [legend[name] for name in names], names, loc="outside upper left", ncols=columns,
+            fontsize="small", borderaxespad=0.2,
         )  # fmt: skip
         # The space that the legend takes is not taken from the axes.
         figure.set_figheight(figure.get_figheight() + 0.08 + 0.17 * lines)
-
-
-def _by_rows(names: list[str], columns: int) -> list[str]:
-    """The names in the order in which matplotlib, which fills columns, puts them into rows."""
-    return [name for column in range(columns) for name in names[column::columns]]
 
 
 def ratio_ticks(axis: Axis) -> None:
@@ -111,6 +108,15 @@ def ratio_ticks(axis: Axis) -> None:
     axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter(ScalarFormatter())
     axis.set_minor_locator(NullLocator())
+
+
+def rows_down(axes: Axes, names: Sequence[str]) -> None:
+    """Name the places 0, 1, … of the vertical axis, from the top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
 
 
 def save(figure: Drawing, folder: Path, name: str, caption: bool = False) -> list[Path]:

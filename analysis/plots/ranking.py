@@ -10,8 +10,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from analysis.plots.charts import HEADROOM
-from analysis.plots.layout import Drawing, canvas, finish, in_column, legend_of, ratio_ticks
+from analysis.plots.charts import HEADROOM, Point, error_lengths
+from analysis.plots.layout import (
+    Drawing,
+    canvas,
+    finish,
+    in_column,
+    legend_of,
+    ratio_ticks,
+    rows_down,
+)
 from analysis.plots.style import BAND, REFERENCE, dot_style
 from specbench.results.estimate import Estimate
 
@@ -63,20 +71,17 @@ def ranked(
     left, right = figure.subplots(**shape, sharey=True)
     top = -0.5
     for i, count in enumerate(bands):
-        for axes in (left, right):
-            if i % 2 == 0:
-                axes.axhspan(top, top + count, color=BAND, linewidth=0, zorder=0)
+        for axes in (left, right) if i % 2 == 0 else ():
+            axes.axhspan(top, top + count, color=BAND, linewidth=0, zorder=0)
         top += count
-    for place, row in enumerate(rows):
-        _dot(left, place, row.method, row.speedup)
-        _dot(right, place, row.method, row.mat)
-    for axes in (left, right):
-        _rows(axes, [row.name for row in rows])
-    _limit(left, [row.speedup for row in rows], 1.0)
-    _limit(right, [row.mat for row in rows], 1.0)
+    columns = ([row.speedup for row in rows], [row.mat for row in rows])
+    for axes, cells, unit in zip((left, right), columns, units, strict=True):
+        for place, (row, cell) in enumerate(zip(rows, cells, strict=True)):
+            _dot(axes, place, row.method, cell)
+        rows_down(axes, [row.name for row in rows])
+        _limit(axes, cells)
+        axes.set_xlabel(unit)
     left.axvline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
-    left.set_xlabel(units[0])
-    right.set_xlabel(units[1])
     finish(figure, title, f"{RANKED_TEXT}\n{caption}")
     return figure
 
@@ -85,7 +90,7 @@ def prompts(rows: Sequence[Ranked], unit: str, title: str, caption: str) -> Draw
     """Every prompt as a dot, a row for each method; the axis is logarithmic, as ratios are."""
     figure = canvas(7.0, 0.75 + 1.2 * _ROW * len(rows))
     axes = figure.subplots()
-    values = [value for row in rows for value in row.prompts if value > 0]
+    values = [1.0, *(value for row in rows for value in row.prompts if value > 0)]
     for place, row in enumerate(rows):
         found = [value for value in row.prompts if value > 0]
         # Spread evenly over the row's height in an order that has no meaning.
@@ -98,10 +103,8 @@ def prompts(rows: Sequence[Ranked], unit: str, title: str, caption: str) -> Draw
             )
         if row.speedup.interval:
             axes.plot(row.speedup.interval, [place] * 2, color="black", linewidth=1.0)
-    _rows(axes, [row.name for row in rows])
-    axes.set_xscale("log")
-    if values:
-        axes.set_xlim(min([*values, 1.0]) / 1.08, 1.08 * max([*values, 1.0]))
+    rows_down(axes, [row.name for row in rows])
+    axes.set(xscale="log", xlim=(min(values) / 1.08, 1.08 * max(values)))
     ratio_ticks(axes.xaxis)
     axes.axvline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
     axes.set_xlabel(unit)
@@ -138,18 +141,11 @@ def mat_against_speedup(
     for row, x, y in zip(known, xs, ys, strict=True):
         look = dot_style(row.method, variant=drawn[row.method])
         drawn[row.method] += 1
-        bounds = [(row.mat, x), (row.speedup, y)]
-        across, up = (
-            [[value - e.interval[0]], [e.interval[1] - value]] if e.interval else None
-            for e, value in bounds
-        )
+        across, up = (error_lengths([Point.at(0, cell)]) for cell in (row.mat, row.speedup))
         axes.errorbar([x], [y], xerr=across, yerr=up, elinewidth=0.5, label=row.name, **look)
     axes.axhline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
-    axes.set_xlim(1.0, right)
-    axes.set_ylim(bottom, top)
+    axes.set(xlim=(1.0, right), ylim=(bottom, top), xlabel=units[1], ylabel=units[0])
     axes.grid(visible=False)
-    axes.set_xlabel(units[1])
-    axes.set_ylabel(units[0])
     handles, names = axes.get_legend_handles_labels()
     finish(figure, title, f"{COST_TEXT}\n{caption}", dict(zip(names, handles, strict=True)))
     return figure
@@ -170,17 +166,9 @@ def _dot(axes: Axes, place: int, method: str, cell: Estimate) -> None:
         axes.plot(cell.interval, [place] * 2, color=dot_style(method)["color"], linewidth=1.4)
 
 
-def _rows(axes: Axes, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
-
-
-def _limit(axes: Axes, cells: Sequence[Estimate], known: float) -> None:
+def _limit(axes: Axes, cells: Sequence[Estimate]) -> None:
     """Room for all values, and for intervals unless they are so long that they flatten the rest."""
-    values = [known, *(cell.value for cell in cells if cell.value is not None)]
+    values = [1.0, *(cell.value for cell in cells if cell.value is not None)]
     ends = [end for cell in cells for end in cell.interval or ()]
     low = max(min(values + ends), min(values) / HEADROOM)
     high = min(max(values + ends), max(values) * HEADROOM)
@@ -217,22 +205,17 @@ def predicted_against_measured(rows: Sequence[Agreement], title: str, caption: s
     axes.fill_between(ends, *edges, color=BAND, linewidth=0)
     axes.plot(ends, ends, color=REFERENCE, linewidth=0.8)
     for row in rows:
-        value = row.measured.value
-        if not value:
+        if not row.measured.value:
             continue
+        look = dot_style(row.method)
         if row.measured.interval:
             axes.plot(
-                row.measured.interval, [row.predicted] * 2, linewidth=0.5,
-                color=dot_style(row.method)["color"],
-            )  # fmt: skip
-        axes.plot([value], [row.predicted], label=row.name, **dot_style(row.method))
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
+                row.measured.interval, [row.predicted] * 2, color=look["color"], linewidth=0.5
+            )
+        axes.plot([row.measured.value], [row.predicted], label=row.name, **look)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set(xlabel="measured speedup over plain decoding", ylabel="predicted speedup")
     for axis in (axes.xaxis, axes.yaxis):
         ratio_ticks(axis)
-    axes.set_xlabel("measured speedup over plain decoding")
-    axes.set_ylabel("predicted speedup")
     finish(figure, title, f"{AGREEMENT_TEXT}\n{caption}", legend_of([axes]))
     return figure

@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
-from analysis.plots.layout import Drawing, canvas, finish, legend_of
-from analysis.plots.style import REFERENCE, part_style, row_marker
+from analysis.plots.charts import Point, error_lengths
+from analysis.plots.layout import Drawing, canvas, finish, legend_of, rows_down
+from analysis.plots.style import REFERENCE, Keywords, part_style, row_marker
 from specbench.results.estimate import Estimate
 
 Rows = Mapping[str, Mapping[str, Estimate]]
@@ -47,28 +48,23 @@ def _stack(axes: Axes, rows: Rows, parts: list[str], xlabel: str, form: str) -> 
         widths = np.array([cell.value or 0.0 for cell in cells])
         axes.barh(range(len(rows)), widths, left=left, label=part, height=0.6, **part_style(i))
         for place, (value, cell) in enumerate(zip(widths, cells, strict=True)):
-            interval = cell.interval
             if value > 0.04 * longest:
-                # The interval belongs to the part's length, so it is drawn at the part's end.
-                text = form.format(value)
+                box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0}
                 axes.text(
-                    left[place] + value / 2, place, text, ha="center", va="center",
-                    fontsize="small",
-                    bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0},
+                    left[place] + value / 2, place, form.format(value), ha="center", va="center",
+                    fontsize="small", bbox=box,
                 )  # fmt: skip
-            if interval:
-                end = left[place] + value
-                axes.errorbar(
-                    [end], [place + 0.36], xerr=[[value - interval[0]], [interval[1] - value]],
-                    color=REFERENCE, elinewidth=0.9, capsize=2,
-                )  # fmt: skip
+            if cell.interval:
+                # The interval belongs to the part's length, so it is drawn at the part's end.
+                axes.errorbar([left[place] + value], [place + 0.36], **_error_bars(cell))
         left = left + widths
-    axes.set_yticks(range(len(rows)), list(rows))
-    axes.invert_yaxis()
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 1.02 * longest)
-    axes.set_xlabel(xlabel)
+    rows_down(axes, list(rows))
+    axes.set(xlim=(0, 1.02 * longest), xlabel=xlabel)
+
+
+def _error_bars(cell: Estimate) -> Keywords:
+    lengths = error_lengths([Point.at(0, cell)])
+    return {"xerr": lengths, "color": REFERENCE, "elinewidth": 0.9, "capsize": 2}
 
 
 def _one_by_one(axes: Axes, rows: Rows, parts: list[str], xlabel: str) -> None:
@@ -77,22 +73,16 @@ def _one_by_one(axes: Axes, rows: Rows, parts: list[str], xlabel: str) -> None:
         offset = aside * (i - (len(rows) - 1) / 2)
         for place, part in enumerate(parts):
             cell = row.get(part, _NOTHING)
-            value, interval = cell.value or 0.0, cell.interval
-            if value <= 0:
-                continue
-            low, high = interval or (value, value)
-            axes.errorbar(
-                [value], [place + offset], xerr=[[max(0.0, value - low)], [max(0.0, high - value)]],
-                color=REFERENCE, elinewidth=0.9, capsize=2, marker=row_marker(i), markersize=5,
-                markerfacecolor=part_style(place)["facecolor"], markeredgewidth=0.7,
-            )  # fmt: skip
+            if (cell.value or 0.0) > 0:
+                axes.errorbar(
+                    [cell.value], [place + offset], marker=row_marker(i), markersize=5,
+                    markerfacecolor=part_style(place)["facecolor"], markeredgewidth=0.7,
+                    **_error_bars(cell),
+                )  # fmt: skip
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(base=10))
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_yticks(range(len(parts)), parts)
-    axes.set_ylim(len(parts) - 0.5, -0.5)
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
+    rows_down(axes, parts)
     axes.set_xlabel(f"{xlabel} (log)")
     handles = [
         Line2D([], [], color=REFERENCE, marker=row_marker(i), linestyle="none", label=name)

@@ -129,7 +129,7 @@ def sweep_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     if not found:
         return
     methods = ", ".join(dict.fromkeys(display_name(sweep.method) for _, sweep in found))
-    title = f"{methods}: {{}} by {' and '.join(knobs[:2])} ({comparison_title(comparison)})"
+    title = f"{methods}: {{}} by {' and '.join(knobs[:2])} ({comparison.printed_title})"
     if len(knobs) == 1:
         drawn = sweep_lines(found, knobs[0], title.format("speedup and MAT"), caption(comparison))
         if drawn is not None:
@@ -141,11 +141,6 @@ def sweep_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
         drawn = sweep_heatmaps(found, (knobs[0], knobs[1]), key, title.format(words), text)
         if drawn is not None:
             yield f"{knobs[0]}_{knobs[1]}_{key}", drawn
-
-
-def comparison_title(comparison: ComparedRuns) -> str:
-    """``Vicuna-7B on Spec-Bench``."""
-    return comparison.printed_title
 
 
 def figure_name(comparison: ComparedRuns, entry: ComparedLabel) -> str:

@@ -13,8 +13,12 @@ from specbench.results.names import display_name
 from specbench.results.statistics.served import SERVED_TEXT, ServedLabel, served_labels
 from specbench.results.wording import engine_words
 
-_AXIS = "questions asked at once"
-_SYSTEM, _USER, _FIRST = "system, tokens/s", "one user, tokens/s", "first token, s"
+# What is drawn, by its key.
+_NUMBERS = {
+    "system_tokens_per_s": "system, tokens/s",
+    "user_tokens_per_s": "one user, tokens/s",
+    "ttft_s": "first token, s",
+}
 
 
 def throughput_pictures(comparisons: Sequence[ComparedRuns]) -> Iterator[tuple[str, Drawing]]:
@@ -36,20 +40,14 @@ def _picture(runs: Sequence[Run]) -> Drawing:
         for one in served_labels(run.records, run.labels):
             found.setdefault(one.label, []).append(one)
     panels = []
-    for words, key in (
-        (_SYSTEM, "system_tokens_per_s"),
-        (_USER, "user_tokens_per_s"),
-        (_FIRST, "ttft_s"),
-    ):
+    for key, words in _NUMBERS.items():
         series = [
             Series(
-                display_name(label),
-                BASELINE if label == BASELINE else label,
-                [Point(float(one.concurrency), getattr(one, key)) for one in rows],
+                display_name(label), label, [Point(r.concurrency, getattr(r, key)) for r in rows]
             )
             for label, rows in found.items()
         ]
-        panels.append(Panel("", _AXIS, words, series, log=2.0, bottom=0.0))
+        panels.append(Panel("", "questions asked at once", words, series, log=2.0, bottom=0.0))
     equal = ", ".join(
         f"{label} {one.equal} of {one.compared} at {one.concurrency}"
         for label, rows in found.items()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 
-from analysis.runs.comparisons import ComparedRuns
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run
-from specbench.results.statistics.aggregate import (
-    LEFT_OUT_SHARE,
-)
+from specbench.results.statistics import roofline
+from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.disturbed import disturbance_words
-from specbench.results.statistics.roofline import IMPOSSIBLE, SLOW_BASELINE, baseline_context
 from specbench.results.summary_schema import n_of, number
 from specbench.results.tasks import OVERALL
 from specbench.results.wording import (
@@ -32,7 +31,7 @@ def caption(comparison: ComparedRuns, speedup: bool = True, times: bool = True) 
 
     Speedups are explained where what stands above shows some, and so are times.
     """
-    return " ".join(_sentences(comparison, speedup, times))
+    return captions_once([comparison], speedup, times)[0]
 
 
 def captions_once(
@@ -65,6 +64,9 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
     dropped = _lost(comparison, "n_dropped")
     noisy = _lost(comparison, "n_disturbed") if times else 0
     speed = SPEEDUPS[comparison.estimator]
+    others = (entry for entry in comparison.entries if entry.label != entry.run.baseline)
+    lossless = verdict_words(verdict_totals(others), counted=False)
+    fallbacks = [word for run in comparison.runs for word in fallback_words(run.records)]
     elsewhere = engine_words(record for run in comparison.runs for record in run.records)
     return [
         f"{made_up}{first.model} ({first.dtype}, {decoding_words(first)}) on {first.dataset}"
@@ -79,17 +81,17 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         *(disturbed_words(comparison, speedup) if times else []),
         f"Hardware: {first.hardware}.",
         *(
-            [elsewhere, f"Asked at once: {first.concurrency}. Outputs: {_lossless(comparison)}."]
+            [elsewhere, f"Asked at once: {first.concurrency}. Outputs: {lossless}."]
             if elsewhere
             else [
                 f"State kept per {_scopes(comparison)}.",
-                f"Lossless: {_lossless(comparison)}.",
+                f"Lossless: {lossless}.",
             ]
         ),
         *([f"{speed}."] if speedup and first.timing != "none" else []),
         interval_words(repeats[-1], _counts(comparison, times)),
         *(slow_baseline_words(comparison) if times else []),
-        *(_fallbacks(comparison) if times else []),
+        *(dict.fromkeys(fallbacks) if times else []),
         f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
     ]
 
@@ -105,31 +107,14 @@ def slow_baseline_words(comparison: ComparedRuns) -> list[str]:
     for entry in comparison.entries:
         if entry.label == entry.run.baseline:
             found = [(task, row["bandwidth_share"]) for task, row in entry.rows.items()]
-            by = baseline_context(entry.run.manifest).by
+            by = roofline.baseline_context(entry.run.manifest).by
             shares.setdefault(by, []).extend((task, s) for task, s in found if s is not None)
     warnings = []
-    for by, reached in shares.items():
-        if slow := [share for task, share in reached if task == OVERALL and share < SLOW_BASELINE]:
-            warnings.append(
-                f"SLOW BASELINE: ar takes {_span(slow)} of the {by} bandwidth, under "
-                f"{SLOW_BASELINE:.0%}, so each speedup is partly due to a slow baseline."
-            )
-        if any(share >= IMPOSSIBLE for _, share in reached):
-            warnings.append(
-                f"BANDWIDTH DISTURBED: ar read its weights faster than the measured {by}; the "
-                "share is that of ar's fastest task."
-            )
+    for by, of_tasks in shares.items():
+        reached = [share for task, share in of_tasks if task == OVERALL]
+        highest = max((share for _, share in of_tasks), default=0.0)
+        warnings += roofline.warnings(reached, highest, by)
     return warnings
-
-
-def _fallbacks(comparison: ComparedRuns) -> list[str]:
-    """Whose passes did not run as the engine's, of all runs."""
-    said = [word for run in comparison.runs for word in fallback_words(run.records)]
-    return list(dict.fromkeys(said))
-
-
-def _span(shares: Sequence[float]) -> str:
-    return " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares))))
 
 
 def _lost(comparison: ComparedRuns, kind: str) -> int:
@@ -186,30 +171,9 @@ def _scopes(comparison: ComparedRuns) -> str:
     return "; ".join(parts) or "nothing but ar was run"
 
 
-def _lossless(comparison: ComparedRuns) -> str:
-    totals: dict[str, int] = {}
-    for entry in comparison.entries:
-        if entry.label != entry.run.baseline:
-            for kind, count in entry.overall["lossless"].items():
-                totals[kind] = totals.get(kind, 0) + count
-    return verdict_words(totals, counted=False)
-
-
-# The words of a page of results, for readers who have not seen the documentation; `code` is marked
-# as in Markdown.
-DEFINITIONS = {
-    "Speedup": "tokens per second of the method over those of plain decoding (ar), measured in the "
-    "same process on the same prompts, case by case in turn. The prompt's pass is not in it.",
-    "End-to-end": "the same ratio with the prompt's pass in the time.",
-    "MAT": "mean accepted tokens: new tokens after the first, per target pass. Plain decoding has "
-    "1.00. It is what a method gains before it costs anything.",
-    "[low, high]": "95 % interval of a bootstrap over prompts. It covers other prompts like these, "
-    "not other days and machines.",
-    "Against the best": "best: all others are shown to be slower. highest: the fastest here, but "
-    "not all others are shown to be slower. undecided: the data cannot tell it from the fastest. "
-    "p: corrected for the number of comparisons.",
-    "Outputs": "turns by what the audit found. equal: the tokens of plain decoding. near tie: "
-    "other tokens, each within the number format's tolerance of the likeliest. BUG: anything else. "
-    "differ: another engine's answer that is not the same server's plain answer.",
-    "Case": "a question with all its turns. A case that failed for one method counts for none.",
-}
+def verdict_totals(entries: Iterable[ComparedLabel]) -> Counter[str]:
+    """Turns by verdict, over several labels."""
+    totals = Counter[str]()
+    for entry in entries:
+        totals.update(entry.overall["lossless"])
+    return totals

@@ -14,7 +14,6 @@ from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_W
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import (
     DECISION,
-    DECISION_TEXT,
     OUTPUTS,
     SPEEDUP,
     case_cell,
@@ -25,7 +24,7 @@ from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.statistics.pairs import DEFAULT_MARGIN, compare_pairs
 from specbench.results.summary_schema import Standing, SummaryRow, n_of
 from specbench.results.tasks import HEADINGS, OVERALL
-from specbench.results.wording import PAIRS_TEXT, case_words, p_words, pair_words
+from specbench.results.wording import DECISION_TEXT, PAIRS_TEXT, case_words, p_words, pair_words
 
 # Of a table, by heading: what a row has there.
 Columns: TypeAlias = Mapping[str, Callable[[ComparedLabel], str]]

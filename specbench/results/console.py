@@ -8,11 +8,12 @@ from typing import cast
 from rich.console import Console
 
 from specbench.errors import first_line
-from specbench.results.decision import DECISION, DECISION_TEXT, decision_cells
+from specbench.results.decision import DECISION, decision_cells
 from specbench.results.fitted_table import FittedTable, in_short
 from specbench.results.records import CASES, DISTURBED, DONE, ERRORS, MANIFEST, STEPS, SUMMARY
 from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
+from specbench.results.wording import DECISION_TEXT
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 

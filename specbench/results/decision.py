@@ -22,12 +22,6 @@ MAT, SPEEDUP, END_TO_END = "MAT [95 %]", "speedup [95 %]", "end-to-end [95 %]"
 AGAINST, OUTPUTS = "against the best", "outputs"
 DECISION = ("MAT", SPEEDUP, "end-to-end", AGAINST, OUTPUTS)
 
-DECISION_TEXT = (
-    "end-to-end: speedup with the prompt's pass in the time. best: all others are shown slower; "
-    "highest: the fastest here, which not all others are shown slower than; undecided: the data "
-    "cannot part it from the fastest; p: corrected for the number of comparisons."
-)
-
 # What a standing says of the label itself, for a color.
 _LEADING = ("best", "highest", "undecided", "tie")
 

@@ -104,7 +104,7 @@ def test_a_label_of_two_runs_is_drawn_for_each():
 
 
 def test_bars_are_the_table_s_numbers_with_their_intervals(comparison):
-    axes = figures.speedup_by_task(comparison).axes[0]
+    axes = figures.task_bars(comparison, "speedup").axes[0]
     bars = [c for c in axes.containers if hasattr(c, "patches")]
     entries = [entry for entry in comparison.entries if entry.label != "ar"]
     assert len(bars) == len(entries)
@@ -119,8 +119,8 @@ def test_bars_are_the_table_s_numbers_with_their_intervals(comparison):
 def test_no_speedup_figure_without_a_baseline(results):
     edit_manifest(results / "one", baseline=None)
     (comparison,) = make_comparisons(load_runs([results]))
-    assert figures.speedup_by_task(comparison) is None
-    assert figures.mean_accepted_tokens(comparison) is not None
+    assert figures.task_bars(comparison, "speedup") is None
+    assert figures.task_bars(comparison, "mat") is not None
 
 
 def test_every_method_looks_different_and_always_the_same():

@@ -73,4 +73,4 @@ def test_predicted_times_are_named_on_the_axis():
     (speedup,) = [f for stem, f in figures.figures_of(runs) if "figure3" in stem]
     assert "predicted speedup" in [axes.get_ylabel() for axes in speedup.axes]
     (comparison,) = make_comparisons(load_runs([RECORDS]))
-    assert "predicted" not in figures.speedup_by_task(comparison).axes[0].get_ylabel()
+    assert "predicted" not in figures.task_bars(comparison, "speedup").axes[0].get_ylabel()

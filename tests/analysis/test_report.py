@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis import report
-from analysis.figures import mean_accepted_tokens
+from analysis.figures import task_bars
 from analysis.plots.style import REFERENCE
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.leaders import leaders_of
@@ -212,7 +212,7 @@ def test_pictures_have_words_and_tables_have_heads(read):
 
 def test_a_picture_s_words_stand_beside_it_not_in_it(run):
     (comparison,) = make_comparisons([run])
-    figure = mean_accepted_tokens(comparison)
+    figure = task_bars(comparison, "mat")
     made = report.picture(figure)
     assert made.title == "Mean accepted tokens by task (Vicuna-7B on Spec-Bench)"
     assert made.caption.startswith("SYNTHETIC RECORDS")

@@ -10,9 +10,9 @@ from matplotlib.patches import Rectangle
 from analysis import residuals
 from analysis.figures import pictures_of
 from analysis.plots import overviews
-from analysis.plots.budget import BudgetPoint, speedup_by_budget
+from analysis.plots.charts import Point
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
-from analysis.plots.overviews import budget_picture, undecided_groups
+from analysis.plots.overviews import budget_picture, speedup_by_budget, undecided_groups
 from analysis.plots.ranking import (
     Agreement,
     Ranked,
@@ -209,7 +209,7 @@ def test_a_picture_that_leaves_methods_out_says_so(comparison, monkeypatch):
 
 
 def test_speedup_by_budget_stands_before_the_cost_of_a_pass():
-    points = [BudgetPoint(8.0, Estimate(1.4)), BudgetPoint(2.0, Estimate(1.2, (1.1, 1.3)))]
+    points = [Point(8.0, 1.4), Point(2.0, 1.2, (1.1, 1.3))]
     figure = speedup_by_budget({("PLD", "pld"): points}, {1: 1.0, 8: 1.5}, "speedup", "t", "c")
     front, behind = figure.axes
     assert list(front.containers[0].lines[0].get_xdata()) == [2.0, 8.0]

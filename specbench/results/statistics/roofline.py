@@ -7,7 +7,7 @@ floor is partly the baseline's slowness: compiled engines reach 65-70 % of an A1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
@@ -88,7 +88,7 @@ def _memory_speed(model: ModelInfo) -> tuple[float | None, str]:
 
 
 def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) -> list[str]:
-    """Lines about the baseline, with a warning where it is slow or its share cannot be.
+    """Lines about the baseline: how it ran, its share of the bandwidth, and :func:`warnings`.
 
     Args:
         reached: the baseline's share of the bandwidth over the run; ``highest``: of any task, and
@@ -117,19 +117,32 @@ def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) ->
     speed, by = _memory_speed(model)
     if reached is None or speed is None:
         return found
-    text = (
+    return [
+        *found,
         f"ar ({engine or 'eager'} engine) reads its weights at {reached:.0%} of this machine's "
-        f"{by} bandwidth ({speed / 1e9:.0f} GB/s)"
-    )
+        f"{by} bandwidth ({speed / 1e9:.0f} GB/s).",
+        *warnings([reached], highest, by),
+    ]
+
+
+def warnings(reached: Sequence[float], highest: float, by: str) -> list[str]:
+    """Why a speedup's baseline is to be doubted, in sentences that notes and captions share.
+
+    Args:
+        reached: the baseline's share of the bandwidth over each run.
+        highest: the largest of any task.
+        by: what showed the bandwidth.
+    """
+    found = []
+    if slow := [share for share in reached if share < SLOW_BASELINE]:
+        span = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(slow), max(slow))))
+        found.append(
+            f"SLOW BASELINE: ar takes {span} of the {by} bandwidth, under {SLOW_BASELINE:.0%}, so "
+            "each speedup is partly due to a slow baseline."
+        )
     if highest >= IMPOSSIBLE:
-        text = (
-            f"ar ({engine or 'eager'} engine) reads its weights faster than the fastest {by} that "
-            f"was measured ({speed / 1e9:.0f} GB/s): that measurement was disturbed, and the share "
-            "is one of ar's own fastest task"
+        found.append(
+            f"BANDWIDTH DISTURBED: ar read its weights faster than the measured {by}; the share is "
+            "that of ar's fastest task."
         )
-    elif reached < SLOW_BASELINE:
-        text += (
-            f": under {SLOW_BASELINE:.0%}, so a part of each speedup is the baseline's slowness, "
-            "which a faster engine would not leave"
-        )
-    return [*found, f"{text}."]
+    return found

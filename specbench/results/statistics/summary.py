@@ -71,7 +71,8 @@ from specbench.results.tasks import OVERALL, TASKS
 NO_CONTEXT = BaselineContext()
 
 # What each case adds above and below the line of a ratio, of totals ``[..., n, 8]``.
-Parts: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
+Part: TypeAlias = tuple[FloatArray, FloatArray]
+Parts: TypeAlias = Callable[[FloatArray], Part]
 
 
 def task_order(task: str) -> tuple[int, str]:
@@ -123,6 +124,14 @@ def summarize(
     ]
 
 
+def _over_totals(above: Part, below: Part) -> float:
+    return ratio_of_totals(*above) * ratio_of_totals(*reversed(below))
+
+
+def _mean_of_cases(above: Part, below: Part) -> float:
+    return geometric_mean((above[0] / above[1] * (below[1] / below[0])).tolist())
+
+
 class Sample:
     """The cases of one task, or of the whole run, with one bootstrap for all their numbers."""
 
@@ -160,8 +169,13 @@ class Sample:
         plain = context.plain
         over = {of: self.speedup(label, of) for of in {baseline, *plain.values(), None}}
         speedup, speedup_ci = over[baseline]
-        geomean, geomean_ci = self._geomean(label, baseline)
-        end_to_end, end_to_end_ci = self._end_to_end(label, baseline)
+        geomean, geomean_ci = self._over(
+            label, baseline, self._decoded, _decode_parts, lambda: self._case_means, _mean_of_cases
+        )
+        # With the prompt's pass in the time and its token among the new ones.
+        end_to_end, end_to_end_ci = self._over(
+            label, baseline, self._whole, _whole_parts, lambda: self._whole_speeds
+        )
         own = label if label in plain.values() else baseline
         verdicts = [verdict for _, verdict in pooled.verdicts[label]]
         return {
@@ -217,7 +231,7 @@ class Sample:
         total = math.fsum(sums.values())
         return {name: seconds / total for name, seconds in sums.items()} if total else None
 
-    def _speed_parts(self, totals: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def _speed_parts(self, totals: FloatArray) -> Part:
         if self._estimator == "paired":
             return _decode_parts(totals)
         if self._estimator == "end_to_end":
@@ -246,36 +260,24 @@ class Sample:
 
     def speedup(self, label: str, reference: str | None) -> tuple[float | None, Interval | None]:
         """Speedup over a reference that may not have been run."""
-        if reference not in self._timed.totals or not self.n_timed:
+        return self._over(label, reference, self._timed, self._speed_parts, lambda: self.speeds)
+
+    def _over(
+        self,
+        label: str,
+        reference: str | None,
+        of: Pooled,
+        parts: Parts,
+        logarithms: Callable[[], LogRatios | None],
+        ratio: Callable[[Part, Part], float] = _over_totals,
+    ) -> tuple[float | None, Interval | None]:
+        """A ratio of the parts over a reference that may not have been run, with its interval."""
+        if reference not in of.totals or not of.cases:
             return None, None
         if reference == label:  # by definition, so there is nothing to estimate
             return 1.0, None
-        above, below = (self._speed_parts(self._timed.totals[x][0]) for x in (label, reference))
-        value = ratio_of_totals(*above) * ratio_of_totals(*reversed(below))
-        return value, self._interval(self.speeds, value, label, reference)
-
-    def _geomean(self, label: str, reference: str | None) -> tuple[float | None, Interval | None]:
-        """The geometric mean over cases of the speedup."""
-        if reference not in self._decoded.totals or not self._decoded.cases:
-            return None, None
-        if reference == label:
-            return 1.0, None
-        above, below = (_decode_parts(self._decoded.totals[x][0]) for x in (label, reference))
-        value = geometric_mean((above[0] / above[1] * (below[1] / below[0])).tolist())
-        return value, self._interval(self._case_means, value, label, reference)
-
-    def _end_to_end(
-        self, label: str, reference: str | None
-    ) -> tuple[float | None, Interval | None]:
-        """The speedup with the prompt's pass in the time and its token among the new ones."""
-        whole = self._whole
-        if reference not in whole.totals or not whole.cases:
-            return None, None
-        if reference == label:
-            return 1.0, None
-        above, below = (_whole_parts(whole.totals[x][0]) for x in (label, reference))
-        value = ratio_of_totals(*above) * ratio_of_totals(*reversed(below))
-        return value, self._interval(self._whole_speeds, value, label, reference)
+        value = ratio(*(parts(of.totals[x][0]) for x in (label, reference)))
+        return value, self._interval(logarithms(), value, label, reference)
 
     def _interval(
         self, found: LogRatios | None, value: float | None, label: str, reference: str | None = None
@@ -325,26 +327,26 @@ class Sample:
         )
 
 
-def _decode_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _decode_parts(totals: FloatArray) -> Part:
     return totals[..., TIMED_COMMITTED], totals[..., DECODE]
 
 
-def _whole_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _whole_parts(totals: FloatArray) -> Part:
     return totals[..., TIMED_NEW], totals[..., WALL]
 
 
-def _mat_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _mat_parts(totals: FloatArray) -> Part:
     return totals[..., COMMITTED], totals[..., STEPS]
 
 
-def _log_parts(totals: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _log_parts(totals: FloatArray) -> Part:
     """Logarithms of decode speeds by case, and 1 for each; both 0 where a case has none."""
     known = (totals[..., TIMED_COMMITTED] > 0) & (totals[..., DECODE] > 0)
     tokens, seconds = (np.where(known, part, 1.0) for part in _decode_parts(totals))
     return np.log(tokens) - np.log(seconds), known.astype(np.float64)
 
 
-def _question_speeds(totals: FloatArray, new: int) -> tuple[FloatArray, FloatArray]:
+def _question_speeds(totals: FloatArray, new: int) -> Part:
     """Tokens of a column over wall time by case, and 1 for each; both 0 where a case has none."""
     known = totals[..., WALL] > 0
     seconds = np.where(known, totals[..., WALL], 1.0)
