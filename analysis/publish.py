@@ -128,18 +128,23 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
         finally:
             live.finish()
 
-    def pictures(figures: Mapping[str, Drawing]) -> dict[str, Any]:
-        saved = {key: save(drawn, folder / "figures", key, True) for key, drawn in figures.items()}
-        return {f"figures/{name}": wandb.Image(str(paths[0])) for name, paths in saved.items()}
+    def saved(figures: Mapping[str, Drawing]) -> dict[str, Path]:
+        return {
+            key: save(drawn, folder / "figures", key, True)[0] for key, drawn in figures.items()
+        }
+
+    def pictures(paths: Mapping[str, Path]) -> dict[str, Any]:
+        # An image belongs to one W&B run: each run has images of its own of the same files.
+        return {f"figures/{name}": wandb.Image(str(path)) for name, path in paths.items()}
 
     if run.surface is not None:
         with opened() as live, styled():
             live.log({"passes": wandb.Table(columns=[*_PASS_COLUMNS], data=_pass_rows(run))})
-            live.log(pictures(_surface_figures(run)))
+            live.log(pictures(saved(_surface_figures(run))))
             live.summary.update(_pass_numbers(run) | {"caption": _surface_caption(run)})
     for comparison in make_comparisons([run] if run.records else [], None):
         with styled():
-            drawn = pictures(label_figures(comparison))
+            drawn = saved(label_figures(comparison))
         sheet = records_sheet([comparison]).astype(object)
         sheet = sheet.where(sheet.notna(), None)
         stands = standings(comparison)
@@ -149,7 +154,7 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
             with opened(entry) as live:
                 cases = wandb.Table(columns=[*_CASE_COLUMNS], data=_case_rows(entry))
                 tasks = wandb.Table(columns=[*sheet], data=rows)
-                live.log({f"{predicted}cases": cases, f"{predicted}tasks": tasks, **drawn})
+                live.log({f"{predicted}cases": cases, f"{predicted}tasks": tasks} | pictures(drawn))
                 live.summary.update(label_numbers(entry))
                 state = {"timing": run.timing, "complete": run.complete}
                 live.summary.update(state | {"caption": caption(comparison)})
