@@ -287,18 +287,16 @@ def picture(figure: Drawing) -> Picture:
     shows = "; ".join(dict.fromkeys(" ".join(name.split()) for name in named if name))
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
-    uri = "data:image/svg+xml;base64," + base64.b64encode(out.getvalue()).decode()
-    return Picture(
-        figure.title,
-        " ".join(figure.caption.split()),
-        shows,
-        uri,
-        round(figure.get_figwidth() * 96),
-    )
+    uri, width = _address("image/svg+xml", out.getvalue()), round(figure.get_figwidth() * 96)
+    return Picture(figure.title, " ".join(figure.caption.split()), shows, uri, width)
+
+
+def _address(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def _csv_address(text: str) -> str:
-    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode()).decode()
+    return _address("text/csv;charset=utf-8", text.encode())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -55,8 +55,8 @@ class HeatmapGrid:
     def of(
         cls,
         title: str,
-        cells: Mapping[tuple[Any, Any], Estimate],
-        leaders: Iterable[tuple[Any, Any]] = (),
+        cells: Mapping[tuple[Any, ...], Estimate],
+        leaders: Iterable[tuple[Any, ...]] = (),
     ) -> HeatmapGrid:
         """Numbers by the values of two knobs (row, column), of which some may be missing."""
         rows = sorted({row for row, _ in cells}, key=_order)

@@ -48,8 +48,8 @@ def sweep_heatmaps(
     grids = [
         HeatmapGrid.of(
             sweep.titled(_short_title(comparison) if several else ""),
-            {(row, column): cell for (row, column), cell in sweep.estimates(key).items()},
-            [(row, column) for row, column in sweep.leaders(key)],
+            sweep.estimates(key),
+            sweep.leaders(key),
         )
         for comparison, sweep in found
     ]

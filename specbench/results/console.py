@@ -15,7 +15,6 @@ from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
 from specbench.results.wording import DECISION_TEXT
 from specbench.storage import jsonl
-from specbench.storage.jsonl import JsonObject
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 160
@@ -36,42 +35,28 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
             f"{folder / SUMMARY} is not a summary of a run ({first_line(error)}). Delete "
             f"{folder / DONE} and repeat the run's command, which writes it anew."
         ) from error
-    files = [name for name in _SHOWN_FILES if _has_something(folder / name)]
-    console.print(
+    written = (name for name in _SHOWN_FILES if (folder / name).exists())
+    files = [name for name in written if (folder / name).stat().st_size]
+    for line in (
         f"by task: python -m analysis.tables {folder} --tasks; all columns: --wide; pairs: --pairs",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-    console.print(
-        f"files: {folder}/ ({', '.join(files)})", markup=False, highlight=False, soft_wrap=True
-    )
-
-
-def _has_something(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
+        f"files: {folder}/ ({', '.join(files)})",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_summary(summary: Summary, console: Console) -> None:
     """The first table and the notes below it."""
-    console.print(render(summary))
-    if served := summary.get("served"):
-        from specbench.results.statistics.served import served_notes
-
-        console.print(_served_table(served))
-        for note in served_notes(served):
-            console.print(f"note: {note}", markup=False, highlight=False)
-    for note in summary.get("notes", []):
-        console.print(f"note: {note}", markup=False, highlight=False)
-
-
-def _served_table(rows: list[JsonObject]) -> FittedTable:
     import pandas as pd
 
-    from specbench.results.statistics.served import SERVED_TEXT, served_cells
+    from specbench.results.statistics.served import SERVED_TEXT, served_cells, served_notes
 
-    frame = pd.DataFrame([served_cells(row) for row in rows], dtype=object)
-    return FittedTable(frame, "", SERVED_TEXT)
+    console.print(render(summary))
+    served = summary.get("served", [])
+    if served:
+        frame = pd.DataFrame([served_cells(row) for row in served], dtype=object)
+        console.print(FittedTable(frame, "", SERVED_TEXT))
+    for note in [*served_notes(served), *summary.get("notes", [])]:
+        console.print(f"note: {note}", markup=False, highlight=False)
 
 
 def render(summary: Summary) -> FittedTable:

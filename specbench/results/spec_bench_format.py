@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 
 from specbench.errors import ConfigurationError
 from specbench.results.records import CaseRecord
-from specbench.results.statistics.aggregate import untimed_blocks
+from specbench.results.statistics.aggregate import BlockKey, by_block, is_complete, untimed_blocks
 from specbench.results.tasks import task_of
 from specbench.storage.jsonl import JsonObject
 
@@ -50,7 +50,7 @@ class Usable:
         failed, noisy: how many were left out for all labels, and why.
     """
 
-    blocks: tuple[tuple[int, str], ...]
+    blocks: tuple[BlockKey, ...]
     failed: int
     noisy: int
 
@@ -62,28 +62,15 @@ def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usabl
     baseline's has would not be compared on the same questions. Where so many are disturbed that
     some count in our tables, these stay.
     """
-    blocks: dict[tuple[int, str], list[CaseRecord]] = {}
-    for record in records:
-        blocks.setdefault((record.repeat, record.case_id), []).append(record)
-    untimed = untimed_blocks(records)
-    kept, failed, noisy = [], 0, 0
-    for key, turns in blocks.items():
-        asked = {turn.turn for turn in turns}
-        own = {label: {turn.turn for turn in turns if turn.label == label} for label in labels}
-        if any(turn.status == "failed" for turn in turns) or any(
-            found != asked for found in own.values()
-        ):
-            failed += 1
-        elif key in untimed:
-            noisy += 1
-        else:
-            kept.append(key)
-    return Usable(tuple(kept), failed, noisy)
+    blocks, untimed = by_block(records), untimed_blocks(records)
+    whole = [key for key, turns in blocks.items() if is_complete(turns, labels)]
+    timed = tuple(key for key in whole if key not in untimed)
+    return Usable(timed, failed=len(blocks) - len(whole), noisy=len(whole) - len(timed))
 
 
 def to_answers(
     records: Iterable[CaseRecord],
-    blocks: Iterable[tuple[int, str]],
+    blocks: Iterable[BlockKey],
     model_id: str,
     decode: Callable[[Sequence[int]], str],
 ) -> list[JsonObject]:
@@ -95,12 +82,9 @@ def to_answers(
         model_id: what the file calls the label.
         decode: from new tokens to the answer's text.
     """
-    by_block: dict[tuple[int, str], list[CaseRecord]] = {}
-    for record in records:
-        by_block.setdefault((record.repeat, record.case_id), []).append(record)
-    lines = []
+    turns_of, lines = by_block(records), []
     for key in blocks:
-        turns = sorted(by_block[key], key=lambda record: record.turn)
+        turns = sorted(turns_of[key], key=lambda record: record.turn)
         first = turns[0]
         name = f"{first.run_key}/{first.label}/{first.repeat}/{first.case_id}"
         lines.append(

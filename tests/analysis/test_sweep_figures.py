@@ -62,11 +62,8 @@ def test_rows_grow_upwards_and_numbers_stand_in_their_order():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["2", "5", "10"]
     assert not axes.yaxis_inverted()
     assert [text.get_text() for text in axes.texts] == ["2.00", "5.00", "10.0"]
-
-
-def test_knobs_may_be_words():
-    cells = {(word, 0.5): Estimate(1.0) for word in ("mixed", "context")}
-    assert HeatmapGrid.of("", cells).rows == ["context", "mixed"]
+    words = {(word, 0.5): Estimate(1.0) for word in ("mixed", "context")}
+    assert HeatmapGrid.of("", words).rows == ["context", "mixed"]
 
 
 def test_the_best_cell_is_framed_and_those_that_may_be_as_good_have_a_dot():

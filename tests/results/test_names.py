@@ -2,7 +2,7 @@
 
 from analysis.runs.ledger import load_claims
 from specbench.paths import PROJECT
-from specbench.results.names import DATASETS, METHODS, MODELS, TASKS, display_name
+from specbench.results.names import DATASETS, METHODS, MODELS, TASKS
 from specbench.results.tasks import OVERALL
 from specbench.results.tasks import TASKS as SPEC_BENCH_TASKS
 
@@ -28,9 +28,3 @@ def test_no_two_things_have_one_printed_name():
     for listed in kinds:
         assert len(set(listed.values())) == len(listed)
     assert len({name for listed in kinds for name in listed}) == sum(map(len, kinds))
-
-
-def test_names_that_nobody_listed_are_shown_as_typed():
-    assert display_name("token_recycling") == "Token Recycling"
-    assert display_name("my_method") == "my_method"
-    assert display_name("no_frozen") == "no_frozen"

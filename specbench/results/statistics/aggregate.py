@@ -37,7 +37,7 @@ def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
 
     One more disturbed block changes what counts by a block at most, however many there are.
     """
-    turns = _by_block(records)
+    turns = by_block(records)
     worst = most_harmed(own for own in turns.values() if noisy_blocks(own))
     return set(worst[: math.floor(LEFT_OUT_SHARE * len(turns))])
 
@@ -60,7 +60,8 @@ def most_harmed(blocks: Iterable[Sequence[CaseRecord]]) -> list[BlockKey]:
     return sorted(harm, key=harm.__getitem__)
 
 
-def _by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:
+def by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:
+    """The turns of each case in each repeat, all labels together."""
     blocks: dict[BlockKey, list[CaseRecord]] = {}
     for record in records:
         blocks.setdefault((record.repeat, record.case_id), []).append(record)
@@ -85,7 +86,7 @@ def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[Ca
 def counted_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
     """The turns of cases that did not drop out: what all that is no time goes by."""
     by_case = _by_case(records, labels)
-    return [turn for turns in by_case.values() if _is_complete(turns, labels) for turn in turns]
+    return [turn for turns in by_case.values() if is_complete(turns, labels) for turn in turns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     repeats = sorted({turn.repeat for turn in everything})
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
     for case, turns in sorted(by_case.items()):
-        if not _is_complete(turns, labels):
+        if not is_complete(turns, labels):
             dropped.append(turns[0].task)
             continue
         if noisy_blocks(turns):
@@ -213,7 +214,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     )
 
 
-def _is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
+def is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
     """Whether every label has every turn of the case in every repeat, and none failed."""
     if any(turn.status == "failed" for turn in turns):
         return False

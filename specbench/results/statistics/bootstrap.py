@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -135,13 +135,11 @@ class LogRatios:
 
     def of(self, contrasts: FloatArray) -> LogRatios:
         """Of ``[m, k]`` sums and differences of them."""
-        return LogRatios(
-            contrasts @ self.values,
-            contrasts @ self.prompts @ contrasts.T,
-            contrasts @ self.repeats @ contrasts.T,
-            self.n,
-            self.prompts_freedom,
-            self.repeats_freedom,
+        return replace(
+            self,
+            values=contrasts @ self.values,
+            prompts=contrasts @ self.prompts @ contrasts.T,
+            repeats=contrasts @ self.repeats @ contrasts.T,
         )
 
     @property

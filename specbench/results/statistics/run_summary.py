@@ -39,17 +39,9 @@ def run_summary(
     """
     labels, baseline, seed = list(manifest.labels), manifest.baseline, manifest.seed
     model = manifest.model
-    stands_on = roofline.baseline_context(manifest)
-    estimator = manifest.config["estimator"]
-    rows = summarize(
-        records,
-        labels,
-        baseline,
-        seed=seed,
-        estimator=estimator,
-        context=stands_on,
-    )
-    pairs = compare_pairs(records, labels, baseline, seed=seed, estimator=estimator)
+    how = (labels, baseline, seed, manifest.config["estimator"])
+    rows = summarize(records, *how, context=roofline.baseline_context(manifest))
+    pairs = compare_pairs(records, *how)
     compared = len({pair["first"] for pair in pairs}) > 1
     disturbed = disturbance(records, superseded, rows, baseline, seed)
     served = [one.to_json() for one in served_labels(records, labels)]
