@@ -432,7 +432,7 @@ class TestRunSummary:
     def test_the_caption_says_what_was_run_and_of_what_the_numbers_are(self, estimator):
         config = {**self.MANIFEST["config"], "estimator": estimator}
         options = {"labels": {"ar": {}, "pld": {}}, "config": config}
-        cases = [case for name in "abcd" for case in pair(name)]
+        cases = [case for name in "abcd" for case in pair(name, n_retokenized=11)]
         cases[-1] = replace(cases[-1], status="disturbed")
         caption = self.of(cases, **options)["caption"]
         assert caption.startswith(
