@@ -156,7 +156,7 @@ def test_a_line_has_their_fields():
 
 
 def test_what_the_files_carry_comes_back():
-    known = ("case_id", "category", "task", "turn", "n_new", "accepted_per_step", "wall_s")
+    known = ("case_id", "category", "task", "turn", "n_new", "committed_per_step", "wall_s")
     for label, lines in files().items():
         back = [made for i, line in enumerate(lines) for made in from_answer(line, SOURCE, i)]
         own = [r for r in RECORDS if r.label == label]
