@@ -14,7 +14,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
@@ -63,7 +62,7 @@ def keep(run: Path, kept: Path) -> list[Path]:
     names = [*lines, *(name for name in (SUMMARY, SURFACE) if (run / name).is_file())]
     for name in names:
         (kept / name).write_bytes(lines.get(name) or (run / name).read_bytes())
-    kept_manifest = RunManifest.from_json(_without_places(manifest))
+    kept_manifest = _without_places(manifest)
     kept_manifest.seal(kept, names)
     kept_manifest.write(kept)
     (kept / DONE).write_bytes((run / DONE).read_bytes())
@@ -82,7 +81,7 @@ def _without_ids(record: CaseRecord) -> CaseRecord:
     )
 
 
-def _without_places(manifest: RunManifest) -> dict[str, Any]:
+def _without_places(manifest: RunManifest) -> RunManifest:
     """The manifest with words for the folders that were typed; of other paths the last part."""
     config = manifest.config
     traces = (config.get("runner") or {}).get("traces")
@@ -91,8 +90,7 @@ def _without_places(manifest: RunManifest) -> dict[str, Any]:
     for place, word in places.items():
         if "/" in str(place):  # not `runner.traces=record`
             text = text.replace(json.dumps(str(place))[1:-1], word)
-    found: dict[str, Any] = json.loads(last_parts(text.replace(f"{PROJECT}/", "")))
-    return found
+    return RunManifest.from_json(json.loads(last_parts(text.replace(f"{PROJECT}/", ""))))
 
 
 def main() -> int:

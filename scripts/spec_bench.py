@@ -9,10 +9,9 @@ import argparse
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
@@ -35,6 +34,7 @@ from specbench.results.statistics.summary import summarize
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
+from specbench.storage.jsonl import JsonObject
 
 _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.
 
@@ -110,7 +110,7 @@ def export_run(options: argparse.Namespace) -> None:
         print("without text: their speed.py cannot count the tokens of a baseline in these files")
 
 
-def _decoder(model: Mapping[str, Any]) -> Callable[[Sequence[int]], str]:
+def _decoder(model: JsonObject) -> Callable[[Sequence[int]], str]:
     from specbench.models.loading import load_tokenizer  # brings torch
 
     try:
@@ -142,8 +142,8 @@ def import_answers(options: argparse.Namespace) -> None:
     digests = {str(path): file_sha256(path) for _, path in files}
     run_key = hashlib.sha256("".join(digests.values()).encode()).hexdigest()[:16]
     records: list[CaseRecord] = []
-    errors: list[dict[str, Any]] = []
-    theirs: dict[str, list[dict[str, Any]]] = {}
+    errors: list[dict[str, object]] = []
+    theirs: dict[str, list[JsonObject]] = {}
     for place, (label, path) in enumerate(files):
         repeat = sum(earlier == label for earlier, _ in files[:place])
         source = Source(
@@ -187,7 +187,7 @@ def _named(text: str) -> tuple[str, Path]:
     return label or re.sub(r"\.jsonl$", "", path.name), path
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[JsonObject]:
     lines, cut = jsonl.read_jsonl(path)
     if cut or not lines:
         raise AnswerError(f"{path}: {'the last line is cut off' if cut else 'no answer in it'}.")
@@ -199,8 +199,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _question(
-    line: dict[str, Any], source: Source, number: int, path: Path, flag: bool
-) -> tuple[list[CaseRecord], list[dict[str, Any]]]:
+    line: JsonObject, source: Source, number: int, path: Path, flag: bool
+) -> tuple[list[CaseRecord], list[dict[str, object]]]:
     try:
         records = from_answer(line, source, number)
         if records[0].status != "failed":

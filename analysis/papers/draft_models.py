@@ -96,17 +96,12 @@ def _memory(entry: ComparedLabel) -> Cell:
 
 def _claims(entry: ComparedLabel) -> list[Claim]:
     """Of each paper that has numbers for the method, the claim of the largest speedup."""
-    best: dict[str, Claim] = {}
+    by_paper: dict[str, dict[float, Claim]] = {}
     for claim in load_claims():
-        speedup = claim.value("speedup")
-        if claim.method != entry.method or claim.over or claim.quoted:
-            continue
-        if claim.temperature != entry.run.temperature or speedup is None:
-            continue
-        known = best.get(claim.paper)
-        if known is None or speedup > (known.value("speedup") or 0.0):
-            best[claim.paper] = claim
-    return list(best.values())
+        speedup, same = claim.value("speedup"), claim.temperature == entry.run.temperature
+        if claim.method == entry.method and same and speedup and not (claim.over or claim.quoted):
+            by_paper.setdefault(claim.paper, {}).setdefault(speedup, claim)
+    return [by_speedup[max(by_speedup)] for by_speedup in by_paper.values()]
 
 
 def _claimed_loads(claim: Claim) -> dict[str, Cell]:

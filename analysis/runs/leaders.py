@@ -18,8 +18,7 @@ from specbench.results.statistics.multiple import Against, against, against_best
 from specbench.results.statistics.summary import Sample
 from specbench.results.summary_schema import Pair, Standing, number
 
-# A label of a run.
-Place: TypeAlias = tuple[Path, str]
+RunLabel: TypeAlias = tuple[Path, str]  # a run's folder, a label of it
 
 TOO_FEW = Standing(verdict="too few", p=None)
 
@@ -50,7 +49,7 @@ def _timed(comparison: ComparedRuns) -> list[ComparedLabel]:
     return [e for e in timed if not e.run.phases] or timed
 
 
-def standings(comparison: ComparedRuns) -> dict[Place, Standing]:
+def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
     """How each label of each run stands against the fastest method of them all.
 
     Over several runs the methods are compared by their speedups over their own plain decoding, and
