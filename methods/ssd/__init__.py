@@ -114,11 +114,6 @@ class Spacelike(Drafter):
         """How far the suffix array is behind the finished requests, now."""
         return self._opened.staleness
 
-    @property
-    def failed_rebuilds(self) -> int:
-        """Rebuilds that failed since ``setup``; each was reported and left the older array."""
-        return self._opened.failures
-
     def setup(self, context: DraftContext) -> None:
         self.close()
         self._index = RingIndex(
@@ -185,7 +180,7 @@ class Spacelike(Drafter):
             "stale_requests": stale.requests,
             "stale_tokens": stale.tokens,
             "stale_s": stale.seconds,
-            "failed_rebuilds": self.failed_rebuilds,
+            "failed_rebuilds": self._opened.failures,
         }
 
     def snapshot(self) -> Mapping[str, np.ndarray]:
@@ -200,4 +195,4 @@ class Spacelike(Drafter):
 
     def close(self) -> None:
         if self._index is not None:
-            self._index.close()
+            self._index.wait()

@@ -217,9 +217,6 @@ class RingIndex:
                 begun,
             )
 
-    def close(self) -> None:
-        self.wait()
-
     def _due(self) -> bool:
         requests, begun = self._attempt
         missing = self._requests - requests

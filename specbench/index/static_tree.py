@@ -23,16 +23,12 @@ from specbench.paths import ASSETS
 
 RankPath: TypeAlias = tuple[int, ...]
 
-TOKEN_RECYCLING_TREE = ASSETS / "token_recycling_tree.json"
-SAM_TREE = ASSETS / "sam_token_recycling_tree.json"
-MEDUSA_TREE = ASSETS / "medusa_tree.json"
-EAGLE_TREE = ASSETS / "eagle_tree.json"
 # What ``method.tree`` calls them, in every method that takes one.
 TREES = {
-    "template": TOKEN_RECYCLING_TREE,
-    "sam_60": SAM_TREE,
-    "medusa_63": MEDUSA_TREE,
-    "eagle_25": EAGLE_TREE,
+    "template": ASSETS / "token_recycling_tree.json",
+    "sam_60": ASSETS / "sam_token_recycling_tree.json",
+    "medusa_63": ASSETS / "medusa_tree.json",
+    "eagle_25": ASSETS / "eagle_tree.json",
 }
 
 

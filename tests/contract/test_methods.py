@@ -42,10 +42,6 @@ def make(name, tmp_path_factory, monkeypatch):
     return made
 
 
-def test_there_are_methods():
-    assert {"ar", "pld", "cacheback", "random_drafts", "oracle"} <= set(METHODS)
-
-
 def test_yaml_and_class_agree(name):
     config = driver.compose_method(name)
     drafter = driver.instantiate(name)

@@ -330,33 +330,3 @@ def test_sources_of_accepted_nodes_are_traced(make_target, rng):
     )
     result = engine(target).decode(prompt, Fixed(tree=tree), max_new_tokens=4)
     assert result.sources_per_step is not None and result.sources_per_step[0] == [5, 6]
-
-
-def test_batch_layout_decodes_as_the_tree_layout(make_target, rng):
-    k, w = 3, 3
-    target = make_target("llama", batch=k)
-    plain = make_target("llama")
-    prompt = rng.integers(0, VOCAB, 6)
-    truth = sequential(plain, prompt, 20)
-
-    @dataclass(kw_only=True, eq=False)
-    class Rows(Drafter):
-        name: str = "rows"
-
-        def propose(self, state):
-            at = state.length - state.n_prompt
-            right = (truth[at : at + w] + [0] * w)[:w]
-            return side_by_side(np.array([[1] * w, right, [2] * w]).reshape(-1), w)
-
-    results = [engine(t).decode(prompt, Rows(), max_new_tokens=20) for t in (target, plain)]
-    assert results[0].output_ids == results[1].output_ids == truth
-    assert results[0].committed_per_step == results[1].committed_per_step
-
-
-def test_the_same_case_twice_and_after_another(make_target, rng):
-    target = make_target("qwen2")
-    one, other = rng.integers(0, VOCAB, 9), rng.integers(0, VOCAB, 30)
-    run = engine(target)
-    first = run.decode(one, Drafter(name="ar"), max_new_tokens=20).output_ids
-    run.decode(other, Drafter(name="ar"), max_new_tokens=30)
-    assert run.decode(one, Drafter(name="ar"), max_new_tokens=20).output_ids == first

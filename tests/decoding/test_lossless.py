@@ -77,7 +77,3 @@ def test_stopping_early_without_an_end_token_is_a_bug(make_target):
     reference = plain(target)
     found = audit_output(target, PROMPT, reference[:-2], reference, EXACT, ended_rightly=False)
     assert found.verdict == "bug" and found.first_diff == len(reference) - 2
-
-
-def test_tolerances_are_the_stated_ones():
-    assert lossless.TOLERANCE == {"float64": 1e-9, "float32": 1e-3}

@@ -312,14 +312,6 @@ def test_a_child_that_cannot_have_been_drawn_changes_nothing():
         assert rest.tolist() == p.tolist()
 
 
-def test_equal_distributions_accept_always_and_leave_the_distribution():
-    p = torch.tensor([[0.1, 0.2, 0.7]])
-    odds, rest = ratio_tests(
-        p, np.array([[0]]), torch.tensor([1]), Proposal(p, np.zeros(1, dtype=np.int64))
-    )
-    assert odds.item() == 1.0 and rest.tolist() == p.tolist()
-
-
 # -- wrong verifiers -------------------------------------------------------------------------------
 
 

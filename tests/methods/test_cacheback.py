@@ -66,74 +66,6 @@ def test_followers_come_most_recent_first_and_leaves_are_asked_in_turn(tmp_path)
     assert pairs(drafter.propose(state)) == [(3, -1), (4, 0), (2, -1), (1, 2)]
 
 
-def test_the_first_level_leaves_the_reserve_to_deeper_levels(tmp_path):
-    prompt = [9, 1, 9, 2, 9, 3, 9, 4]
-    knobs = {"table": "dynamic", "follower_len": 1, "total_draft_len": 5}
-    without = ready(tmp_path, **knobs, chaining_reserved=0)
-    tree = without.propose(after_prefill(without, prompt, 9))
-    assert pairs(tree) == [(4, -1), (3, -1), (2, -1), (1, -1)]
-    with_reserve = ready(tmp_path, **knobs, chaining_reserved=2)
-    tree = with_reserve.propose(after_prefill(with_reserve, prompt, 9))
-    # All of the reserve goes below the most recent follower: 4 → 9 → then 3 → 9.
-    assert pairs(tree) == [(4, -1), (9, 0), (3, -1), (9, 2)]
-
-
-def test_a_follower_is_drafted_whole_or_not_at_all(tmp_path):
-    drafter = ready(
-        tmp_path, table="dynamic", follower_len=2, total_draft_len=6, chaining_reserved=0
-    )
-    # Five nodes hold two followers of two tokens; the first that does not fit ends the level.
-    state = after_prefill(drafter, [9, 1, 1, 9, 2, 2, 9, 3, 3], 9)
-    assert pairs(drafter.propose(state)) == [(3, -1), (3, 0), (2, -1), (2, 2)]
-
-
-def test_the_budget_counts_the_tokens_of_the_last_step_unless_fixed(tmp_path):
-    prompt = [9, 1, 9, 2, 9, 3, 9, 4, 9, 5, 9, 6]
-    for counts, expected in (("paper", 2), ("fixed", 4)):
-        drafter = ready(
-            tmp_path,
-            table="dynamic",
-            follower_len=1,
-            total_draft_len=5,
-            chaining_reserved=0,
-            budget_counts=counts,
-        )
-        state = after_prefill(drafter, prompt, 7)
-        commit(drafter, state, [8, 7, 9])
-        assert len(drafter.propose(state)) == expected
-
-
-def test_windows_straddle_the_border_between_prompt_and_answer(tmp_path):
-    drafter = ready(tmp_path, table="dynamic", leader_len=1, follower_len=2)
-    state = after_prefill(drafter, [1, 2], 3)
-    assert drafter._dynamic[0].snapshot() == [((1,), [(2, 3)])]
-    commit(drafter, state, [4, 5])
-    windows = [((1,), [(2, 3)]), ((2,), [(3, 4)]), ((3,), [(4, 5)])]
-    assert drafter._dynamic[0].snapshot() == windows
-
-
-def test_an_empty_step_teaches_nothing(tmp_path):
-    drafter = ready(tmp_path, table="dynamic", follower_len=1)
-    state = after_prefill(drafter, [1, 2, 1], 3)
-    before = drafter._dynamic[0].snapshot()
-    commit(drafter, state, [])
-    assert drafter._dynamic[0].snapshot() == before
-
-
-def test_drafting_touches_leaders_and_not_followers(tmp_path):
-    drafter = ready(
-        tmp_path, table="dynamic", follower_len=1, total_draft_len=3, chaining_reserved=1
-    )
-    state = after_prefill(drafter, [1, 3, 1, 2, 5, 6], 1)
-    before = drafter._dynamic[0].snapshot()
-    assert [leader for leader, _ in before] == [(3,), (1,), (2,), (5,), (6,)]
-    # Asked are the root 1, then 2 on the first level, then 5, for whose follower no room is left.
-    assert pairs(drafter.propose(state)) == [(2, -1), (5, 0)]
-    after = drafter._dynamic[0].snapshot()
-    assert [leader for leader, _ in after] == [(3,), (6,), (1,), (2,), (5,)]
-    assert dict(after) == dict(before)
-
-
 def test_the_dynamic_table_comes_before_the_frozen_one(tmp_path):
     drafter = ready(
         tmp_path,
@@ -164,40 +96,6 @@ def test_merging_shares_equal_branches_and_spends_the_budget_on_distinct_nodes(t
     assert pairs(tree) == [(2, -1), (3, 0), (5, 0), (6, -1), (6, 3)]
 
 
-def test_merging_fills_the_budget_to_the_last_node(tmp_path):
-    drafter = ready(
-        tmp_path,
-        frozen=[{(1,): [(2, 3, 4), (2, 3, 5), (2, 6, 7)]}],
-        table="frozen",
-        follower_len=3,
-        total_draft_len=6,
-        chaining_reserved=0,
-        merge=True,
-    )
-    tree = drafter.propose(after_prefill(drafter, [8], 1))
-    assert pairs(tree) == [(2, -1), (3, 0), (4, 1), (5, 1), (6, 0)]
-
-
-def test_several_tables_are_asked_in_order_with_their_own_lengths(tmp_path):
-    drafter = ready(
-        tmp_path,
-        frozen=[{(1,): [(40, 41)]}],
-        tables=[
-            {"kind": "dynamic", "leader_len": 2, "follower_len": 1},
-            {"kind": "frozen", "follower_len": 2},
-            {"kind": "dynamic", "follower_len": 1},
-        ],
-        total_draft_len=7,
-        chaining_reserved=0,
-    )
-    state = after_prefill(drafter, [5, 1, 7, 1, 8, 5], 1)
-    tree = drafter.propose(state)
-    assert pairs(tree)[:2] == [(7, -1), (1, 0)]
-    firsts = [token for token, parent in pairs(tree) if parent == -1]
-    assert firsts == [7, 40, 8, 7]
-    assert drafter.needs.max_nodes == 6
-
-
 def test_nothing_is_compiled_after_setup(tmp_path):
     kernels = (grow_tree, insert_windows, rechain)
     drafter = ready(tmp_path, frozen=[{(1,): [(2, 3, 4)]}])
@@ -218,10 +116,6 @@ def test_reset_forgets_the_text_but_not_the_corpus(tmp_path):
     drafter.reset()
     state = after_prefill(drafter, [4], 1)
     assert pairs(drafter.propose(state)) == [(9, -1)]
-
-
-def test_the_smallest_budget_that_drafts_is_accepted():
-    assert Cacheback(total_draft_len=20).needs.max_nodes == 19
 
 
 def test_a_frozen_table_of_other_lengths_or_another_tokenizer_is_refused(tmp_path):

@@ -46,20 +46,6 @@ def test_followers_by_frequency_then_by_tokens():
     assert counted([[1, 2, 1, 3, 1, 3]], 1, 1, (9, 1), 4).followers((1,)) == [(3,)]
 
 
-def test_windows_do_not_cross_documents():
-    table = counted([[1, 2], [3], [], [4, 5]], 1, 1, (9, 9), 9)
-    assert content(table) == {(1,): [(2,)], (4,): [(5,)]}
-
-
-def test_the_frequent_leaders_are_kept():
-    assert set(content(counted([[1, 2, 1, 2, 1, 3, 4]], 1, 1, (2, 9), 9))) == {(1,), (2,)}
-
-
-def test_no_text_gives_an_empty_table():
-    table = counted([], 2, 3, (9, 9), 9)
-    assert (table.leader_len, table.follower_len, content(table)) == (2, 3, {})
-
-
 @given(
     documents=st.lists(st.lists(st.integers(0, 4), max_size=30), max_size=6),
     leader_len=st.integers(1, 3),

@@ -23,32 +23,12 @@ def test_followers_are_ordered_by_insertion_and_reinsertion():
     ]
 
 
-def test_the_least_recent_follower_is_evicted():
-    assert filled([1, 2, 1, 3, 1, 4], 1, 1, 9, 2).snapshot()[-1] == ((1,), [(3,), (4,)])
-
-
-def test_the_least_recent_leader_is_evicted_with_its_followers():
-    table = filled([1, 2, 3, 4], 1, 1, 2, 9)
-    assert table.snapshot() == [((2,), [(3,)]), ((3,), [(4,)])]
-    assert (len(table), table.n_followers) == (2, 2)
-
-
 def test_asking_for_a_leader_saves_it_from_eviction():
     table = filled([1, 2, 3], 1, 1, 2, 9)
     slot = find_leader(table.arrays, np.array([1]), 0)
     touch_leader(table.arrays, slot)
     table.insert_windows(np.array([7, 8]), 0, 2)
     assert [leader for leader, _ in table.snapshot()] == [(1,), (7,)]
-
-
-def test_windows_end_on_the_given_positions_only():
-    table = LruTable(1, 2, 9, 9)
-    table.insert_windows(np.array([1, 2, 3, 4, 5]), 3, 5)
-    assert table.snapshot() == [((2,), [(3, 4)]), ((3,), [(4, 5)])]
-
-
-def test_a_window_never_starts_before_the_text():
-    assert filled([1, 2], 2, 1, 9, 9).snapshot() == []
 
 
 def test_an_empty_table_of_the_papers_capacity_is_small_and_grows_with_its_content():

@@ -168,14 +168,6 @@ def test_the_tree_is_the_plain_tree(seed, width, vocab_size, moves):
         plain.reroot(draft.text)
 
 
-def test_scores_are_the_logarithms_of_path_probabilities():
-    draft, tree = begun(layers=3)
-    plain = PlainTree(draft, 4, draft.text)
-    for layer, nodes in zip(tree._layers[1:], texts(tree, draft.text), strict=True):
-        expected = [plain.score(node) for node in nodes]
-        np.testing.assert_allclose(layer.scores, expected, rtol=0, atol=1e-12)
-
-
 def test_ids_that_the_draft_cannot_produce_are_no_nodes():
     tree = LayeredTree(4)
     logits = torch.tensor([0.0, -torch.inf, 1.0, -torch.inf])

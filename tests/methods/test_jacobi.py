@@ -142,11 +142,6 @@ def test_steps_of_a_moving_block_are_those_of_the_plain_iteration(seed, block, n
     assert [tokens for tokens, _ in steps] == plain_jacobi(prompt, n, rule, block)
 
 
-def test_a_repeating_target_is_predicted():
-    _, steps = play(jacobi(6, block_len=5, fill="last"), [1, 2], 40, lambda text: 4)
-    assert [len(tokens) for tokens, _ in steps][:3] == [6, 6, 6]
-
-
 @settings(max_examples=4)
 @given(
     seed=st.integers(0, 999),

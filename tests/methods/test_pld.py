@@ -37,44 +37,37 @@ def plain_lookup(text, variant, max_ngram, min_ngram, num_tokens):
 
 # The last three tokens 5 6 7 occurred at the start and in the middle.
 TEXT = [5, 6, 7, 1, 2, 3, 5, 6, 7, 4, 8, 9, 5, 6, 7]
+VLLM = [7, 1, 6, 7, 2, 5, 6, 7, 3, 5, 6, 7, 4, 5, 6, 7]
 
 
-def test_specbench_copies_what_followed_the_oldest_match():
-    assert lookup(TEXT, num_tokens=4) == [1, 2, 3, 5]
-
-
-def test_recent_copies_what_followed_the_newest_match():
-    assert lookup(TEXT, num_tokens=4, variant="recent") == [4, 8, 9, 5]
-
-
-def test_specbench_wants_the_whole_continuation_and_else_a_shorter_ngram():
-    # 6 7 occurred once and has three tokens after it; 7 alone occurred earlier, with six.
-    text = [7, 1, 2, 3, 6, 7, 9, 6, 7]
-    assert lookup(text, num_tokens=4) == [1, 2, 3, 6]
-    assert lookup(text, num_tokens=4, variant="hf") == [9, 6, 7]
-    assert lookup(text, num_tokens=9) == []
-
-
-def test_specbench_refuses_a_match_within_the_last_n_tokens():
-    # The continuation of 1 1 1 at the start would begin at 3, not before 6 - 3.
-    assert lookup([1, 1, 1, 1, 1, 1], max_ngram=3, min_ngram=3, num_tokens=2) == []
-    assert lookup([1, 1, 1, 1, 1, 1, 1], max_ngram=3, min_ngram=3, num_tokens=2) == [1, 1]
-
-
-def test_hf_cuts_before_the_first_end_of_text():
-    text = [5, 6, 1, 0, 2, 5, 6]
-    assert lookup(text, variant="hf", num_tokens=4) == [1]
-    assert lookup(text, variant="vllm", max_ngram=2, num_tokens=4) == [1, 0, 2, 5]
-    assert lookup(text, variant="vllm", num_tokens=4) == []  # no five tokens occur twice
-    # Nothing is left before it: nothing is drafted, and no shorter n-gram is tried.
-    assert lookup([5, 6, 0, 6, 9, 5, 6], variant="hf", num_tokens=4) == []
-
-
-def test_vllm_takes_the_longest_match_and_the_oldest_among_these():
-    text = [7, 1, 6, 7, 2, 5, 6, 7, 3, 5, 6, 7, 4, 5, 6, 7]
-    assert lookup(text, variant="vllm", max_ngram=5, min_ngram=1, num_tokens=2) == [3, 5]
-    assert lookup(text, variant="vllm", max_ngram=2, min_ngram=2, num_tokens=2) == [2, 5]
-    assert lookup(text, variant="vllm", max_ngram=9, min_ngram=6, num_tokens=2) == []
+@pytest.mark.parametrize(
+    ("text", "knobs", "draft"),
+    [
+        # specbench copies what followed the oldest match, recent what followed the newest.
+        (TEXT, {"num_tokens": 4}, [1, 2, 3, 5]),
+        (TEXT, {"num_tokens": 4, "variant": "recent"}, [4, 8, 9, 5]),
+        # specbench wants the whole continuation. 6 7 has three tokens after it, 7 alone has six.
+        ([7, 1, 2, 3, 6, 7, 9, 6, 7], {"num_tokens": 4}, [1, 2, 3, 6]),
+        ([7, 1, 2, 3, 6, 7, 9, 6, 7], {"num_tokens": 4, "variant": "hf"}, [9, 6, 7]),
+        ([7, 1, 2, 3, 6, 7, 9, 6, 7], {"num_tokens": 9}, []),
+        # It refuses a match within the last n tokens.
+        ([1] * 6, {"max_ngram": 3, "min_ngram": 3, "num_tokens": 2}, []),
+        ([1] * 7, {"max_ngram": 3, "min_ngram": 3, "num_tokens": 2}, [1, 1]),
+        # hf cuts before the first end of text, and tries no shorter n-gram where nothing is left.
+        ([5, 6, 1, 0, 2, 5, 6], {"variant": "hf", "num_tokens": 4}, [1]),
+        ([5, 6, 1, 0, 2, 5, 6], {"variant": "vllm", "max_ngram": 2, "num_tokens": 3}, [1, 0, 2]),
+        ([5, 6, 0, 6, 9, 5, 6], {"variant": "hf", "num_tokens": 4}, []),
+        # vllm takes the longest match, and the oldest among these.
+        (VLLM, {"variant": "vllm", "max_ngram": 5, "min_ngram": 1, "num_tokens": 2}, [3, 5]),
+        (VLLM, {"variant": "vllm", "max_ngram": 2, "min_ngram": 2, "num_tokens": 2}, [2, 5]),
+        # recent prefers a whole continuation: the newest 7 has two tokens after it.
+        ([7, 1, 2, 3, 7, 9, 7], {"variant": "recent", "num_tokens": 3}, [1, 2, 3]),
+        ([1, 2, 3], {"num_tokens": 1}, []),
+        ([1, 2, 3], {"dummy_token": 100}, [100]),
+    ],
+)
+def test_drafts_by_hand(text, knobs, draft):
+    assert lookup(text, **knobs) == draft
 
 
 @pytest.mark.parametrize(
@@ -98,20 +91,7 @@ def test_a_variant_searches_the_lengths_of_its_home(knobs, expected):
         assert lookup(text, num_tokens=3, **knobs) == plain_lookup(text, variant, *expected, 3)
 
 
-def test_recent_prefers_a_whole_continuation():
-    # The newest 7 has two tokens after it, the one before four.
-    assert lookup([7, 1, 2, 3, 7, 9, 7], variant="recent", num_tokens=3) == [1, 2, 3]
-    assert lookup([7, 1, 2, 3, 7, 9, 7], variant="recent", num_tokens=9) == [1, 2, 3, 7, 9, 7]
-
-
-@pytest.mark.parametrize("variant", ["specbench", "hf", "vllm", "recent"])
-@pytest.mark.parametrize("text", [[4], [4, 5], [1, 2, 3, 4, 5]])
-def test_nothing_is_drafted_without_a_match(text, variant):
-    assert lookup(text, variant=variant, num_tokens=1) == []
-
-
-def test_the_dummy_token_stands_in_for_no_match():
-    assert lookup([1, 2, 3], dummy_token=100) == [100]
+def test_a_dummy_token_outside_the_vocabulary_is_refused():
     with pytest.raises(ConfigurationError, match="dummy_token=500"):
         lookup([1, 2, 3], dummy_token=500)
 
@@ -124,15 +104,6 @@ def test_only_committed_tokens_are_searched():
     assert len(drafter.propose(state)) == 0
 
 
-def test_the_draft_is_a_copy():
-    drafter = PromptLookup(num_tokens=2)
-    drafter.setup(CONTEXT)
-    state = DecodeState(np.array([1, 2, 3, 4, 1], dtype=np.int64), 4)
-    draft = drafter.propose(state).tokens
-    state.buffer[:] = 9
-    assert draft.tolist() == [2, 3]
-
-
 @given(
     text=st.lists(st.integers(0, 3), min_size=1, max_size=40),
     variant=st.sampled_from(["specbench", "hf", "vllm", "recent"]),
@@ -142,3 +113,31 @@ def test_the_draft_is_a_copy():
 def test_equals_the_plain_search(text, variant, ngrams, num_tokens):
     knobs = {"min_ngram": ngrams[0], "max_ngram": ngrams[1], "num_tokens": num_tokens}
     assert lookup(text, variant=variant, **knobs) == plain_lookup(text, variant, **knobs)
+
+
+def by_the_rule(tokens, n, m):
+    """What llama.cpp's ``ngram-simple`` drafts: a search backwards, position 0 left out."""
+    *before, sampled = tokens
+    length = len(before)
+    if length <= n + m + 1:
+        return []
+    pattern = [*before[length - n + 1 :], sampled]
+    for j in range(length - n - 1, 0, -1):
+        if before[j : j + n] == pattern:
+            copied = before[j + n : j + n + m]
+            return copied if len(copied) >= n else []
+    return []
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=2, max_size=40),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(1, 8),
+)
+def test_the_variant_llamacpp_drafts_by_its_published_rule(tokens, n, m, remaining):
+    drafter = PromptLookup(variant="llamacpp", max_ngram=n, num_tokens=m)
+    state = DecodeState(np.array(tokens[:-1], dtype=np.int64), remaining + 1)
+    state.commit(np.array(tokens[-1:], dtype=np.int64))
+    expected = by_the_rule(tokens, n, m)[: remaining - 1]
+    assert drafter.propose(state).tokens.tolist() == expected

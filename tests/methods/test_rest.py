@@ -49,16 +49,6 @@ def test_frequent_prefixes_become_the_tree(tmp_path):
     assert few.needs.max_nodes == 3
 
 
-def test_the_longest_span_wins(tmp_path):
-    path = write(tmp_path / "d.bin", [[1, 2, 3, 9], [4, 2, 3, 8], [4, 2, 3, 8]])
-    drafter = ready(path, draft_len=1)
-    assert pairs(drafter, [1, 2, 3]) == [(9, -1)]
-    assert pairs(drafter, [7, 2, 3]) == [(8, -1), (9, -1)]
-    assert pairs(drafter, [7, 7, 3]) == []
-    assert pairs(ready(path, draft_len=1, min_span=1), [7, 7, 3]) == [(8, -1), (9, -1)]
-    assert pairs(ready(path, draft_len=1, max_span=2), [1, 2, 3]) == [(8, -1), (9, -1)]
-
-
 def test_no_hit_drafts_nothing_or_the_dummy(tmp_path):
     path = write(tmp_path / "d.bin", [[1, 2, 3]])
     assert pairs(ready(path), [5, 6]) == []
@@ -78,21 +68,6 @@ def test_the_cut_drops_prefixes_with_most_distinct_tokens_first(tmp_path):
     assert pairs(ready(path, choices=5, cut=False), [1, 2]) == [
         (5, -1), (8, -1), (6, 0), (8, 1), (7, 2),
     ]  # fmt: skip
-
-
-def test_of_too_many_matches_the_first_or_even_ones_are_taken(tmp_path):
-    path = write(tmp_path / "d.bin", [[1, 2, 10 + i] for i in range(9)])
-    assert pairs(ready(path, max_matches=3), [1, 2]) == [(10, -1), (11, -1), (12, -1)]
-    assert pairs(ready(path, max_matches=3, matches="even"), [1, 2]) == [
-        (10, -1), (13, -1), (16, -1),
-    ]  # fmt: skip
-
-
-def test_continuations_end_with_their_document(tmp_path):
-    path = write(tmp_path / "d.bin", [[1, 2, 3], [4, 5, 6]])
-    assert pairs(ready(path), [1, 2]) == [(3, -1)]
-    # 2 3 has nothing behind it: it matches, and drafts nothing.
-    assert pairs(ready(path), [2, 3]) == []
 
 
 def test_any_vocabulary_size(tmp_path):
@@ -161,26 +136,6 @@ def test_equals_the_plain_rule(
     tree = pairs(drafter, text)
     assert tree == plain_tree(chunks, text, knobs)
     assert len(tree) <= drafter.needs.max_nodes == choices
-
-
-@pytest.mark.parametrize("vocab_size", [2, 4, 12])
-@pytest.mark.parametrize(("choices", "max_matches"), [(64, 5000), (64, 6), (20, 25)])
-def test_trees_are_those_of_the_published_search(tmp_path, vocab_size, choices, max_matches):
-    """One chunk of one text and another of a second, looked up with pieces of both."""
-    random = np.random.default_rng(vocab_size)
-    texts = [random.integers(0, vocab_size, 150).tolist() for _ in range(2)]
-    path = write(tmp_path / "d.bin", texts, chunk=151)
-    drafter = ready(path, choices=choices, max_matches=max_matches)
-    knobs = {"choices": choices, "max_matches": max_matches, "max_span": 16, "min_span": 2}
-    knobs |= {"draft_len": 10, "cut": True, "matches": "first"}
-    sizes = []
-    for begin in range(1, 141, 5):
-        length = int(random.integers(2, 8))
-        query = [vocab_size, *texts[begin % 2][begin : begin + length]]
-        tree = pairs(drafter, query)
-        assert tree == plain_tree([[text] for text in texts], query, knobs)
-        sizes.append(len(tree))
-    assert min(sizes) > 0
 
 
 def test_long_documents_are_cut_at_the_chunk(tmp_path):

@@ -13,11 +13,10 @@ from methods.token_recycling import AdjacencyMatrix, TokenRecycling, top_ids
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError
 from specbench.index.static_tree import (
-    TOKEN_RECYCLING_TREE,
+    TREES,
     StaticTree,
     grow_tree,
     load_tree,
-    tree_of_levels,
 )
 from tests.conftest import VOCAB
 from tests.methods.toy_turns import decode, plain
@@ -82,7 +81,7 @@ def test_a_set_of_paths_that_is_no_tree_is_refused(paths, message):
 
 
 def test_the_template_is_the_one_of_the_reference_code():
-    tree = load_tree(TOKEN_RECYCLING_TREE)
+    tree = load_tree(TREES["template"])
     assert tree.level_sizes == [8, 21, 25, 15, 8, 3]
     assert len(tree) == 80 and tree.n_ranks == 8
     assert len(set(range(80)) - set(tree.parents.tolist())) == 40  # leaves
@@ -119,23 +118,10 @@ def test_a_grown_tree_is_the_cheapest_one(k, depth, share):
     assert len(tree.level_sizes) == depth
 
 
-@pytest.mark.parametrize(("n_nodes", "depth"), [(5, 6), (73, 2), (9, 1)])
-def test_a_tree_that_cannot_be_grown_is_refused(n_nodes, depth):
-    with pytest.raises(ValueError, match=f"not {n_nodes}"):
-        grow_tree(8, n_nodes, depth)
-
-
 def test_the_grown_tree_of_the_templates_size_is_close_to_it():
     grown = grow_tree(8, 80, 6)
     assert grown.level_sizes == [8, 20, 20, 19, 6, 7]
-    assert len(set(grown.paths) & set(load_tree(TOKEN_RECYCLING_TREE).paths)) == 70
-
-
-def test_a_tree_of_given_levels():
-    assert tree_of_levels(3, [2, 3]).paths == ((0,), (1,), (0, 0), (0, 1), (1, 0))
-    for sizes in ([], [0], [9], [1, 9]):
-        with pytest.raises(ValueError, match="level"):
-            tree_of_levels(8, sizes)
+    assert len(set(grown.paths) & set(load_tree(TREES["template"]).paths)) == 70
 
 
 # -- the matrix ------------------------------------------------------------------------------------
@@ -224,11 +210,6 @@ def test_columns_beyond_the_vocabulary_are_never_candidates():
     assert matrix.rows[1].tolist() == [4, 3]
 
 
-def test_the_matrix_is_small():
-    rows = AdjacencyMatrix(32_000, 8).rows
-    assert rows.nbytes == 1_024_000 <= 2 * 2**20
-
-
 # -- the method ------------------------------------------------------------------------------------
 
 
@@ -273,20 +254,6 @@ def test_the_root_of_a_step_is_the_token_before_what_it_committed():
     assert drafter._matrix.rows[:, 0].tolist() == [0, 4, 0, 0, 5, 6, 0, 0, 0, 0]
 
 
-def test_a_target_that_looks_at_one_token_is_known_after_each_token_was_drafted_once():
-    follows = np.random.default_rng(0).permutation(20)
-    drafter, state = recycling(20), after(0, 3)
-    for _ in range(20):
-        tree = drafter.propose(state)
-        rows = [[follows[t]] for t in (state.root, *tree.tokens.tolist())]
-        observe(drafter, state, tree, [follows[state.root]], logits_with(20, *rows))
-    truth = [state.root]
-    for _ in range(6):
-        truth.append(int(follows[truth[-1]]))
-    first_branch = [drafter._tree.paths.index((0,) * depth) for depth in range(1, 7)]
-    assert drafter.propose(state).tokens[first_branch].tolist() == truth[1:]
-
-
 def test_the_last_step_of_a_turn_teaches_only_by_an_end_token_after_all_accepted_ones():
     for committed, path, taught in (([5], [], 1), ([2, 5], [0], 1), ([5], [0], 0), ([2], [], 0)):
         drafter = recycling(10, k=1, levels=[1], eos_ids=frozenset({5}))
@@ -297,16 +264,6 @@ def test_the_last_step_of_a_turn_teaches_only_by_an_end_token_after_all_accepted
         made = StepOutcome(tree, np.array(path), np.array(committed), None, logits=logits)
         drafter.observe(state, replace(made, finished=True))
         assert drafter._matrix.rows.any() == taught
-
-
-def test_the_last_step_of_a_turn_that_the_limit_cut_teaches_nothing():
-    drafter = recycling(10, k=1, levels=[1])
-    state = after(9, 1)
-    tree = drafter.propose(state)
-    observe(drafter, state, tree, [2], logits_with(10, (2,), (3,)), finished=True)
-    assert not drafter._matrix.rows.any()
-    observe(drafter, state, DraftTree.empty(), [2], None)
-    assert not drafter._matrix.rows.any()
 
 
 def test_the_prompt_teaches_only_where_asked():
@@ -368,18 +325,6 @@ def test_lossless_cold_hot_and_with_garbage(make_target, seed, n_prompt, rule, l
     assert again.committed_per_step == cold.committed_per_step
     drafter._matrix.rows.copy_(torch.from_numpy(random.integers(0, VOCAB, (VOCAB, 8))))
     assert decode(target, drafter, prompt, 30).output_ids == truth
-
-
-def test_the_papers_tree_on_the_engine(make_target, rng):
-    target = make_target("llama", max_nodes=80)
-    prompt = rng.integers(0, VOCAB, 9)
-    truth = plain(target, prompt, 40)
-    result = decode(target, recycling(), prompt, 40)
-    assert result.output_ids == truth
-    assert set(result.drafted_per_step) == {80} and set(result.depth_per_step) == {6}
-    end = truth[11]
-    result = decode(target, recycling(), prompt, 40, eos=frozenset({end}))
-    assert result.output_ids == truth[: truth.index(end) + 1]
 
 
 def test_a_tree_cut_by_the_engine_still_teaches(make_target, rng):

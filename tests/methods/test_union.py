@@ -25,7 +25,7 @@ from specbench.decoding.structs import (
 )
 from specbench.errors import ConfigurationError
 from tests.conftest import VOCAB
-from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
+from tests.methods.toy_turns import decode, plain
 
 
 @dataclass(kw_only=True, eq=False)
@@ -107,13 +107,6 @@ def test_cheap_paths_of_all_parts_go_first():
     assert drafter.propose(begun(drafter)).tokens.tolist() == [1, 5, 2, 3, 4]
 
 
-def test_part_after_part():
-    a = fixed([1, 2, 3], [-1, -1, -1])
-    b = fixed([5, 6, 7], [-1, 0, 1])
-    drafter = ready(a, b, max_nodes=4, fill="priority")
-    assert drafted(drafter.propose(begun(drafter))) == ([1, 2, 3, 5], [-1] * 4, [0, 0, 0, 1])
-
-
 def test_priority_is_by_name_and_sources_count_the_parts_as_listed():
     a, b = fixed([1, 2], [-1, 0], name="a"), fixed([1, 3], [-1, 0], name="b")
     drafter = ready(a, b, priority=["b"], fill="priority")
@@ -145,11 +138,6 @@ def test_auxiliary_nodes_are_never_shared_and_go_first():
     assert tree.parents.tolist() == [-1, 0, -1]
     assert tree.aux.tolist() == [True, True, False]
     assert tree.sources.tolist() == [1, 1, 0]
-
-
-def test_no_part_drafts_anything():
-    drafter = ready(fixed([], []), fixed([], []))
-    assert len(drafter.propose(begun(drafter))) == 0
 
 
 def paths(tokens, parents):
@@ -261,14 +249,6 @@ def test_a_tree_that_the_engine_cut_is_cut_for_the_parts_too():
     assert b.seen[0].next_tokens.tolist() == [0, 2]
 
 
-def test_a_step_without_a_draft_can_be_observed():
-    part = fixed([5], [-1])
-    drafter = ready(part)
-    state = begun(drafter)
-    drafter.observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, np.array([1]), None))
-    assert len(part.seen[0].tree) == 0 and part.seen[0].committed.tolist() == [1]
-
-
 def test_overlap_goes_to_those_who_asked_with_their_own_tree():
     a = fixed([5, 6], [-1, 0], required=Needs(overlap=True))
     b = fixed([7], [-1])
@@ -306,17 +286,6 @@ def real_parts():
         SuffixDecoding(depth=16, state_scope="prompt"),
         PromptLookup(),
     ]
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("fill", ["ranked", "priority"])
-def test_what_it_drafts_never_changes_the_answer(seed, fill):
-    rule = markov_rule(seed)
-    prompt = continued(rule, [1, 2], 20)
-    drafter = ready(*real_parts(), fill=fill, max_nodes=24)
-    answer, steps = play(drafter, prompt, 60, rule)
-    assert answer == continued(rule, prompt, 60)
-    assert len(steps) < 30
 
 
 def test_lossless_on_tiny_models(make_target, rng):

@@ -22,7 +22,7 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier
-from specbench.index.static_tree import TOKEN_RECYCLING_TREE, load_tree
+from specbench.index.static_tree import TREES, load_tree
 from specbench.models.checks.audit_tolerance import calibrate
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
@@ -239,7 +239,7 @@ def test_nothing_waits_for_the_device(rule):
     torch.manual_seed(0)
     host, device = AdjacencyMatrix(5000, 8), AdjacencyMatrix(5000, 8, "cuda")
     for matrix in (host, device):
-        matrix.prepare(load_tree(TOKEN_RECYCLING_TREE))
+        matrix.prepare(load_tree(TREES["template"]))
     tokens, logits = torch.randint(0, 40, (81,)), torch.randn(81, 5000)
     on_device = tokens.cuda(), logits.cuda()
     torch.cuda.set_sync_debug_mode("error")
