@@ -164,8 +164,7 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
             ``local`` file that was typed does not exist.
     """
     _check_optional(overrides)
-    with open_dict(cfg):
-        cfg.method.pop("search", None)  # for `scripts/tune.py`; no knob
+    cfg = _without_search(cfg)
     path = cfg.model.path
     place = str(cfg.model.id if path is None else paths.typed_path(path).absolute())
     if not has_yaml(cfg.model.name):
@@ -180,8 +179,15 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     pair = pair_name(str(cfg.method.name), str(cfg.model.name))
     chosen = any(re.match(r"\+{0,2}pair=", text) for text in overrides)
     if not chosen and (paths.CONF_DIR / "pair" / f"{pair}.yaml").is_file():
-        cfg = _composed([*overrides, "pair=none"])
+        cfg = _without_search(_composed([*overrides, "pair=none"]))
     cfg.model.id, cfg.model.name, cfg.model.embedded = place, own_name(place), False
+    return cfg
+
+
+def _without_search(cfg: DictConfig) -> DictConfig:
+    """The configuration without the method's search space, which is `scripts/tune.py`'s alone."""
+    with open_dict(cfg):
+        cfg.method.pop("search", None)
     return cfg
 
 
