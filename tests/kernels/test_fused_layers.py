@@ -129,15 +129,6 @@ def test_a_model_that_accelerate_dispatched_decodes_as_any_other(everything_pack
     assert torch.equal(one, other)
 
 
-def test_the_loops_are_compiled_before_the_first_pass(monkeypatch):
-    compiled, real = [], fused_layers._compiled
-    monkeypatch.setattr(fused_layers, "_compiled", lambda: (compiled.append(1), real())[1])
-    assert fused_layers.fuse(tiny_model("llama", dtype=torch.float64)) == 0
-    assert compiled == []  # nothing here would run them
-    assert fused_layers.fuse(tiny_model("llama", dtype=torch.float32)) == 5
-    assert compiled == [1]
-
-
 def test_inputs_that_the_compiled_code_would_misread_are_refused():
     half = torch.ones(1, 1, 8, dtype=torch.bfloat16)
     with pytest.raises(TypeError, match=r"float32 on the CPU wanted, not torch\.bfloat16"):

@@ -36,12 +36,6 @@ def test_rows_are_exact_and_independent_of_each_other(threads, out_features, in_
         torch.set_num_threads(before)
 
 
-def test_inputs_that_are_not_contiguous():
-    weight, x = torch.randn(40, 12), torch.randn(12, 3).t()
-    out = panel_kernels.panel_gemm(x, panel_kernels.pack(weight), 40)
-    torch.testing.assert_close(out, x @ weight.t(), atol=1e-5, rtol=1e-5)
-
-
 def test_two_threads_may_multiply_at_once():
     """A draft model's passes run beside the target's."""
     weight, x = torch.randn(256, 256), torch.randn(2, 256)
@@ -84,7 +78,7 @@ def test_inputs_that_the_compiled_code_would_misread_are_refused():
 
 
 def test_outputs_are_float32_whatever_the_default_is():
-    weight, x = torch.randn(8, 16), torch.randn(2, 16)
+    weight, x = torch.randn(8, 16), torch.randn(16, 2).t()  # not contiguous, either
     panels = panel_kernels.pack(weight)
     torch.set_default_dtype(torch.float64)
     try:

@@ -121,12 +121,12 @@ FAULTS = [SeesAll, NoWindow, OnePositionOff, DepthsInOrder, LosesAnEarlyKey]
 
 
 @pytest.mark.parametrize("dtype", CARRIED_DTYPES)
-@pytest.mark.parametrize("drafts", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_planted_faults_are_found(fault, drafts, dtype):
-    model = tiny_model("mistral_window", dtype=getattr(torch, dtype))
-    with pytest.raises(ConfigurationError, match=r"logits of a (chain|tree) differ"):
-        check(model, fault, drafts=drafts)
+def test_planted_faults_are_found(fault, dtype):
+    for drafts in (False, True):
+        model = tiny_model("mistral_window", dtype=getattr(torch, dtype))
+        with pytest.raises(ConfigurationError, match=r"logits of a (chain|tree) differ"):
+            check(model, fault, drafts=drafts)
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -145,13 +145,10 @@ def test_passes_of_fixed_shape_are_checked_as_well(drafts):
         check(tiny_model("mistral_window"), partial(SeesAllKeys, drafts=drafts), drafts=drafts)
 
 
-def test_a_fault_in_a_mixture_of_experts_is_found():
-    with pytest.raises(ConfigurationError, match="logits of a tree differ"):
-        check(build("Mixtral", torch.float32), SeesAll)
-
-
 def test_a_routers_near_tie_is_no_fault(monkeypatch):
     """In one row another expert was chosen; in a model without experts that row is a fault."""
+    with pytest.raises(ConfigurationError, match="logits of a tree differ"):
+        check(build("Mixtral", torch.float32), SeesAll)  # most rows differ
     compute = self_check._our_rows
 
     @torch.inference_mode()
@@ -202,11 +199,7 @@ def test_a_run_without_drafts_is_checked_by_its_one_row_passes():
         model, lambda m: Target(m, max_len=60, max_nodes=0), what="x", longest=60
     )
     assert target.max_nodes == 0 and found.difference.keys() == {"chain", "tree"}
-
-
-def test_the_check_leaves_no_hook_that_the_run_would_pay_for():
-    model = tiny_model("llama")
-    check(model)
+    # No hook stays that the run would pay for.
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 

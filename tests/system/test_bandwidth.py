@@ -128,6 +128,12 @@ def test_the_baselines_share_and_its_warning():
     assert notes(manifest_of({"model": model}), 0.8) == [
         "ar (graph engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s)."
     ]
+    found = baseline_context(manifest_of({"model": model | {"passes": None}}))
+    assert found == BaselineContext({}, 0.01, "copy")  # the time to read the weights
+    assert found.share(80.0) == pytest.approx(0.8) and found.share(None) is None
+    for old in ({}, {"weight_bytes": 500_000_000}, {"copy_bytes_per_s": 1e9}, None):
+        assert notes(manifest_of({"model": old}), None) == []  # nothing is made up
+        assert baseline_context(manifest_of({"model": old})).share(80.0) is None
     assert notes(manifest_of({"model": model}), 0.3)[1].startswith("SLOW BASELINE: ar takes 30%")
     assert notes(manifest_of({"surface": {"model": model}}), 0.8) == notes(
         manifest_of({"model": model}), 0.8
@@ -175,14 +181,6 @@ def test_a_graph_engine_without_a_graph_of_plain_decoding_is_no_graph_baseline()
     assert only.startswith("no CUDA graph of a pass with one row was captured: ar")
 
 
-@pytest.mark.parametrize(
-    "model", [{}, {"weight_bytes": 500_000_000}, {"copy_bytes_per_s": 1e9}, None]
-)
-def test_what_an_old_manifest_lacks_is_not_made_up(model):
-    assert notes(manifest_of({"model": model}), None) == []
-    assert baseline_context(manifest_of({"model": model})).share(80.0) is None
-
-
 TWO = {"ar": {"method": "ar"}, "ar_eager": {"method": "ar", "knobs": {"eager": True}}, "pld": {}}
 ONE = {"ar": {"method": "ar", "knobs": {"eager": False}}, "pld": {"method": "pld"}}
 
@@ -211,12 +209,3 @@ def test_which_plain_decodings_a_run_has(manifest, plain):
     assert found.plain == plain
     assert found.floor_s is None
     assert found.share(10.0) is None
-
-
-def test_the_floor_is_the_time_to_read_the_weights():
-    found = baseline_context(
-        manifest_of({"model": {"weight_bytes": 500_000_000, "copy_bytes_per_s": 5e10}})
-    )
-    assert found == BaselineContext({}, 0.01, "copy")
-    assert found.share(80.0) == pytest.approx(0.8)
-    assert found.share(None) is None

@@ -38,13 +38,10 @@ WANTED = {
 
 
 def test_a_target_computes_with_the_settings_of_all(torch_s_own, monkeypatch):
+    assert cuda_settings.in_force() == {}  # without a CUDA device
     assert in_force(monkeypatch)["cudnn_attention"]
     Target(tiny_model("llama"), max_len=32)
     assert WANTED.items() <= in_force(monkeypatch).items()
-
-
-def test_without_a_cuda_device_there_is_nothing_to_say():
-    assert cuda_settings.in_force() == {}
 
 
 def test_a_run_notes_them_before_its_first_pass(torch_s_own, small, tmp_path, monkeypatch):
