@@ -241,10 +241,6 @@ class GraphTarget(Target):
         plan: AttentionPlan,
         hidden_layers: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-        """The model's pass over ``tokens [batch, rows]``, for passes of fixed shape.
-
-        Logits ``[batch, rows, vocab]``, and hidden states ``[batch * rows, hidden]`` by number.
-        """
         return self._call(tokens, positions, plan, hidden_layers=hidden_layers)
 
     def _call(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:

@@ -11,9 +11,10 @@ of a tree that grows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,15 +22,41 @@ import torch
 from specbench.arrays import BoolArray, IntArray
 from specbench.decoding.structs import DraftTree
 from specbench.kernels.attention import AttentionPlan
+from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Outcome, batch_select, greedy_ids
-
-if TYPE_CHECKING:
-    from specbench.models.graph_target import GraphTarget
 
 # Rows of the accepted path that a pass moves itself. All of a large tree would be a copy of 130 MB
 # in a 7B model, and more than these are seldom accepted.
 MOVED_ROWS = 16
 _WARM_UPS = 3  # passes before a capture: libraries choose kernels and allocate on the first ones
+
+
+class FixedShapeTarget(Protocol):
+    """What the shapes of a target ask of it."""
+
+    cache: KVCache
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+    hidden_value: float  # what a mask holds where attention must not look
+    windows: tuple[int, ...]  # lengths of the sliding windows that some layers have
+    commits: bool  # whether a pass verifies its draft and moves the accepted rows itself
+
+    def capture_stream(self) -> torch.cuda.Stream: ...
+
+    def on_device(self) -> AbstractContextManager[Any]: ...
+
+    def run(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        """The model's pass over ``tokens`` ``[batch, rows]``.
+
+        Logits ``[batch, rows, vocab]``, and hidden states ``[batch * rows, hidden]`` by number.
+        """
 
 
 class FixedShape:
@@ -43,7 +70,7 @@ class FixedShape:
     include padding.
     """
 
-    def __init__(self, target: GraphTarget, rows: int, keys: int) -> None:
+    def __init__(self, target: FixedShapeTarget, rows: int, keys: int) -> None:
         self.rows, self.keys = rows, keys
         self._spare = keys - rows  # where the rows of a pass go that was not loaded
         self._target = target
@@ -103,7 +130,7 @@ class FixedShape:
 class StaticNodes(FixedShape):
     """A pass over new nodes of a tree that grows behind the text, see ``Target.extend``."""
 
-    def __init__(self, target: GraphTarget, rows: int, keys: int) -> None:
+    def __init__(self, target: FixedShapeTarget, rows: int, keys: int) -> None:
         super().__init__(target, rows, keys)
         # What changes from pass to pass is written by a few small kernels before the graph.
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=target.device)
@@ -146,7 +173,7 @@ class StaticPass(FixedShape):
 
     def __init__(
         self,
-        target: GraphTarget,
+        target: FixedShapeTarget,
         rows: int,
         keys: int,
         batch: int = 1,
