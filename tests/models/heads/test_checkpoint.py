@@ -14,117 +14,98 @@ def drop(key):
     return lambda config, tensors: tensors.pop(key)
 
 
-def add(key, *shape):
-    return lambda config, tensors: tensors.update({key: torch.zeros(shape)})
+def put(**values):
+    return lambda config, tensors: tensors.update(values)
 
 
-@pytest.mark.parametrize("family", LOADERS)
-def test_loaded_weights_are_the_files(tmp_path, family):
-    head = load(saved(tmp_path, family), family)
-    assert not head.training
-    assert not any(p.requires_grad for p in head.parameters())
-    assert all(p.device.type == "cpu" for p in head.parameters())
+def said(**changes):
+    return lambda config, tensors: config.update(changes)
+
+
+def half_of_the_keys(config, tensors):
+    for key in list(tensors)[:9]:
+        del tensors[key]
+
+
+def a_bad_number(config, tensors):
+    tensors["fc.weight"][0, 0] = torch.nan
+
+
+def blocks_that_differ(config, tensors):
+    tensors["hydra_mlp.0.5.linear.bias"] = tensors["hydra_mlp.0.5.linear.bias"] + 1
+
+
+def ids_in_the_place_of_offsets(config, tensors):
+    tensors["d2t"] = tensors["t2d"].nonzero()[:, 0]
+
+
+MISSING = [
+    ("medusa", "3.0.linear.bias"),
+    ("medusa", "1.1.weight"),
+    ("hydra", "hydra_lm_head.0.1.bias"),
+    ("hydra", "prefix_embeding_layer.norm.weight"),
+    ("hydra", "hydra_mlp.1.1.res_connection.weight"),
+    ("eagle", "fc.bias"),
+    ("eagle", "layers.0.post_attention_layernorm.weight"),
+    ("eagle3", "midlayer.hidden_norm.weight"),
+    ("eagle3", "lm_head.weight"),
+    ("speculators", "layers.0.input_layernorm.weight"),
+]
+UNKNOWN = [
+    ("medusa", "0.0.norm.weight"),
+    ("hydra", "prefix_embeding_layer.layers.1.mlp.up_proj.weight"),
+    ("eagle", "layers.0.input_layernorm.weight"),
+    ("eagle", "layers.0.self_attn.q_proj.bias"),
+    ("eagle", "layers.1.mlp.up_proj.weight"),
+    ("eagle", "norm.weight"),
+    ("eagle3", "fc.bias"),
+    ("speculators", "input_norm.weight"),
+    ("speculators", "fc_norm.0.weight"),
+    ("speculators", "layers.0.self_attn.q_norm.weight"),
+]
+WEIGHTS = [(family, drop(key), f"missing: {key}") for family, key in MISSING]
+WEIGHTS += [
+    (family, put(**{key: torch.zeros(tiny_heads.HIDDEN)}), f"unknown: {key}")
+    for family, key in UNKNOWN
+]
+WEIGHTS += [
+    ("eagle", half_of_the_keys, "and 3 more"),
+    ("eagle", said(bias=False), r"unknown: fc\.bias"),
+    ("eagle", a_bad_number, r"fc\.weight is not finite"),
+    ("eagle3", ids_in_the_place_of_offsets, "added to the head's id"),
+    ("hydra", blocks_that_differ, r"hydra_mlp\.0\.5\.linear\.bias as another"),
+    ("hydra", said(hydra_head_arch="cross-attention"), "hydra_head_arch"),
+    ("hydra", said(grounded_heads=False), "grounded_heads"),
+    ("hydra", said(hidden_state_offset=1), "hidden_state_offset"),
+    ("hydra", said(hydra_num_layers=None), "hydra_num_layers"),
+]
+SPECULATORS = [
+    (said(speculators_model_type="eagle"), "not eagle3"),
+    (said(transformer_layer_config=None), "transformer_layer_config"),
+    (said(transformer_layer_config={"model_type": "gemma"}), "llama and qwen3"),
+    (said(norm_before_fc=True, fc_norm=True), "exclude each other"),
+]
+REFUSED = [(*case, WeightsNotFound) for case in WEIGHTS]
+REFUSED += [("speculators", *case, ConfigurationError) for case in SPECULATORS]
 
 
 @pytest.mark.parametrize(
-    ("family", "key"),
-    [
-        ("medusa", "3.0.linear.bias"),
-        ("medusa", "1.1.weight"),
-        ("hydra", "hydra_lm_head.0.1.bias"),
-        ("hydra", "prefix_embeding_layer.norm.weight"),
-        ("hydra", "hydra_mlp.1.1.res_connection.weight"),
-        ("eagle", "fc.bias"),
-        ("eagle", "layers.0.post_attention_layernorm.weight"),
-        ("eagle3", "midlayer.hidden_norm.weight"),
-        ("eagle3", "lm_head.weight"),
-        ("speculators", "layers.0.input_layernorm.weight"),
-    ],
+    ("family", "change", "message", "error"), REFUSED, ids=[f"{c[0]}-{c[2]}" for c in REFUSED]
 )
-def test_a_missing_key_is_named(tmp_path, family, key):
-    with pytest.raises(WeightsNotFound, match=f"missing: {key}"):
-        load(saved(tmp_path, family, drop(key)), family)
-
-
-@pytest.mark.parametrize(
-    ("family", "key"),
-    [
-        ("medusa", "0.0.norm.weight"),
-        ("hydra", "prefix_embeding_layer.layers.1.mlp.up_proj.weight"),
-        ("eagle", "layers.0.input_layernorm.weight"),
-        ("eagle", "layers.0.self_attn.q_proj.bias"),
-        ("eagle", "layers.1.mlp.up_proj.weight"),
-        ("eagle", "norm.weight"),
-        ("eagle3", "fc.bias"),
-        ("speculators", "input_norm.weight"),
-        ("speculators", "fc_norm.0.weight"),
-        ("speculators", "layers.0.self_attn.q_norm.weight"),
-    ],
-)
-def test_an_unknown_key_is_named(tmp_path, family, key):
-    with pytest.raises(WeightsNotFound, match=f"unknown: {key}"):
-        load(saved(tmp_path, family, add(key, tiny_heads.HIDDEN)), family)
-
-
-def test_many_missing_keys_are_counted(tmp_path):
-    def half(config, tensors):
-        for key in list(tensors)[:9]:
-            del tensors[key]
-
-    with pytest.raises(WeightsNotFound, match="and 3 more"):
-        load(saved(tmp_path, "eagle", half), "eagle")
-
-
-def test_a_bias_that_the_configuration_denies_is_named(tmp_path):
-    def deny(config, tensors):
-        config["bias"] = False
-
-    with pytest.raises(WeightsNotFound, match=r"unknown: fc\.bias"):
-        load(saved(tmp_path, "eagle", deny), "eagle")
+def test_what_is_not_read_here_is_named(tmp_path, family, change, message, error):
+    with pytest.raises(error, match=message):
+        load(saved(tmp_path, family, change), family)
 
 
 @pytest.mark.parametrize("family", ["medusa", "hydra", "eagle", "eagle3"])
 def test_a_head_of_another_target_is_refused(tmp_path, family):
-    other = tiny_heads.target(hidden=16)
+    head = load(saved(tmp_path, family), family)
+    assert not head.training and not any(p.requires_grad for p in head.parameters())
     with pytest.raises(WeightsNotFound, match="this target"):
-        load(saved(tmp_path, family), family, other)
-
-
-def test_a_draft_vocabulary_of_another_target_is_refused(tmp_path):
-    with pytest.raises(WeightsNotFound, match="below the target's 20"):
-        load(saved(tmp_path, "eagle3"), "eagle3", tiny_heads.target(vocab=20))
-
-
-# -- files -----------------------------------------------------------------------------------------
-
-
-def test_a_missing_folder_says_what_to_name(tmp_path):
-    with pytest.raises(WeightsNotFound, match=r"no such folder.*model\.safetensors"):
-        load(tmp_path / "none", "eagle")
-
-
-@pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_damaged_configuration_is_named(tmp_path, text):
-    saved(tmp_path, "eagle")
-    (tmp_path / "config.json").write_text(text, encoding="utf-8")
-    with pytest.raises(WeightsNotFound, match=r"config\.json"):
-        load(tmp_path, "eagle")
-
-
-@pytest.mark.parametrize("family", ["eagle", "eagle3"])
-def test_a_damaged_file_is_named(tmp_path, family):
-    name = LOADERS[family][1]
-    saved(tmp_path, family)
-    (tmp_path / name).write_bytes(b"no weights")
-    with pytest.raises(WeightsNotFound, match=f"{name} is damaged"):
-        load(tmp_path, family)
-
-
-def test_a_file_that_would_run_code_is_refused(tmp_path):
-    saved(tmp_path, "eagle")
-    torch.save({"fc.weight": Unsafe()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(WeightsNotFound, match="more than weights"):
-        load(tmp_path, "eagle")
+        load(tmp_path, family, tiny_heads.target(hidden=16))
+    if family == "eagle3":
+        with pytest.raises(WeightsNotFound, match="below the target's 20"):
+            load(tmp_path, family, tiny_heads.target(vocab=20))
 
 
 class Unsafe:
@@ -132,19 +113,26 @@ class Unsafe:
         return (print, ("run",))
 
 
-def test_a_file_of_no_tensors_is_refused(tmp_path):
-    saved(tmp_path, "eagle")
-    torch.save([1, 2], tmp_path / "pytorch_model.bin")
-    with pytest.raises(WeightsNotFound, match="does not hold named tensors"):
-        load(tmp_path, "eagle")
-
-
-def test_numbers_that_no_head_has_are_refused(tmp_path):
-    def spoil(config, tensors):
-        tensors["fc.weight"][0, 0] = torch.nan
-
-    with pytest.raises(WeightsNotFound, match=r"fc\.weight is not finite"):
-        load(saved(tmp_path, "eagle", spoil), "eagle")
+@pytest.mark.parametrize("family", ["eagle", "eagle3"])
+def test_a_damaged_folder_is_refused(tmp_path, family):
+    name = LOADERS[family][1]
+    with pytest.raises(WeightsNotFound, match=r"no such folder.*model\.safetensors"):
+        load(tmp_path / "none", family)
+    saved(tmp_path, family)
+    (tmp_path / name).write_bytes(b"no weights")
+    with pytest.raises(WeightsNotFound, match=f"{name} is damaged"):
+        load(tmp_path, family)
+    if family == "eagle":
+        torch.save({"fc.weight": Unsafe()}, tmp_path / name)
+        with pytest.raises(WeightsNotFound, match="more than weights"):
+            load(tmp_path, family)
+        torch.save([1, 2], tmp_path / name)
+        with pytest.raises(WeightsNotFound, match="does not hold named tensors"):
+            load(tmp_path, family)
+    for text in ("{", "[]"):
+        (tmp_path / "config.json").write_text(text, encoding="utf-8")
+        with pytest.raises(WeightsNotFound, match=r"config\.json"):
+            load(tmp_path, family)
 
 
 # -- Medusa and Hydra ------------------------------------------------------------------------------
@@ -180,47 +168,16 @@ def test_matrices_kept_as_bytes_are_read(tmp_path, family):
         load(tmp_path, family)
 
 
-def test_shared_blocks_that_differ_are_refused(tmp_path):
-    def part(config, tensors):
-        tensors["hydra_mlp.0.5.linear.bias"] = tensors["hydra_mlp.0.5.linear.bias"] + 1
-
-    with pytest.raises(WeightsNotFound, match=r"hydra_mlp\.0\.5\.linear\.bias as another"):
-        load(saved(tmp_path, "hydra", part), "hydra")
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("hydra_head_arch", "cross-attention"),
-        ("grounded_heads", False),
-        ("hidden_state_offset", 1),
-        ("hydra_num_layers", None),
-    ],
-)
-def test_another_hydra_is_refused(tmp_path, key, value):
-    def change(config, tensors):
-        config[key] = value
-
-    with pytest.raises(WeightsNotFound, match=key):
-        load(saved(tmp_path, "hydra", change), "hydra")
-
-
 # -- EAGLE -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["eagle", "eagle3", "speculators"])
-def test_a_copy_of_the_targets_embedding_is_not_kept(tmp_path, family, caplog):
-    copy = tiny_heads.target().embedding.half().double()
-    saved(tmp_path, family, lambda c, tensors: tensors.update({"embed_tokens.weight": copy}))
-    assert load(tmp_path, family).embedding is None
+def test_an_embedding_is_used_where_it_is_no_copy_of_the_targets(tmp_path, family, caplog):
+    copy = {"embed_tokens.weight": tiny_heads.target().embedding.half().double()}
+    assert load(saved(tmp_path, family, put(**copy)), family).embedding is None
     assert not caplog.records
-
-
-@pytest.mark.parametrize("family", ["eagle", "eagle3", "speculators"])
-def test_an_embedding_of_its_own_is_used(tmp_path, family, caplog):
     own = torch.randn(tiny_heads.VOCAB, tiny_heads.HIDDEN, dtype=torch.float64)
-    saved(tmp_path, family, lambda c, tensors: tensors.update({"embed_tokens.weight": own}))
-    head = load(tmp_path, family)
+    head = load(saved(tmp_path, family, put(**{"embed_tokens.weight": own})), family)
     parity.close(head.embedding, own)
     assert "its own is used" in caplog.text
     width = tiny_heads.HIDDEN * (1 if family == "eagle" else 3)
@@ -251,14 +208,6 @@ def test_a_head_wider_than_its_target_needs_its_own_embedding(tmp_path):
     head = load(saved(tmp_path, "eagle3", whole), "eagle3", small)
     head.reserve(4, 1)
     assert head.catch_up(torch.tensor([1]), torch.ones(1, 24).double()).shape == (1, 12)
-
-
-def test_ids_in_the_place_of_offsets_are_refused(tmp_path):
-    def confuse(config, tensors):
-        tensors["d2t"] = tensors["t2d"].nonzero()[:, 0]
-
-    with pytest.raises(WeightsNotFound, match="added to the head's id"):
-        load(saved(tmp_path, "eagle3", confuse), "eagle3")
 
 
 @pytest.mark.parametrize("kept", ["d2t", "t2d"])
@@ -307,21 +256,6 @@ def test_a_residual_that_is_not_named_is_taken_as_normed(tmp_path, caplog):
                 "speculators")  # fmt: skip
     assert head.config.norm_before_residual
     assert "norm_before_residual is missing" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"speculators_model_type": "eagle"}, "not eagle3"),
-        ({"transformer_layer_config": None}, "transformer_layer_config"),
-        ({"transformer_layer_config": {"model_type": "gemma"}}, "llama and qwen3"),
-        ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
-    ],
-)
-def test_another_speculator_is_refused(tmp_path, change, message):
-    saved(tmp_path, "speculators", lambda config, tensors: config.update(change))
-    with pytest.raises(ConfigurationError, match=message):
-        load(tmp_path, "speculators")
 
 
 # -- the layer's configuration ---------------------------------------------------------------------
