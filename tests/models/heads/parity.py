@@ -38,13 +38,13 @@ def close(ours, plain):
     torch.testing.assert_close(ours, torch.as_tensor(plain), **EXACT)
 
 
-def steps(head, width, seed, vocab=tiny_heads.VOCAB, n_steps=2):
+def steps(head, width, vocab=tiny_heads.VOCAB, n_steps=2):
     """Steps: rows committed, then a tree of two levels grown on them.
 
     Yields ids and states of all rows so far, the rows' guessed features, and the nodes: their ids
     from the root down with the guessed feature of each.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     head.reserve(max_len=24, max_nodes=6)
     ids, states = torch.empty(0, dtype=torch.int64), torch.empty(0, width, dtype=torch.float64)
     for step in range(n_steps):
@@ -62,40 +62,34 @@ def steps(head, width, seed, vocab=tiny_heads.VOCAB, n_steps=2):
         yield ids, states, rows, list(zip(paths, torch.cat([first, second]), strict=True))
 
 
-def check_eagle(folder, seeds=range(1), save=True, **options):
+def check_eagle(folder, **options):
     config, tensors = made = tiny_heads.eagle(**options)
-    if save:
-        saved(folder, "eagle", made=made)
     target = tiny_heads.target()
-    head = load(folder, "eagle", target)
-    for seed in seeds:
-        for ids, states, rows, nodes in steps(head, tiny_heads.HIDDEN, seed):
-            for path, feature in nodes[::3]:
-                plain = plain_heads.eagle(tensors, target.embedding, config, ids, states, path)
-                close(feature, plain[-1])
-                close(head.logits(feature), target.head @ plain[-1])
-                close(rows, torch.stack(plain[: len(ids)])[-len(rows) :])
+    head = load(saved(folder, "eagle", made=made), "eagle", target)
+    for ids, states, rows, nodes in steps(head, tiny_heads.HIDDEN):
+        for path, feature in nodes[::3]:
+            plain = plain_heads.eagle(tensors, target.embedding, config, ids, states, path)
+            close(feature, plain[-1])
+            close(head.logits(feature), target.head @ plain[-1])
+            close(rows, torch.stack(plain[: len(ids)])[-len(rows) :])
 
 
-def check_eagle3(folder, made, seeds=range(1)):
+def check_eagle3(folder, made):
     config, tensors = made
     target = tiny_heads.target()
     head = load(saved(folder, "eagle3", made=made), "eagle3", target)
     width = tensors["fc.weight"].shape[1]
-    for seed in seeds:
-        for ids, states, rows, nodes in steps(head, width, seed):
-            for path, feature in nodes[::3]:
-                plain, logits = plain_heads.eagle3(
-                    tensors, target.embedding, config, ids, states, path
-                )
-                close(feature, plain[-1])
-                close(head.logits(feature), logits[-1])
-                close(rows, torch.stack(plain[: len(ids)])[-len(rows) :])
+    for ids, states, rows, nodes in steps(head, width):
+        for path, feature in nodes[::3]:
+            plain, logits = plain_heads.eagle3(tensors, target.embedding, config, ids, states, path)
+            close(feature, plain[-1])
+            close(head.logits(feature), logits[-1])
+            close(rows, torch.stack(plain[: len(ids)])[-len(rows) :])
     own = torch.arange(tiny_heads.DRAFT_VOCAB)
     close(head.to_target_ids(own), tensors["t2d"].nonzero()[:, 0])
 
 
-def check_hydra(folder, arch, seeds=range(1), own=True):
+def check_hydra(folder, arch, own=True):
     config, tensors = tiny_heads.hydra(arch)
     if not own:
         tensors = {key: w for key, w in tensors.items() if not key.startswith("hydra_lm_head.")}
@@ -103,25 +97,24 @@ def check_hydra(folder, arch, seeds=range(1), own=True):
     head = load(saved(folder, "hydra", made=(config, tensors)), "hydra", target)
     prefixed = arch == "prefix-mlp"
     numbers = [1, 3, 5] if prefixed else [0, 1, 2]
-    for seed in seeds:
-        generator = torch.Generator().manual_seed(seed)
-        head.reserve(20)
-        states = torch.empty(0, tiny_heads.HIDDEN, dtype=torch.float64)
-        for n in (3, 1, 2):
-            new = torch.randn(n, tiny_heads.HIDDEN, dtype=torch.float64, generator=generator)
-            states = torch.cat([states, new])
-            prefix = head.catch_up(new)
-            plain = states[-1]
-            if prefixed:
-                plain = plain_heads.hydra_prefix(tensors, states, tiny_heads.LAYER)
-            close(prefix, plain)
-            for depth in range(3):
-                paths = torch.randint(tiny_heads.VOCAB, (2, depth + 1), generator=generator)
-                logits = [
-                    plain_heads.hydra(tensors, plain, path, target.embedding, numbers, target.head)
-                    for path in paths.tolist()
-                ]
-                close(head(prefix, paths), torch.stack(logits))
+    generator = torch.Generator().manual_seed(0)
+    head.reserve(20)
+    states = torch.empty(0, tiny_heads.HIDDEN, dtype=torch.float64)
+    for n in (3, 1, 2):
+        new = torch.randn(n, tiny_heads.HIDDEN, dtype=torch.float64, generator=generator)
+        states = torch.cat([states, new])
+        prefix = head.catch_up(new)
+        plain = states[-1]
+        if prefixed:
+            plain = plain_heads.hydra_prefix(tensors, states, tiny_heads.LAYER)
+        close(prefix, plain)
+        for depth in range(3):
+            paths = torch.randint(tiny_heads.VOCAB, (2, depth + 1), generator=generator)
+            logits = [
+                plain_heads.hydra(tensors, plain, path, target.embedding, numbers, target.head)
+                for path in paths.tolist()
+            ]
+            close(head(prefix, paths), torch.stack(logits))
 
 
 def check_medusa(folder, n_blocks, own):

@@ -60,236 +60,150 @@ def test_a_sliding_window_hides_what_is_behind_it(tmp_path):
 
 # -- mistakes of published loaders, each planted ------------------------------------------------
 
-
-def planted(monkeypatch, owner, name, make):
-    monkeypatch.setattr(owner, name, make(getattr(owner, name)))
-
-
-def added_input_norm(patch):
-    def make(init):
-        def changed(self, shape, *, input_norm=True, layer=0):
-            init(self, shape, input_norm=input_norm, layer=layer)
-            if not input_norm:
-                self.input_layernorm = nn.RMSNorm(shape.hidden_size, elementwise_affine=False)
-
-        return changed
-
-    planted(patch, decoder.DecoderLayer, "__init__", make)
+CHECKS = {
+    "medusa": lambda folder: parity.check_medusa(folder, n_blocks=2, own=True),
+    "hydra": lambda folder: parity.check_hydra(folder, "prefix-mlp"),
+    "eagle": parity.check_eagle,
+    "eagle3": lambda folder: parity.check_eagle3(folder, tiny_heads.eagle3()),
+}
+MISTAKES = []
 
 
-def added_final_norm(patch):
-    norm = nn.RMSNorm(tiny_heads.HIDDEN, elementwise_affine=False)
-    planted(patch, eagle.EagleHead, "logits", lambda logits: lambda self, x: logits(self, norm(x)))
+def mistake(owner, name, *families):
+    """Register what stands in for ``owner.name``, and gets the right one first."""
+
+    def register(wrong):
+        named = [pytest.param(f, owner, name, wrong, id=f"{f}-{wrong.__name__}") for f in families]
+        MISTAKES.extend(named)
+        return wrong
+
+    return register
 
 
-def lost_residual(patch):
-    planted(patch, decoder.DecoderLayer, "forward",
-            lambda _: lambda self, x, rows: self.mlp(self.post_attention_layernorm(
-                x + self.self_attn(self.input_layernorm(x), rows))))  # fmt: skip
+@mistake(decoder.DecoderLayer, "__init__", "eagle")
+def added_input_norm(init, self, shape, *, input_norm=True, layer=0):
+    init(self, shape, input_norm=input_norm, layer=layer)
+    if not input_norm:
+        self.input_layernorm = nn.RMSNorm(shape.hidden_size, elementwise_affine=False)
 
 
-def skipped_first_entry(patch):
-    def make(catch_up):
-        def changed(self, ids, features):
-            if self.cache.length:
-                return catch_up(self, ids, features)
-            out = catch_up(self, ids[1:], features[1:])
-            return torch.cat([out[:1], out])
-
-        return changed
-
-    planted(patch, eagle.EagleHead, "catch_up", make)
+@mistake(eagle.EagleHead, "logits", "eagle")
+def added_final_norm(logits, self, x):
+    return logits(self, nn.functional.rms_norm(x, x.shape[-1:]))
 
 
-def kept_guessed_entries(patch):
-    def make(committed_rows):
-        def changed(self, n):
-            if self._cache.retained:
-                self._cache.commit(None, 1)  # the first guessed node's
-            return committed_rows(self, n)
-
-        return changed
-
-    planted(patch, decoder.RowCache, "committed_rows", make)
+@mistake(decoder.DecoderLayer, "forward", "eagle", "hydra")
+def lost_residual(_, self, x, rows):
+    return self.mlp(
+        self.post_attention_layernorm(x + self.self_attn(self.input_layernorm(x), rows))
+    )
 
 
-def features_of_the_next_token(patch):
-    planted(patch, eagle.EagleHead, "catch_up",
-            lambda catch_up: lambda self, ids, f: catch_up(self, ids, f.roll(-1, 0)))  # fmt: skip
+@mistake(eagle.EagleHead, "catch_up", "eagle")
+def skipped_first_entry(catch_up, self, ids, features):
+    if self.cache.length:
+        return catch_up(self, ids, features)
+    out = catch_up(self, ids[1:], features[1:])
+    return torch.cat([out[:1], out])
 
 
-def swapped_inputs(patch):
-    real = torch.cat
-    patch.setattr(eagle.torch, "cat", lambda xs, dim=0: real(xs[::-1] if dim == -1 else xs, dim))
+@mistake(decoder.RowCache, "committed_rows", "eagle")
+def kept_guessed_entries(committed_rows, self, n):
+    if self._cache.retained:
+        self._cache.commit(None, 1)  # the first guessed node's
+    return committed_rows(self, n)
 
 
-def another_theta(patch):
-    planted(patch, layer_shape, "_rope", lambda _: lambda config, where: (10000.0, None))
+@mistake(eagle.EagleHead, "catch_up", "eagle")
+def features_of_the_next_token(catch_up, self, ids, features):
+    return catch_up(self, ids, features.roll(-1, 0))
 
 
-def node_position_one_on(patch):
-    def make(rows):
-        def changed(self, positions, visible, parents=None, keys=None):
-            moved = positions if parents is None else positions + 1
-            return rows(self, moved, visible, parents, keys)
-
-        return changed
-
-    planted(patch, decoder.RowCache, "_rows", make)
+@mistake(torch, "cat", "eagle")
+def swapped_inputs(cat, parts, dim=0):
+    return cat(parts[::-1] if dim == -1 else parts, dim)
 
 
-def siblings_seen(patch):
-    def make(rows):
-        def changed(self, positions, visible, parents=None, keys=None):
-            seen = visible if parents is None else torch.ones_like(visible)
-            return rows(self, positions, seen, parents, keys)
-
-        return changed
-
-    planted(patch, decoder.RowCache, "_rows", make)
+@mistake(layer_shape, "_rope", "eagle", "eagle3", "hydra")
+def another_theta(_, config, where):
+    return 10000.0, None
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        added_input_norm,
-        added_final_norm,
-        lost_residual,
-        skipped_first_entry,
-        kept_guessed_entries,
-        features_of_the_next_token,
-        swapped_inputs,
-        another_theta,
-        node_position_one_on,
-        siblings_seen,
-    ],
-    ids=lambda mistake: mistake.__name__,
-)
-def test_a_mistake_in_eagle_does_not_pass(tmp_path, monkeypatch, mistake):
-    parity.check_eagle(tmp_path)
-    mistake(monkeypatch)
-    with pytest.raises(AssertionError, match="not close"):
-        parity.check_eagle(tmp_path, save=False)
+@mistake(decoder.RowCache, "_rows", "eagle", "eagle3")
+def node_position_one_on(rows, self, positions, visible, parents=None, keys=None):
+    return rows(self, positions + (parents is not None), visible, parents, keys)
 
 
-def normed_residual(patch):
-    def make(init):
-        def changed(self, shape, *, norm_before_residual):
-            init(self, shape, norm_before_residual=True)
-
-        return changed
-
-    planted(patch, eagle3.JoiningLayer, "__init__", make)
+@mistake(decoder.RowCache, "_rows", "eagle")
+def siblings_seen(rows, self, positions, visible, parents=None, keys=None):
+    seen = visible if parents is None else torch.ones_like(visible)
+    return rows(self, positions, seen, parents, keys)
 
 
-def normed_feedback(patch):
-    planted(patch, eagle3.Eagle3Head, "_run",
-            lambda run: lambda self, *rows: self.norm(run(self, *rows)))  # fmt: skip
+@mistake(eagle3.JoiningLayer, "__init__", "eagle3")
+def normed_residual(init, self, shape, *, norm_before_residual):
+    init(self, shape, norm_before_residual=True)
 
 
-def norm_before_lm_head_missing(patch):
-    patch.setattr(eagle3.Eagle3Head, "logits", lambda self, x: self.lm_head(x))
+@mistake(eagle3.Eagle3Head, "_run", "eagle3")
+def normed_feedback(run, self, *rows):
+    return self.norm(run(self, *rows))
 
 
-def states_from_the_top(patch):
-    planted(patch, eagle3.Eagle3Head, "_feature", lambda join: lambda self, x: join(
-        self, torch.cat(x.chunk(3, dim=-1)[::-1], dim=-1)))  # fmt: skip
+@mistake(eagle3.Eagle3Head, "logits", "eagle3")
+def norm_before_lm_head_missing(_, self, x):
+    return self.lm_head(x)
 
 
-def offsets_as_ids(patch):
-    patch.setattr(eagle3, "_target_ids", lambda found, draft, vocab: found.tensors["d2t"])
+@mistake(eagle3.Eagle3Head, "_feature", "eagle3")
+def states_from_the_top(join, self, x):
+    return join(self, torch.cat(x.chunk(3, dim=-1)[::-1], dim=-1))
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        normed_residual,
-        normed_feedback,
-        norm_before_lm_head_missing,
-        states_from_the_top,
-        offsets_as_ids,
-        another_theta,
-        node_position_one_on,
-    ],
-    ids=lambda mistake: mistake.__name__,
-)
-def test_a_mistake_in_eagle3_does_not_pass(tmp_path, monkeypatch, mistake):
-    mistake(monkeypatch)
+@mistake(eagle3, "_target_ids", "eagle3")
+def offsets_as_ids(_, found, draft, vocab):
+    return found.tensors["d2t"]
+
+
+@mistake(hydra_heads.PrefixLayer, "__init__", "hydra")
+def no_final_norm(init, self, shape):
+    init(self, shape)
+    self.norm.forward = lambda x: x * self.norm.weight
+
+
+@mistake(hydra_heads.HydraHeads, "forward", "hydra")
+def path_from_the_node_up(forward, self, prefix, paths):
+    return forward(self, prefix, paths.flip(1))
+
+
+@mistake(hydra_heads.HydraHead, "__init__", "hydra")
+def first_residual_dropped(init, self, depth, hidden, vocab, n_blocks):
+    init(self, depth, hidden, vocab, n_blocks)
+    self.first_residual.forward = lambda z: 0 * z[:, :hidden]
+
+
+@mistake(hydra_heads.HydraHead, "__init__", "hydra")
+def block_run_once(init, self, *sizes):
+    init(self, *sizes)
+    self._repeats = 1
+
+
+@mistake(medusa.MedusaHeads, "forward", "medusa")
+def heads_in_another_order(forward, self, x, n_heads=None):
+    return forward(self, x).roll(1, dims=1)[:, :n_heads]
+
+
+@mistake(medusa.MedusaHeads, "forward", "medusa")
+def norm_before_the_block(forward, self, x, n_heads=None):
+    return forward(self, nn.functional.rms_norm(x, x.shape[-1:]), n_heads)
+
+
+@pytest.mark.parametrize(("family", "owner", "name", "wrong"), MISTAKES)
+def test_a_mistake_does_not_pass(tmp_path, monkeypatch, family, owner, name, wrong):
+    right = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args, **options: wrong(right, *args, **options))
     with pytest.raises(AssertionError, match=r"not close|not equal"):
-        parity.check_eagle3(tmp_path, tiny_heads.eagle3())
-
-
-def no_final_norm(patch):
-    planted(patch, hydra_heads.PrefixLayer, "__init__", lambda init: lambda self, shape: (
-        init(self, shape), setattr(self, "norm", Unnormed(shape.hidden_size)))[0])  # fmt: skip
-
-
-class Unnormed(nn.RMSNorm):
-    def forward(self, x):
-        return x * self.weight
-
-
-def path_from_the_node_up(patch):
-    planted(patch, hydra_heads.HydraHeads, "forward",
-            lambda forward: lambda self, g, paths: forward(self, g, paths.flip(1)))  # fmt: skip
-
-
-def first_residual_dropped(patch):
-    def make(init):
-        def changed(self, depth, hidden, vocab, n_blocks):
-            init(self, depth, hidden, vocab, n_blocks)
-            self.first_residual.forward = lambda z: 0 * z[:, :hidden]
-
-        return changed
-
-    planted(patch, hydra_heads.HydraHead, "__init__", make)
-
-
-def block_run_once(patch):
-    planted(patch, hydra_heads.HydraHead, "__init__", lambda init: lambda self, d, h, v, n: (
-        init(self, d, h, v, n), setattr(self, "_repeats", 1))[0])  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        no_final_norm,
-        path_from_the_node_up,
-        first_residual_dropped,
-        block_run_once,
-        another_theta,
-        lost_residual,
-    ],
-    ids=lambda mistake: mistake.__name__,
-)
-def test_a_mistake_in_hydra_does_not_pass(tmp_path, monkeypatch, mistake):
-    mistake(monkeypatch)
-    with pytest.raises(AssertionError, match="not close"):
-        parity.check_hydra(tmp_path, "prefix-mlp")
-
-
-def heads_in_another_order(patch):
-    def make(forward):
-        return lambda self, x, n_heads=None: forward(self, x).roll(1, dims=1)[:, :n_heads]
-
-    planted(patch, medusa.MedusaHeads, "forward", make)
-
-
-def norm_before_the_block(patch):
-    norm = nn.RMSNorm(tiny_heads.HIDDEN, elementwise_affine=False)
-    planted(patch, medusa.MedusaHeads, "forward",
-            lambda forward: lambda self, x, n=None: forward(self, norm(x), n))  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "mistake",
-    [heads_in_another_order, norm_before_the_block],
-    ids=lambda mistake: mistake.__name__,
-)
-def test_a_mistake_in_medusa_does_not_pass(tmp_path, monkeypatch, mistake):
-    mistake(monkeypatch)
-    with pytest.raises(AssertionError, match="not close"):
-        parity.check_medusa(tmp_path, n_blocks=2, own=True)
+        CHECKS[family](tmp_path)
 
 
 # -- edges -----------------------------------------------------------------------------------------
