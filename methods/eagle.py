@@ -43,9 +43,9 @@ from specbench.decoding.structs import (
     DraftTree,
 )
 from specbench.index.head_tree import FixedTreeDrafter
-from specbench.models.heads import eagle, eagle3, layer_ids
+from specbench.models.heads import eagle, eagle3
+from specbench.models.heads.checkpoint import ends_of
 from specbench.models.heads.decoder import FeatureHead
-from specbench.models.heads.short_list import ends_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -281,7 +281,7 @@ class Eagle3(_Grown):
             self._head.reserve(len(ids), 1)
             self._reserved = 0  # the cache was made for this text
             here = [rows.to(self._device) for rows in states]
-            layer_ids.check(self._head, here, to_device(ids, self._device), self._layers)
+            eagle3.checked_ids(self._head, here, to_device(ids, self._device), self._layers)
 
     def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
         head = eagle3.load(
@@ -292,5 +292,5 @@ class Eagle3(_Grown):
             layer_ids=tuple(self.layer_ids) if self.layer_ids else None,
         )
         if head.config.joins_states:
-            self._layers = head.config.layer_ids or layer_ids.default_ids(target.n_layers)
+            self._layers = head.config.layer_ids or eagle3.default_ids(target.n_layers)
         return head

@@ -26,7 +26,7 @@ from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
 from specbench.index.head_tree import FixedTreeDrafter
 from specbench.index.static_tree import require_heads
 from specbench.models.heads import hydra_heads
-from specbench.models.heads.short_list import ends_of
+from specbench.models.heads.checkpoint import ends_of
 
 
 @dataclass(kw_only=True, eq=False)

@@ -28,7 +28,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftConte
 from specbench.index.head_tree import FixedTreeDrafter
 from specbench.index.static_tree import require_heads
 from specbench.models.heads import medusa
-from specbench.models.heads.short_list import ends_of
+from specbench.models.heads.checkpoint import ends_of
 
 _ROWS_AHEAD = 64  # of the vocabulary's size each
 

@@ -12,8 +12,8 @@ from runners.session.session import Session
 from specbench.config.schema import RECORD_STATES, ModelConfig
 from specbench.decoding.structs import AFTER_FINAL_NORM
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
+from specbench.models.heads import eagle3
 from specbench.models.heads import folder as head_folder
-from specbench.models.heads import layer_ids
 from specbench.replay import states
 from specbench.results import records
 from specbench.results.lines import candidates_line
@@ -105,5 +105,5 @@ def _of_heads(heads: Mapping[str, str], model: ModelConfig, n_layers: int) -> li
         if folder is None:
             log.info("pair.heads.%s is not here: what it reads is recorded by record_layers", name)
         else:
-            found += layer_ids.read_by(folder, n_layers)
+            found += eagle3.ids_read_by(folder, n_layers)
     return found

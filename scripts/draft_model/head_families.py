@@ -27,8 +27,7 @@ from specbench.decoding.protocols import TargetEmbeddings
 from specbench.models.heads import hydra_heads
 from specbench.models.heads.decoder import FeatureHead, RowCache
 from specbench.models.heads.eagle import EagleHead
-from specbench.models.heads.eagle3 import Eagle3Head
-from specbench.models.heads.eagle3_config import read_config
+from specbench.models.heads.eagle3 import Eagle3Head, read_config
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.heads.medusa import MedusaHeads
 
@@ -159,7 +158,7 @@ def _eagle3(teacher: Teacher, layers: tuple[int, ...], vocab: int) -> Pupil:
         "draft_vocab_size": len(ids),
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(layers)},
     }
-    read = read_config(config, frozenset(), "the head", rope_theta=None, layer_ids=None)
+    read = read_config(config, frozenset(), "the head")
     head = Eagle3Head(teacher.ends, read)
     head.target_ids = ids
 

@@ -3,6 +3,8 @@
 import numpy as np
 
 from specbench.decoding.engine import Engine
+from specbench.decoding.sampling import GREEDY
+from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from tests.decoding.table_models import TableDraft, TableTarget, table
 
@@ -19,3 +21,12 @@ def pair(seed=0, noise=0.0, room=10**6, vocab_size=VOCAB):
     """A target, and a draft that is it but for some noise."""
     logits = table(seed, vocab_size, 3.0)
     return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, vocab_size), room)
+
+
+def ready(drafter, draft, target=None, sampling=GREEDY, eos=frozenset()):
+    """The drafter, set up with a draft model and empty."""
+    drafter.setup(
+        DraftContext(draft.vocab_size, eos, sampling=sampling, target=target, draft_model=draft)
+    )
+    drafter.reset()
+    return drafter

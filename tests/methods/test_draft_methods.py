@@ -1,5 +1,7 @@
 """Methods with a draft model leave greedy decoding untouched, whatever the draft is."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -14,11 +16,13 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import RejectionVerifier
+from specbench.models.draft.speed_ratio import latency_ratio
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
 from tests.contract import driver
 from tests.decoding.distributions import P_LEAST, worst_p
 from tests.decoding.test_engine import engine
+from tests.methods.table_turns import pair, ready, turn
 
 # Every method with a draft model, found by its needs, and variants of some.
 METHODS = driver.with_draft_model() | {
@@ -41,12 +45,6 @@ SELDOM_RIGHT = ("confidence", "opt_tree", "card_uncorrected")
 KINDS = ("itself", "stranger", "smaller", "reduced")
 
 
-def set_up(drafter: Drafter, draft, sampling: Sampling = Sampling()) -> Drafter:  # noqa: B008
-    drafter.setup(DraftContext(VOCAB, frozenset(), sampling=sampling, draft_model=draft))
-    drafter.reset()
-    return drafter
-
-
 def draft_of(kind: str, drafter: Drafter, architecture: str):
     """The target itself, a stranger, or one with a smaller or a reduced vocabulary."""
     if kind == "smaller":
@@ -63,17 +61,17 @@ def check_greedy(target, method: str, kind: str, architecture: str, rng, turns: 
     """Against plain decoding, serial and overlapped."""
     serial, threaded = engine(target, overlap="serial"), engine(target, overlap="thread")
     drafter = METHODS[method]()
-    set_up(drafter, draft_of(kind, drafter, architecture))
+    ready(drafter, draft_of(kind, drafter, architecture))
     committed = []
-    for turn in range(turns):  # the second one finds the first one's caches
+    for seed in range(turns):  # the second one finds the first one's caches
         prompt = rng.integers(0, VOCAB, int(rng.integers(1, 25)))
         expected = serial.decode(prompt, Drafter(name="plain"), max_new_tokens=24).output_ids
-        result = serial.decode(prompt, drafter, max_new_tokens=24, seed=turn)
+        result = serial.decode(prompt, drafter, max_new_tokens=24, seed=seed)
         assert result.output_ids == expected
         assert result.drafter["draft_forwards"] <= result.drafter["draft_tokens"]
         committed += result.committed_per_step
         if drafter.needs.overlap:
-            beside = threaded.decode(prompt, drafter, max_new_tokens=24, seed=turn)
+            beside = threaded.decode(prompt, drafter, max_new_tokens=24, seed=seed)
             assert beside.output_ids == expected
             assert beside.committed_per_step == result.committed_per_step
             assert beside.drafter == result.drafter
@@ -91,6 +89,65 @@ def test_greedy_output_is_plain_decoding(method, kind, make_target, rng):
     check_greedy(make_target(architecture), method, kind, architecture, rng, turns=2)
 
 
+OURS = {"cut_draft": False, "lost_bonus": False, "correct_rejected": True}
+ON_TABLES = [
+    *(partial(Card, **{"k": 4, "r": 3} | x) for x in ({}, {"correct": False}, {"max_depth": 5})),
+    partial(Card, k=1, r=1),
+    *(partial(Pearl, gamma=gamma) for gamma in (1, 2, 4)),
+    partial(Ouroboros, gamma=3, ngram=3, window=4, guesses=4),
+    partial(Ouroboros, gamma=1, ngram=3, window=4, guesses=4, topk=0),
+    partial(Ouroboros, gamma=3, ngram=2, window=1, guesses=1, topk=1),
+    partial(Ouroboros, gamma=6, ngram=5, window=4, guesses=4),
+    partial(Ouroboros, gamma=2, ngram=4, window=1, guesses=4),
+    partial(Ouroboros, gamma=3, ngram=3, window=4, guesses=4, **OURS),
+    partial(Ouroboros, gamma=2, ngram=5, window=4, guesses=4, **OURS),
+]
+
+
+@pytest.mark.parametrize("make", ON_TABLES, ids=lambda make: f"{make.func.__name__}{make.keywords}")
+@pytest.mark.parametrize("seed", range(2))
+def test_nothing_changes_the_text(make, seed):
+    """At any end: the limit, an end token, the draft's context; with nothing learnt, then some."""
+    for noise, room in ((0.0, 10**6), (1.0, 10**6), (0.5, 20)):
+        target, draft = pair(10 * seed, noise, room)
+        expected = turn(target, Drafter(name="ar"), n=50).output_ids
+        drafter = ready(make(), draft, target)
+        for overlap in ("serial", "thread"):
+            result = turn(target, drafter, n=50, overlap=overlap)
+            assert result.output_ids == expected
+            assert sum(result.committed_per_step) == 49  # no token beyond what was verified
+            assert max(result.drafted_per_step) <= drafter.needs.max_nodes
+        if make.func is Ouroboros:
+            assert max(draft.fed, default=0) <= drafter.needs.draft_nodes
+        end = expected[20]
+        stopped = turn(target, drafter, n=50, eos=frozenset({end}))
+        assert stopped.output_ids == expected[: expected.index(end) + 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "knob", "limit"),
+    [
+        (partial(Card, k=4, r="auto"), "r", 64),
+        (partial(Card, k=4, r="auto", max_depth=1), "r", 1),
+        (partial(Pearl, gamma="auto"), "gamma", 64),
+    ],
+)
+@pytest.mark.parametrize("room", ["of its own", "of a union"])
+def test_the_ratio_of_speeds_can_be_measured(make, knob, limit, room, make_target):
+    """In a union the common tree may be smaller than the chain that is timed."""
+    drafter = make()
+    target = make_target(max_nodes=drafter.needs.max_nodes if room == "of its own" else 2)
+    draft = tiny_draft(drafter.needs)
+    ratio = partial(latency_ratio, target, draft, {})
+    drafter.setup(
+        DraftContext(VOCAB, frozenset(), target=target, draft_model=draft, latency_ratio=ratio)
+    )
+    if knob == "r":
+        drafter.begin(None)
+    assert 1 <= drafter.report()[knob] <= limit
+    assert target.cache.length == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", METHODS)
@@ -103,7 +160,7 @@ def test_greedy_output_for_every_architecture(architecture, method, kind, make_t
 def test_sampled_output_does_not_depend_on_the_overlap(method, make_target, rng):
     sampling = Sampling(1.1, top_p=0.95)
     drafter = METHODS[method]()
-    set_up(drafter, draft_of("itself", drafter, "llama"), sampling)
+    ready(drafter, draft_of("itself", drafter, "llama"), sampling=sampling)
     prompt = rng.integers(0, VOCAB, 9)
     for seed in range(2):
         results = []
@@ -117,7 +174,7 @@ def test_sampled_output_does_not_depend_on_the_overlap(method, make_target, rng)
 
 def test_the_cost_of_a_perfect_draft(make_target, rng):
     """Of gamma tokens a step, one pass catches up (two tokens) and gamma - 1 add one each."""
-    drafter = set_up(Sps(gamma=3), tiny_draft(Sps(gamma=3).needs, seed=0))
+    drafter = ready(Sps(gamma=3), tiny_draft(Sps(gamma=3).needs, seed=0))
     result = engine(make_target()).decode(rng.integers(0, VOCAB, 9), drafter, max_new_tokens=21)
     assert result.committed_per_step == [4] * 5
     # The first step's catching up is the prompt's own pass.
@@ -131,7 +188,7 @@ def test_the_cost_of_a_perfect_draft(make_target, rng):
 
 def test_drafts_beyond_the_drafts_context_are_not_made(make_target, rng):
     draft = tiny_draft(Sps(gamma=3).needs, seed=0, context_length=16)
-    drafter = set_up(Sps(gamma=3), draft)
+    drafter = ready(Sps(gamma=3), draft)
     loop = engine(make_target())
     for n_prompt in (9, 30):
         prompt = rng.integers(0, VOCAB, n_prompt)
@@ -149,7 +206,7 @@ def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
     """Node i is drawn from the draft's processed distribution behind text and nodes before it."""
     for options in ({}, {"vocab_size": 17, "id_map": np.array([-1, *range(2, VOCAB, 3)])}):
         draft = tiny_draft(Sps(gamma=4).needs, target_vocab=VOCAB, **options)
-        drafter = set_up(Sps(gamma=4), draft, sampling)
+        drafter = ready(Sps(gamma=4), draft, sampling=sampling)
         fresh = tiny_draft(Sps(gamma=4).needs, target_vocab=VOCAB, **options)
         state = DecodeState(rng.integers(0, VOCAB, 7), 40, seed=3)
         state.commit(np.array([5]))
@@ -170,7 +227,7 @@ def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
 
 
 def test_the_heuristic_starts_anew_after_a_reset(make_target, rng):
-    drafter = set_up(METHODS["heuristic"](), tiny_draft(METHODS["heuristic"]().needs, seed=0))
+    drafter = ready(METHODS["heuristic"](), tiny_draft(METHODS["heuristic"]().needs, seed=0))
     loop = engine(make_target())
     prompt = rng.integers(0, VOCAB, 9)
     first = loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step
@@ -204,7 +261,7 @@ def test_the_laws_of_three_tokens_are_the_targets(method, kept):
         draft = tiny_draft(
             drafter.needs, vocab_size=len(ids), target_vocab=vocab, max_len=32, id_map=ids
         )
-    set_up(drafter, draft, sampling)
+    ready(drafter, draft, sampling=sampling)
     loop = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset())
     length = 6 if method is Pearl else 3  # PEARL's first pass verifies nothing
     results = [

@@ -144,7 +144,7 @@ def states_before_the_final_norm(patch):
 
 
 def layers_one_off(patch):
-    patch.setattr("specbench.models.heads.layer_ids.default_ids", lambda n: (3, 5, 6))
+    patch.setattr("specbench.models.heads.eagle3.default_ids", lambda n: (3, 5, 6))
 
 
 def own_ids_as_the_target_s(patch):

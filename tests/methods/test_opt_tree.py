@@ -10,56 +10,21 @@ from hypothesis import strategies as st
 
 from methods.opt_tree import OptTree
 from specbench.decoding.sampling import GREEDY, Sampling
-from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
+from specbench.decoding.structs import DecodeState, StepOutcome
+from tests.decoding.table_models import TableDraft
+from tests.methods.table_turns import ready
 
 VOCAB = 5
 
 
-class TableDraft:
-    """Stands in for a draft model: the next token depends on the last two, by a table."""
-
-    forwards = tokens = 0
-
-    def __init__(self, seed: int, sharpness: float) -> None:
-        random = np.random.default_rng(seed)
-        self.logits = torch.from_numpy(random.normal(size=(VOCAB, VOCAB, VOCAB)) * sharpness)
-        self.kept: list[int] = []
-
-    def begin(self, tokens, seed=0):
-        self.forwards = self.tokens = 0
-
-    def free_rows(self, length):
-        return 100
-
-    def catch_up(self, tokens, *, own):
-        self.contexts = []
-        self.text = (int(tokens[-2]), int(tokens[-1]))
-        return self.logits[self.text]
-
-    def extend(self, tokens, parents, *, own):
-        self.forwards += 1
-        self.tokens += len(tokens)
-        for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
-            before = self.text if parent < 0 else self.contexts[parent]
-            self.contexts.append((before[1], token))
-        return torch.stack([self.logits[c] for c in self.contexts[-len(tokens) :]])
-
-    def to_target_ids(self, ids):
-        return ids
-
-    def commit_path(self, path):
-        self.kept = path.tolist()
-
-    def drop_nodes(self):
-        self.kept = []
-
-    def report(self):
-        return {"draft_forwards": self.forwards, "draft_tokens": self.tokens}
+def table_draft(seed, sharpness):
+    random = np.random.default_rng(seed)
+    logits = torch.from_numpy(random.normal(size=(VOCAB, VOCAB, VOCAB)) * sharpness)
+    return TableDraft(logits)
 
 
 def grow(draft, sampling=GREEDY, remaining=100, **knobs):
-    drafter = OptTree(**knobs)
-    drafter.setup(DraftContext(VOCAB, frozenset(), sampling=sampling, draft_model=draft))
+    drafter = ready(OptTree(**knobs), draft, sampling=sampling)
     state = DecodeState(np.array([1, 3]), remaining + 1)
     state.commit(np.array([2]))
     drafter.begin(state)
@@ -68,7 +33,7 @@ def grow(draft, sampling=GREEDY, remaining=100, **knobs):
 
 def path_scores(draft, depth, sampling=GREEDY):
     """``{path: product of its draft probabilities}`` for all paths up to ``depth``."""
-    distribution = draft.logits.softmax(-1) if sampling.greedy else sampling.probs(draft.logits)
+    distribution = draft.table.softmax(-1) if sampling.greedy else sampling.probs(draft.table)
     distribution = distribution.numpy()
     scores = {(): 1.0}
     for length in range(1, depth + 1):
@@ -93,7 +58,7 @@ def paths(tree):
     sampling=st.sampled_from([GREEDY, Sampling(0.7), Sampling(1.0, top_k=2), Sampling(1.3, 0.6)]),
 )
 def test_the_tree_is_the_best_of_all(seed, nodes, depth, sharpness, sampling):
-    draft = TableDraft(seed, sharpness)
+    draft = table_draft(seed, sharpness)
     drafter, tree, _ = grow(draft, sampling, nodes=nodes, max_depth=depth + 1, threshold=0.0)
     scores = path_scores(draft, depth, sampling)
     best = sorted(scores.values(), reverse=True)[:nodes]
@@ -121,7 +86,7 @@ def layers_of_the_paper(scores, nodes, threshold, max_depth):
     threshold=st.floats(0.0, 1.0),
 )
 def test_layers_are_added_as_long_as_they_pay(seed, nodes, sharpness, threshold):
-    draft = TableDraft(seed, sharpness)
+    draft = table_draft(seed, sharpness)
     drafter, _, _ = grow(draft, nodes=nodes, max_depth=5, threshold=threshold)
     depth, expected = layers_of_the_paper(path_scores(draft, 4), nodes, threshold, 4)
     assert draft.forwards == depth - 1
@@ -130,37 +95,38 @@ def test_layers_are_added_as_long_as_they_pay(seed, nodes, sharpness, threshold)
 
 
 def test_equal_scores_leave_no_orphans():
-    draft = TableDraft(0, 0.0)  # every path of a length is as likely as any other
+    draft = table_draft(0, 0.0)  # every path of a length is as likely as any other
     for nodes in range(1, 40):
         _, tree, _ = grow(draft, nodes=nodes, max_depth=4, threshold=0.0)
         assert len(tree) == nodes
         assert (tree.parents < np.arange(nodes)).all()
         # A certain draft gives parents and children the same score.
-    draft.logits[..., 1] = 100.0
+    draft.table[..., 1] = 100.0
     _, tree, _ = grow(draft, nodes=3, max_depth=7, threshold=0.0)
     assert paths(tree) == [(1,), (1, 1), (1, 1, 1)]
 
 
 def test_no_deeper_than_can_be_committed():
-    draft = TableDraft(0, 3.0)
+    draft = table_draft(0, 3.0)
     assert len(grow(draft, remaining=1, max_depth=4)[1]) == 0
     _, tree, _ = grow(draft, remaining=3, max_depth=4, threshold=0.0)
     assert max(map(len, paths(tree))) <= 2
 
 
 def test_accepted_nodes_stay_in_the_drafts_cache():
-    draft = TableDraft(3, 3.0)
+    draft = table_draft(3, 3.0)
     drafter, tree, state = grow(draft, nodes=10, max_depth=4, threshold=0.0)
     found = paths(tree)
     deepest = max(range(len(tree)), key=lambda i: len(found[i]))
     path = [found.index(found[deepest][: n + 1]) for n in range(len(found[deepest]))]
     drafter.observe(state, StepOutcome(tree, np.array(path), tree.tokens[path], None))
-    fed = [c[1] for c in (draft.contexts[i] for i in draft.kept)]
+    fed = draft.text[state.length :]
     assert fed == list(found[deepest][: len(fed)])
     assert len(fed) >= len(path) - 1
+    state.commit(np.append(tree.tokens[path], 0))
     drafter.propose(state)
     drafter.observe(state, StepOutcome(tree, np.array(path), tree.tokens[path], None))
-    assert draft.kept == []  # another tree than the last one
+    assert not draft.nodes  # another tree than the last one
 
 
 def published(scores, nodes, threshold, max_depth):
@@ -188,7 +154,7 @@ def test_trees_are_those_of_the_reference_code():
     for seed in range(400):
         nodes, max_depth = int(random.integers(2, 12)), int(random.integers(2, 6))
         threshold = float(random.uniform(0.0, 0.6))
-        draft = TableDraft(seed, float(random.uniform(0.5, 4.0)))
+        draft = table_draft(seed, float(random.uniform(0.5, 4.0)))
         _, tree, _ = grow(draft, nodes=nodes, max_depth=max_depth, threshold=threshold)
         expected = published(path_scores(draft, max_depth), nodes, threshold, max_depth)
         assert set(paths(tree)) == expected

@@ -4,68 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.ouroboros import Ouroboros, phrases_spoken
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
+from specbench.decoding.structs import DecodeState, StepOutcome
 from specbench.index.ngram_pool import NgramPool
 from tests.methods.lookahead_reference import PlainLookahead
-from tests.methods.table_turns import PROMPT, pair, turn
+from tests.methods.table_turns import PROMPT, pair, ready, turn
 
 
 def ouroboros(draft, eos=frozenset(), **knobs):
-    drafter = Ouroboros(**({"gamma": 3, "ngram": 3, "window": 4, "guesses": 4} | knobs))
-    drafter.setup(DraftContext(draft.vocab_size, eos, draft_model=draft))
-    return drafter
-
-
-OURS = {"cut_draft": False, "lost_bonus": False, "correct_rejected": True}
-KNOBS = [{}, {"gamma": 1, "topk": 0}, {"ngram": 2, "window": 1, "guesses": 1, "topk": 1}]
-KNOBS += [{"gamma": 6, "ngram": 5}, {"gamma": 2, "ngram": 4, "window": 1}]
-KNOBS += [OURS, {"gamma": 2, "ngram": 5, **OURS}]
-
-
-@pytest.mark.parametrize("knobs", KNOBS)
-@pytest.mark.parametrize("seed", range(2))
-def test_nothing_changes_the_text(knobs, seed):
-    for noise, room in ((0.0, 10**6), (1.0, 10**6), (0.5, 40)):
-        target, draft = pair(10 * seed, noise, room)
-        expected = turn(target, Drafter(name="ar"), n=60).output_ids
-        drafter = ouroboros(draft, **knobs)
-        for _ in range(2):  # cold, then with a pool
-            result = turn(target, drafter)
-            assert result.output_ids == expected
-            assert max(result.drafted_per_step) <= drafter.needs.max_nodes
-            assert max(draft.fed, default=0) <= drafter.needs.draft_nodes
-        end = expected[20]
-        stopped = turn(target, drafter, eos=frozenset({end}))
-        assert stopped.output_ids == expected[: expected.index(end) + 1]
-
-
-def test_the_draft_is_what_the_draft_model_says():
-    """Lookahead is lossless for the draft model too."""
-    target, draft = pair(noise=0.8)
-    drafter = ouroboros(draft)
-    chains = []
-    propose = drafter.propose
-
-    def spied(state):
-        tree = propose(state)
-        chains.append((state.tokens.tolist(), tree.tokens[tree.sources == 0].tolist()))
-        return tree
-
-    drafter.propose = spied
-    turn(target, drafter)
-    assert len(chains) > 5
-    for text, chain in chains[:-1]:
-        assert len(chain) >= 3
-        for token in chain:
-            assert token == int(draft.table[text[-2], text[-1]].argmax())
-            text.append(token)
-
-
-def test_a_perfect_draft_commits_whole_drafts():
-    target, draft = pair()
-    result = turn(target, ouroboros(draft, gamma=4), n=60)
-    assert all(count >= 5 for count in result.committed_per_step[:-1])
+    knobs = {"gamma": 3, "ngram": 3, "window": 4, "guesses": 4} | knobs
+    return ready(Ouroboros(**knobs), draft, eos=eos)
 
 
 def plain_ouroboros(text, n, draft_says, target_says, first_level, pool, knobs, end):
@@ -188,34 +135,6 @@ def test_a_warm_pool_saves_passes():
     assert warm.drafter["phrase_tokens"] > 0
 
 
-def test_the_tree_and_what_is_learnt_by_hand():
-    """A draft of two tokens, two phrases behind it; then what the target said of both."""
-    _, draft = pair()
-    drafter = ouroboros(draft, gamma=2, ngram=3, topk=2)
-    drafter._write = lambda state: np.array([5, 6])
-    pool = drafter._pool
-    pool.insert(np.array([[6, 0, 1], [6, 2, 3], [6, 4, 5], [7, 7, 7]]))
-    state = DecodeState(PROMPT, 20)
-    state.commit(np.array([2]))
-    drafter.begin(state)
-    tree = drafter.propose(state)
-    assert tree.tokens.tolist() == [5, 6, 4, 5, 2, 3]  # the newest phrase first
-    assert tree.parents.tolist() == [-1, 0, 1, 2, 1, 4]
-    assert tree.sources.tolist() == [0, 0, 1, 1, 1, 1]
-    # The target: 5 after the root, 6 after 5, 2 after 6; then 7, 0 along 4 5 and 3, 1 along 2 3.
-    draft.nodes = [[*draft.text, 2], [*draft.text, 2, 5]]
-    draft.text = [*draft.text, 2]
-    draft.nodes = [[*draft.text, 5]]
-    said = np.array([5, 6, 2, 7, 0, 3, 1])
-    # Of the phrase 2 3, 3 is no candidate: it is the target's own, and the 1 behind it is lost.
-    state.commit(np.array([5, 6, 2, 3]))
-    drafter._read, drafter._held = 4, 1
-    drafter.observe(state, StepOutcome(tree, np.array([0, 1, 4]), state.tokens[-4:], said))
-    assert pool.after(6).tolist() == [[0, 1], [2, 3], [2, 7]]
-    assert drafter.report()["phrase_tokens"] == 1
-    assert drafter._read == 5  # the root and the draft's first token
-
-
 @pytest.mark.parametrize("correct", [False, True])
 def test_phrases_behind_a_rejected_draft_stay_unless_asked(correct):
     _, draft = pair()
@@ -248,16 +167,6 @@ def test_what_is_lost_as_published_is_committed_where_asked():
     assert longest(lost_bonus=False) == (2, 6)
     assert longest(cut_draft=False)[0] == 4  # one token, then N - 1 at once
     assert longest(cut_draft=False, lost_bonus=False)[0] == 5
-
-
-def test_the_targets_words_on_a_rejected_draft_are_phrases():
-    #               0  1  2  3  4
-    draft = np.array([9, 4, 5, 6, 2])
-    said = np.array([4, 5, 7, 2, 3])
-    assert phrases_spoken(draft, said, 3).tolist() == [[9, 4, 5, 7]]
-    assert phrases_spoken(draft, said, 2).tolist() == [[9, 4, 5], [4, 5, 7], [6, 2, 3]]
-    assert phrases_spoken(draft, said, 1).tolist() == np.column_stack((draft, said)).tolist()
-    assert phrases_spoken(draft[:2], said[:2], 3).shape == (0, 4)
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(0, 12), length=st.integers(1, 4))

@@ -3,15 +3,7 @@ import pytest
 import torch
 
 from methods.sps import Sps
-from specbench.decoding.structs import DraftContext
-from tests.methods.table_turns import PROMPT, pair, turn
-
-
-def sps(draft, **knobs):
-    drafter = Sps(**knobs)
-    drafter.setup(DraftContext(draft.vocab_size, frozenset(), draft_model=draft))
-    drafter.reset()
-    return drafter
+from tests.methods.table_turns import PROMPT, pair, ready, turn
 
 
 def plain_assisted(text, n, draft, target, gamma, heuristic, confidence):
@@ -44,10 +36,8 @@ def test_steps_are_those_of_assisted_generation(heuristic, confidence, seed):
     """Greedy: 5 tokens at first with the heuristic, else 4 (Chen et al.)."""
     gamma = 5 if heuristic else 4
     target, draft = pair(10 * seed, noise=0.25 * seed, vocab_size=(8, 16)[seed % 2])
-    drafter = sps(
-        draft, gamma=gamma, confidence=confidence,
-        schedule="heuristic" if heuristic else "constant",
-    )  # fmt: skip
+    schedule = "heuristic" if heuristic else "constant"
+    drafter = ready(Sps(gamma=gamma, confidence=confidence, schedule=schedule), draft)
     for _ in range(2):
         drafter.reset()
         result = turn(target, drafter, n=100)
@@ -59,7 +49,7 @@ def test_steps_are_those_of_assisted_generation(heuristic, confidence, seed):
 
 def test_the_heuristic_goes_on_where_it_was_and_is_bounded():
     target, draft = pair()  # the draft is the target
-    drafter = sps(draft, gamma=5, schedule="heuristic", max_gamma=10)
+    drafter = ready(Sps(gamma=5, schedule="heuristic", max_gamma=10), draft)
     assert turn(target, drafter, n=40).drafted_per_step[:4] == [5, 7, 9, 10]
     assert turn(target, drafter, n=40).drafted_per_step[:2] == [10, 10]
     drafter.reset()
@@ -70,6 +60,6 @@ def test_the_heuristic_goes_on_where_it_was_and_is_bounded():
 def test_the_bound_is_beyond_an_answer_of_spec_benchs_length():
     """1,024 tokens, every draft accepted whole: the bound takes no token from any step."""
     target, draft = pair()
-    result = turn(target, sps(draft, gamma=5, schedule="heuristic"), n=1024)
+    result = turn(target, ready(Sps(gamma=5, schedule="heuristic"), draft), n=1024)
     grown = np.arange(5, 200, 2)[: len(result.drafted_per_step) - 1]
     assert result.drafted_per_step[:-1] == grown.tolist()

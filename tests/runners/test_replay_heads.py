@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from methods.medusa import Medusa
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading
-from specbench.models.heads import layer_ids
+from specbench.models.heads import eagle3
 from specbench.models.heads.layer_shape import read_shape
 from specbench.replay import states
 from specbench.replay.traces import load_traces
@@ -155,7 +155,7 @@ def test_a_run_warns_of_a_head_that_was_trained_on_other_layers(
         texts.append((len(all_states), {len(rows) for rows in all_states} == {len(ids)}))
         return 0.9 if layers == (1, 1, 1) else 0.2
 
-    monkeypatch.setattr(layer_ids, "agreement", agreement)
+    monkeypatch.setattr(eagle3, "agreement", agreement)
     entry = "compare=[{method: eagle3, total: 6, depth: 1, top_k: 3, layer_ids: [0, 0, 0]}]"
     typed = [entry, "dataset.limit=1", f"output_dir={tmp_path}/run"]
     assert run_here([*with_heads, *typed]) == 0

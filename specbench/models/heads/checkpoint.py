@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbench.decoding.protocols import TargetEmbeddings
-from specbench.errors import WeightsNotFound, first_line
+from specbench.decoding.protocols import TargetEmbeddings, TargetInfo
+from specbench.errors import ConfigurationError, WeightsNotFound, first_line
 from specbench.models.checkpoints import int8
+from specbench.models.draft.loading import ID_MAP_FILE, read_id_map
+from specbench.paths import PROJECT
 
 log = logging.getLogger(__name__)
 
@@ -52,17 +54,27 @@ def read(folder: Path, names: Sequence[str]) -> Checkpoint:
     wanted = f"Name a folder that holds config.json and {' or '.join(names)}."
     if not folder.is_dir():
         raise WeightsNotFound(f"{folder}: there is no such folder. {wanted}")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = f"{folder / 'config.json'} cannot be read: {first_line(error)}"
-        raise WeightsNotFound(f"{reason}. {wanted}") from error
-    if not isinstance(config, dict):
-        raise WeightsNotFound(f"{folder / 'config.json'} is not a JSON object. {wanted}")
+    config = read_json(folder, wanted)
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
         raise WeightsNotFound(f"{folder} has no weights of such a head. {wanted}")
     return Checkpoint(file, config, _tensors(file))
+
+
+def read_json(folder: Path, wanted: str = "Fetch it again.") -> dict[str, Any]:
+    """The folder's config.json; ``wanted`` tells what to do where it is damaged.
+
+    Raises:
+        WeightsNotFound: it cannot be read, or is no object.
+    """
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WeightsNotFound(f"{file} cannot be read: {first_line(error)}. {wanted}") from error
+    if not isinstance(config, dict):
+        raise WeightsNotFound(f"{file} is not a JSON object. {wanted}")
+    return config
 
 
 def _tensors(file: Path) -> dict[str, torch.Tensor]:
@@ -157,3 +169,52 @@ def own_embedding(
         return None
     log.warning("%s has another token embedding than the target; its own is used", found.file)
     return weight
+
+
+class ShortList:
+    """The ends of a target (``TargetEmbeddings``), with logits of ``ids [n]`` alone, in order.
+
+    A small target's LM head is a fifth of its weights, and a head's layer is far less: most of a
+    draft would go into logits of ids that hardly ever occur.
+    """
+
+    def __init__(self, target: TargetEmbeddings, ids: torch.Tensor) -> None:
+        bias = target.lm_head_bias
+        self.embedding = target.embedding
+        self.lm_head = target.lm_head[ids]
+        self.lm_head_bias = None if bias is None else bias[ids]
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """``[..., n]`` of states ``[..., hidden]`` after the final norm."""
+        return torch.nn.functional.linear(states, self.lm_head, self.lm_head_bias)
+
+
+def ends_of(
+    target: TargetInfo, vocabulary: str | None
+) -> tuple[TargetEmbeddings, torch.Tensor | None]:
+    """A target's ends, and the ids that its logits are of; None for all.
+
+    Args:
+        vocabulary: ``method.vocabulary``: a folder with the list of a draft model's ids.
+
+    Raises:
+        WeightsNotFound: there is no such list.
+        ConfigurationError: it is damaged, or of another vocabulary.
+    """
+    if vocabulary is None:
+        return target.embeddings, None
+    folder = Path(vocabulary).expanduser()
+    folder = folder if folder.is_dir() else PROJECT / folder
+    found = read_id_map(folder)
+    if found is None:
+        raise WeightsNotFound(
+            f"method.vocabulary={vocabulary}: there is no {ID_MAP_FILE} in that folder. Name a "
+            "draft model's folder that has one, or type method.vocabulary=null for all ids."
+        )
+    ids = torch.from_numpy(found[found >= 0]).to(target.device)
+    if not len(ids) or int(ids.max()) >= target.vocab_size:
+        raise ConfigurationError(
+            f"method.vocabulary={vocabulary} lists ids of another vocabulary than the target's "
+            f"{target.vocab_size}. Type method.vocabulary=null for all ids."
+        )
+    return ShortList(target.embeddings, ids), ids

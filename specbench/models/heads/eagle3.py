@@ -2,27 +2,131 @@
 
 Paper: arXiv 2503.01840. Upstream: SafeAILab/EAGLE main cb7e084; files of sgl-project/SpecForge and
 vllm-project/speculators are read too.
+
+Ids of layers are places in the list of hidden states that transformers returns: 0 the embeddings, i
+the input of layer i. Other tools number the same states by the layer whose output they are, one
+lower, and a configuration does not say which it means. One off costs most of the accepted tokens.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from specbench.decoding.protocols import TargetEmbeddings
+from specbench.decoding.structs import AFTER_FINAL_NORM
+from specbench.errors import ConfigurationError
 from specbench.models.heads import checkpoint
 from specbench.models.heads.decoder import Attention, DecoderLayer, FeatureHead, GatedMLP, Rows
-from specbench.models.heads.eagle3_config import Eagle3Config, read_config
-from specbench.models.heads.layer_shape import LayerShape
+from specbench.models.heads.layer_shape import LayerShape, read_shape
 
 log = logging.getLogger(__name__)
 
 FILES = ("model.safetensors", "pytorch_model.bin")
 # What the loader reads itself, and a buffer that old files keep.
 _OPTIONAL = r"embed_tokens\.weight|d2t|t2d|(midlayer|layers\.0)\.self_attn\.rotary_emb\.inv_freq"
+_CLEARLY = 0.1  # more of the tokens agree than with the ids given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Config:
+    """A head, whichever dialect its file is in."""
+
+    shape: LayerShape
+    draft_vocab_size: int
+    target_hidden_size: int
+    # Numbers of the target's states (0 the embeddings, i the output of layer i - 1); None where
+    # the configuration is silent.
+    layer_ids: tuple[int, ...] | None = None
+    joins_states: bool = True  # else the feature is one state after the final norm, and no ``fc``
+    n_layers: int = 1
+    first_layer: str = "midlayer"  # its name in the file
+    norm_before_fc: bool = False  # one norm over all states
+    fc_norm: bool = False  # a norm for each state
+    norm_before_residual: bool = False  # the residual is the normed feature
+    norm_output: bool = False  # the next feature is the normed output
+
+    @property
+    def n_states(self) -> int:
+        """States that are joined into a feature."""
+        if not self.joins_states:
+            return 1
+        return 3 if self.layer_ids is None else len(self.layer_ids)
+
+
+def read_config(
+    config: Mapping[str, Any],
+    keys: frozenset[str],
+    where: str,
+    *,
+    rope_theta: float | None = None,
+    layer_ids: tuple[int, ...] | None = None,
+) -> Eagle3Config:
+    """The configuration of a head whose file has ``keys``, in either dialect.
+
+    Args:
+        where: config.json, for messages.
+        rope_theta, layer_ids: instead of the configuration's.
+
+    Raises:
+        ConfigurationError: sizes are missing, or what it describes is not read here.
+    """
+    kind = config.get("speculators_model_type")
+    if kind not in (None, "eagle3"):
+        raise ConfigurationError(f"{where}: speculators_model_type is {kind!r}, not eagle3.")
+    # The authors' files and SpecForge's nest little. Their ``num_hidden_layers`` is not read: one
+    # file says 40. Their ``norm_output`` only means that a norm stands before the LM head, as it
+    # always does.
+    nested = config.get("eagle_config") or {}
+    layer, place = config, where
+    if kind is not None:
+        nested, layer = {}, config.get("transformer_layer_config")
+        place = f"{where}, transformer_layer_config"
+        if not isinstance(layer, dict):
+            raise ConfigurationError(
+                f"{where}: transformer_layer_config is {layer!r}, not the table of a layer."
+            )
+        layer = {"model_type": "qwen3", **layer}
+        if layer["model_type"] not in ("llama", "qwen3"):
+            raise ConfigurationError(
+                f"{where}: transformer_layer_config.model_type is {layer['model_type']!r}; only "
+                "llama and qwen3 can be read."
+            )
+        if config.get("norm_before_fc") and config.get("fc_norm"):
+            raise ConfigurationError(f"{where}: norm_before_fc and fc_norm exclude each other.")
+        if config.get("norm_before_residual") is None:
+            log.warning("%s: norm_before_residual is missing; taken as true, as vLLM does", where)
+    shape = read_shape(layer, place, rope_theta=rope_theta)
+    vocab = config.get("draft_vocab_size") or layer.get("vocab_size")
+    if not isinstance(vocab, int) or vocab < 1:
+        raise ConfigurationError(f"{where}: draft_vocab_size is {vocab!r}, not a size.")
+    named = "eagle_aux_hidden_state_layer_ids"
+    ids = layer_ids or nested.get(named) or config.get(named)
+    head = Eagle3Config(
+        shape=shape,
+        draft_vocab_size=vocab,
+        target_hidden_size=int(config.get("target_hidden_size") or shape.hidden_size),
+        layer_ids=tuple(int(i) for i in ids) if ids else None,
+        joins_states=nested.get("use_aux_hidden_state", True) is not False,
+        fc_norm=any(key.startswith("fc_norm.") for key in keys),
+    )
+    if kind is None:
+        return head
+    return replace(
+        head,
+        n_layers=int(layer.get("num_hidden_layers", 1)),
+        first_layer="layers.0",
+        norm_before_fc=bool(config.get("norm_before_fc", False)),
+        fc_norm=bool(config.get("fc_norm", False)),
+        norm_before_residual=config.get("norm_before_residual") is not False,
+        norm_output=bool(config.get("norm_output", False)),
+    )
 
 
 class JoiningLayer(nn.Module):
@@ -110,7 +214,7 @@ def load(
     """The EAGLE-3 head in ``folder``, of either dialect.
 
     Args:
-        rope_theta, layer_ids: instead of the configuration's; see `layer_ids.check`.
+        rope_theta, layer_ids: instead of the configuration's; see `checked_ids`.
 
     Raises:
         WeightsNotFound: missing, damaged, or not for this target; names the keys.
@@ -169,3 +273,70 @@ def _target_ids(found: checkpoint.Checkpoint, draft_vocab: int, vocab: int) -> t
             "d2t[i] is what is added to the head's id i. Take the head of this target."
         )
     return None if torch.equal(ids, torch.arange(vocab)) else ids
+
+
+def default_ids(n_layers: int) -> tuple[int, ...]:
+    """The ids that the authors' code takes for a target of ``n_layers`` layers."""
+    return (2, n_layers // 2, n_layers - 3)
+
+
+def ids_read_by(folder: Path, n_layers: int) -> tuple[int, ...]:
+    """The ids of the states that a head of any kind reads, by its config.json.
+
+    Raises:
+        WeightsNotFound: it is damaged.
+        ConfigurationError: it is an EAGLE-3 head's, of a kind that is not read here.
+    """
+    config = checkpoint.read_json(folder)
+    if not {"draft_vocab_size", "speculators_model_type", "eagle_config"} & set(config):
+        return (AFTER_FINAL_NORM,)
+    head = read_config(config, frozenset(), str(folder / "config.json"))
+    if not head.joins_states:
+        return (AFTER_FINAL_NORM,)
+    return head.layer_ids or default_ids(n_layers)
+
+
+@torch.no_grad()
+def agreement(
+    head: Eagle3Head, states: Sequence[torch.Tensor], ids: torch.Tensor, layers: Sequence[int]
+) -> float:
+    """Share of a text's tokens that the head guesses from the target's true states.
+
+    The head's cache is emptied before and after.
+
+    Args:
+        states: all hidden states ``[n, hidden]`` of the text, embeddings first.
+        ids: ``[n]`` its tokens, at least 3; best an answer of the target itself.
+        layers: which states the head gets.
+    """
+    assert head.cache is not None, "reserve() comes first"
+    head.cache.truncate(0)
+    joined = torch.cat([states[i] for i in layers], dim=-1)
+    features = head.catch_up(ids[1:-1], joined[:-2])
+    head.cache.truncate(0)
+    guessed = head.to_target_ids(head.logits(features).argmax(-1))
+    return float((guessed == ids[2:]).double().mean())
+
+
+def checked_ids(
+    head: Eagle3Head, states: Sequence[torch.Tensor], ids: torch.Tensor, layers: Sequence[int]
+) -> tuple[int, ...]:
+    """The best of ``layers`` and their neighbors by one; warns where it is clearly a neighbor.
+
+    Arguments are those of `agreement`.
+    """
+    shifted = [tuple(i + by for i in layers) for by in (0, -1, 1)]
+    # The last state is behind the final norm, so it is no layer's input.
+    possible = [c for c in shifted if min(c) >= 0 and max(c) < len(states) - 1]
+    if not possible:
+        return tuple(layers)
+    shares = {each: agreement(head, states, ids, each) for each in possible}
+    best = max(possible, key=lambda each: shares[each])
+    given = tuple(layers)
+    if given in shares and shares[best] >= shares[given] + _CLEARLY:
+        log.warning(
+            "the head agrees with the target on %.0f %% of a text with layer ids %s, on %.0f %% "
+            "with %s: pass layer_ids=%s",
+            *(100 * shares[given], list(given), 100 * shares[best], list(best), list(best)),
+        )
+    return best

@@ -11,8 +11,7 @@ import torch
 
 from specbench.models.heads.decoder import DecoderLayer
 from specbench.models.heads.eagle import EagleHead
-from specbench.models.heads.eagle3 import Eagle3Head
-from specbench.models.heads.eagle3_config import read_config
+from specbench.models.heads.eagle3 import Eagle3Head, read_config
 from specbench.models.heads.hydra_heads import HydraHeads
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.heads.medusa import MedusaHeads
@@ -97,7 +96,7 @@ def test_eagle(sizes, others, expected):
 )
 def test_eagle3(sizes, vocab, others, expected):
     read = config(*sizes, vocab_size=vocab, draft_vocab_size=32000, **others)
-    described = read_config(read, frozenset(), "config.json", rope_theta=None, layer_ids=None)
+    described = read_config(read, frozenset(), "config.json")
     with torch.device("meta"):
         head = Eagle3Head(ends(sizes[0], vocab), described)
     assert count(head) == expected

@@ -9,7 +9,6 @@ from specbench.models.heads import (
     eagle,
     eagle3,
     hydra_heads,
-    layer_ids,
     layer_shape,
     medusa,
 )
@@ -277,17 +276,17 @@ def test_a_head_that_was_trained_on_the_next_layer_is_noticed(tmp_path, caplog):
         head.cache.truncate(0)
         feature = head.catch_up(ids[1 : at + 2], joined[: at + 1])[-1]
         ids[at + 2] = head.to_target_ids(head.logits(feature).argmax(-1))
-    assert layer_ids.agreement(head, states, ids, right) == 1.0
+    assert eagle3.agreement(head, states, ids, right) == 1.0
     for off in ((2, 4, 6), (4, 6, 8)):
         caplog.clear()
-        assert layer_ids.check(head, states, ids, off) == right
+        assert eagle3.checked_ids(head, states, ids, off) == right
         assert "layer_ids=[3, 5, 7]" in caplog.text
     caplog.clear()
-    assert layer_ids.check(head, states, ids, right) == right
+    assert eagle3.checked_ids(head, states, ids, right) == right
     assert not caplog.text
 
 
 def test_default_layer_ids_are_the_authors():
-    assert layer_ids.default_ids(32) == (2, 16, 29)
-    assert layer_ids.default_ids(40) == (2, 20, 37)
-    assert layer_ids.default_ids(30) == (2, 15, 27)
+    assert eagle3.default_ids(32) == (2, 16, 29)
+    assert eagle3.default_ids(40) == (2, 20, 37)
+    assert eagle3.default_ids(30) == (2, 15, 27)
