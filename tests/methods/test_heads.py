@@ -61,6 +61,16 @@ def paths_of(tree):
     return found
 
 
+def begun(drafter, context):
+    """The drafter's state behind ``PROMPT`` and one more token."""
+    drafter.setup(context)
+    state = DecodeState(PROMPT, 40)
+    drafter.observe_prompt_hidden(PROMPT, tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,)))
+    state.commit(PROMPT[:1])
+    drafter.begin(state)
+    return state
+
+
 def plain_tree(name, drafter, text, states):
     """What is to be drafted behind a text: every row goes with the token after it."""
     _, guesses, grown = TREE[name]
@@ -113,13 +123,9 @@ def test_trees_are_their_plain_restatement_in_200_states(name, folders):
 # -- mistakes of published engines, each planted ---------------------------------------------------
 
 
-def planted(patch, owner, name, make):
-    patch.setattr(owner, name, make(getattr(owner, name)))
-
-
 def rows_of_the_next_token(patch):
-    planted(patch, head_drafter.HeadDrafter, "_joined",
-            lambda join: lambda self, hidden: join(self, hidden).roll(-1, 0))  # fmt: skip
+    join = head_drafter.HeadDrafter._joined
+    patch.setattr(head_drafter.HeadDrafter, "_joined", lambda self, h: join(self, h).roll(-1, 0))
 
 
 def embedding_of_the_row_s_own_token(patch):
@@ -127,12 +133,13 @@ def embedding_of_the_row_s_own_token(patch):
 
 
 def first_row_skipped(patch):
-    def make(observe):
-        return lambda self, prompt, hidden: observe(
-            self, prompt, {i: torch.cat([rows[1:], rows[-1:]]) for i, rows in hidden.items()}
-        )
-
-    planted(patch, head_drafter.HeadDrafter, "observe_prompt_hidden", make)
+    observe = head_drafter.HeadDrafter.observe_prompt_hidden
+    moved = lambda hidden: {i: torch.cat([h[1:], h[-1:]]) for i, h in hidden.items()}  # noqa: E731
+    patch.setattr(
+        head_drafter.HeadDrafter,
+        "observe_prompt_hidden",
+        lambda self, prompt, hidden: observe(self, prompt, moved(hidden)),
+    )
 
 
 def rows_of_a_step_not_read(patch):
@@ -152,8 +159,11 @@ def own_ids_as_the_target_s(patch):
 
 
 def scores_of_a_node_alone(patch):
-    planted(patch, Eagle2, "_children", lambda children: lambda self, features: (
-        lambda gained, ids: (gained - gained[:, :1], ids))(*children(self, features)))  # fmt: skip
+    def alone(self, features, children=Eagle2._children):
+        gained, ids = children(self, features)
+        return gained - gained[:, :1], ids
+
+    patch.setattr(Eagle2, "_children", alone)
 
 
 MISTAKES = [
@@ -302,12 +312,7 @@ def test_equal_scores_cut_no_branch(tmp_path):
     for total, depth, top_k in ((60, 5, 10), (7, 2, 3), (500, 2, 3), (2, 5, 10), (40, 3, 1)):
         drafter = Eagle2(total=total, depth=depth, top_k=top_k)
         context = DraftContext(30, frozenset(), target=Level(), heads={"eagle": tmp_path})
-        drafter.setup(context)
-        state = DecodeState(PROMPT, 40)
-        drafter.observe_prompt_hidden(PROMPT, tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,)))
-        state.commit(PROMPT[:1])
-        drafter.begin(state)
-        tree = drafter.propose(state)
+        tree = drafter.propose(begun(drafter, context))
         assert len(tree) == min(total - 1, top_k + depth * top_k**2)
         assert len(tree) <= drafter.needs.max_nodes
         assert (tree.parents < np.arange(len(tree))).all()
@@ -329,15 +334,10 @@ def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
     own = ids[1:]
     for make, guesses in ((Medusa, plain.medusa_guess), (Eagle, plain.eagle_guess)):
         drafter = make(levels=[2, 3], vocabulary=str(tmp_path))
-        drafter.setup(context)
-        state = DecodeState(PROMPT, 40)
-        states = tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,))
-        drafter.observe_prompt_hidden(PROMPT, states)
-        state.commit(PROMPT[:1])
-        drafter.begin(state)
-        ends = tiny_heads.Ends(GHOST.embeddings.embedding, GHOST.embeddings.head)
+        state = begun(drafter, context)
+        states = tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,))[AFTER_FINAL_NORM]
         text = torch.from_numpy(state.tokens[1:].copy())
-        guess = guesses(heads[drafter.head][0], ends, text, states[AFTER_FINAL_NORM])
+        guess = guesses(heads[drafter.head][0], GHOST.embeddings, text, states)
         listed = lambda path, guess=guess: [c for c in guess(path) if c[0] in own]  # noqa: E731
         assert paths_of(drafter.propose(state)) == plain.static_tree(listed, drafter._tree.paths)
     with pytest.raises(ConfigurationError, match=r"method\.vocabulary=.*null"):

@@ -65,9 +65,9 @@ def loss_now(pupil, texts, recipe):
 
 
 def load(name, folder, ends, config):
-    if name == "hydra":
-        return hydra_heads.load(folder, ends, config, **CPU)
-    return {"eagle": eagle, "eagle3": eagle3, "medusa": medusa}[name].load(folder, ends, **CPU)
+    modules = {"eagle": eagle, "eagle3": eagle3, "medusa": medusa, "hydra": hydra_heads}
+    layer = (config,) if name == "hydra" else ()
+    return modules[name].load(folder, ends, *layer, **CPU)
 
 
 @pytest.mark.parametrize("name", script.RECIPES)

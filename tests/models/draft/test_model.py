@@ -159,14 +159,6 @@ def test_of_a_single_branch_its_next_nodes_may_stay():
         feeder.model.commit_path(np.array([0]), np.array([2]))
 
 
-def test_a_layer_of_one_call_may_be_a_branch():
-    feeder = Feeder(draft("llama"), [1, 2, 3])
-    feeder.extend([5, 6, 7], [-1, 0, 1])
-    feeder.extend([8, 9], [2, 3])
-    feeder.keep(4, survivors=False)
-    feeder.check_cache()
-
-
 def test_nothing_is_read_twice():
     model = draft("llama")
     text = list(range(9))

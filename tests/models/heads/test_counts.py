@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specbench.models.heads.decoder import DecoderLayer
 from specbench.models.heads.eagle import EagleHead
 from specbench.models.heads.eagle3 import Eagle3Head, read_config
 from specbench.models.heads.hydra_heads import HydraHeads
@@ -36,16 +35,18 @@ def ends(hidden, vocab=32000):
 
 
 @pytest.mark.parametrize(
-    ("hidden", "expected"), [(4096, 739_266_560), (5120, 950_297_600), (6656, 1_286_504_960)]
+    ("hidden", "n_heads", "own", "expected"),
+    [
+        (4096, 5, True, 739_266_560),
+        (5120, 5, True, 950_297_600),
+        (6656, 5, True, 1_286_504_960),
+        (576, 4, False, 4 * (576**2 + 576)),
+    ],
 )
-def test_medusa(hidden, expected):
+def test_medusa(hidden, n_heads, own, expected):
     with torch.device("meta"):
-        assert count(MedusaHeads(ends(hidden), n_heads=5, own_lm_heads=True)) == expected
-
-
-def test_medusa_with_the_targets_lm_head():
-    with torch.device("meta"):
-        assert count(MedusaHeads(ends(576), n_heads=4, own_lm_heads=False)) == 4 * (576**2 + 576)
+        heads = MedusaHeads(ends(hidden), n_heads=n_heads, own_lm_heads=own)
+    assert count(heads) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,7 @@ def test_medusa_with_the_targets_lm_head():
         (VICUNA_7B, 1_061_336_064, 202_387_456),
         (VICUNA_13B, 1_494_410_240, 317_209_600),
         (VICUNA_33B, 2_269_850_624, 535_055_872),
+        ((576, 1536, 9, 3), 84_479_744, 3_540_672),  # a small target's, with its grouped heads
     ],
 )
 def test_hydra(sizes, heads, prefix):
@@ -100,10 +102,3 @@ def test_eagle3(sizes, vocab, others, expected):
     with torch.device("meta"):
         head = Eagle3Head(ends(sizes[0], vocab), described)
     assert count(head) == expected
-
-
-def test_prefix_layer_of_a_small_target_has_its_grouped_heads():
-    shape = read_shape(config(576, 1536, 9, 3), "config.json")
-    with torch.device("meta"):
-        layer = DecoderLayer(shape)
-    assert count(layer) == 3_540_096
