@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from scripts.draft_model.folder import read_draft, write_card
-from scripts.draft_model.lesson import draft_ids
 from specbench.config.compose import compose, typed
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError
@@ -22,6 +21,13 @@ from specbench.models.draft.model import DraftModel
 from specbench.models.target import Target
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CASES, read_records
+
+
+def draft_ids(ids: torch.Tensor, largest: int) -> torch.Tensor:
+    """The draft's id of each id of the target up to ``largest``; 0 stands for all left out."""
+    draft_id = torch.zeros(max(int(ids.max()), largest) + 1, dtype=torch.long)
+    draft_id[ids[1:]] = torch.arange(1, len(ids))
+    return draft_id
 
 
 @torch.inference_mode()

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from scripts.draft_model import folder as draft_folder
 from scripts.draft_model import gguf_file, learning, score
-from scripts.draft_model import lesson as draft_lesson
 from scripts.draft_model import prompts as draft_prompts
 from scripts.draft_model import texts as draft_texts
 from scripts.draft_model import train as script
@@ -85,7 +84,7 @@ def test_draws_follow_the_seed_and_joined_texts_keep_their_borders(target):
 
 def test_the_vocabulary_holds_what_is_frequent_and_what_must_be_kept(target):
     texts = ask(target, PROMPTS)
-    ids = draft_lesson.frequent_ids(texts, 12, keep=[EOS, 47])
+    ids = script.frequent_ids(texts, 12, keep=[EOS, 47])
     assert ids[0] == -1 and len(ids) == 12 == len(set(ids.tolist()))
     assert {EOS, 47} <= set(ids.tolist())
     assert ids.tolist() == sorted(ids.tolist())
@@ -110,8 +109,8 @@ def test_a_draft_with_all_layers_and_ids_is_the_target(target):
 
 def test_a_lesson_asks_nothing_where_the_draft_has_no_word(target):
     texts = ask(target, PROMPTS)
-    ids = draft_lesson.frequent_ids(texts, 12, keep=[])
-    taught = draft_lesson.lesson(texts, ids, prompt_weight=0.25)
+    ids = script.frequent_ids(texts, 12, keep=[])
+    taught = script.lesson(texts, ids, prompt_weight=0.25)
     known = set(ids.tolist())
     for place, first in enumerate(taught.first.tolist()):
         theirs = int(texts.top_ids[place, 0])
@@ -146,8 +145,8 @@ def recipe_for(**changes):
 def taught(target):
     prompts = [[1, *range(a, a + 4)] for a in range(3, 15)]
     texts = ask(target, prompts, limit=8)
-    ids = draft_lesson.frequent_ids(texts, 30, keep=[EOS])
-    return texts, ids, draft_lesson.lesson(texts, ids, 0.1)
+    ids = script.frequent_ids(texts, 30, keep=[EOS])
+    return texts, ids, script.lesson(texts, ids, 0.1)
 
 
 def fresh(target, ids):
