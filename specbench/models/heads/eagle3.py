@@ -84,7 +84,8 @@ def read_config(
     # file says 40. Their ``norm_output`` only means that a norm stands before the LM head, as it
     # always does.
     nested = config.get("eagle_config") or {}
-    layer, place = config, where
+    layer: Any = config
+    place = where
     if kind is not None:
         nested, layer = {}, config.get("transformer_layer_config")
         place = f"{where}, transformer_layer_config"
