@@ -46,16 +46,11 @@ def test_steps_equal_the_live_runs(architecture, which, make_target):
     assert sped_up  # otherwise nothing was compared
 
 
-def test_a_malformed_tree_is_refused():
+def test_a_malformed_tree_is_refused_and_there_are_no_logits():
     target = RecordedTarget(VOCAB, 4)
     target.load(np.array([1, 2, 3]))
     with pytest.raises(CaseFailed, match="malformed"):
         target.forward(1, DraftTree(np.array([VOCAB]), np.array([-1])))
-
-
-def test_there_are_no_logits():
-    target = RecordedTarget(VOCAB, 4)
-    target.load(np.array([1, 2, 3]))
     with pytest.raises(CaseFailed, match="no logits"):
         _ = target.forward(1, DraftTree.empty()).logits
 

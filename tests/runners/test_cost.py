@@ -69,17 +69,6 @@ def test_a_surface_of_real_weights(small, tmp_path, capsys):
         execute(*small, *GRID, "compare=[cacheback]", "runner.passes=3", f"output_dir={out}")
 
 
-def test_a_surface_of_random_weights_needs_no_hub(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    out = tmp_path / "cost"
-    assert execute(*TINY_SHAPE, *GRID, "method=pld", f"output_dir={out}") == 0
-    found = CostSurface.read(out / cost.SURFACE)
-    assert found.model["shape"] is True
-    assert found.model["name"] == "vicuna7b"
-    assert {row["label"] for row in found.drafting} == {"ar", "pld"}
-    assert "vicuna7b" in capsys.readouterr().out
-
-
 def test_the_cache_is_left_as_it_was_by_every_pass(make_target):
     target = make_target(batch=3, max_nodes=8)
     rng = np.random.default_rng(0)
@@ -117,7 +106,10 @@ def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
     assert made.isdisjoint(events[timed:])
 
 
-def test_an_interrupted_measurement_keeps_its_rounds(tmp_path, monkeypatch):
+def test_of_random_weights_without_a_hub_an_interrupted_measurement_keeps_its_rounds(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     out = tmp_path / "cost"
     command = [*TINY_SHAPE, *GRID, "method=pld", f"output_dir={out}"]
 
@@ -134,6 +126,8 @@ def test_an_interrupted_measurement_keeps_its_rounds(tmp_path, monkeypatch):
     assert execute(*command) == 0
     assert (out / cost.ROUNDS).read_bytes().startswith(kept)
     found = CostSurface.read(out / cost.SURFACE)
+    assert (found.model["name"], found.model["shape"]) == ("vicuna7b", True)
+    assert {row["label"] for row in found.drafting} == {"ar", "pld"}
     first = json.loads(kept.splitlines()[0])
     np.testing.assert_array_equal(found.tree.samples[..., 0], first["pass_s"])
 

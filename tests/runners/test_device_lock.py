@@ -55,16 +55,13 @@ def test_a_second_job_waits_and_says_for_whom(tmp_path, other, caplog, monkeypat
     waiting = threading.Thread(target=second)
     waiting.start()
     assert not held.wait(0.3)
+    with device_lock.hold_device(job(tmp_path, exclusive=False)):
+        pass  # who does not mind takes no lock
     other.end()
     waiting.join(60)
     assert held.is_set()
     assert f"waiting: process {other.pid} is measuring on cpu" in caplog.text
     assert "measure.exclusive=false" in caplog.text
-
-
-def test_who_does_not_mind_takes_no_lock(tmp_path, other):
-    with device_lock.hold_device(job(tmp_path, exclusive=False)):
-        pass
 
 
 def test_the_lock_is_given_back_and_names_machine_and_device(tmp_path):
@@ -99,47 +96,28 @@ class FakeCuda:
 
 
 @pytest.mark.parametrize(
-    ("device", "device_map", "expected"),
+    ("device", "device_map", "draft", "expected"),
     [
-        ("cuda", None, ["GPU-0"]),
-        ("cuda:1", None, ["GPU-1"]),
-        ("cuda:0", "auto", ["GPU-0", "GPU-1", "GPU-2"]),
-        ("cpu", "auto", ["cpu"]),
+        ("cuda", None, None, ["GPU-0"]),
+        ("cuda:1", None, None, ["GPU-1"]),
+        ("cuda:0", "auto", None, ["GPU-0", "GPU-1", "GPU-2"]),
+        ("cpu", "auto", None, ["cpu"]),
+        ("cuda:0", None, DraftConfig(id="d", device="cuda:1"), ["GPU-0", "GPU-1"]),
+        ("cuda:1", None, DraftConfig(id="d"), ["GPU-1"]),
+        ("cuda:0", None, DraftConfig(device="cuda:1"), ["GPU-0"]),  # names no model
+        ("cpu", None, DraftConfig(id="d", device="cuda:1"), ["GPU-1", "cpu"]),
+        ("cuda:0", None, DraftConfig(id="d", device="cpu"), ["GPU-0"]),
     ],
 )
-def test_devices_are_named_by_what_other_processes_know_them_by(
-    tmp_path, monkeypatch, device, device_map, expected
+def test_the_devices_of_target_and_draft_are_held_and_watched_by_the_names_others_know(
+    tmp_path, monkeypatch, device, device_map, draft, expected
 ):
     monkeypatch.setattr(torch, "cuda", FakeCuda(3))
     monkeypatch.setattr(loading, "choose_device", torch.device)
-    found = job(tmp_path, device=device, device_map=device_map)
-    assert device_lock.names(found) == expected
     asked = []
     monkeypatch.setattr(interference, "open_gpus", lambda uuids: asked.extend(uuids))
-    with device_lock.hold_device(found):
-        locks = {path.name for path in (tmp_path / "locks").glob("*.lock")}
-    assert len(locks) == len(expected)
-    assert asked == [name for name in expected if name != "cpu"]
-
-
-@pytest.mark.parametrize(
-    ("device", "draft", "expected"),
-    [
-        ("cuda:0", DraftConfig(id="d", device="cuda:1"), ["GPU-0", "GPU-1"]),
-        ("cuda:1", DraftConfig(id="d"), ["GPU-1"]),
-        ("cuda:0", DraftConfig(device="cuda:1"), ["GPU-0"]),  # names no model
-        ("cpu", DraftConfig(id="d", device="cuda:1"), ["GPU-1", "cpu"]),
-        ("cuda:0", DraftConfig(id="d", device="cpu"), ["GPU-0"]),
-    ],
-)
-def test_the_draft_model_s_device_is_held_watched_and_counted_too(
-    tmp_path, monkeypatch, device, draft, expected
-):
-    monkeypatch.setattr(torch, "cuda", FakeCuda(2))
-    monkeypatch.setattr(loading, "choose_device", torch.device)
-    asked = []
-    monkeypatch.setattr(interference, "open_gpus", lambda uuids: asked.extend(uuids))
-    with device_lock.hold_device(job(tmp_path, device=device), [draft]):
+    wanted = job(tmp_path, device=device, device_map=device_map)
+    with device_lock.hold_device(wanted, [draft] if draft else []):
         held = {path.stem for path in (tmp_path / "locks").glob("*.lock")}
     assert held == {f"{socket.gethostname()}-{name}" for name in expected}
     assert asked == [name for name in expected if name != "cpu"]

@@ -63,10 +63,7 @@ def test_each_counter_disturbs_beyond_its_limit(changes, said):
 )
 def test_what_does_not_disturb(changes):
     assert interference_rule.by_counters(turn(**changes), LIMITS) == ""
-
-
-def test_null_switches_a_rule_off():
-    off = replace(LIMITS, steal=None, others=None)
+    off = replace(LIMITS, steal=None, others=None)  # null switches a rule off
     assert interference_rule.by_counters(turn(cpu_steal=0.9, cpu_others=0.9), off) == ""
 
 
@@ -102,16 +99,14 @@ class TestSlowdown:
     def test_only_the_baseline_and_most_other_labels_at_once_tell_of_a_burst(self, slow, disturbed):
         assert self.judged(*self.run(slow)) == disturbed
 
-    def test_two_labels_are_enough(self):
-        found, traces = self.run(["ar", "pld"])
-        pairs = [(r, t) for r, t in zip(found, traces, strict=True) if r.label != "sam"]
-        assert self.judged(*zip(*pairs, strict=True)) == ["ar 2", "pld 2"]
-
-    def test_plain_decoding_alone_and_runs_without_it_are_never_judged_by_their_own_times(self):
+    def test_two_labels_are_enough_and_one_is_never_judged_by_its_own_times(self):
         found, traces = self.run(["ar", "pld", "sam"])
-        assert self.judged(found, traces, baseline=None) == []
-        plain = [(r, t) for r, t in zip(found, traces, strict=True) if r.label == "ar"]
+        pairs = list(zip(found, traces, strict=True))
+        two = [(r, t) for r, t in pairs if r.label != "sam"]
+        assert self.judged(*zip(*two, strict=True)) == ["ar 2", "pld 2"]
+        plain = [(r, t) for r, t in pairs if r.label == "ar"]
         assert self.judged(*zip(*plain, strict=True)) == []
+        assert self.judged(found, traces, baseline=None) == []
 
     def test_it_counts_and_says_why(self):
         found, traces = self.run(["ar", "pld", "sam"])
@@ -136,9 +131,6 @@ class TestSlowdown:
         traces += [trace(r, 0.8 if r.case_id == "2" else 0.1) for r in more]
         assert self.judged(found, traces) == ["ar 2", "pld 2", "rest 2"]
 
-    def test_what_is_slow_again_is_the_prompts_doing(self):
-        assert self.judged(*self.run(["ar", "pld", "sam"], attempt=1)) == []
-
     def test_a_single_stall_counts_by_the_time_it_took(self):
         found, traces = self.run(["ar"])
         for one in traces[7:9]:
@@ -153,20 +145,19 @@ class TestSlowdown:
         back = interference_rule.judge(marked, self.run([])[1], LIMITS, "ar")
         assert [(r.status, r.disturbed_by) for r in back.values()] == [("ok", "")] * 9
 
-    def test_wide_drafts_and_long_contexts_are_compared_with_their_like(self):
-        found, traces = self.run(["ar", "pld", "sam"])
-        for one in traces[6:9]:
-            one.drafted[:] = [64] * 8
-        assert self.judged(found, traces) == []
-        assert self.judged(*self.run(["ar", "pld", "sam"], n_prompt=2000)) == []
+    @pytest.mark.parametrize(
+        "changes",
+        [{"attempt": 1}, {"n": 4}, {"wall_s": 0.3}, {"n_prompt": 2000}],
+        ids=["slow again", "four turns", "short", "a longer context"],
+    )
+    def test_what_says_nothing(self, changes):
+        assert self.judged(*self.run(["ar", "pld", "sam"], **changes)) == []
 
-    def test_four_turns_say_nothing_and_short_turns_are_not_judged(self):
-        assert self.judged(*self.run(["ar", "pld", "sam"], n=4)) == []
-        assert self.judged(*self.run(["ar", "pld", "sam"], wall_s=0.3)) == []
-
-    def test_without_step_times_nothing_is_judged(self):
+    @pytest.mark.parametrize("field", [{"step_s": None}, {"drafted": [64] * 8}], ids=str)
+    def test_without_times_or_their_like_nothing_is_judged(self, field):
         found, traces = self.run(["ar", "pld", "sam"])
-        traces = [replace(one, step_s=None) for one in traces]
+        hit = traces[6:9] if "drafted" in field else traces
+        traces = [replace(one, **field) if one in hit else one for one in traces]
         assert self.judged(found, traces) == []
 
 
@@ -181,16 +172,26 @@ class TestWhatIsMeasuredAgain:
         ]  # fmt: skip
         return [b.case.case_id for b in interference_rule.to_measure_again(job, found, superseded)]
 
-    def test_in_order_and_within_the_share_of_all_blocks(self, tmp_path):
-        assert self.chosen(tmp_path, {"c7", "c2"}) == ["c2", "c7"]
-        assert self.chosen(tmp_path, {"c7", "c2", "c3", "c9"}) == ["c2", "c3", "c7"]
-        assert self.chosen(tmp_path, {"c7", "c2", "c3", "c9"}, superseded=2) == ["c2"]
-        assert self.chosen(tmp_path, {"c7"}, superseded=3) == []
-
-    def test_as_often_as_allowed(self, tmp_path):
-        assert self.chosen(tmp_path, {"c1"}, attempt=1) == []
-        assert self.chosen(tmp_path, {"c1"}, attempt=1, reruns=2) == ["c1"]
-        assert self.chosen(tmp_path, {"c1"}, reruns=0) == []
+    @pytest.mark.parametrize(
+        ("disturbed", "options", "expected"),
+        [
+            # In order and within a quarter of all blocks.
+            ((7, 2), {}, [2, 7]),
+            ((7, 2, 3, 9), {}, [2, 3, 7]),
+            ((7, 2, 3, 9), {"superseded": 2}, [2]),
+            ((7,), {"superseded": 3}, []),
+            (range(12), {}, [0, 1, 2]),  # a machine that is always disturbed
+            # As often as allowed.
+            ((1,), {"attempt": 1}, []),
+            ((1,), {"attempt": 1, "reruns": 2}, [1]),
+            ((1,), {"reruns": 0}, []),
+        ],
+    )
+    def test_in_order_within_the_share_and_as_often_as_allowed(
+        self, tmp_path, disturbed, options, expected
+    ):
+        chosen = self.chosen(tmp_path, {f"c{i}" for i in disturbed}, **options)
+        assert chosen == [f"c{i}" for i in expected]
 
     def test_where_not_all_may_those_that_were_disturbed_unequally(self, tmp_path):
         job = make_job(tmp_path, ["ar", "a"], ONE, measure=MeasureConfig())
@@ -202,9 +203,6 @@ class TestWhatIsMeasuredAgain:
         found = [next((j for j in judged if j.key == r.key), r) for r in found]
         (again,) = interference_rule.to_measure_again(job, found, 0)
         assert again.case.case_id == "c1"
-
-    def test_a_machine_that_is_always_disturbed_has_the_same_budget(self, tmp_path):
-        assert self.chosen(tmp_path, {f"c{i}" for i in range(12)}) == ["c0", "c1", "c2"]
 
 
 # -- runs ------------------------------------------------------------------------------------------

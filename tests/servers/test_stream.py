@@ -69,32 +69,28 @@ def read_events_of(events):
     return read_answer((float(i + 1), event) for i, event in enumerate(events))
 
 
-def test_the_time_of_an_end_token_without_text_counts():
-    said = [chunk(content="Yes"), chunk(content=", sir"), chunk("stop", content=""), usage(3)]
-    answer = read_events_of(said)
-    assert (answer.ttft_s, answer.last_s, answer.n_new) == (1.0, 3.0, 3)
-
-
-def test_one_word_and_its_end_token_are_an_answer():
-    answer = read_events_of([chunk(content="Yes"), chunk("stop"), usage(2)])
-    assert (answer.text, answer.n_new, answer.decode_s) == ("Yes", 2, 1.0)
+@pytest.mark.parametrize(
+    ("events", "text", "times"),
+    [
+        # The time of an end token without text counts.
+        ([chunk(content="Yes"), chunk(content=", sir"), chunk("stop", content=""), usage(3)],
+         "Yes, sir", (1.0, 3.0)),
+        ([chunk(content="Yes"), chunk("stop"), usage(2)], "Yes", (1.0, 2.0)),
+        # Reasoning is part of the answer.
+        ([chunk(role="assistant", content=""), chunk(reasoning_content="Hm. "),
+          chunk(content="Yes"), chunk("stop", content="."), usage(4)], "Hm. Yes.", (2.0, 4.0)),
+    ],
+    ids=["end token", "one word", "reasoning"],
+)  # fmt: skip
+def test_the_times_of_an_answer_are_its_first_and_last_tokens(events, text, times):
+    answer = read_events_of(events)
+    assert (answer.text, answer.ttft_s, answer.last_s) == (text, *times)
+    assert answer.n_new == events[-1]["usage"]["completion_tokens"]
 
 
 def test_an_answer_in_one_piece_has_no_speed():
     with pytest.raises(NoAnswer, match="does not stream"):
         read_events_of([chunk(content="All of it at once"), chunk("stop"), usage(5)])
-
-
-def test_reasoning_is_part_of_the_answer():
-    events = [
-        chunk(role="assistant", content=""),
-        chunk(reasoning_content="Hm. "),
-        chunk(content="Yes"),
-        chunk("stop", content="."),
-        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}},
-    ]
-    answer = read_answer((float(i + 1), event) for i, event in enumerate(events))
-    assert (answer.text, answer.ttft_s, answer.last_s) == ("Hm. Yes.", 2.0, 4.0)
 
 
 VALUES = (None, True, -1, 0, 2**40, 1e308, "x", "", [], {}, [None], [[1]], {"content": 1})
