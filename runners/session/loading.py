@@ -82,16 +82,17 @@ def make_session(
     what = f"{weights.key_of(config.model)}={model.id}"
     self_check.check_tokenizer(model.model, tokenizer, what)
     max_len = min(_longest_turn(job, template), model.context_length)
-    max_nodes = max(run.drafter.needs.max_nodes for run in runs)
+    needs = [run.drafter.needs for run in runs]
+    max_nodes = max(n.max_nodes for n in needs)
     usable = usable_context(model.model, what, max_len, max_nodes)
     make = partial(
         make_target,
         config=config,
         max_len=max_len,
         max_nodes=max_nodes,
-        batch=max(run.drafter.needs.batch for run in runs),
-        layouts=batch_layouts(runs),
-        hidden_layers=hidden_layers(runs),
+        batch=max(n.batch for n in needs),
+        layouts=sorted({(n.batch, n.max_nodes // n.batch + 1) for n in needs if n.batch > 1}),
+        hidden_layers=sorted({n.hidden_layers for n in needs if n.hidden_layers}),
     )
     target, check = self_check.checked(model.model, make, what=what, longest=max_len)
     model = replace(
@@ -192,14 +193,3 @@ def make_target(
         packed_bytes=packed_bytes(config.engine.packed),
         cache_dir=Path(config.cache_dir),
     )
-
-
-def batch_layouts(runs: Sequence[MethodRun]) -> list[tuple[int, int]]:
-    """Batch rows, and rows of each with the root's, of all labels that run in a batch layout."""
-    needs = [c.drafter.needs for c in runs if c.drafter.needs.batch > 1]
-    return sorted({(need.batch, need.max_nodes // need.batch + 1) for need in needs})
-
-
-def hidden_layers(runs: Sequence[MethodRun]) -> list[tuple[int, ...]]:
-    """The sets of hidden states that labels ask for; those that ask for none left out."""
-    return sorted({run.drafter.needs.hidden_layers for run in runs} - {()})

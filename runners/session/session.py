@@ -347,12 +347,9 @@ class Session:
             found["draft"] = run.draft[0].memory_bytes(rows)
         return found
 
-    def _cap(self, tokens: int) -> int:
-        return min(tokens, self._model.context_length)
-
     def _reserve(self, tokens: int) -> None:
         """Grow the engine's buffers where a prompt turned out longer than foreseen; untimed."""
-        wanted = self._cap(tokens)
+        wanted = min(tokens, self.context_length)
         if wanted > self._max_len:
             self._target.reserve(wanted, self._max_nodes, self._batch)
             if self._eager_target is not self._target:

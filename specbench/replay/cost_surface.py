@@ -100,7 +100,7 @@ class Grid:
                 misses.append((guess / moved[i] - 1.0).ravel() / 2)
         return float(np.sqrt(np.mean(np.concatenate(misses) ** 2))) if misses else 0.0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         axes = {name: [int(v) for v in values] for name, values in self.axes.items()}
         return {"axes": axes, "samples_s": self.samples.tolist()}
 

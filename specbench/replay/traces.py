@@ -53,6 +53,8 @@ _ASKED = {  # of a header
     "model.eos_ids": (list, "a list of token ids"),
     "failed": (list, "a list of cases"),
 }
+# Of a record, as a turn of it has them.
+_OF_RECORD = ("label", "method", "task", "category", "case_id", "turn", "stream_index", "seed")
 # Machine paths and sources inside the configuration's nodes.
 _PLACES = ("cache_dir", "path", "source", "fetch")
 
@@ -99,7 +101,6 @@ class Traces:
         prompt_set_hash: of its questions.
         turns: by ``(label, case_id, turn)``; first repeat, failed ones left out.
         failed: cases with a turn that failed when it was recorded.
-        sha: hash over all ids.
     """
 
     path: Path
@@ -109,7 +110,19 @@ class Traces:
     prompt_set_hash: str
     turns: Mapping[tuple[str, str, int], Turn]
     failed: tuple[str, ...]
-    sha: str
+
+    @functools.cached_property
+    def sha(self) -> str:
+        """Hash over all ids."""
+        digest = hashlib.sha256()
+        for turn in self.turns.values():
+            digest.update(f"{turn.label}/{turn.case_id}/{turn.turn}/{turn.stream_index}".encode())
+            for ids in (turn.prompt_ids, turn.output_ids, turn.candidates):
+                data = b"" if ids is None else np.ascontiguousarray(ids, dtype="<i8").tobytes()
+                digest.update(data)
+            if turn.states is not None:
+                digest.update(json.dumps(read_header(turn.states), sort_keys=True).encode())
+        return digest.hexdigest()[:16]
 
     def find(self, label: str, case_id: str, turn: int) -> Turn | None:
         """The label's own recorded turn, else plain decoding's, else None."""
@@ -170,25 +183,26 @@ def load_traces(path: Path | str) -> Traces:
 
 @functools.lru_cache(maxsize=4)
 def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
-    header, turns = _read_folder(path) if path.is_dir() else _read_pack(path)
-    temperature = header["config"]["generation"].get("temperature", 0)
+    traces = _read_folder(path) if path.is_dir() else _read_pack(path)
+    temperature = traces.config["generation"].get("temperature", 0)
     if temperature:
         raise ConfigurationError(
             f"runner.traces={path} was sampled (generation.temperature={temperature}); only greedy "
             "outputs can be replayed. Record one with generation.temperature=0."
         )
-    if not turns:
+    if not traces.turns:
         raise ConfigurationError(
             f"runner.traces={path} has no finished turn to replay. Finish the run first: repeat "
             "its command."
         )
-    digest = hashlib.sha256()
-    for turn in turns:
-        digest.update(f"{turn.label}/{turn.case_id}/{turn.turn}/{turn.stream_index}".encode())
-        for ids in (turn.prompt_ids, turn.output_ids, turn.candidates):
-            digest.update(b"" if ids is None else np.ascontiguousarray(ids, dtype="<i8").tobytes())
-        if turn.states is not None:
-            digest.update(json.dumps(read_header(turn.states), sort_keys=True).encode())
+    return traces
+
+
+# --- a run folder ---------------------------------------------------------------------------------
+
+
+def _traces(path: Path, header: Mapping[str, Any], turns: Iterable[Turn]) -> Traces:
+    """Of a checked header."""
     return Traces(
         path=path,
         model=header["model"],
@@ -197,14 +211,10 @@ def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
         prompt_set_hash=header["prompt_set_hash"],
         turns={(t.label, t.case_id, t.turn): t for t in turns},
         failed=tuple(header["failed"]),
-        sha=digest.hexdigest()[:16],
     )
 
 
-# --- a run folder ---------------------------------------------------------------------------------
-
-
-def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
+def _read_folder(path: Path) -> Traces:
     manifest = RunManifest.read(path)
     try:
         config = manifest.config
@@ -213,7 +223,7 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
         model = {key: getattr(manifest.model, key) for key in _MODEL_FACTS}
         if model["vocab_size"] is None:  # not in manifests of older runs
             model["vocab_size"] = config["model"]["shape_config"]["vocab_size"]
-        header: dict[str, Any] = {
+        header = {
             "model": model,
             "config": {key: config[key] for key in ("model", "dataset", "generation", "seed")},
             "run_key": manifest.run_key,
@@ -245,14 +255,7 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
         kept = states.path_of(path, record.stream_index, record.turn)
         turns.append(
             Turn(
-                label=record.label,
-                method=record.method,
-                task=record.task,
-                category=record.category,
-                case_id=record.case_id,
-                turn=record.turn,
-                stream_index=record.stream_index,
-                seed=record.seed,
+                **{name: getattr(record, name) for name in _OF_RECORD},
                 prompt_ids=np.asarray(record.prompt_ids, dtype=np.int64),
                 output_ids=np.asarray(record.output_ids, dtype=np.int64),
                 candidates=None if top is None else np.asarray(top, dtype=np.int64),
@@ -261,7 +264,7 @@ def _read_folder(path: Path) -> tuple[dict[str, Any], list[Turn]]:
         )
     header["failed"] = list(failed)
     # A case is replayed whole or not at all.
-    return header, [turn for turn in turns if turn.case_id not in failed]
+    return _traces(path, header, [turn for turn in turns if turn.case_id not in failed])
 
 
 # --- a trace pack ---------------------------------------------------------------------------------
@@ -315,7 +318,7 @@ def _pack_lines(traces: Traces, turns: Iterable[Turn]) -> Iterator[dict[str, Any
         yield line
 
 
-def _read_pack(path: Path) -> tuple[dict[str, Any], list[Turn]]:
+def _read_pack(path: Path) -> Traces:
     try:
         data = path.read_bytes()
         if path.suffix == ".gz":
@@ -344,7 +347,7 @@ def _read_pack(path: Path) -> tuple[dict[str, Any], list[Turn]]:
             ) from error
     if not header:
         raise RecordError(f"{path} is not a trace pack: it is empty.")
-    return header, list(turns.values())
+    return _traces(path, header, turns.values())
 
 
 def _turn(line: dict[str, Any]) -> Turn:

@@ -39,30 +39,17 @@ _STARTS = 3  # of a server that is killed while it starts
 class Server:
     """One label's server, which runs already; ``config``: the ``server`` group for the label."""
 
+    client: Client  # of a server that was made `ready`
+    info: EngineInfo
+
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.plain = config.speculation == PLAIN
-        self._client: Client | None = None
-        self._info: EngineInfo | None = None
-
-    @property
-    def client(self) -> Client:
-        assert self._client is not None  # it was made `ready`
-        return self._client
-
-    @property
-    def info(self) -> EngineInfo:
-        assert self._info is not None  # it was made `ready`
-        return self._info
 
     @property
     def pid(self) -> int | None:
         """Its process, where it was started here."""
         return None
-
-    @property
-    def this_machine(self) -> bool:
-        return self.client.local
 
     @property
     def where(self) -> str:
@@ -82,10 +69,10 @@ class Server:
         """
         config = self.config
         assert isinstance(config, OpenaiConfig) and config.base_url is not None
-        if self._info is None:
+        if not hasattr(self, "info"):
             key = os.environ.get(config.api_key_env, "")
-            self._client = Client(config.base_url, config.timeout_s, key)
-            self._info = identify(self._client, config.engine, config.model, config.numerics)
+            self.client = Client(config.base_url, config.timeout_s, key)
+            self.info = identify(self.client, config.engine, config.model, config.numerics)
         return False
 
     def stop(self) -> None:
@@ -105,10 +92,6 @@ class StartedServer(Server):
         return self._process.pid
 
     @property
-    def this_machine(self) -> bool:
-        return True
-
-    @property
     def where(self) -> str:
         return "started here"
 
@@ -122,10 +105,10 @@ class StartedServer(Server):
         for left in reversed(range(_STARTS)):
             try:
                 self._process.start()
-                self._client = Client(self._process.url, self.config.timeout_s)
-                if self._info is None:
-                    info = identify(self._client, "llamacpp", None, None)
-                    self._info = replace(info, version=llamacpp.wheel_version(), flags={})
+                self.client = Client(self._process.url, self.config.timeout_s)
+                if not hasattr(self, "info"):
+                    info = identify(self.client, "llamacpp", None, None)
+                    self.info = replace(info, version=llamacpp.wheel_version(), flags={})
                 break
             except SpecBenchError:
                 if not (self._process.killed and left):  # it would only fail again
@@ -235,7 +218,7 @@ class Servers:
     @property
     def local(self) -> bool:
         """Whether all servers run on this machine."""
-        return all(server.this_machine for server in self.by_label.values())
+        return all(server.client.local for server in self.by_label.values())
 
     def describe(self) -> dict[str, dict[str, object]]:
         """The manifest's part about the servers."""
@@ -249,7 +232,7 @@ class Servers:
                 else server.info.model,
                 "speculation": server.config.speculation,
                 "where": server.where,
-                "this_machine": server.this_machine,
+                "this_machine": server.client.local,
                 "flags": dict(server.flags),
             }
             for label, server in self.by_label.items()

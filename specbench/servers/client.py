@@ -110,10 +110,10 @@ class Client:
 
         parts = urlsplit(self.url)
         root = parts.path.rstrip("/").removesuffix("/v1")
-        headers = {"Content-Type": b"application/json", "Accept-Encoding": b"identity"}
+        headers = {b"Content-Type": b"application/json", b"Accept-Encoding": b"identity"}
         try:
             if self.key:
-                headers["Authorization"] = f"Bearer {self.key}".encode("latin-1")
+                headers[b"Authorization"] = f"Bearer {self.key}".encode("latin-1")
             with self._http.stream(
                 method,
                 f"{parts.scheme}://{parts.netloc}{root}{path}",

@@ -155,11 +155,8 @@ def difference(
         return None
     # A counter that nothing has touched yet may not be there at first.
     found = {name: after[name] - before.get(name, 0.0) for name in names}
-    return {name: round(value) for name, value in found.items()} if _sane(found) else None
-
-
-def _sane(found: Mapping[str, float]) -> bool:
-    return all(math.isfinite(value) and value >= 0 for value in found.values())
+    sane = all(math.isfinite(value) and value >= 0 for value in found.values())
+    return {name: round(value) for name, value in found.items()} if sane else None
 
 
 def read_metrics(text: str) -> dict[str, float]:

@@ -115,7 +115,7 @@ class Engine:
         body |= {"max_tokens": generation.max_new_tokens, "stream_options": {"include_usage": True}}
         if generation.top_k and self.has_top_k:
             body["top_k"] = generation.top_k
-        return Question("/v1/chat/completions", body | self.asked)
+        return Question("/v1/chat/completions", {**body, **self.asked})
 
 
 def sampling(generation: GenerationConfig, seed: int) -> dict[str, object]:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from importlib import metadata, util
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from specbench import paths
 from specbench.config.server_schema import PLAIN, LlamacppConfig
@@ -49,10 +49,10 @@ def wheel_version() -> str:
     return metadata.version(WHEEL)
 
 
-def flags(config: LlamacppConfig, gguf: Path) -> dict[str, Any]:
+def flags(config: LlamacppConfig, gguf: Path) -> dict[str, object]:
     """What the server is started with, as `specbench.servers.llamacpp_process` reads it."""
     kind = config.speculation
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "model": str(gguf),
         "speculation": kind,
         "slots": config.concurrency,
@@ -75,7 +75,7 @@ class LlamacppProcess:
         log: file that the server's own messages go to.
     """
 
-    def __init__(self, flags: Mapping[str, Any], log: Path) -> None:
+    def __init__(self, flags: Mapping[str, object], log: Path) -> None:
         self._flags, self._log = dict(flags), log
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: int | None = None

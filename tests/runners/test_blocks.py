@@ -39,20 +39,20 @@ def test_labels_run_forward_and_backward_by_turns_and_turn_by_turn(tmp_path):
     assert [r.stream_index for r in done] == [0] * 6 + [1] * 6 + [2] * 6
 
 
-def test_repeats_are_the_outer_loop_and_show_a_case_in_both_orders(tmp_path):
-    journal = []
-    drafters = [Recorder(name, journal) for name in ("ar", "a")]
-    done, _, _ = run_all(make_job(tmp_path, ["ar", "a"], ONE[:2], repeats=2), drafters)
-    assert [(r.repeat, r.case_id, r.label) for r in done] == [
-        (0, "c0", "ar"),
-        (0, "c0", "a"),
-        (0, "c1", "a"),
-        (0, "c1", "ar"),
-        (1, "c0", "a"),
-        (1, "c0", "ar"),
-        (1, "c1", "ar"),
-        (1, "c1", "a"),
-    ]
+def test_repeats_are_the_outer_loop_and_show_a_case_in_both_orders_with_seeds_of_their_own(
+    tmp_path,
+):
+    drafters = [Recorder("ar"), Recorder("a")]
+    done, _, session = run_all(make_job(tmp_path, ["ar", "a"], ONE[:2], repeats=2), drafters)
+    expected = ["0 c0 ar", "0 c0 a", "0 c1 a", "0 c1 ar", "1 c0 a", "1 c0 ar", "1 c1 ar", "1 c1 a"]
+    assert [f"{r.repeat} {r.case_id} {r.label}" for r in done] == expected
+    assert session.audits == [(r.label, r.case_id, 0) for r in done if r.label == "a"]
+    seeds = {}
+    for record in done:
+        seeds.setdefault(record.key[:3], set()).add(record.seed)
+    assert all(len(found) == 1 for found in seeds.values()), "the same for all labels"
+    assert len(set.union(*seeds.values())) == len(seeds)
+    assert derive_seed(0, "c0", 1, 2) == 21379679282576864  # the same on every machine, for ever
 
 
 def test_a_shard_measures_every_nth_block(tmp_path):
@@ -62,17 +62,6 @@ def test_a_shard_measures_every_nth_block(tmp_path):
         [(0, 1), (1, 1)],
         [(0, 2), (1, 2)],
     ]
-
-
-def test_seeds_are_the_same_for_all_labels_and_differ_otherwise(tmp_path):
-    drafters = [Recorder(name) for name in ("ar", "a")]
-    done, _, _ = run_all(make_job(tmp_path, ["ar", "a"], TWO, repeats=2), drafters)
-    seeds = {}
-    for record in done:
-        seeds.setdefault((record.case_id, record.turn, record.repeat), set()).add(record.seed)
-    assert all(len(found) == 1 for found in seeds.values())
-    assert len(set.union(*seeds.values())) == len(seeds)
-    assert derive_seed(0, "c0", 1, 2) == 21379679282576864  # the same on every machine, for ever
 
 
 def test_all_labels_see_the_baselines_answer_in_turn_two(tmp_path):
@@ -90,6 +79,7 @@ def test_all_labels_see_the_baselines_answer_in_turn_two(tmp_path):
 
 
 def test_without_a_baseline_the_answer_is_computed_once_and_kept(tmp_path):
+    (tmp_path / "sampled").mkdir()
     job = make_job(tmp_path, ["a", "b"], TWO, repeats=2)
     done, _, session = run_all(job, [Recorder("a"), Recorder("b")])
     assert session.plain_calls == len(TWO)
@@ -97,10 +87,8 @@ def test_without_a_baseline_the_answer_is_computed_once_and_kept(tmp_path):
     assert {r.lossless.verdict for r in done} == {"not_audited"}
     _, _, session = run_all(job, [Recorder("a"), Recorder("b")])
     assert session.plain_calls == 0
-
-
-def test_sampling_prompts_turn_two_with_the_plain_answer_and_audits_nothing(tmp_path):
-    job = make_job(tmp_path, ["ar", "a"], TWO, temperature=0.7)
+    # Under sampling the baseline's own answer is not the plain one either.
+    job = make_job(tmp_path / "sampled", ["ar", "a"], TWO, temperature=0.7)
     done, _, session = run_all(job, [Recorder("ar"), Recorder("a")])
     assert session.plain_calls == len(TWO)
     assert {r.lossless.verdict for r in done} == {"not_audited"}
@@ -118,24 +106,18 @@ def test_a_failing_case_is_recorded_and_the_run_goes_on(tmp_path):
     assert (failed.n_new, failed.wall_s, failed.n_prompt) == (0, 0.0, 4)
 
 
-def test_where_the_baseline_fails_turn_two_fails_for_all_with_the_reason(tmp_path):
-    job = make_job(tmp_path, ["ar", "a"], TWO)
+@pytest.mark.parametrize("dialogue", ["ar", "own"])
+def test_where_the_baseline_fails_turn_two_fails_for_who_quotes_it_with_the_reason(
+    tmp_path, dialogue
+):
+    job = make_job(tmp_path, ["ar", "a"], TWO, dialogue=dialogue)
     done, errors, _ = run_all(job, [Recorder("ar", fail_at={0}), Recorder("a")])
-    status = by_key(done, "status")
-    assert status["a", "d0", 0] == ("ok",)
-    assert status["ar", "d0", 1] == status["a", "d0", 1] == ("failed",)
-    assert {r.status for r in done if r.case_id != "d0"} == {"ok"}
+    failed = {key for key, status in by_key(done, "status").items() if status == ("failed",)}
+    of_others = {("a", "d0", 1)} if dialogue == "ar" else set()
+    assert failed == {("ar", "d0", 0), ("ar", "d0", 1)} | of_others
     reasons = [e for e in errors if e["turn"] == 1]
     assert {e["type"] for e in reasons} == {"no_dialogue"}
     assert all("turn 0 of ar failed" in e["message"] for e in reasons)
-
-
-def test_in_its_own_dialogue_only_the_label_that_failed_loses_turn_two(tmp_path):
-    job = make_job(tmp_path, ["ar", "a"], TWO, dialogue="own")
-    done, _, _ = run_all(job, [Recorder("ar", fail_at={0}), Recorder("a")])
-    status = by_key(done, "status")
-    assert status["ar", "d0", 1] == ("failed",)
-    assert status["a", "d0", 1] == ("ok",)
 
 
 def test_the_oracle_gets_the_baselines_output_before_and_after_it(tmp_path):
@@ -147,12 +129,6 @@ def test_the_oracle_gets_the_baselines_output_before_and_after_it(tmp_path):
     full, rest = divmod(NEW_TOKENS - 1, 4)
     assert [list(r.committed_per_step) for r in oracle] == [[4] * full + [rest]] * 4
     assert {r.lossless.verdict for r in done} == {"equal"}
-
-
-def test_every_label_but_the_baseline_is_audited_after_the_block(tmp_path):
-    job = make_job(tmp_path, ["ar", "a"], TWO[:1])
-    _, _, session = run_all(job, [Recorder("ar"), Recorder("a")])
-    assert session.audits == [("a", "d0", 0), ("a", "d0", 1)]
 
 
 @pytest.mark.parametrize(("scope", "resets"), [("turn", 6), ("prompt", 3), ("run", 0)])

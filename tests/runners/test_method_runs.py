@@ -54,8 +54,10 @@ def drafts(run):
 
 def test_a_kept_state_and_the_turns_after_it_give_what_all_turns_give(tmp_path, turns, monkeypatch):
     first = method_run(tmp_path)
-    restore(first, turns[:3], refuse)
-    keep_state(first, turns[:3])
+    # Other labels and failed turns are none of its business.
+    others = [replace(turns[0], label="ar"), replace(turns[1], status="failed")]
+    restore(first, [*others, *turns[:3]], refuse)
+    keep_state(first, [*others, *turns[:3]])
     restore(whole := method_run(tmp_path / "other"), turns, refuse)
     fed = []
     monkeypatch.setattr(Spacelike, "end", spy(Spacelike.end, fed))
@@ -107,22 +109,10 @@ def test_a_damaged_state_is_learnt_again(tmp_path, turns, caplog):
     assert drafts(resumed) == expected
 
 
-def test_other_labels_and_failed_turns_are_none_of_its_business(tmp_path, turns):
-    others = [replace(turns[0], label="ar"), replace(turns[1], status="failed"), *turns[2:]]
-    restore(first := method_run(tmp_path), others, refuse)
-    keep_state(first, others)
-    restore(resumed := method_run(tmp_path), turns[2:], refuse)
-    restore(fed := method_run(tmp_path / "other"), turns[2:], refuse)
-    assert drafts(resumed) == drafts(fed) == drafts(first)
-
-
-def test_only_drafters_with_a_snapshot_and_run_scope_leave_a_file(tmp_path, turns):
+def test_only_a_snapshot_of_run_scope_leaves_a_file_unless_the_disk_refuses(tmp_path, turns):
     for drafter in (Cacheback(table="dynamic", state_scope="run"), Spacelike(state_scope="prompt")):
         keep_state(method_run(tmp_path, drafter), turns)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_disk_that_refuses_is_reported(tmp_path, turns):
     (tmp_path / "state").write_text("in the way")
     with pytest.raises(DiskError, match="state"):
         keep_state(method_run(tmp_path), turns)

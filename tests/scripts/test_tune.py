@@ -38,7 +38,7 @@ def pack(tmp_path_factory) -> Path:
         "generation": {"max_new_tokens": 60, "temperature": 0.0}, "seed": 0,
     }  # fmt: skip
     path = tmp_path_factory.mktemp("pack") / "pack.jsonl"
-    write_pack(Traces(path, model, config, "k", "h", turns, (), ""), path)
+    write_pack(Traces(path, model, config, "k", "h", turns, ()), path)
     return path
 
 
