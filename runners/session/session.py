@@ -82,8 +82,9 @@ class Session:
         self._max_new_tokens = config.generation.max_new_tokens
         assert model.tokenizer is not None  # text is asked
         self._tokenizer, self._template = model.tokenizer, template
-        self._tokenizer_hash = loading.tokenizer_hash(model.tokenizer)
+        self.tokenizer_hash = loading.tokenizer_hash(model.tokenizer)
         self._runs, self._model, self._target = runs, model, target
+        self.n_layers = target.n_layers
         # Labels with the same draft model share it.
         self._drafts = list({id(r.draft[0]): r.draft[0] for r in runs if r.draft}.values())
         self._max_len = max_len
@@ -117,7 +118,7 @@ class Session:
             context = DraftContext(
                 vocab_size=target.vocab_size,
                 eos_ids=model.eos_ids,
-                tokenizer_hash=self._tokenizer_hash,
+                tokenizer_hash=self.tokenizer_hash,
                 max_len=model.context_length,
                 artifacts=run.artifacts,
                 heads=run.heads,
@@ -152,7 +153,7 @@ class Session:
             eos_ids=sorted(model.eos_ids),
             context_length=model.context_length,
             vocab_size=self._target.vocab_size,
-            tokenizer_hash=self._tokenizer_hash,
+            tokenizer_hash=self.tokenizer_hash,
             template_sha=self._template.sha,
             parameters=sum(p.numel() for p in model.model.parameters()),
             weight_bytes=bandwidth.streamed_bytes(model.model),
@@ -282,14 +283,6 @@ class Session:
             self._tolerance.value,
             ended_rightly=complete and not eos.intersection(output[:-1]),
         )
-
-    @property
-    def n_layers(self) -> int:
-        return self._target.n_layers
-
-    @property
-    def tokenizer_hash(self) -> str:
-        return self._tokenizer_hash
 
     @property
     def state_bytes(self) -> int:
