@@ -152,9 +152,9 @@ def test_the_damaged_key_is_named(run, tmp_path, place, value, said):
     [
         ("stream_index", [], "stream_index is"),
         ("seed", None, "seed is None"),
-        ("task", 1, "task is 1, not a text"),
-        ("candidates", [], "top is empty"),
-        ("output_ids", [2**40], "output_ids goes"),
+        ("task", 1, "task is 1, it must be text"),
+        ("candidates", [], "candidates is .., it must be longer"),
+        ("output_ids", [2**40], "output_ids.* at most"),
     ],
 )
 def test_the_damaged_line_of_a_pack_is_named(run, tmp_path, field, value, said):
