@@ -92,7 +92,7 @@ def make_session(
         max_nodes=max_nodes,
         batch=max(n.batch for n in needs),
         layouts=sorted({(n.batch, n.max_nodes // n.batch + 1) for n in needs if n.batch > 1}),
-        hidden_layers=sorted({n.hidden_layers for n in needs if n.hidden_layers}),
+        hidden_layers=hidden_layers(runs),
     )
     target, check = self_check.checked(model.model, make, what=what, longest=max_len)
     model = replace(
@@ -193,3 +193,8 @@ def make_target(
         packed_bytes=packed_bytes(config.engine.packed),
         cache_dir=Path(config.cache_dir),
     )
+
+
+def hidden_layers(runs: Sequence[MethodRun]) -> list[tuple[int, ...]]:
+    """The sets of hidden states that labels ask for; those that ask for none left out."""
+    return sorted({run.drafter.needs.hidden_layers for run in runs} - {()})
