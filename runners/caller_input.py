@@ -34,30 +34,10 @@ _DATASET = "prompts"  # what records call prompts that a caller handed over
 
 # What arguments of the call say.
 _ARGUMENTS = {
-    "method",
-    "compare",
-    "baseline",
-    "model",
-    "model.id",
-    "model.path",
-    "model.name",
-    "model.device",
-    "model.device_map",
-    "model.dtype",
-    "model.shape",
-    "dataset",
-    "runner",
-    "generation",
-    "generation.max_new_tokens",
-    "generation.temperature",
-    "seed",
-    "repeats",
-    "verifier",
-    "output_dir",
-    "shard",
-    "fresh",
-    "logger",
-    "record",
+    *("method", "compare", "baseline", "model", "dataset", "runner", "generation", "verifier"),
+    *(f"model.{key}" for key in ("id", "path", "name", "device", "device_map", "dtype", "shape")),
+    *("generation.max_new_tokens", "generation.temperature", "seed", "repeats"),
+    *("output_dir", "shard", "fresh", "logger", "record"),
 }
 
 
@@ -80,17 +60,15 @@ def read_input(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Iterable[Any],
     drafters: Iterable[Any],
-    *,
     name: str | None,
-    max_new_tokens: int,
-    temperature: float,
-    seed: int,
-    repeats: int,
-    verifier: str,
+    arguments: Sequence[str],
     overrides: Sequence[str],
     folder: Path,
 ) -> CallerInput:
-    """Check what was handed over; see `runners.comparison.compare` for the arguments.
+    """Check what was handed over; see `runners.comparison.compare`.
+
+    Args:
+        arguments: the call's other arguments, as overrides.
 
     Raises:
         ConfigurationError: something cannot be used; says what to type.
@@ -106,13 +84,8 @@ def read_input(
             f"tokenizer is of type {type(tokenizer).__name__}, it must be a transformers "
             "tokenizer. Pass what AutoTokenizer.from_pretrained(...) returns."
         )
-    generation = "sampling" if temperature else "greedy"
-    typed = [
-        *(f"method={BASELINE}", "dataset=jsonl", "runner=offline", f"generation={generation}"),
-        *(f"generation.max_new_tokens={max_new_tokens}", f"generation.temperature={temperature}"),
-        *(f"seed={seed}", f"repeats={repeats}", f"verifier={verifier}"),
-        *_checked_overrides(overrides),
-    ]
+    typed = [f"method={BASELINE}", "dataset=jsonl", "runner=offline", *arguments]
+    typed += _checked_overrides(overrides)
     with own_hydra():
         cfg = _with_model(typed, model, name)
         template = PromptTemplate(
@@ -121,7 +94,8 @@ def read_input(
             {str(k): v for k, v in cfg.model.template_kwargs.items()},
             cfg.dataset.special_tokens,
         )
-        cases = _cases(prompts, template, tokenizer, _vocab_size(model))
+        embedding: Any = model.get_input_embeddings()
+        cases = _cases(prompts, template, tokenizer, int(embedding.num_embeddings))
         entries, given = _entries(cfg, drafters)
         check_values(cfg)
         config = compose.typed(cfg)
@@ -136,11 +110,6 @@ def read_input(
         cases=cases,
     )
     return CallerInput(job, TokenIdPrompts(template.sha), given)
-
-
-def _vocab_size(model: PreTrainedModel) -> int:
-    embedding: Any = model.get_input_embeddings()
-    return int(embedding.num_embeddings)
 
 
 # -- the configuration -----------------------------------------------------------------------------
@@ -306,7 +275,8 @@ def _entries(
     """
     if isinstance(drafters, str | Mapping | Drafter):
         raise ConfigurationError(
-            f"drafters is one drafter, it must be a list. Type drafters=[{_shown(drafters)}]."
+            "drafters is one drafter, it must be a list. Type drafters=["
+            f"{repr(drafters) if isinstance(drafters, str) else '...'}]."
         )
     entries, noted = [entry_of(cfg)], []
     given: dict[str, Drafter] = {}
@@ -315,7 +285,13 @@ def _entries(
         if own is None:
             if drafter == BASELINE:
                 continue  # always there
-            _check_named(drafter)
+            NamedMethod.parse(
+                drafter,
+                "compare",
+                f"drafters holds {drafter!r:.80}. It must be a method's name, a mapping such as "
+                "{'method': 'pld', 'num_tokens': 5, 'label': 'short'}, or a Drafter. "
+                "`python run.py --list methods` prints the names.",
+            )
             entry = entry_of(compose_entry(cfg, drafter))
             noted.append(dict(drafter) if isinstance(drafter, Mapping) else drafter)
         else:
@@ -325,7 +301,7 @@ def _entries(
                     f"the drafter {label!r} is given twice. Make two drafters: one would "
                     "know what the other learns."
                 )
-            entry = replace(entry_of(cfg), label=label, method=_described(made))
+            entry = replace(entries[0], label=label, method=_described(made))
             given[label] = made
             noted.append({**entry.method, "label": label})
         entries.append(entry)
@@ -335,22 +311,10 @@ def _entries(
         )
     refuse_doubled(
         entries,
-        lambda label: (
-            f"{{'method': NAME, 'label': '{label}_2'}} or "
-            f"{{'drafter': INSTANCE, 'label': '{label}_2'}}"
-        ),
+        "{'method': NAME, 'label': 'LABEL_2'} or {'drafter': INSTANCE, 'label': 'LABEL_2'}",
     )
     cfg.compare = noted
     return tuple(entries), given
-
-
-def _check_named(drafter: Any) -> None:
-    if NamedMethod.parse(drafter) is None:
-        raise ConfigurationError(
-            f"drafters holds {drafter!r:.80}. It must be a method's name, a mapping such as "
-            "{'method': 'pld', 'num_tokens': 5, 'label': 'short'}, or a Drafter. "
-            "`python run.py --list methods` prints the names."
-        )
 
 
 def _own_drafter(drafter: Any) -> tuple[str, Drafter] | None:
@@ -384,7 +348,3 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return type(value).__name__  # never an address: the run key must not change by itself
-
-
-def _shown(drafter: object) -> str:
-    return repr(drafter) if isinstance(drafter, str) else "..."

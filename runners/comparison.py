@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,14 +77,10 @@ class Comparison:
         shown = console.render(self.summary)
         notes = [*shown.caption.split("\n"), *self.summary["notes"]]
         frame: str = shown.frame.map(str).to_html(index=False)
-        return frame + "".join(f"<p>{_escaped(note)}</p>" for note in notes if note)
+        return frame + "".join(f"<p>{escape(note, quote=False)}</p>" for note in notes if note)
 
 
 _WIDTH = 100  # of the printed table
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def compare(
@@ -128,20 +125,13 @@ def compare(
         else:
             kept = path = Path(output_dir).expanduser()
         try:
-            given = read_input(
-                model,
-                tokenizer,
-                prompts,
-                drafters,
-                name=name,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                seed=seed,
-                repeats=repeats,
-                verifier=verifier,
-                overrides=overrides,
-                folder=path,
-            )
+            arguments = [
+                *(f"generation={'sampling' if temperature else 'greedy'}", f"verifier={verifier}"),
+                f"generation.max_new_tokens={max_new_tokens}",
+                *(f"generation.temperature={temperature}", f"seed={seed}", f"repeats={repeats}"),
+            ]
+            inputs = (model, tokenizer, prompts, drafters)
+            given = read_input(*inputs, name, arguments, overrides, path)
             with given_back(model):
                 _measure(given, model, tokenizer)
         except ConfigurationError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,16 +45,11 @@ class Entry:
         return (self.pair or PairConfig()).heads
 
 
-def typed_second(chosen: str, label: str) -> str:
-    """The entry of ``compare`` that gives a label's second entry a name of its own."""
-    return f"'compare=[{{{chosen}, label: {label}_2}}]'"
-
-
-def refuse_doubled(entries: Sequence[Entry], second: Callable[[str], str]) -> None:
+def refuse_doubled(entries: Sequence[Entry], second: str) -> None:
     """Refuse two entries with one label.
 
     Args:
-        second: of a label, what its second entry is to be typed as.
+        second: what the second entry is to be typed as; LABEL stands for the label in it.
 
     Raises:
         ConfigurationError: a label occurs twice.
@@ -62,9 +57,10 @@ def refuse_doubled(entries: Sequence[Entry], second: Callable[[str], str]) -> No
     labels = [entry.label for entry in entries]
     for label in labels:
         if labels.count(label) > 1:
+            remedy = second.replace("LABEL", label)
             raise ConfigurationError(
                 f"the label {label!r} occurs {labels.count(label)} times among the run's entries "
-                f"({', '.join(labels)}). Name the second one, e.g. {second(label)}."
+                f"({', '.join(labels)}). Name the second one, e.g. {remedy}."
             )
 
 

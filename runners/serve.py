@@ -19,7 +19,7 @@ from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from runners.job import Entry, Job, refuse_doubled, typed_second
+from runners.job import Entry, Job, refuse_doubled
 from runners.runner import Runner
 from specbench.config import compose
 from specbench.config.schema import RunConfig
@@ -79,8 +79,7 @@ class Serve(Runner):
         if cfg.baseline and own.speculation != PLAIN:
             found.insert(0, _entry(_baseline_of(own)))
         found += [_entry(_with_entry(own, entry)) for entry in cfg.compare]
-        chosen = f"speculation: {own.speculation}"
-        refuse_doubled(found, lambda label: typed_second(chosen, label))
+        refuse_doubled(found, f"'compare=[{{speculation: {own.speculation}, label: LABEL_2}}]'")
         return tuple(found)
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:

@@ -44,7 +44,7 @@ _AT_LEAST = {"chunk": 2, "max_tokens": 1, "store_tokens": 1, "top": 1, "batch": 
 _SHAPE = {"leader_len": 1, "follower_len": 3, "leader_capacity": 2**20, "follower_capacity": 128}
 
 
-class Job(NamedTuple):
+class Build(NamedTuple):
     """One file to build: the command line, and what follows from it."""
 
     options: argparse.Namespace
@@ -63,7 +63,7 @@ class Kind(NamedTuple):
     about: str
     builder: ModuleType
     add_options: Callable[[argparse.ArgumentParser], None]
-    build: Callable[[Job], None]  # writes Job.partial
+    build: Callable[[Build], None]  # writes Build.partial
     contents: str  # what is in the file, a format of its header
     params: tuple[str, ...] = ()  # options that the default place depends on
     per_model: bool = False  # belongs to weights, not to a tokenizer
@@ -94,7 +94,7 @@ def _frozen_table_options(parser: argparse.ArgumentParser) -> None:
         add(f"--{key.replace('_', '-')}", type=int, default=value, help="default: %(default)s")
 
 
-def _frozen_table(job: Job) -> None:
+def _frozen_table(job: Build) -> None:
     options = job.options
     if not 0 < options.sample <= 1:
         raise ConfigurationError(f"--sample must be above 0 and at most 1, got {options.sample}.")
@@ -133,7 +133,7 @@ def _datastore_options(parser: argparse.ArgumentParser) -> None:
     add("--store-tokens", type=int, help="stop after about so many: for method.store_tokens")
 
 
-def _datastore(job: Job) -> None:
+def _datastore(job: Build) -> None:
     corpus = _corpus(job, job.options.store_tokens)
     datastore.build(
         job.tokenizer, job.partial, job.progress, corpus=corpus, chunk=job.options.chunk
@@ -157,7 +157,7 @@ def _static_automaton_options(parser: argparse.ArgumentParser) -> None:
     _add_corpus(parser, ("outputs", "files", "documentation"))
 
 
-def _static_automaton(job: Job) -> None:
+def _static_automaton(job: Build) -> None:
     static_automaton.build(job.tokenizer, job.partial, job.progress, corpus=_corpus(job))
 
 
@@ -179,7 +179,7 @@ def _bigram_table_options(parser: argparse.ArgumentParser) -> None:
     add("overrides", nargs="*", help="e.g. model.dtype=float16")
 
 
-def _bigram_table(job: Job) -> None:
+def _bigram_table(job: Build) -> None:
     options = job.options
     loaded = loading.load_model(job.cfg, job.tokenizer)
     table = bigram_table.build_table(
@@ -251,7 +251,7 @@ def _add_corpus(parser: argparse.ArgumentParser, corpora: tuple[str, ...]) -> No
     add("--max-tokens", type=int, help="stop after about so many")
 
 
-def _corpus(job: Job, max_tokens: int | None = None) -> Corpus:
+def _corpus(job: Build, max_tokens: int | None = None) -> Corpus:
     options = job.options
     limits: Any = {"max_tokens": max_tokens or options.max_tokens, "progress": job.progress}
     if options.corpus == "documentation":
@@ -310,7 +310,7 @@ def build(options: argparse.Namespace) -> Path:
         model_key=weights.model_key(cfg) if kind.per_model else None,
     )
     with jsonl.replacing(out) as partial, resolve.shown_progress() as progress:
-        kind.build(Job(options, cfg, tokenizer, out, partial, progress))
+        kind.build(Build(options, cfg, tokenizer, out, partial, progress))
     return out
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from runners.job import Entry, Job, refuse_doubled, typed_second
+from runners.job import Entry, Job, refuse_doubled
 from runners.launch import prerequisites, stopping
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
@@ -30,7 +30,7 @@ from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import with_own_model
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import run_identity, run_key
-from specbench.config.schema import RUNNERS, RunConfig
+from specbench.config.schema import RUNNERS, PairConfig, RunConfig
 from specbench.config.validate import check_values
 from specbench.errors import (
     ConfigurationError,
@@ -197,16 +197,18 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
     if cfg.baseline and entries[0].label != BASELINE:
         entries.insert(0, entry_of(compose_entry(cfg, BASELINE)))
     entries += [entry_of(compose_entry(cfg, extra)) for extra in cfg.compare]
-    refuse_doubled(entries, lambda label: typed_second(f"method: {label}", label))
+    refuse_doubled(entries, "'compare=[{method: LABEL, label: LABEL_2}]'")
     return tuple(entries)
 
 
 def entry_of(cfg: DictConfig) -> Entry:
     """The ``method`` and ``pair`` nodes of a configuration as an entry of a run."""
-    config = compose.typed(cfg)
-    method = {"state_scope": config.state_scope, **config.method}
+    node: Any = OmegaConf.to_container(cfg.method, resolve=True, throw_on_missing=True)
+    method = {"state_scope": cfg.state_scope, **node}
     label = str(method.pop("label", None) or method["name"])
-    return Entry(label, with_parts(method), config.pair)
+    pair = OmegaConf.to_object(cfg.pair)
+    assert isinstance(pair, PairConfig)
+    return Entry(label, with_parts(method), pair)
 
 
 def _reprint(config: RunConfig, path: Path, runner: Runner) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -12,13 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from runners.job import CaseBlock, Job
-from runners.run_folder.config_diff import config_diff
+from runners.run_folder.manifest import config_diff
+from specbench.arrays import IntArray
 from specbench.errors import OutputRefused
 from specbench.results import records
-from specbench.results.lines import error_line
+from specbench.results.lines import answer_line, error_line
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord
 from specbench.results.steps import StepTrace, read_steps, write_steps
@@ -330,3 +333,39 @@ class ResultFiles:
         manifest.write(folder)
         jsonl.write_text(folder / records.DONE, "")
         (folder / records.STEPS_LOG).unlink()
+
+
+class BaselineCache:
+    """Plain greedy answers that no measured run gives: computed once, untimed, kept on disk.
+
+    Needed as the first turn's answer in a dialogue where no greedy baseline runs, and as the
+    reference of a method that asks for one before the baseline has run.
+
+    Args:
+        path: the file; a line cut off by a crash is dropped.
+        decode: the plain greedy output ``[n_new]`` of a prompt.
+    """
+
+    def __init__(self, path: Path, decode: Callable[[IntArray], IntArray]) -> None:
+        self._known = {
+            (line["case_id"], line["turn"], line["prompt_sha"]): line["output_ids"]
+            for line in jsonl.mend_jsonl(path, answer_line)
+        }
+        self._path = path
+        self._decode = decode
+
+    def get(self, case_id: str, turn: int, prompt: IntArray) -> IntArray:
+        """The plain greedy output for a prompt of a case's turn.
+
+        Raises:
+            CaseFailed: the prompt cannot be decoded.
+            DiskError: the answer cannot be kept.
+        """
+        sha = hashlib.sha256(np.ascontiguousarray(prompt, dtype="<i8").tobytes()).hexdigest()
+        key = (case_id, turn, sha)
+        if key not in self._known:
+            output = [int(token) for token in self._decode(prompt)]
+            line = {"case_id": case_id, "turn": turn, "prompt_sha": sha, "output_ids": output}
+            jsonl.append_jsonl(self._path, [line])
+            self._known[key] = output
+        return np.asarray(self._known[key], dtype=np.int64)

@@ -6,14 +6,13 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from runners.job import Job
-from runners.run_folder.config_diff import config_diff
 from specbench.config.schema import RunConfig
 from specbench.data import cases
 from specbench.data.cases import Case
@@ -24,6 +23,9 @@ from specbench.storage.jsonl import RecordError
 from specbench.system import environment
 
 log = logging.getLogger(__name__)
+
+_ABSENT = object()
+_SHOWN = 12  # lines of what differs
 
 
 def begin(job: Job, labels: dict[str, LabelInfo], machine: Mapping[str, Any]) -> RunManifest:
@@ -182,3 +184,27 @@ def _subject(model: ModelInfo) -> dict[str, Any]:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def config_diff(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """One indented line per dotted key whose values differ, at most a dozen; lists are leaves."""
+    old, new = dict(_flatten(then, prefix)), dict(_flatten(now, prefix))
+    lines = [
+        f"  {key}: there {_show(old, key)}, here {_show(new, key)}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, _ABSENT) != new.get(key, _ABSENT)
+    ]
+    more = len(lines) - _SHOWN
+    return [*lines[:_SHOWN], f"  and {more} more"] if more > 0 else lines
+
+
+def _flatten(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping) and tree:
+        for key, value in tree.items():
+            yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, tree
+
+
+def _show(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "absent"

@@ -24,15 +24,21 @@ class NamedMethod(NamedTuple):
     knobs: dict[str, Any]
 
     @staticmethod
-    def parse(entry: Any) -> NamedMethod | None:
-        """None where the entry names no method."""
+    def parse(entry: Any, place: str, refusal: str) -> NamedMethod:
+        """The method that an entry of ``place`` names.
+
+        Raises:
+            ConfigurationError: the entry names none, which ``refusal`` says; or an unknown one.
+        """
         if isinstance(entry, DictConfig):
             entry = OmegaConf.to_container(entry, resolve=True)
-        if isinstance(entry, str):
-            return NamedMethod(entry, {})
-        if not isinstance(entry, Mapping) or not isinstance(entry.get("method"), str):
-            return None
-        return NamedMethod(entry["method"], {str(k): entry[k] for k in entry if k != "method"})
+        name = entry.get("method") if isinstance(entry, Mapping) else entry
+        if not isinstance(name, str):
+            raise ConfigurationError(refusal)
+        if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
+            raise unknown_name(f"method in {place}", name, option_names("method"))
+        knobs = {str(k): entry[k] for k in entry if k != "method"} if name is not entry else {}
+        return NamedMethod(name, knobs)
 
 
 def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
@@ -51,15 +57,12 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     Raises:
         ConfigurationError: an unknown method or knob.
     """
-    named = NamedMethod.parse(entry)
-    if named is None:
-        raise ConfigurationError(
-            f"compare entry {entry!r} must be a method's name or a mapping with one. Type e.g. "
-            "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'."
-        )
-    name, knobs = named
-    if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
-        raise unknown_name("method in compare", name, option_names("method"))
+    name, knobs = NamedMethod.parse(
+        entry,
+        "compare",
+        f"compare entry {entry!r} must be a method's name or a mapping with one. Type e.g. "
+        "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'.",
+    )
     model = str(cfg.model.name)
     tuned = cfg.pair.tuned and has_yaml(model)
     composed = _composed(
@@ -109,17 +112,14 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
         return [part(entry) for entry in value] if isinstance(value, list) else part(value)
 
     def part(value: Any) -> dict[str, Any]:
-        named = NamedMethod.parse(value)
-        if named is None:
-            raise ConfigurationError(
-                f"method={inside[-1]}: {value!r} must be a method. Write a method's name, or "
-                "{method: NAME, <knob>: ...}."
-            )
-        name, knobs = named
+        name, knobs = NamedMethod.parse(
+            value,
+            f"method={inside[-1]}",
+            f"method={inside[-1]}: {value!r} must be a method. Write a method's name, or "
+            "{method: NAME, <knob>: ...}.",
+        )
         if name in inside:
             raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
-        if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
-            raise unknown_name(f"method in method={inside[-1]}", name, option_names("method"))
         if "state_scope" in knobs:
             raise ConfigurationError(
                 f"state_scope={knobs['state_scope']} of {name!r} in method={inside[-1]}: a part "

@@ -198,28 +198,23 @@ def _check_sampling(cfg: DictConfig) -> None:
             f"generation.temperature={temperature} is out of range: it must be 0 or at least "
             f"{_LEAST_TEMPERATURE:g}."
         )
-    if not 0 < cfg.generation.top_p <= 1:
-        raise ConfigurationError(
-            f"generation.top_p={cfg.generation.top_p} is out of range: it must be above 0 and at "
-            "most 1."
-        )
     if temperature != 0 and verifier.name == "greedy":
         raise ConfigurationError(
             f"generation.temperature={temperature} asks for sampling, but verifier=greedy accepts "
             "what greedy decoding emits. Type verifier=rejection, or generation.temperature=0."
         )
-    if verifier.name == "typical":
-        if temperature == 0:
+    if verifier.name == "typical" and temperature == 0:
+        raise ConfigurationError(
+            "verifier=typical accepts by probability, but generation.temperature=0 leaves only "
+            "the most likely token. Type verifier=greedy, or generation.temperature=0.7."
+        )
+    typical = ("verifier.epsilon", "verifier.delta") if verifier.name == "typical" else ()
+    for key in ("generation.top_p", *typical):
+        value = OmegaConf.select(cfg, key)
+        if value is None or not 0 < value <= 1:
             raise ConfigurationError(
-                "verifier=typical accepts by probability, but generation.temperature=0 leaves only "
-                "the most likely token. Type verifier=greedy, or generation.temperature=0.7."
+                f"{key}={value} is out of range: it must be above 0 and at most 1."
             )
-        for key in ("epsilon", "delta"):
-            if not (verifier[key] is not None and 0 < verifier[key] <= 1):
-                raise ConfigurationError(
-                    f"verifier.{key}={verifier[key]} is out of range: it must be above 0 "
-                    "and at most 1."
-                )
 
 
 def _check_pair(cfg: DictConfig) -> None:
