@@ -1,6 +1,7 @@
 """A typo fails before anything is loaded, with the nearest valid name and what to type."""
 
 import pytest
+from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from specbench.config.compare import compose_entry, with_parts
@@ -35,36 +36,7 @@ from specbench.errors import ConfigurationError
         ("dataset.hub.id=x", ["below a value that is null", "your own yaml"]),
         ("dataset.rows={first: 1}", ["dataset.rows is null", "your own yaml"]),
         ("hydra/launcher=foo", ["hydra/launcher 'foo'"]),
-    ],
-)
-def test_composition_error(override, parts):
-    with pytest.raises(ConfigurationError) as caught:
-        compose([override])
-    assert caught.value.exit_code == 2
-    for part in parts:
-        assert part in str(caught.value)
-
-
-def test_missing_launcher_plugin_names_the_extra():
-    from hydra.errors import MissingConfigException
-
-    error = MissingConfigException("x", "hydra/launcher/ray", ["basic"])
-    assert "pip install -e '.[ray]'" in str(translate_hydra_error(error))
-
-
-def test_other_errors_are_not_taken_for_configuration():
-    assert translate_hydra_error(RuntimeError("boom")) is None
-    assert translate_hydra_error(ValueError("boom")) is None
-
-
-def test_our_own_error_passes_unchanged():
-    error = ConfigurationError("x")
-    assert translate_hydra_error(error) is error
-
-
-@pytest.mark.parametrize(
-    ("override", "parts"),
-    [
+        # What composes, but is no value.
         ("model.dtype=float23", ["model.dtype", "'float23'", "'float32'"]),
         ("pair.draft.dtype=float31", ["pair.draft.dtype", "'float31'", "'float32'", "null"]),
         ("model.template=vicunna_v1.1", ["model.template", "'vicuna_v1.1'"]),
@@ -114,12 +86,21 @@ def test_our_own_error_passes_unchanged():
         ('output_dir="a\0b"', ["output_dir", "NUL"]),
     ],
 )
-def test_value_error(override, parts):
-    cfg = compose([override])
+def test_what_cannot_be_used_is_refused_with_what_to_type(override, parts):
     with pytest.raises(ConfigurationError) as caught:
-        check_values(cfg)
+        check_values(compose([override]))
+    assert caught.value.exit_code == 2
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_errors_of_hydra_are_translated_and_no_others():
+    error = MissingConfigException("x", "hydra/launcher/ray", ["basic"])
+    assert "pip install -e '.[ray]'" in str(translate_hydra_error(error))
+    assert translate_hydra_error(RuntimeError("boom")) is None
+    assert translate_hydra_error(ValueError("boom")) is None
+    error = ConfigurationError("x")
+    assert translate_hydra_error(error) is error
 
 
 def test_unknown_prompt_form():

@@ -92,7 +92,7 @@ def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, 
     theirs, _ = records.read_records(tmp_path / "cli")
     ours = compare(model, tokenizer, TEXTS, ["pld"], output_dir=tmp_path / "py", **options)
     mine, _ = records.read_records(tmp_path / "py")
-    keys = ("label", "case_id", "prompt_ids", "output_ids", "accepted_per_step", "lossless")
+    keys = ("label", "case_id", "prompt_ids", "output_ids", "committed_per_step", "lossless")
     assert [[getattr(r, k) for k in keys] for r in mine] == [
         [getattr(r, k) for k in keys] for r in theirs
     ]

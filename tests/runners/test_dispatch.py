@@ -1,8 +1,6 @@
 """Whole runs of a tiny model, in this process: files, resume, refusals, failing cases."""
 
-import errno
 import json
-import os
 from collections import Counter
 from functools import partial
 
@@ -38,7 +36,8 @@ def lines(folder, name=records.CASES):
 
 def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
     out = tmp_path / "run"
-    assert execute(f"output_dir={out}", "compare=[oracle]") == 0
+    entries = "compare=[{method: pld, num_tokens: 2, label: short},oracle]"
+    assert execute(f"output_dir={out}", entries) == 0
     names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
     assert names == {
         "manifest.json",
@@ -50,7 +49,18 @@ def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
         "DONE",
     }
     done = records.read_records(out)[0]
-    assert Counter(r.label for r in done) == {"ar": 7, "pld": 7, "oracle": 7}
+    assert [r.label for r in done if (r.case_id, r.turn) == ("81", 0)] == [
+        "ar",
+        "pld",
+        "short",
+        "oracle",
+    ]
+    assert Counter((r.label, r.method) for r in done) == {
+        ("ar", "ar"): 7,
+        ("pld", "pld"): 7,
+        ("short", "pld"): 7,
+        ("oracle", "oracle"): 7,
+    }
     assert {r.task for r in done} == {"mt_bench", "qa", "rag"}
     assert {r.lossless.verdict for r in done} == {"equal"}
     assert all(set(r.committed_per_step) <= {1} for r in done if r.label == "ar")
@@ -94,23 +104,6 @@ def test_another_configuration_is_refused_with_the_keys_that_differ(execute, tmp
     assert str(refusal.value).count("there") == 1
 
 
-def test_other_questions_under_the_same_name_are_refused(execute, tmp_path, monkeypatch, questions):
-    path = tmp_path / "mine.jsonl"
-    path.write_text(questions.read_text())
-    what = [f"output_dir={tmp_path}/run", f"dataset.path={path}"]
-    with interrupted_after(1):
-        execute(*what)
-    text = path.read_text()
-    path.write_text(text.replace("blue", "red"))
-    with pytest.raises(OutputRefused, match=r"mine\.jsonl has changed since.*\n.*prompt_set_hash"):
-        execute(*what)
-    path.write_text(text)
-    assert execute(*what) == 0
-    path.write_text(text.replace("blue", "red"))
-    with pytest.raises(OutputRefused, match=r"mine\.jsonl has changed since"):
-        execute(*what)
-
-
 def test_folders_are_named_by_experiment_label_and_key(execute, tmp_path, small):
     key = run_key(compose.compose([*small, "dataset.limit=1"]))[:8]
     root = f"paths.results={tmp_path}"
@@ -137,8 +130,6 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
     [
         (["compare=[pld]"], "label 'pld' occurs 2 times"),
         (["compare=[ar]"], "label 'ar' occurs 2 times"),
-        (["compare=[pdl]"], "Did you mean 'pld'"),
-        (["compare=[{method: pld, num_tokenz: 3}]"], "Did you mean 'num_tokens'"),
         (["method.num_tokens=-1"], "method.num_tokens=-1"),
         (["shard=4/4"], "shard=4/4"),
         (["shard=99998/99999"], "shard=99998/99999 holds no case: there are 5"),
@@ -149,10 +140,7 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
         (["verifier=typical"], "Type verifier=greedy"),
         (["verifier=typical", "generation.temperature=1", "verifier.delta=0"], "verifier.delta=0"),
         (["verifier.name=rejektion"], "Did you mean 'rejection'"),
-        (["generation.temperature=inf"], "generation.temperature=inf"),
         (["generation.temperature=1", "method=oracle"], "method=oracle works only greedily"),
-        (["repeats=0"], "repeats=0 is out of range"),
-        (["estimator=pared"], "Did you mean 'paired'"),
         (["dataset.path=/no/such/file"], "/no/such/file"),
         (["model.path=/no/such/model"], "model.path=/no/such/model: there is no such folder"),
         (["model.id=/no/such/model"], "both name weights"),
@@ -176,25 +164,13 @@ def test_what_a_method_cannot_allocate_is_a_matter_of_its_knobs(allocate):
         raise RuntimeError("boom")
 
 
-def test_entries_of_compare_have_labels_of_their_own(execute, tmp_path):
-    entries = "compare=[{method: pld, num_tokens: 2, label: short},oracle]"
-    assert execute(f"output_dir={tmp_path}", "dataset.limit=1", entries) == 0
-    done = records.read_records(tmp_path)[0]
-    assert [r.label for r in done if r.turn == 0] == ["ar", "pld", "short", "oracle"]
-    assert {r.method for r in done if r.label == "short"} == {"pld"}
-
-
-def test_ar_as_the_method_is_its_own_baseline(execute, tmp_path):
-    assert execute(f"output_dir={tmp_path}", "dataset.limit=1", "method=ar") == 0
-    assert {r.label for r in records.read_records(tmp_path)[0]} == {"ar"}
-
-
-def test_without_a_baseline_nothing_is_audited(execute, tmp_path):
-    assert execute(f"output_dir={tmp_path}", "baseline=false") == 0
-    done = records.read_records(tmp_path)[0]
-    assert {r.label for r in done} == {"pld"}
-    assert {r.lossless.verdict for r in done} == {"not_audited"}
-    assert len(lines(tmp_path, records.DIALOGUE)) == 2
+def test_the_baseline_may_be_the_method_or_be_left_out(execute, tmp_path):
+    assert execute(f"output_dir={tmp_path}/ar", "dataset.limit=1", "method=ar") == 0
+    assert {r.label for r in records.read_records(tmp_path / "ar")[0]} == {"ar"}
+    assert execute(f"output_dir={tmp_path}/pld", "baseline=false") == 0
+    done = records.read_records(tmp_path / "pld")[0]
+    assert {(r.label, r.lossless.verdict) for r in done} == {("pld", "not_audited")}
+    assert len(lines(tmp_path / "pld", records.DIALOGUE)) == 2
 
 
 def test_at_a_temperature_outputs_of_a_seed_repeat_plain_sampling(execute, tmp_path, capsys):
@@ -259,36 +235,27 @@ def comparable(folder):
 
 
 @pytest.mark.parametrize("scope", ["prompt", "run"])
-def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(
-    execute, tmp_path, monkeypatch, scope
-):
+def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(execute, tmp_path, scope):
     what = ["method=cacheback", "method.table=dynamic", f"method.state_scope={scope}", "repeats=2"]
     what += ["method.total_draft_len=8", "method.chaining_reserved=1"]
     what += ["method.leader_capacity=64", "method.follower_capacity=8"]
     assert execute(f"output_dir={tmp_path}/whole", *what) == 0
     with interrupted_after(7):
         execute(f"output_dir={tmp_path}/parts", *what)
-    assert jsonl.read_json(tmp_path / "parts" / records.MANIFEST)["status"] == "interrupted"
+    begun = jsonl.read_json(tmp_path / "parts" / records.MANIFEST)
+    assert begun["status"] == "interrupted"
     assert execute(f"output_dir={tmp_path}/parts", *what) == 0
     assert comparable(tmp_path / "parts") == comparable(tmp_path / "whole")
-    starts = jsonl.read_json(tmp_path / "parts" / records.MANIFEST)["starts"]
-    assert [start["records_found"] for start in starts] == [0, 20]
+    whole, parts = (
+        jsonl.read_json(tmp_path / name / records.MANIFEST) for name in ("whole", "parts")
+    )
+    assert [start["records_found"] for start in parts["starts"]] == [0, 20]
+    assert parts["run_key"] == whole["run_key"]
+    # A folder's id is its own, and stays when it is resumed.
+    assert parts["folder_id"] == begun["folder_id"] != whole["folder_id"]
 
 
-def test_a_folder_s_id_is_its_own_and_stays_when_it_is_resumed(execute, tmp_path, monkeypatch):
-    def made(name):
-        return jsonl.read_json(tmp_path / name / records.MANIFEST)
-
-    with interrupted_after(2):
-        execute(f"output_dir={tmp_path}/run")
-    first = made("run")["folder_id"]
-    assert execute(f"output_dir={tmp_path}/run") == 0
-    assert execute(f"output_dir={tmp_path}/elsewhere") == 0
-    assert made("run")["folder_id"] == first != made("elsewhere")["folder_id"]
-    assert made("run")["run_key"] == made("elsewhere")["run_key"]
-
-
-def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path, monkeypatch):
+def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path):
     """Three jobs: one complete, one half done, one not begun."""
     launched = []
 
@@ -317,29 +284,6 @@ def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path, monkeypa
         for m in manifests
     }
     assert found == {1: [0], 2: [0, 6], 3: [0]}
-
-
-def test_a_full_disk_is_reported_and_loses_nothing(execute, tmp_path, monkeypatch):
-    write = os.write
-    taken = [0]
-
-    def nearly_full(fd, data):
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(records.CASES):
-            taken[0] += 1
-            if taken[0] == 3:
-                write(fd, bytes(data)[:100])
-                raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, data)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(jsonl.os, "write", nearly_full)
-        with pytest.raises(jsonl.DiskError, match=r"cases\.jsonl: No space left") as refusal:
-            execute(f"output_dir={tmp_path}/run")
-    assert refusal.value.exit_code == 1
-    assert len({r.case_id for r in records.read_records(tmp_path / "run")[0]}) == 2
-    assert execute(f"output_dir={tmp_path}/run") == 0
-    assert execute(f"output_dir={tmp_path}/whole") == 0
-    assert comparable(tmp_path / "run") == comparable(tmp_path / "whole")
 
 
 def test_resuming_on_another_machine_must_be_forced_and_marks_the_records(

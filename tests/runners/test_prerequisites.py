@@ -36,31 +36,23 @@ def replay(tmp_path):
     ]  # fmt: skip
 
 
-def test_answers_are_recorded_and_the_surface_is_measured(replay, tmp_path):
+def test_answers_and_the_surface_are_made_once_for_the_same_questions(replay, tmp_path):
     execute = Execute()
-    cfg = ensure(compose(replay), execute)
+    first = ensure(compose(replay), execute)
     recording, measurement = execute.jobs
     assert (recording.runner.name, recording.method.name) == ("offline", "ar")
     assert (recording.dataset.limit, recording.generation.max_new_tokens) == (3, 7)
     assert recording.compare == []
     assert (measurement.runner.name, measurement.method.name) == ("cost", "ar")
-    assert cfg.runner.traces == recording.output_dir
-    assert Path(cfg.runner.surface) == Path(measurement.output_dir) / "surface.json"
-    assert Path(cfg.runner.traces).parent == tmp_path / "recorded"
-
-
-def test_a_second_job_makes_nothing(replay):
-    first = ensure(compose(replay), Execute())
-    execute = Execute()
+    assert first.runner.traces == recording.output_dir
+    assert Path(first.runner.surface) == Path(measurement.output_dir) / "surface.json"
+    assert Path(first.runner.traces).parent == tmp_path / "recorded"
+    execute.jobs.clear()
     # Another knob of the method: the same questions, the same machine.
     second = ensure(compose([*replay, "method.k=5"]), execute)
     assert execute.jobs == []
     assert OmegaConf.to_container(second.runner) == OmegaConf.to_container(first.runner)
-
-
-def test_other_questions_are_recorded_anew_but_not_another_surface(replay):
-    ensure(compose(replay), Execute())
-    execute = Execute()
+    # Other questions are recorded anew; the surface holds.
     ensure(compose([*replay, "dataset.limit=2"]), execute)
     assert [job.runner.name for job in execute.jobs] == ["offline"]
 
