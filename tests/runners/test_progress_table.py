@@ -28,22 +28,15 @@ def test_away_from_a_terminal_there_is_a_line_every_few_cases_with_the_time_left
     assert lines[-1].startswith("60/60 cases, 4:00 gone, about 0:00 left")
 
 
-def test_on_a_terminal_there_is_a_bar_and_no_lines(caplog):
+def test_on_a_terminal_there_is_a_bar_and_no_lines_and_brackets_are_no_markup(caplog):
     out = io.StringIO()
     progress = RunProgress(2, console=Console(file=out, force_terminal=True, width=80))
     with caplog.at_level("INFO"), progress:
         progress.advance("qa 7")
-        progress.advance("qa 8")
-    assert "2/2" in out.getvalue()
-    assert caplog.records == []
-
-
-def test_brackets_in_names_are_no_markup():
-    out = io.StringIO()
-    progress = RunProgress(2, console=Console(file=out, force_terminal=True, width=80))
-    with progress:
         progress.advance("[red]boo[/blue] 7")
+    assert "2/2" in out.getvalue()
     assert "[red]boo[/blue] 7" in out.getvalue()
+    assert caplog.records == []
     terminal = Console(width=160, file=io.StringIO())
     terminal.print(console.render({"rows": [row("[bold]x[/red]", "overall")]}))
     assert "[bold]x[/red]" in terminal.file.getvalue()
