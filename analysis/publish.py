@@ -9,7 +9,7 @@ on another machine is another run.
 
 Numbers have flat keys (``speedup``, ``mat``), the same for all labels, so that a project is grouped
 by method and filtered by model, data and timing. Predicted times have keys of their own; tokens per
-pass are no prediction. A cost run has no labels and no records, but the times of passes.
+pass predict nothing. A cost run has no labels and no records, but the times of passes.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _surface_caption(run: Run) -> str:
 
 
 def _surface_figures(run: Run) -> dict[str, Drawing]:
-    """Tree passes over their rows, and batch passes over those of one token, where measured."""
+    """Time of tree passes by rows, and of batch passes over a pass of one token, where measured."""
     drawn: dict[str, Drawing] = {}
     lines: dict[int, list[Point]] = {}
     for kind, at, ms in _medians(run):

@@ -105,7 +105,7 @@ class FirstTable:
 
 
 def page(runs: Sequence[Run], estimator: str | None = None) -> str:
-    """The whole page; the estimator is that of the first table and of runs of no reproduction."""
+    """The whole page; the estimator holds for the first table and for runs of no reproduction."""
     recorded = [run for run in runs if run.records]
     apart = [make_comparisons(group, estimator) for group in by_timing(recorded)]
     comparisons = [comparison for group in apart for comparison in group]
@@ -235,7 +235,7 @@ def _section_of(comparison: ComparedRuns, sections: Sequence[Section]) -> int:
 
 
 def _below(table: ResultTable) -> list[str]:
-    """Of its caption what stands neither in the sections below nor among the definitions."""
+    """The part of its caption that neither the sections below nor the definitions hold."""
     lines = table.caption.split("\n")
     return lines[lines.index(DECISION_TEXT) + 1 :]
 

@@ -16,7 +16,7 @@ A step: the head reads the rows committed since, each with the next token's embe
 Where ours differs, and why:
     - At a temperature EAGLE-1 draws its children without replacement. Here, as in EAGLE-2, they are
       the likeliest ones whatever the temperature: a function of the context, so the output is plain
-      sampling's, and scores are those of temperature 1.
+      sampling's, and scores are taken at temperature 1.
     - Of equal scores the node that was made first goes first, which keeps every parent of a chosen
       node; there a child may be cut off.
     - The first draft comes after the prompt's pass, as for every method here; no level is grown

@@ -15,7 +15,7 @@ Where ours differs, and why:
     - Equal scores are ordered by depth, then by creation, which keeps every parent of a chosen
       node; the code may cut a parent off its child.
     - When decoding greedily the scores are the draft's plain softmax; else its probabilities after
-      the target's temperature and filters, and what the filters remove is no candidate.
+      the target's temperature and filters, and what the filters remove is not a candidate.
     - Rows of accepted nodes stay in the draft's cache; the code reads them again.
 State kept: none beyond the step but the draft model's cache, for a turn.
 """

@@ -124,7 +124,7 @@ class Pearl(Drafter):
             draft.begin(state.tokens, state.seed)
             self._read = True
         behind = len(pending)
-        # The last token that may be committed in the pass after this one is no draft's.
+        # The last token that may be committed in the pass after this one is never a draft token.
         wanted = min(
             self._gamma, state.remaining - behind - 1, draft.free_rows(state.length) - behind
         )

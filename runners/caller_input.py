@@ -142,7 +142,7 @@ def _checked_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) -> DictConfig:
-    """The composed configuration, its ``model`` node that of the model in memory."""
+    """The composed configuration, with a ``model`` node for the model in memory."""
     place = str(model.name_or_path or type(model).__name__)
     known = compose.option_names("model")
     if name is None:

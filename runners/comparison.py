@@ -1,6 +1,6 @@
 """Speculative-decoding methods compared on a model in memory, from a script or a notebook.
 
-The measurement is that of ``runner=offline``: the same engine, order, records and statistics. It
+It measures as ``runner=offline`` does: the same engine, order, records and statistics. It
 runs in the caller's process, and the model is given back as it was.
 """
 

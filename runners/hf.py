@@ -4,7 +4,7 @@
     python run.py runner=hf method=sps pair=random_draft   # and hf_assisted, with the same draft
 
 The peers run on a copy of the model as transformers loads it: our attention, cache and packed
-linears are not in it. Prompts, limit, end tokens, clock, audit and files are those of every run.
+linears are not in it. Prompts, limit, end tokens, clock, audit and files are as in every run.
 
 What a number means here: passes are counted by hooks on the model's forward; the assistant's pass
 over the prompt is not among them, as in our own methods (``draft_forwards``). ``prefill_s`` is the

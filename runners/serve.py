@@ -3,7 +3,7 @@
     python run.py runner=serve server=llamacpp 'compare=[{speculation: ngram_simple, label: ngram}]'
     python run.py runner=serve server=openai server.base_url=http://127.0.0.1:8000/v1
 
-Questions, records, folder, resume and statistics are those of every run. ``prefill_s`` is the time
+Questions, records, folder, resume and statistics are as in every run. ``prefill_s`` is the time
 to the first token as the client sees it, ``decode_s`` the time from there to the last one. Steps
 come from the server's own counters (`specbench.servers.counters`). Outputs are compared with the
 same server's plain ones; that another engine's would be the same is claimed nowhere.
@@ -192,7 +192,7 @@ def _baseline_of(own: ServerConfig) -> ServerConfig:
 
 
 def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
-    """The server's keys with those of an entry of ``compare``."""
+    """The server's keys, and over them the keys of an entry of ``compare``."""
     if isinstance(entry, DictConfig):
         entry = OmegaConf.to_container(entry, resolve=True)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("speculation"), str):

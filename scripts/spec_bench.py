@@ -60,7 +60,7 @@ A label given again is its next repeat. What their files do not say (token ids, 
 decoding, what was drafted, verdicts) stays unknown: the manifest lists it, and every table's
 caption says so. So there is no speedup over decoding time, only their estimator's. A question whose
 counts contradict each other is refused; with --flag it becomes a failed case, which drops out for
-all labels. An answer "ERROR" always does: its numbers are those of the turn before.
+all labels. An answer "ERROR" always does: it repeats the numbers of the turn before.
 """
 
 # The fields that must be there for a record at all.

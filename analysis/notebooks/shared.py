@@ -135,5 +135,5 @@ def show(figure: Drawing, name: str) -> None:
 
 
 def _display(shown: object) -> None:
-    # Only where there is a notebook: IPython is no dependency of the project's.
+    # Only where there is a notebook: the project does not depend on IPython.
     importlib.import_module("IPython.display").display(shown)

@@ -26,7 +26,7 @@ _CLAIMS_TEXT = (
 
 def tables(of: Reproduction, runs: Sequence[Run]) -> list[ResultTable]:
     """What was measured, and below what each paper claims."""
-    # The clock inside the steps costs time: speeds are those of the other runs, if any.
+    # The clock inside the steps costs time: speeds come from the other runs, if any.
     timed = [run for run in runs if not run.phases] or list(runs)
     comparisons = make_comparisons(timed, claims=())
     entries = [(c, entry) for c in comparisons for entry in c.drafting]

@@ -317,7 +317,7 @@ def knob_heatmaps(axes: Mapping[str, str], keys: Sequence[str], named: bool = Fa
 
 
 def along(entries: Iterable[ComparedLabel], knob: str) -> list[tuple[int, ComparedLabel]]:
-    """The entries that have a knob by its value, those of one value by their folder."""
+    """The entries that have a knob by its value, and by folder where several share a value."""
     with_knob = [(int(e.knobs[knob]), e) for e in entries if e.knobs.get(knob) is not None]
     return sorted(with_knob, key=lambda item: (item[0], str(item[1].run.path)))
 

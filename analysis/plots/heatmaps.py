@@ -240,7 +240,7 @@ def slowdown_caption(run: Run, text: str) -> str:
 
 
 def slowdown_heatmaps(run: Run, title: str, caption: str) -> Drawing:
-    """Time over that of one token: a heatmap for each number of cached tokens."""
+    """Time over one token's time: a heatmap for each number of cached tokens."""
     assert run.surface is not None
     contexts = run.surface.passes["batch"].axes["context"]
     grids = [

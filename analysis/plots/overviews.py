@@ -71,7 +71,7 @@ def budget_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
 
 
 def undecided_groups(entries: Sequence[ComparedLabel]) -> list[list[ComparedLabel]]:
-    """The labels that may be the fastest, then those of the rest that may be its fastest, etc."""
+    """The labels that may be the fastest, then those that may be it among the rest, and so on."""
     left, groups = list(entries), []
     while left:
         first = leaders(left, "speedup")

@@ -186,7 +186,7 @@ AGREEMENT_TEXT = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """A label of both runs; ``name`` is the legend's, that of its method."""
+    """A label of both runs; ``name`` is its method's, for the legend."""
 
     name: str
     method: str

@@ -27,7 +27,7 @@ def stacked_bars(
 ) -> Drawing:
     """Stacked horizontal bars of parts by row, with intervals; below, each part on a log axis.
 
-    ``form`` is that of the number written into a part that has room for it.
+    ``form`` formats the number written into a part that has room for it.
     """
     named = [(part, cell.value or 0) for row in rows.values() for part, cell in row.items()]
     parts = list(dict.fromkeys(part for part, length in named if length > 0))

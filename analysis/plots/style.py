@@ -6,7 +6,7 @@ or a page of a paper, and letters that are read at that width.
 A method has the same color, hatching and marker in every figure. Methods that share a paper's
 table or figure have hues of their own, which people with any common color blindness tell apart
 (the tests simulate it); hatching and marker do the same in print without color. The hues are those
-of Okabe and Ito without yellow, which is no line on white, and two dark ones of Paul Tol's.
+of Okabe and Ito without yellow, which nobody sees on white, and two dark ones of Paul Tol's.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ _METHODS: dict[str, tuple[str, str, str]] = {
     "ngrammys/unigram": (_SKY, "..", "^"),
     "ngrammys/extended": (_WINE, "xx", "D"),
 }
-REFERENCE = "#333333"  # lines that are no method: borders, the height of plain decoding
-BAND = "#E4E4E4"  # what stands behind the numbers
+REFERENCE = "#333333"  # lines that stand for no method: borders, the height of plain decoding
+BAND = "#E4E4E4"  # the background of the numbers
 HEATMAP = "cividis"  # even steps of lightness, the same to any color vision and in grey
-# Parts of a whole, e.g. the phases of a step; a part is no method.
+# Parts of a whole, e.g. the phases of a step; a part is not a method.
 _PARTS = (
     ("#DDDDDD", ""), (_ORANGE, ""), (_SKY, ""), (_GREEN, "//"), (_BLUE, ""), (_RED, "//"),
     (_PURPLE, ""), (_YELLOW, "//"),
@@ -185,7 +185,7 @@ def leader_style(best: bool) -> Keywords:
 
 
 def row_marker(place: int) -> str:
-    """The marker of the ``place``-th row of a figure whose colors are those of parts."""
+    """The marker of the ``place``-th row of a figure whose colors stand for parts."""
     return _MARKERS[place % len(_MARKERS)]
 
 

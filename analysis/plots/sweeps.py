@@ -39,7 +39,7 @@ def sweep_heatmaps(
     Args:
         found: of comparisons of one timing, what :func:`analysis.runs.sweeps.sweeps` found for
             ``knobs``: a heatmap each.
-        knobs: that of the vertical axis, then that of the horizontal one.
+        knobs: the vertical axis's, then the horizontal one's.
         key: ``speedup`` or ``mat``.
         text: the caption, conditions of the comparisons.
         names: of the axes, by knob; by default the knob's own.
@@ -76,7 +76,7 @@ def sweep_lines(
 
     Args:
         found: of one comparison, as for :func:`sweep_heatmaps`.
-        knob: what varies; ``name`` is that of the axis, by default the knob's own.
+        knob: what varies; ``name`` names the axis, by default as the knob.
         text: the caption, conditions of the comparison.
     """
     timing = found[0][0].timing
@@ -114,8 +114,8 @@ def sweep_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     """What a user's own sweep ends in, each with what is added to its file's name.
 
     Heatmaps of speedup and of MAT where two knobs were varied, lines where one was; of more knobs
-    the first two, with heatmaps for each setting of the others. Labels of one run are no sweep. Of
-    a setting that was measured twice nothing says which run is meant: a warning names both, and
+    the first two, with heatmaps for each setting of the others. Labels of one
+    run do not make a sweep. Where a setting was measured twice, a warning names both runs, and
     nothing is drawn.
     """
     knobs = swept_knobs(comparison) if len(comparison.runs) > 1 else []

@@ -29,7 +29,7 @@ _EARLIER = "waiting"
 def caption(comparison: ComparedRuns, speedup: bool = True, times: bool = True) -> str:
     """Model, data, state, hardware, number of cases, verdict on losslessness, code.
 
-    Speedups are explained where what stands above shows some, and so are times.
+    Speedups are explained where the table or figure shows some, and so are times.
     """
     return captions_once([comparison], speedup, times)[0]
 

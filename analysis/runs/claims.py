@@ -215,7 +215,7 @@ def find_claim(run: Run, label: str, method: str, claims: Sequence[Claim]) -> Cl
 def claim_of_setting(
     claims: Sequence[Claim], setting: str, method: str, model: str, dataset: str
 ) -> Claim | None:
-    """The claim for a variant that is no knob (``setting`` in the file), whatever the knobs.
+    """The claim for a variant that is not a knob (``setting`` in the file), whatever the knobs.
 
     None where there is none about this model.
     """

@@ -101,7 +101,7 @@ class ComparedLabel:
 class ComparedRuns:
     """Runs that share model, questions and conditions: one table.
 
-    ``told``: what its runs were told otherwise than those of another one on the same model and
+    ``told``: what its runs were told otherwise than the runs of another one on the same model and
     data, ``dataset.path=b.jsonl``; "" where there is none.
     """
 
@@ -196,7 +196,7 @@ def make_comparisons(
 
 
 def _told_apart(comparisons: Sequence[ComparedRuns]) -> list[ComparedRuns]:
-    """The comparisons, those of one model, data and machine with what was told them otherwise."""
+    """The comparisons; where several share model, data and machine, with what sets them apart."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, comparison in enumerate(comparisons):
         run = comparison.runs[0]

@@ -53,7 +53,7 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
     """How each label of each run stands against the fastest method of them all.
 
     Over several runs the methods are compared by their speedups over their own plain decoding, and
-    plain decoding's stand is that of the fastest method's run.
+    plain decoding's standing comes from the fastest method's run.
     """
     entries = _timed(comparison)
     if not entries:  # without plain decoding only labels of one run can be compared

@@ -20,7 +20,7 @@ _CONDITIONS = {"dataset", "generation", "verifier", "seed"}
 
 
 def varied_knobs(labels: Sequence[Labelled]) -> list[dict[str, object]]:
-    """Of each label of a run the knobs in which those of its name differ, with their values."""
+    """For each label of a run, the knobs that tell it from other labels of its name."""
     found: list[dict[str, object]] = [{} for _ in labels]
     for places in _by_label(labels).values():
         each = [without_names(run.knobs(label)) for run, label in (labels[i] for i in places)]
@@ -52,7 +52,7 @@ def _is_own(run: Run, label: str, key: str, value: object) -> bool:
 
 
 def setting_words(labels: Sequence[Labelled]) -> list[str]:
-    """Of each label of a run what tells it from those of its name, as it is typed.
+    """For each label of a run, what tells it from other labels of its name, as it is typed.
 
     ``leader_len=1, follower_len=3`` are the label's own knobs. Where labels have the same ones, as
     a method that runs beside another one in a sweep, what else their runs were told is added:

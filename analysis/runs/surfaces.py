@@ -67,14 +67,14 @@ class Surface:
 
     @property
     def has_slowdowns(self) -> bool:
-        """Whether batch passes were timed, that of a single token among them."""
+        """Whether batch passes were timed, one of a single token among them."""
         batch = self.passes.get("batch")
         return batch is not None and 1 in batch.axes["k"] and 0 in batch.axes["w"]
 
     def slowdowns(self, context: int, seed: int) -> dict[tuple[int, int], Estimate]:
-        """By (k, w): time of a batch pass over that of a pass of one token at the same context.
+        """By (k, w): time of a batch pass over a pass of one token at the same context.
 
-        The interval is that of the ratio of medians over the repeated passes (bootstrap).
+        The interval is the bootstrap's, of the ratio of medians over the repeated passes.
         """
         batch = self.passes["batch"]
         ks, ws = batch.axes["k"], batch.axes["w"]
@@ -93,7 +93,7 @@ class Surface:
         return cells
 
     def cost_of_rows(self, context: int) -> dict[int, float]:
-        """By tokens of a tree pass its time over that of one token, at so many cached tokens.
+        """By tokens of a tree pass, its time over a pass of one token, at so many cached tokens.
 
         The medians made monotone, as predictions have them: more tokens never cost less.
         """

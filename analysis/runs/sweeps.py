@@ -54,7 +54,7 @@ class Sweep:
 def sweeps(comparison: ComparedRuns, *knobs: str) -> list[Sweep]:
     """The comparison's sweeps over these knobs, each of one method with all else the same.
 
-    A setting that stands at one place alone is no sweep.
+    A single setting does not make a sweep.
 
     Raises:
         ResultsError: a setting was run twice; says which folders to choose from.

@@ -65,7 +65,7 @@ def comparison_table(*comparisons: ComparedRuns, most: int | None = None) -> Res
         stands = standings(comparison)
         for entry in _fastest(comparison, most, text):
             standing = stands.get((entry.run.path, entry.label))
-            plain = entry.label == entry.run.baseline  # that of one run stands for all
+            plain = entry.label == entry.run.baseline  # one run's stands for all
             name = {"method": entry.label if plain else comparison.name_of(entry)}
             rows.append({**where, **name, **_result_cells(entry, standing, comparison.tasks)})
             notes.append(entry.note(entry.label))

@@ -67,7 +67,7 @@ _ANSWERED: Mapping[str, Callable[[ComparedLabel, SummaryRow], object]] = {
 
 
 def knob_columns(comparison: ComparedRuns) -> list[dict[str, str]]:
-    """Of each entry the knobs in which those of its label differ, by column."""
+    """For each entry, the knobs that tell it from others of its label, by column."""
     found = varied_knobs([(entry.run, entry.label) for entry in comparison.entries])
     taken = _COLUMNS.split()
     return [

@@ -38,7 +38,7 @@ Where ours differs, and why:
     - After a hit that empties the tree, which was seen at r = 2 and never from r = 3 on, the
       reference goes on from the last node that was fed; ours from the node that was hit.
     - A node whose children all have weight 0 ends the path; the reference may go on with a node
-      that is no child.
+      that is not a child.
     - One process; a second device is the draft's (``pair.draft.device``), not a second rank.
 State kept: the tree and the draft's cache, for a turn. At K = 100 and 50 layers the kept children
     take 4 MB and the draft's cache 5000 rows.

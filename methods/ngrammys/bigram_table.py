@@ -48,7 +48,7 @@ class BigramTable(NamedTuple):
 
     @staticmethod
     def open(path: Path, tokenizer_hash: str | None) -> BigramTable:
-        """Map a file; arguments and errors are those of `open_array_file`."""
+        """Map a file, with the arguments and errors of `open_array_file`."""
         header, arrays = open_array_file(
             path, kind=KIND, version=VERSION, tokenizer_hash=tokenizer_hash
         )

@@ -2,8 +2,8 @@
 
 A state stands for all substrings that end at the same positions; it knows the longest one's length,
 its suffix link, where it first ended, and whether it is a prefix of the text. The transitions of
-all states share one hash table with open addressing; those of one state are also linked, because a
-cloned state copies them. For n tokens there are fewer than 2n states and 3n transitions, so an
+all states share one hash table with open addressing; a state's are also linked, because a cloned
+state copies them. For n tokens there are fewer than 2n states and 3n transitions, so an
 array never grows while a token is added, and adding n tokens takes O(n).
 
 The automaton of a single text answers prompt look-up without searching: the suffix link of its last
@@ -27,7 +27,7 @@ START = 0
 # Columns of a state: length of its longest substring, suffix link, first transition, position of
 # the token at which it first ended, and whether it is a prefix of the text.
 LENGTH, LINK, FIRST, END, PREFIXES = 0, 1, 2, 3, 4
-# Columns of a transition; NEXT links those of one state, the newest first.
+# Columns of a transition; NEXT links a state's transitions, the newest first.
 SOURCE, TOKEN, TARGET, NEXT = 0, 1, 2, 3
 # Entries of ``meta``.
 STATES, EDGES, LAST, TOKENS = 0, 1, 2, 3

@@ -1,7 +1,7 @@
 """Builds static automata: by default from installed documentation, else from any corpus.
 
 As in the reference, every id of the vocabulary is a document of its own, too, each document ends
-with the end token, and the automaton is that of all of them as one text.
+with the end token, and the automaton holds all of them as one text.
 """
 
 from __future__ import annotations

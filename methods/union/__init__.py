@@ -7,7 +7,7 @@ Merging (``methods.union.merge``): ``fill: ranked`` takes nodes of all parts by 
     ``depth_cost``; of equal costs, the part first in priority. ``fill: priority`` takes all of the
     first part up to its quota, then the next. A shared node takes one place and is credited to the
     first part in priority that has it. What a part has beyond the budget is left out.
-Each part sees of the outcome what concerns its own nodes: those of its tree that were verified, the
+Each part sees of the outcome what concerns its own nodes: the verified nodes of its tree, the
     accepted ones among them, and their rows of the target's choices, logits and hidden states. The
     committed tokens are the same for all. A part's auxiliary nodes (Lookahead's window) are never
     shared and go first.

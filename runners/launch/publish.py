@@ -29,7 +29,7 @@ _lost: set[str] = set()  # loggers whose service could not be used online, for t
 def publish(logger: DictConfig, path: Path) -> None:
     """Copy a finished run elsewhere as the ``logger`` node says; a failure is only reported.
 
-    After the first copy that could not be sent (``logger.mode=online``), it and those of the later
+    After the first copy that could not be sent (``logger.mode=online``), it and the copies of later
     jobs of a sweep are laid down offline.
 
     Raises:

@@ -34,7 +34,7 @@ def begin(job: Job, labels: dict[str, LabelInfo], machine: Mapping[str, Any]) ->
     ``machine`` comes from `specbench.system.environment.describe`.
     """
     return RunManifest(
-        folder_id=secrets.token_hex(8),  # the run key is that of every machine's same command
+        folder_id=secrets.token_hex(8),  # the run key is the same on every machine
         run_key=job.run_key,
         status="running",
         config=asdict(job.config),
@@ -105,7 +105,7 @@ def _part(config: Any, of: Mapping[str, Any]) -> Any:
 
 
 def check_resume(old: RunManifest, machine: Mapping[str, Any], force: bool) -> bool:
-    """Whether hardware, versions or code differ from those of the run to be resumed.
+    """Whether hardware, versions or code differ from the run to be resumed.
 
     Raises:
         OutputRefused: they differ and ``force`` is not set; names what differs.

@@ -50,7 +50,7 @@ def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -
 def both_baselines(job: Job) -> Job:
     """The job with an eager ``ar`` beside the one whose passes are CUDA graphs.
 
-    A speedup over graphs alone cannot be held against those of papers, and one over eager passes
+    A speedup over graphs alone cannot be held against papers' speedups, and one over eager passes
     alone is partly the launches'. A folder that was begun keeps the labels it has.
     """
     config = job.config

@@ -104,7 +104,7 @@ def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> l
 
     Raises:
         NeedsNotMet: a method cannot work in this run; says what to change.
-        ConfigurationError: a knob is out of range, or a class is no drafter.
+        ConfigurationError: a knob is out of range, or a class is not a drafter.
     """
     return [
         MethodRun(
@@ -271,7 +271,7 @@ def restore(
 
     Args:
         run: its drafter is emptied first.
-        done: the records of the present repeat; those of other labels and failed ones are skipped.
+        done: the records of the present repeat; other labels' and failed ones are skipped.
         redecode: decodes a record's prompt again with the run's drafter.
     """
     run.forget()

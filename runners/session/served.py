@@ -67,7 +67,7 @@ def _gguf(job: Job) -> Path | None:
 
 
 class ServedAnswers(Answers):
-    """Turns asked over HTTP, those of a batch at once."""
+    """Turns asked over HTTP, a batch at once."""
 
     refusals = (ConfigurationError,)
 

@@ -205,7 +205,7 @@ class Session:
 
         Those of the text that its ``eval.py`` writes, less one for the BOS token of its models.
         """
-        # An answer of an end token alone is no text, and where no BOS is added no id.
+        # An answer of an end token alone has no text and, where no BOS is added, no id.
         return max(0, len(self._tokenizer(self.text(output_ids).strip()).input_ids) - 1)
 
     def decode(

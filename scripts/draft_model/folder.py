@@ -88,7 +88,7 @@ def write_head(folder: Path, file: HeadFile, facts: dict[str, object]) -> None:
 
 
 def write_card(folder: Path, facts: dict[str, object]) -> None:
-    """Add facts to those of a draft or head, and write its card anew from all of them."""
+    """Add facts to a draft's or head's, and write its card anew from all of them."""
     path = folder / FACTS
     facts = (jsonl.read_json(path) if path.is_file() else {}) | facts
     jsonl.write_json(path, facts)

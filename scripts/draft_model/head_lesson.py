@@ -148,7 +148,7 @@ class UnrolledCache:
         self._shape = shape
         rows = torch.arange(len(batch))
         self._seen = (batch.last[:, None] == batch.last) & (rows <= rows[:, None])
-        self._guessed = rows[:0]  # the row that each key behind those of step 0 belongs to
+        self._guessed = rows[:0]  # the row of each key behind the keys of step 0
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 

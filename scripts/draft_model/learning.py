@@ -75,7 +75,7 @@ def learn(
 ) -> Progress:
     """Train until the recipe is done or ``minutes`` are over; ``work`` gets the state.
 
-    ``lengths`` are those of all texts, ``learnt`` the numbers of the texts that are learnt.
+    ``lengths`` has the length of every text, ``learnt`` the numbers of the texts that are learnt.
     """
     recipe, model, optimizer = training.recipe, training.model, training.optimizer
     plans: list[list[int]] = []

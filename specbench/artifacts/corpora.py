@@ -130,7 +130,7 @@ def file_texts(paths: Iterable[Path]) -> Iterator[str]:
     """What blank lines separate in UTF-8 files, at most about `PIECE` characters each.
 
     Raises:
-        ConfigurationError: a file cannot be read or is no UTF-8 text.
+        ConfigurationError: a file cannot be read or is not UTF-8 text.
     """
     for path in paths:
         lines: list[str] = []
@@ -227,7 +227,7 @@ def recorded_turns(path: Path, tokenizer_hash: str | None) -> Iterator[tuple[Arr
 
     Raises:
         ArtifactError: there is no such file, or it belongs to another tokenizer.
-        RecordError: a line is no valid record.
+        RecordError: a line is not a valid record.
     """
     path = path / CASES if path.is_dir() else path
     if not path.is_file():

@@ -75,7 +75,7 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     result.method = OmegaConf.merge(composed.method, knobs)
-    result.compare = []  # others' knobs may refer to those of the run's method
+    result.compare = []  # others' knobs may refer to the run's method
     chosen = next((c for c in (cfg, composed) if draft_weights(c.pair.draft, cfg.model)), composed)
     result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})
     result.pair.heads = {**composed.pair.heads, **cfg.pair.heads}

@@ -84,7 +84,7 @@ def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> li
         case = _case(row, dataset, shots)
         if case.case_id in first_seen:
             earlier = first_seen[case.case_id]
-            raise row.error(f"the id {case.case_id!r} is already that of line {earlier}")
+            raise row.error(f"line {earlier} has the id {case.case_id!r} already")
         first_seen[case.case_id] = row.number
         cases.append(case)
     if not cases:

@@ -84,7 +84,7 @@ class DraftLM(Protocol):
     def begin(self, tokens: IntArray, seed: int = 0) -> None:
         """Start a turn: read the text ``tokens [n]``, reset the counters, seed ``draw``.
 
-        Draws differ from those of a verifier with the same seed.
+        Draws differ from a verifier's with the same seed.
         """
 
     def free_rows(self, length: int) -> int:

@@ -39,7 +39,7 @@ class Layer:
     Attributes:
         above: ``[n]`` each node's parent: its number among the nodes above that have children.
         ranks: ``[n]`` which of its parent's candidates each is.
-        inner: ``[m]`` those of the nodes that have children.
+        inner: ``[m]`` the nodes that have children.
     """
 
     above: IntArray

@@ -81,12 +81,12 @@ def _restore(holder: object, attributes: dict[str, tuple[Any, Any]]) -> None:
     for name, (value, content) in attributes.items():
         if present.get(name) is not value:
             present[name] = value
-        # Order counts: it is that of `named_modules`.
+        # Order counts: `named_modules` gives it.
         if content is not None and _places(value) != _places(content):
             value.clear()
             value.update(content)
 
 
 def _places(content: dict[Any, Any]) -> list[tuple[Any, int]]:
-    """Names with what stands there; tensors do not compare to true or false."""
+    """Names with their objects; tensors do not compare to true or false."""
     return [(name, id(value)) for name, value in content.items()]

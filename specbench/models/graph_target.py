@@ -83,7 +83,7 @@ class GraphTarget(Target):
         commits: accept greedily and keep the accepted rows within the pass; for the greedy
             verifier. Else the verifier decides and ``commit`` moves the rows.
         capture: record graphs; None does so on a GPU.
-        drafts: a draft model's: passes are those of ``append`` and ``extend``.
+        drafts: for a draft model, whose passes are ``append`` and ``extend``.
         hidden_layers: each tuple of hidden states that passes are to hand over, as drafters ask for
             them; passes without any have graphs of their own.
         layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;

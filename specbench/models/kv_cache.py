@@ -131,7 +131,7 @@ class KVCache:
     def static(self, slots: torch.Tensor, keys: int) -> Iterator[None]:
         """Passes within write at ``slots [rows]`` and see ``keys`` rows: shapes without the length.
 
-        The mask of attention hides those of the keys that hold nothing.
+        The mask of attention hides keys that hold nothing.
         """
         self._static = (slots, keys)
         try:

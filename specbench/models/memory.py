@@ -34,7 +34,7 @@ def _heads(shape: Any) -> tuple[int, int]:
 
 
 def _parameters(shape: Any) -> int:
-    """Of a decoder in Llama's shape; those of norms and biases aside."""
+    """Of a decoder in Llama's shape, without norms and biases."""
     wide, (kv_heads, size) = shape.hidden_size, _heads(shape)
     attention = wide * size * 2 * (shape.num_attention_heads + kv_heads)
     layer = attention + 3 * wide * shape.intermediate_size

@@ -77,7 +77,7 @@ class Grid:
         return within
 
     def _noise(self) -> float:
-        """Relative standard error of a median, pooled: 1.25 times that of a mean."""
+        """Relative standard error of a median, pooled: 1.25 times a mean's."""
         repeats = self.samples.shape[-1]
         if repeats < 2:
             return 0.0
@@ -182,7 +182,7 @@ class CostSurface:
         """Read a saved surface.
 
         Raises:
-            ConfigurationError: there is no such file, or it is no surface of this version.
+            ConfigurationError: there is no such file, or it is not a surface of this version.
         """
         if not path.is_file():
             raise ConfigurationError(

@@ -163,7 +163,7 @@ class RecordedTarget:
 
 @dataclass(kw_only=True, eq=False)
 class PathLearner(Composite):
-    """A drafter that learns from logits, shown those of the accepted path alone."""
+    """A drafter that learns from logits, shown the accepted path's alone."""
 
     inner: Drafter
     target: RecordedTarget

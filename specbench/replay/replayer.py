@@ -42,7 +42,7 @@ class ReplayedTurn:
     """A turn that was replayed.
 
     Attributes:
-        decoded: steps as the live run takes them; its timings are those of the replay itself.
+        decoded: steps as the live run takes them, with the replay's own timings.
         prefill_s, decode_s, setup_s: predicted by the surface, drafting measured; 0 without one.
         phase_s: the same by phase; None without a surface.
         covered: share of the passes that lie inside the surface's grid; 1 without one.

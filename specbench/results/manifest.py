@@ -175,7 +175,7 @@ class RunManifest(_Node):
     """``manifest.json``.
 
     Attributes:
-        folder_id: made up for each folder; the run key is that of every machine's same command.
+        folder_id: made up for each folder; the run key is the same on every machine.
         run_key: hash of ``identity``, the part of ``config`` that may move a number.
         status: ``running``, ``complete``, ``interrupted`` or ``failed``.
         config: the composed configuration; ``overrides``: what was typed.
@@ -275,7 +275,7 @@ class RunManifest(_Node):
         jsonl.write_json(folder / MANIFEST, self.to_json())
 
     def seal(self, folder: Path, names: Iterable[str]) -> None:
-        """Note what a finished run's files are, those of them that are there."""
+        """Note which files a finished run has."""
         there = [name for name in names if (folder / name).is_file()]
         self.files = {name: file_sha256(folder / name) for name in there}
 

@@ -155,7 +155,7 @@ class CaseRecord:
             where counters say so, and ``ok`` where it only slowed together with the baseline.
         started_at: UTC, ISO 8601. ``host``: the machine's name.
         n_retokenized: of plain decoding, the tokens that Spec-Bench's ``speed.py`` counts in the
-            output: those of its text tokenized again, minus one; None where nobody counted.
+            output: its text tokenized again, minus one; None where nobody counted.
         engine: what decoded: ours, or another one with its version (``runner=serve``), whose
             turns may lack ids and single steps; ``numerics``: what that one keeps weights in.
         served: what a server's turn says besides, see `Served`.
@@ -341,8 +341,8 @@ def read_records(
         The records and whether the last line was cut off (and is left out).
 
     Raises:
-        specbench.storage.jsonl.RecordError: a line is no valid record, of another run, or of a turn
-            that an earlier line has already.
+        specbench.storage.jsonl.RecordError: a line is not a valid record, of another run, or of a
+            turn that an earlier line has already.
     """
     path = path / CASES if path.is_dir() else path
     first: dict[tuple[Any, ...], int] = {}

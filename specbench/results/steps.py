@@ -94,7 +94,7 @@ def read_steps(path: Path) -> list[StepTrace]:
     """The traces that `write_steps` wrote; turns without a step are not in them.
 
     Raises:
-        specbench.storage.jsonl.RecordError: the file is no such table.
+        specbench.storage.jsonl.RecordError: the file is not such a table.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -260,7 +260,7 @@ class Servers:
         """Ask a label's questions at once, and again those whose answers did not come whole.
 
         A request is repeated ``server.retries`` times where that may help: the connection was
-        refused or broke off, it took too long, the status was 408, 429 or 5xx, or what came is no
+        refused or broke off, it took too long, the status was 408, 429 or 5xx, or what came is not
         JSON. Nothing of an answer that did not come whole is kept. A server of ours that died is
         started again.
 

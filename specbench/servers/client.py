@@ -93,7 +93,7 @@ class Client:
         Ends behind ``[DONE]``, or where the server closes the stream.
 
         Raises:
-            NoAnswer: it broke off, took too long, or said what is no JSON.
+            NoAnswer: it broke off, took too long, or said what is not JSON.
         """
         return read_events(_lines(self._receive("POST", path, self.timeout_s, body)))
 
@@ -180,7 +180,7 @@ def read_events(lines: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, o
     """The JSON of server-sent events, up to ``[DONE]``, each with its line's time.
 
     Raises:
-        NoAnswer: an event is no JSON.
+        NoAnswer: an event is not JSON.
     """
     for at, line in lines:
         if not line.startswith(b"data:"):

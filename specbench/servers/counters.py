@@ -160,7 +160,7 @@ def difference(
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Prometheus' text format: values by name, those of one name and other labels added up."""
+    """Prometheus' text format: values by name, added up over a name's labels."""
     values: dict[str, float] = {}
     for line in text.splitlines():
         match = re.fullmatch(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+\S+)?", line.strip())

@@ -49,7 +49,7 @@ def read_answer(events: Iterable[tuple[float, object]]) -> Answer:
     """Put an answer's events together: of OpenAI's chat interface, or llama.cpp's own.
 
     Raises:
-        NoAnswer: the stream ended without saying why, or is no answer.
+        NoAnswer: the stream ended without saying why, or is not an answer.
     """
     answer = Answer()
     parts: list[str] = []

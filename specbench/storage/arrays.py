@@ -176,7 +176,7 @@ class ArrayTable(Generic[ArraysT]):
 
     @classmethod
     def open(cls, path: Path, tokenizer_hash: str | None = None) -> Self:
-        """Map a table from its file; arguments and errors are those of `open_array_file`."""
+        """Map a table from its file, with the arguments and errors of `open_array_file`."""
         header, arrays = open_array_file(
             path, kind=cls.kind, version=cls.version, tokenizer_hash=tokenizer_hash
         )

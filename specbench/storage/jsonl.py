@@ -49,7 +49,7 @@ def parse_json(data: bytes) -> Any:
     """The value of a JSON text that the rest of the program can work with and write again.
 
     Raises:
-        ValueError: it is no JSON or not UTF-8, holds a number that is not finite, an integer of
+        ValueError: it is not JSON or not UTF-8, holds a number that is not finite, an integer of
             thousands of digits or half a surrogate pair, or is nested too deeply.
     """
     try:

@@ -72,7 +72,7 @@ def chosen_prompts(prompts: Sequence[IntArray], context_length: int) -> list[Int
 
 @torch.inference_mode()
 def calibrate(targets: Sequence[Target], prompts: Sequence[IntArray]) -> AuditTolerance:
-    """The tolerance for these engines of one model; those of the first are the plain passes.
+    """The tolerance for these engines of one model; the first one's are the plain passes.
 
     The targets must hold each prompt and `TOKENS` more; what their caches hold is lost.
     """

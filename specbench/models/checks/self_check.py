@@ -259,7 +259,7 @@ def _our_rows(target: Target, text: _Text, drafts: bool) -> dict[str, torch.Tens
     prompt = target.prefill(text.prompt).logits[-1:].clone()
     found, trees = {}, _trees(text, target.max_nodes)
     if not drafts:
-        # Cloned, since a captured pass writes its logits over those of the one before.
+        # Cloned, since a captured pass overwrites the logits of the pass before.
         for part, tree in trees.items():
             found[part] = target.forward(text.root, tree).logits.clone()
         return {**found, "chain": torch.cat([prompt, found["chain"]])}
@@ -276,7 +276,7 @@ def _our_rows(target: Target, text: _Text, drafts: bool) -> dict[str, torch.Tens
 def _difference(a: torch.Tensor, b: torch.Tensor, typical: bool = False) -> float:
     """The largest between two logits of the rows that both have; inf where one is not a number.
 
-    With ``typical`` that of the median row.
+    With ``typical``, the median row's.
     """
     rows = min(len(a), len(b))
     a, b = a[:rows].double(), b[:rows].to(a.device).double()

@@ -103,7 +103,7 @@ def load_draft_model(
 def _placed(name: str, asked: str | None, target: Target) -> tuple[torch.device, int]:
     """The draft's device, and how many devices were asked for, the target's among them.
 
-    A device that this machine lacks is no reason to stop: the draft then shares the target's, and
+    A device that this machine lacks does not stop the run: the draft then shares the target's, and
     every record says that one device did what two were asked for.
     """
     if asked is None:

@@ -84,7 +84,7 @@ def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[Ca
 
 
 def counted_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
-    """The turns of cases that did not drop out: what all that is no time goes by."""
+    """The turns of cases that did not drop out: all numbers but times come from them."""
     by_case = _by_case(records, labels)
     return [turn for turns in by_case.values() if is_complete(turns, labels) for turn in turns]
 

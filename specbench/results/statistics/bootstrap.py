@@ -179,7 +179,7 @@ def log_ratios(
     """Logarithms of ratios of totals over prompts; None where no interval can be given.
 
     That is so of fewer than :data:`specbench.results.estimate.FEWEST` prompts, and where a total,
-    or that of a resample, is not positive.
+    or a resample's, is not positive.
 
     Args:
         above, below: ``[1 + R, n, k]`` what each prompt adds to the totals of k ratios: first over

@@ -29,7 +29,7 @@ def verdict(interval: Interval | None, margin: float = DEFAULT_MARGIN) -> str:
     """What an interval of a speed ratio says about two methods.
 
     Args:
-        interval: of the speed of the first over that of the second.
+        interval: of the first's speed over the second's.
         margin: what counts as no difference, e.g. 0.02: ratios from 1/1.02 to 1.02.
 
     Returns:
@@ -58,7 +58,7 @@ def compare_pairs(
 
     Args:
         records: of one run.
-        labels: of its table; those of plain decoding are no methods.
+        labels: of its table; plain decoding's are not methods.
         baseline: what speedups refer to; None: only the best.
         seed: of the bootstrap.
         estimator: of the speeds, as for :func:`specbench.results.statistics.summary.summarize`.

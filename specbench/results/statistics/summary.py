@@ -94,7 +94,7 @@ def summarize(
     """The rows of a run, one per task and label, tasks in their usual order, ``overall`` last.
 
     Args:
-        records: of one run; those of other labels are not looked at.
+        records: of one run; other labels' are not looked at.
         labels: in the order of the table.
         baseline: the label that speedups refer to; without it, or where it is not among the
             labels, there are none.
