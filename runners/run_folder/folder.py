@@ -21,10 +21,9 @@ from runners.run_folder.manifest import config_diff
 from specbench.arrays import IntArray
 from specbench.errors import OutputRefused
 from specbench.results import records
-from specbench.results.lines import answer_line, error_line
+from specbench.results.lines import StepTrace, answer_line, error_line, read_steps, write_steps
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord
-from specbench.results.steps import StepTrace, read_steps, write_steps
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError
 

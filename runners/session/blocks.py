@@ -18,8 +18,8 @@ from runners.job import CaseBlock, Job, derive_seed
 from runners.session.interference_rule import by_counters
 from runners.session.method_runs import MethodRun, restore
 from specbench.errors import CaseFailed
+from specbench.results.lines import StepTrace
 from specbench.results.records import CaseRecord, Lossless
-from specbench.results.steps import StepTrace
 from specbench.storage.jsonl import DiskError
 
 if TYPE_CHECKING:  # torch, which a finished run does not need
@@ -131,7 +131,7 @@ class Turn:
             depth=decoded.depth_per_step,
             committed=decoded.committed_per_step,
             sources=None if decoded.sources_per_step is None else [*decoded.sources_per_step],
-            step_s=None if step_s is None else list(step_s),
+            step_s=list(step_s) if step_s else None,  # another loop may not tell them
         )
         self.finish(
             decoded.output_ids,

@@ -37,9 +37,9 @@ from typing import NamedTuple
 
 from runners.job import CaseBlock, Job
 from specbench.config.schema import NoiseConfig
+from specbench.results.lines import StepTrace
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.aggregate import most_harmed
-from specbench.results.steps import StepTrace
 
 _HARMFUL_THROTTLING = frozenset(
     {"hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}

@@ -79,7 +79,7 @@ def test_columns_turns_and_tasks(mixed):
         (question(1) | {"category": None}, 2, "category"),
         (question(1) | {"question_id": None}, 2, "id must be"),
         (question(1, "overall"), 2, "rename this category"),
-        (question(0), 2, "'0' is already that of line 1"),
+        (question(0), 2, "line 1 has the id '0' already"),
         ('{"turns": ' + "[" * 100_000 + "]" * 100_000 + "}", 2, "nested too deeply"),
         ('{"question_id": ' + "1" * 5000 + "}", 2, "digits"),
         (question(1) | {"turns": ["a \ud83d b"]}, 2, "half a character"),

@@ -23,10 +23,9 @@ def pair(seed=0, noise=0.0, room=10**6, vocab_size=VOCAB):
     return TableTarget(logits), TableDraft(logits + noise * table(seed + 1, vocab_size), room)
 
 
-def ready(drafter, draft, target=None, sampling=GREEDY, eos=frozenset()):
+def ready(drafter, draft, target=None, sampling=GREEDY, eos=frozenset(), vocab=None):
     """The drafter, set up with a draft model and empty."""
-    drafter.setup(
-        DraftContext(draft.vocab_size, eos, sampling=sampling, target=target, draft_model=draft)
-    )
+    size = vocab or draft.vocab_size
+    drafter.setup(DraftContext(size, eos, sampling=sampling, target=target, draft_model=draft))
     drafter.reset()
     return drafter

@@ -61,7 +61,7 @@ def check_greedy(target, method: str, kind: str, architecture: str, rng, turns: 
     """Against plain decoding, serial and overlapped."""
     serial, threaded = engine(target, overlap="serial"), engine(target, overlap="thread")
     drafter = METHODS[method]()
-    ready(drafter, draft_of(kind, drafter, architecture))
+    ready(drafter, draft_of(kind, drafter, architecture), vocab=VOCAB)
     committed = []
     for seed in range(turns):  # the second one finds the first one's caches
         prompt = rng.integers(0, VOCAB, int(rng.integers(1, 25)))

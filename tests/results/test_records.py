@@ -10,8 +10,8 @@ import pytest
 
 from specbench.errors import field_error
 from specbench.results import records
+from specbench.results.lines import StepTrace, write_steps
 from specbench.results.records import CaseRecord, Lossless
-from specbench.results.steps import StepTrace, write_steps
 from specbench.storage import jsonl
 from tests.small_run import case_record
 

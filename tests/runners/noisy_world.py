@@ -12,10 +12,10 @@ import numpy as np
 
 from runners.session import interference_rule
 from specbench.config.schema import MeasureConfig
+from specbench.results.lines import StepTrace
 from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.disturbed import first_measurements, without_rule
 from specbench.results.statistics.summary import NO_CONTEXT, Sample
-from specbench.results.steps import StepTrace
 from tests.runners.test_blocks import ToyCase
 from tests.runners.toy import make_job
 from tests.small_run import case_record

@@ -16,8 +16,8 @@ from runners.session import open_run
 from specbench.errors import OutputRefused, SpecBenchError
 from specbench.replay.traces import load_traces
 from specbench.results import console, records
+from specbench.results.lines import read_steps
 from specbench.results.manifest import RunManifest
-from specbench.results.steps import read_steps
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
 from specbench.system import environment

@@ -9,8 +9,8 @@ from runners.run_folder.folder import ResultFiles
 from runners.session import interference_rule
 from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records
+from specbench.results.lines import StepTrace
 from specbench.results.records import CaseRecord
-from specbench.results.steps import StepTrace
 from specbench.storage import jsonl
 from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE
