@@ -361,8 +361,10 @@ def _drafting_times(
 def _made_up_traces(facts: dict[str, object], context: int, rng: np.random.Generator) -> Traces:
     """Texts of phrases that recur, so that drafters have something to find."""
     turns = {}
+    vocabulary = facts["vocab_size"]
+    assert isinstance(vocabulary, int)
     for i in range(_TEXTS):
-        phrases = rng.integers(0, facts["vocab_size"], (_PHRASES, _PHRASE_TOKENS))
+        phrases = rng.integers(0, vocabulary, (_PHRASES, _PHRASE_TOKENS))
         length = context + _TEXT_TOKENS
         order = rng.integers(0, _PHRASES, -(-length // _PHRASE_TOKENS))
         text = phrases[order].reshape(-1)[:length]

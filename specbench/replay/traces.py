@@ -223,7 +223,7 @@ def _read_folder(path: Path) -> Traces:
         model = {key: getattr(manifest.model, key) for key in _MODEL_FACTS}
         if model["vocab_size"] is None:  # not in manifests of older runs
             model["vocab_size"] = config["model"]["shape_config"]["vocab_size"]
-        header = {
+        header: dict[str, object] = {
             "model": model,
             "config": {key: config[key] for key in ("model", "dataset", "generation", "seed")},
             "run_key": manifest.run_key,
