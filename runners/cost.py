@@ -37,7 +37,7 @@ from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.cost_surface import FREE, CostSurface, Grid
 from specbench.replay.replayer import Replayer
-from specbench.replay.traces import Traces, Turn
+from specbench.replay.traces import RecordedTurn, Traces
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.storage import jsonl
@@ -368,7 +368,7 @@ def _made_up_traces(facts: dict[str, object], context: int, rng: np.random.Gener
         length = context + _TEXT_TOKENS
         order = rng.integers(0, _PHRASES, -(-length // _PHRASE_TOKENS))
         text = phrases[order].reshape(-1)[:length]
-        turns[BASELINE, str(i), 0] = Turn(
+        turns[BASELINE, str(i), 0] = RecordedTurn(
             label=BASELINE,
             method=BASELINE,
             task="made_up",

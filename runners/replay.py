@@ -37,8 +37,7 @@ from specbench.data.cases import Case
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import APPROXIMATE, EXACT, ROUNDED, Replayer, replay_kind
-from specbench.replay.traces import Traces, load_traces
-from specbench.replay.traces import Turn as RecordedTurn
+from specbench.replay.traces import RecordedTurn, Traces, load_traces
 from specbench.results.manifest import BASELINE, ModelInfo
 from specbench.results.records import CaseRecord
 from specbench.storage.hashes import file_sha256

@@ -37,7 +37,7 @@ from specbench.errors import ConfigurationError, unknown_name
 from specbench.paths import CONF_DIR
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import Replayer
-from specbench.replay.traces import Traces, Turn, load_traces
+from specbench.replay.traces import RecordedTurn, Traces, load_traces
 from specbench.results.fitted_table import FittedTable
 from specbench.results.manifest import BASELINE
 from specbench.storage import jsonl
@@ -85,7 +85,9 @@ class Scorer:
             found.speedup[name] = None if speed is None else speed / (self._plain[name] or 1.0)
         return found
 
-    def _speed(self, method: str, knobs: Mapping[str, Any], turns: Sequence[Turn]) -> float | None:
+    def _speed(
+        self, method: str, knobs: Mapping[str, Any], turns: Sequence[RecordedTurn]
+    ) -> float | None:
         """Predicted tokens/s; None where the knobs contradict each other."""
         try:
             node = method_node(method, knobs, self._model)
@@ -99,7 +101,7 @@ class Scorer:
         return tokens / sum(p.decode_s for p in played)
 
 
-def split(traces: Traces, share: float, seed: int) -> dict[str, list[Turn]]:
+def split(traces: Traces, share: float, seed: int) -> dict[str, list[RecordedTurn]]:
     """The turns of the development and of the held-out cases; every task is cut alike."""
     cases = traces.cases()
     by_task: dict[str, list[str]] = {}

@@ -25,7 +25,7 @@ from specbench.models.checkpoints import weights
 from specbench.replay import states
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.recorded_target import PathLearner, RecordedTarget
-from specbench.replay.traces import Traces, Turn
+from specbench.replay.traces import RecordedTurn, Traces
 from specbench.system.clock import CpuClock
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Replayer:
         )
         self._seed = seed
         self._stored: StoredTarget | None = None
-        self._states: tuple[Turn, dict[int, torch.Tensor]] | None = None
+        self._states: tuple[RecordedTurn, dict[int, torch.Tensor]] | None = None
 
     def prepare(self, drafter: Drafter, heads: Mapping[str, Path] | None = None) -> Drafter:
         """Set a drafter up, wrapped where it learns from logits.
@@ -161,7 +161,7 @@ class Replayer:
             )
         return self._stored
 
-    def _states_of(self, turn: Turn, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
+    def _states_of(self, turn: RecordedTurn, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
         """A turn's hidden states, numbered as ``layers``; labels that follow each other share them.
 
         Raises:
@@ -185,7 +185,7 @@ class Replayer:
     def replay_turn(
         self,
         drafter: Drafter,
-        turn: Turn,
+        turn: RecordedTurn,
         *,
         empty: bool,
         seed: int | None = None,
@@ -230,11 +230,11 @@ class Replayer:
             )
         return self._predict(decoded, turn, reset_s) if self._surface else ReplayedTurn(decoded)
 
-    def replay_turns(self, drafter: Drafter, turns: Iterable[Turn]) -> list[ReplayedTurn]:
+    def replay_turns(self, drafter: Drafter, turns: Iterable[RecordedTurn]) -> list[ReplayedTurn]:
         """Replay turns in their order, keeping the drafter's state as its scope says."""
         drafter.reset()
         replayed: list[ReplayedTurn] = []
-        last: Turn | None = None
+        last: RecordedTurn | None = None
         for turn in turns:
             empty, seen = drafter.starts_empty(turn.turn), NO_TOKENS
             if last is not None and not empty and last.case_id == turn.case_id:
@@ -256,7 +256,7 @@ class Replayer:
             times.append((phases.get("draft", 0.0) + phases.get("observe", 0.0)) / steps)
         return float(np.median(times))
 
-    def _predict(self, decoded: DecodeResult, turn: Turn, reset_s: float) -> ReplayedTurn:
+    def _predict(self, decoded: DecodeResult, turn: RecordedTurn, reset_s: float) -> ReplayedTurn:
         assert self._surface is not None
         k, width, context = np.array(self._target.passes, dtype=np.float64).reshape(-1, 3).T
         measured = decoded.timings.phase_s or {}

@@ -60,7 +60,7 @@ _PLACES = ("cache_dir", "path", "source", "fetch")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RecordedTurn:
     """One recorded turn.
 
     Attributes:
@@ -108,7 +108,7 @@ class Traces:
     config: Mapping[str, Any]
     run_key: str
     prompt_set_hash: str
-    turns: Mapping[tuple[str, str, int], Turn]
+    turns: Mapping[tuple[str, str, int], RecordedTurn]
     failed: tuple[str, ...]
 
     @functools.cached_property
@@ -124,7 +124,7 @@ class Traces:
                 digest.update(json.dumps(read_header(turn.states), sort_keys=True).encode())
         return digest.hexdigest()[:16]
 
-    def find(self, label: str, case_id: str, turn: int) -> Turn | None:
+    def find(self, label: str, case_id: str, turn: int) -> RecordedTurn | None:
         """The label's own recorded turn, else plain decoding's, else None."""
         own = self.turns.get((label, case_id, turn))
         return own if own is not None else self.turns.get((BASELINE, case_id, turn))
@@ -133,11 +133,11 @@ class Traces:
     def labels(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(turn.label for turn in self.turns.values()))
 
-    def cases(self) -> dict[str, list[Turn]]:
+    def cases(self) -> dict[str, list[RecordedTurn]]:
         """The turns of each case in the order they were run: plain decoding's where it ran."""
         label = BASELINE if BASELINE in self.labels else self.labels[0]
         chosen = [turn for turn in self.turns.values() if turn.label == label]
-        found: dict[str, list[Turn]] = {}
+        found: dict[str, list[RecordedTurn]] = {}
         for turn in sorted(chosen, key=lambda t: (t.stream_index, t.turn)):
             found.setdefault(turn.case_id, []).append(turn)
         return found
@@ -201,7 +201,7 @@ def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
 # --- a run folder ---------------------------------------------------------------------------------
 
 
-def _traces(path: Path, header: Mapping[str, Any], turns: Iterable[Turn]) -> Traces:
+def _traces(path: Path, header: Mapping[str, Any], turns: Iterable[RecordedTurn]) -> Traces:
     """Of a checked header."""
     return Traces(
         path=path,
@@ -254,7 +254,7 @@ def _read_folder(path: Path) -> Traces:
         top = candidates.get((record.label, record.case_id, record.turn))
         kept = states.path_of(path, record.stream_index, record.turn)
         turns.append(
-            Turn(
+            RecordedTurn(
                 **{name: getattr(record, name) for name in _OF_RECORD},
                 prompt_ids=np.asarray(record.prompt_ids, dtype=np.int64),
                 output_ids=np.asarray(record.output_ids, dtype=np.int64),
@@ -296,7 +296,7 @@ def write_pack(traces: Traces, path: Path, labels: Iterable[str] | None = None) 
     return len(turns)
 
 
-def _pack_lines(traces: Traces, turns: Iterable[Turn]) -> Iterator[dict[str, Any]]:
+def _pack_lines(traces: Traces, turns: Iterable[RecordedTurn]) -> Iterator[dict[str, Any]]:
     config = {
         key: {k: v for k, v in node.items() if k not in _PLACES} if isinstance(node, dict) else node
         for key, node in traces.config.items()
@@ -311,7 +311,7 @@ def _pack_lines(traces: Traces, turns: Iterable[Turn]) -> Iterator[dict[str, Any
         "failed": list(traces.failed),
     }
     for turn in turns:
-        line = {name: getattr(turn, name) for name in Turn.__dataclass_fields__}
+        line = {name: getattr(turn, name) for name in RecordedTurn.__dataclass_fields__}
         del line["states"]
         for name in ("prompt_ids", "output_ids", "candidates"):
             line[name] = None if line[name] is None else line[name].tolist()
@@ -326,7 +326,7 @@ def _read_pack(path: Path) -> Traces:
     except (OSError, EOFError, zlib.error) as error:
         raise RecordError(f"{path} is not a trace pack, or is damaged: {error}.") from error
     header: dict[str, Any] = {}
-    turns: dict[tuple[str, str, int], Turn] = {}
+    turns: dict[tuple[str, str, int], RecordedTurn] = {}
     for number, raw in enumerate(data.splitlines(), start=1):
         try:
             line = jsonl.parse_json(raw)
@@ -350,13 +350,13 @@ def _read_pack(path: Path) -> Traces:
     return _traces(path, header, turns.values())
 
 
-def _turn(line: dict[str, Any]) -> Turn:
+def _turn(line: dict[str, Any]) -> RecordedTurn:
     lines.packed_line(line)
     if line["candidates"] is not None:
         line["candidates"] = np.asarray(line["candidates"], dtype=np.int64)
     for name in ("prompt_ids", "output_ids"):
         line[name] = np.asarray(line[name], dtype=np.int64)
-    return Turn(**line)
+    return RecordedTurn(**line)
 
 
 def _check_header(header: Mapping[str, Any]) -> None:

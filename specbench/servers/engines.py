@@ -1,7 +1,7 @@
 """How each engine is asked, what it says of itself, and what it counts: a class for each.
 
-A new one is a subclass of `Engine` that stands in `ENGINES`, and a yaml in ``conf/server`` that
-begins with ``defaults: [openai, _self_]`` and names it as ``engine``.
+A new one is a subclass of `ServerEngine` that stands in `ENGINES`, and a yaml in ``conf/server``
+that begins with ``defaults: [openai, _self_]`` and names it as ``engine``.
 
 Sources of the counters, read 2026-11: vLLM's pull request 48915 and its Prometheus counters;
 SGLang's pull requests 3152 and 33518 and its ``meta_info``; llama.cpp's server (``timings``,
@@ -44,7 +44,7 @@ class EngineInfo:
     flags: Said = field(default_factory=dict)
 
     @property
-    def kind(self) -> Engine:
+    def kind(self) -> ServerEngine:
         return ENGINES[self.engine]
 
     @property
@@ -66,7 +66,7 @@ class Question:
     prompt_ids: Sequence[int] = ()
 
 
-class Engine:
+class ServerEngine:
     """An engine that nothing is known of but that it has OpenAI's interface.
 
     Attributes:
@@ -126,7 +126,7 @@ def sampling(generation: GenerationConfig, seed: int) -> dict[str, object]:
     return body
 
 
-class Vllm(Engine):
+class Vllm(ServerEngine):
     """vLLM."""
 
     name, shown = "vllm", "vLLM"
@@ -159,7 +159,7 @@ class Vllm(Engine):
         return "version" in said
 
 
-class Sglang(Engine):
+class Sglang(ServerEngine):
     """SGLang."""
 
     name, shown = "sglang", "SGLang"
@@ -216,7 +216,7 @@ class Sglang(Engine):
         }
 
 
-class LlamaCpp(Engine):
+class LlamaCpp(ServerEngine):
     """llama.cpp's server; it is given ids, so that the prompt is known exactly."""
 
     name, shown = "llamacpp", "llama.cpp"
@@ -271,7 +271,7 @@ class LlamaCpp(Engine):
         return Question("/completion", body | {"n_predict": generation.max_new_tokens}, ids)
 
 
-class Other(Engine):
+class Other(ServerEngine):
     """Any other one: what it counts is read as whichever engine says it so."""
 
     counters = tuple(
@@ -287,7 +287,7 @@ class Other(Engine):
 
 
 # In the order in which a server is asked which of them it is.
-ENGINES: dict[str, Engine] = {e.name: e for e in (LlamaCpp(), Sglang(), Vllm(), Other())}
+ENGINES: dict[str, ServerEngine] = {e.name: e for e in (LlamaCpp(), Sglang(), Vllm(), Other())}
 
 
 def identify(client: Client, engine: str, model: str | None, numerics: str | None) -> EngineInfo:

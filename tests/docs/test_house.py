@@ -154,6 +154,17 @@ def test_rooms_are_small_and_the_house_page_names_each():
     assert tested == rooms | {*PACKAGES, "scripts", "contract", "docs", "golden"} - {"specbench"}
 
 
+def test_a_class_name_names_one_class():
+    names = Counter(
+        node.name
+        for package in (*PACKAGES, "scripts")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def tracked() -> list[Path]:
     """Files that git tracks or would: paths relative to the root."""
     listed = subprocess.run(

@@ -13,7 +13,7 @@ from specbench.config.knobs import check_method
 from specbench.errors import ConfigurationError
 from specbench.paths import CONF_DIR
 from specbench.replay.cost_surface import CostSurface, Grid
-from specbench.replay.traces import Traces, Turn, load_traces, write_pack
+from specbench.replay.traces import RecordedTurn, Traces, load_traces, write_pack
 
 VOCAB = 60
 
@@ -26,7 +26,7 @@ def pack(tmp_path_factory) -> Path:
     for i in range(12):
         phrases = rng.integers(0, VOCAB, (6, 5))
         text = phrases[rng.integers(0, 6, 40)].reshape(-1)
-        turns["ar", str(i), 0] = Turn(
+        turns["ar", str(i), 0] = RecordedTurn(
             label="ar", method="ar", task="qa" if i < 8 else "rag", category="qa", case_id=str(i),
             turn=0, stream_index=i, seed=i, prompt_ids=text[:100], output_ids=text[100:160],
         )  # fmt: skip
