@@ -57,7 +57,6 @@ def chosen(name: str, values: Mapping[str, Any], default: Any = None) -> Any:
     return values.get(name, default)
 
 
-@functools.cache
 def methods_that_need(what: str) -> list[str]:
     """Names of the methods whose ``needs`` has ``what`` set, under their own defaults.
 
