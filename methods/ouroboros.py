@@ -53,7 +53,7 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.decoding.tree import longest_match
+from specbench.decoding.verify.greedy import longest_match
 from specbench.index.lookahead_window import LookaheadWindow
 from specbench.index.ngram_pool import NgramPool
 

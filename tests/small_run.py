@@ -136,7 +136,7 @@ def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
 @contextmanager
 def interrupted_after(blocks: int):
     """The run inside is interrupted when it writes one block more."""
-    from runners.run_folder.folder import ResultFiles
+    from runners.run_folder.resumable_files import ResultFiles
 
     append, left = ResultFiles.append, iter(range(blocks))
 

@@ -18,9 +18,9 @@ from analysis.runs.acceptance import (
     rows_of_draft_pass,
     rows_of_target_pass,
 )
+from analysis.runs.claim_verdicts import NOT_RUN
 from analysis.runs.comparisons import ComparedRuns
 from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
-from analysis.runs.verdicts import NOT_RUN
 from analysis.tabular.comparison_tables import claimed_cell
 from specbench.results.estimate import Cell
 from specbench.results.names import display_name

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from analysis.papers.cells import CONTEXT, cells
 from analysis.papers.reproduction import Reproduction, captions
 from analysis.runs.acceptance import drafter_count, phase_share
+from analysis.runs.claim_verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
-from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import claimed_cell
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import OUTPUTS

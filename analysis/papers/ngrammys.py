@@ -22,12 +22,12 @@ from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import slowdown_caption, slowdown_heatmaps
 from analysis.plots.layout import Drawing
 from analysis.plots.sweeps import figure_name
+from analysis.runs.claim_verdicts import NOT_RUN, OTHER_MODEL
 from analysis.runs.claims import Claim, claim_of_setting
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.estimates import over_repeats, pooled_ratio
 from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
-from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL
 from analysis.tabular.comparison_tables import claimed_cells, with_rule
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import case_cell

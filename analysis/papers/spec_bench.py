@@ -10,10 +10,10 @@ from analysis.papers.reproduction import Pictures, Reproduction, after, captions
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.style import unit_of
 from analysis.plots.sweeps import figure_name
+from analysis.runs.claim_verdicts import NOT_RUN
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run
-from analysis.runs.verdicts import NOT_RUN
 from analysis.tabular.comparison_tables import rows_once, with_rule
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import OUTPUTS, case_cell

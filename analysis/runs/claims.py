@@ -5,7 +5,7 @@ the claim names, and what ``settings`` in the file (or the exhibit's own) say of
 as the run knows them. Beside a row of the same model, which it judges, the terms must agree too:
 precision, answer length, form of the prompts, questions, draft model, and what a store was built
 from. Where the file has claims about the run's own model, other models' stand for nothing.
-How a row compares with its claim: :mod:`analysis.runs.verdicts`.
+How a row compares with its claim: :mod:`analysis.runs.claim_verdicts`.
 """
 
 from __future__ import annotations

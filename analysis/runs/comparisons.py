@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from analysis.runs.claim_verdicts import Judge
 from analysis.runs.claims import Claim, claims_not_run, find_claim
 from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.settings import run_words, setting_words
-from analysis.runs.verdicts import Judge
 from specbench.results.decision import measured
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from analysis.runs.captions import captions_once, decoding_words
+from analysis.runs.claim_verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
 from analysis.runs.leaders import standings
-from analysis.runs.verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import (
     DECISION,

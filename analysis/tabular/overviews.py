@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from analysis.runs.claim_verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import leaders_of, standings
-from analysis.runs.verdicts import VERDICT_RULE, VERDICT_WORDS
 from analysis.tabular.comparison_tables import TITLE_TIMES, claimed_cell, context_cells
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import MAT, OUTPUTS, SPEEDUP, decision_cells, outputs_cell

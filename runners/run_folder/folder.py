@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from filelock import FileLock, Timeout
 
-from runners.job import CaseBlock, Job
 from runners.run_folder.manifest import config_diff
-from specbench.arrays import IntArray
 from specbench.errors import OutputRefused
 from specbench.results import records
-from specbench.results.lines import StepTrace, answer_line, error_line, read_steps, write_steps
 from specbench.results.manifest import RunManifest
-from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError
 
@@ -166,205 +160,3 @@ def _holder(path: Path) -> str:
         return f"process {holder['parent']} (child {holder['pid']}) on host {holder['host']}"
     except (OSError, ValueError, KeyError):
         return "another process that has just started"
-
-
-def _trace_line(line: jsonl.JsonObject) -> jsonl.JsonObject:
-    StepTrace.from_json(line)
-    return line
-
-
-class ResultFiles:
-    """The growing files of a run, written under the lock; whole blocks only.
-
-    Attributes:
-        done: records of the complete blocks, in the order they were written.
-        redone: number of blocks that were found incomplete and dropped.
-        superseded: ``(repeat, case_id, attempt)`` of the measurements in ``disturbed.jsonl``.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self._job, self._folder = job, job.folder
-        self.done, truncated = self._read(records.CASES)
-        self._keep_traces()
-        self.redone = self._drop_incomplete_blocks(truncated)
-        self.superseded = self._keep_superseded()
-        for name in (records.CASES, records.ERRORS, records.STEPS_LOG):
-            jsonl.append_jsonl(self._folder / name, [])  # there even where nothing is to be said
-
-    @property
-    def pending(self) -> list[CaseBlock]:
-        """The blocks that lack a record, in the order of the run."""
-        present = {record.key for record in self.done}
-        labels = self._job.labels
-        return [block for block in self._job.blocks() if not block.keys(labels) <= present]
-
-    def _read(self, name: str) -> tuple[list[CaseRecord], bool]:
-        """The records of a file, all of which must be of this job."""
-        job, path = self._job, self._folder / name
-        found, truncated = records.read_records(path, run_key=job.run_key, labels=job.labels)
-        places = {key: block for block in job.blocks() for key in block.keys(job.labels)}
-        for number, record in enumerate(found, start=1):
-            block = places.get(record.key)
-            if block is None:
-                what = f"case {record.case_id}, turn {record.turn}, repeat {record.repeat}"
-                raise jsonl.damaged(path, number, f"{what} does not belong to this run")
-            if record.stream_index != block.stream_index:
-                what = f"stream_index is {record.stream_index}, of this case {block.stream_index}"
-                raise jsonl.damaged(path, number, what)
-        return found, truncated
-
-    def _keep_traces(self) -> None:
-        """Have the steps in their growing file, also where ``DONE`` was removed by hand."""
-        log_file, table = self._folder / records.STEPS_LOG, self._folder / records.STEPS
-        if self.done and table.exists() and not log_file.exists():
-            jsonl.rewrite_jsonl(log_file, (trace.to_json() for trace in read_steps(table)))
-
-    def _keep_superseded(self) -> set[tuple[int, str, int]]:
-        """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
-        found, truncated = self._read(records.DISTURBED)
-        present = {(r.repeat, r.case_id): r.attempt for r in self.done}
-        # Of a block that is measured anew, nothing was superseded.
-        keep = [r for r in found if r.attempt < present.get((r.repeat, r.case_id), 0)]
-        if truncated or len(keep) < len(found):
-            path = self._folder / records.DISTURBED
-            jsonl.rewrite_jsonl(path, (record.to_json() for record in keep))
-        return {(record.repeat, record.case_id, record.attempt) for record in keep}
-
-    def _without_trace(self) -> set[tuple[int, str]]:
-        """Blocks whose steps are not in their file, as after a kill between two files."""
-        steps = {trace.key: trace.committed for trace in self.traces()}
-        return {
-            (record.repeat, record.case_id)
-            for record in self.done
-            # Servers say at most what each step committed, and that is in the record.
-            if record.engine == records.OWN_ENGINE
-            and steps.get(record.key, []) != record.committed_per_step
-        }
-
-    def _drop_incomplete_blocks(self, truncated: bool) -> int:
-        folder = self._folder
-        complete = {block.place for block in self._job.blocks()}
-        complete -= {block.place for block in self.pending} | self._without_trace()
-        started = {(record.repeat, record.case_id) for record in self.done}
-        redone = max(len(started - complete), int(truncated))
-        if redone:
-            log.info(
-                "%s: the last run was cut off in the middle of a case%s; %d incomplete block%s "
-                "dropped and measured again",
-                folder / records.CASES,
-                " (truncated line)" if truncated else "",
-                redone,
-                "s are" if redone > 1 else " is",
-            )
-            self._rewrite([r for r in self.done if (r.repeat, r.case_id) in complete])
-        # These are written before the block's records, so they may run ahead of them.
-        parse: Callable[[jsonl.JsonObject], Mapping[str, object]]
-        for name, parse in ((records.ERRORS, error_line), (records.STEPS_LOG, _trace_line)):
-            jsonl.mend_jsonl(
-                folder / name, parse, lambda line: (line["repeat"], line["case_id"]) in complete
-            )
-        return redone
-
-    def append(
-        self,
-        block: list[CaseRecord],
-        errors: list[dict[str, Any]],
-        steps: list[StepTrace],
-    ) -> None:
-        """Write a finished block; its records go last, as one write, and make it count.
-
-        Raises:
-            DiskError: the disk is full or broken; the block is then redone on resume.
-        """
-        jsonl.append_jsonl(self._folder / records.STEPS_LOG, (trace.to_json() for trace in steps))
-        jsonl.append_jsonl(self._folder / records.ERRORS, errors)
-        jsonl.append_jsonl(self._folder / records.CASES, (record.to_json() for record in block))
-        self.done.extend(block)
-
-    def replace(
-        self,
-        block: list[CaseRecord],
-        errors: list[dict[str, Any]],
-        steps: list[StepTrace],
-    ) -> None:
-        """Put a new measurement of a block in the old one's place.
-
-        The old records go to ``disturbed.jsonl`` first, and the new ones take their place last, so
-        that a process killed in between leaves the old measurement.
-
-        Raises:
-            DiskError: the disk is full or broken; the old measurement stays.
-        """
-        place = (block[0].repeat, block[0].case_id)
-        old = [r for r in self.done if (r.repeat, r.case_id) == place]
-        jsonl.append_jsonl(self._folder / records.DISTURBED, (r.to_json() for r in old))
-        for name, new in (
-            (records.STEPS_LOG, [trace.to_json() for trace in steps]),
-            (records.ERRORS, errors),
-        ):
-            lines, _ = jsonl.read_jsonl(self._folder / name)
-            keep = [line for line in lines if (line["repeat"], line["case_id"]) != place]
-            jsonl.rewrite_jsonl(self._folder / name, [*keep, *new])
-        at = self.done.index(old[0])
-        # In the old place, so that what learns over a run is fed in the same order ever after.
-        self._rewrite([*self.done[:at], *block, *self.done[at + len(old) :]])
-        self.superseded |= {(*place, record.attempt) for record in old}
-
-    def mark(self, changed: Mapping[tuple[int, str, int, str], CaseRecord]) -> None:
-        """Replace single records by ones that say otherwise about disturbance."""
-        if changed:
-            self._rewrite([changed.get(record.key, record) for record in self.done])
-
-    def _rewrite(self, done: list[CaseRecord]) -> None:
-        jsonl.rewrite_jsonl(self._folder / records.CASES, (r.to_json() for r in done))
-        self.done[:] = done  # others hold this list
-
-    def traces(self) -> list[StepTrace]:
-        """The step traces so far, one per turn."""
-        return jsonl.read_jsonl(self._folder / records.STEPS_LOG, StepTrace.from_json)[0]
-
-    def finish(self, summary: Mapping[str, Any], manifest: RunManifest) -> None:
-        """Write the closing files; ``DONE`` last."""
-        folder = self._folder
-        write_steps(folder / records.STEPS, self.traces())
-        jsonl.write_json(folder / records.SUMMARY, summary)
-        manifest.seal(folder, records.LEFT)
-        manifest.write(folder)
-        jsonl.write_text(folder / records.DONE, "")
-        (folder / records.STEPS_LOG).unlink()
-
-
-class BaselineCache:
-    """Plain greedy answers that no measured run gives: computed once, untimed, kept on disk.
-
-    Needed as the first turn's answer in a dialogue where no greedy baseline runs, and as the
-    reference of a method that asks for one before the baseline has run.
-
-    Args:
-        path: the file; a line cut off by a crash is dropped.
-        decode: the plain greedy output ``[n_new]`` of a prompt.
-    """
-
-    def __init__(self, path: Path, decode: Callable[[IntArray], IntArray]) -> None:
-        self._known = {
-            (line["case_id"], line["turn"], line["prompt_sha"]): line["output_ids"]
-            for line in jsonl.mend_jsonl(path, answer_line)
-        }
-        self._path = path
-        self._decode = decode
-
-    def get(self, case_id: str, turn: int, prompt: IntArray) -> IntArray:
-        """The plain greedy output for a prompt of a case's turn.
-
-        Raises:
-            CaseFailed: the prompt cannot be decoded.
-            DiskError: the answer cannot be kept.
-        """
-        sha = hashlib.sha256(np.ascontiguousarray(prompt, dtype="<i8").tobytes()).hexdigest()
-        key = (case_id, turn, sha)
-        if key not in self._known:
-            output = [int(token) for token in self._decode(prompt)]
-            line = {"case_id": case_id, "turn": turn, "prompt_sha": sha, "output_ids": output}
-            jsonl.append_jsonl(self._path, [line])
-            self._known[key] = output
-        return np.asarray(self._known[key], dtype=np.int64)

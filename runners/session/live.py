@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runners.job import EAGER_BASELINE, CaseBlock, Job
-from runners.run_folder.folder import BaselineCache
+from runners.run_folder.baseline_answers import BaselineCache
 from runners.run_folder.manifest import check_subject
 from runners.session import device_lock
 from runners.session.blocks import WARM_UP_TEXT, Answers, BlockResult, Turn, answered

@@ -29,6 +29,7 @@ from runners.run_folder.manifest import (
     check_resume,
     close,
 )
+from runners.run_folder.resumable_files import ResultFiles
 from runners.session import interference_rule
 from runners.session.blocks import Answers, BlockResult, BlockRunner
 from runners.session.method_runs import MethodRun, build_method_runs
@@ -51,7 +52,7 @@ class OpenRun:
 
     job: Job
     runs: Sequence[MethodRun]
-    files: folder.ResultFiles
+    files: ResultFiles
     manifest: RunManifest
 
     def runner(self, source: Answers) -> BlockRunner:
@@ -126,7 +127,7 @@ def complete(
         manifest = _open_manifest(job, runs)
         # Before any other file: a folder with records and no manifest is nobody's.
         manifest.write(job.folder)
-        files = folder.ResultFiles(job)
+        files = ResultFiles(job)
         run = OpenRun(job, runs, files, manifest)
         add_start(manifest, len(files.done), files.redone)
         run.save_manifest()

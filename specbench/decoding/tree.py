@@ -77,25 +77,6 @@ def longest_accepted(parents: IntArray, accepted: BoolArray, path: IntArray) -> 
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def longest_match(
-    tokens: IntArray, parents: IntArray, aux: BoolArray, next_tokens: IntArray, path: IntArray
-) -> int:
-    """Greedy verification: the deepest node whose whole path equals the target's choices.
-
-    Siblings may repeat a token (Cacheback without merging), so every matching branch is followed;
-    see `longest_accepted`. ``next_tokens [n + 1]`` holds the target's choice at the root and at
-    each node. Auxiliary nodes (``aux [n]``, or ``[0]`` for none) never match.
-    """
-    n = len(parents)
-    accepted = np.zeros(n, dtype=np.bool_)
-    for i in range(n):
-        if len(aux) == 0 or not aux[i]:
-            accepted[i] = tokens[i] == next_tokens[parents[i] + 1]
-    count: int = longest_accepted(parents, accepted, path)
-    return count
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator]
 def sibling_table(parents: IntArray, aux: BoolArray) -> IntArray:
     """``[n + 1, widest]`` the candidates below root (row 0) and nodes, in order; -1 fills up."""
     n = len(parents)

@@ -326,7 +326,7 @@ class StaticPass(FixedShape):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Greedy verification without a walk: a node is accepted if no ancestor fails to match.
 
-        Of equally deep accepted nodes the first wins, as in ``tree.longest_match``.
+        Of equally deep accepted nodes the first wins, as in `longest_match` of the greedy verifier.
         """
         rows = self._row_numbers
         matches = candidates & (tokens == choices[parent_rows])

@@ -15,9 +15,9 @@ from rich.console import Console
 from analysis import figures, report, tables
 from analysis.papers.claimed import task_label
 from analysis.runs.captions import caption
+from analysis.runs.claim_verdicts import VERDICT_RULE
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
-from analysis.runs.verdicts import VERDICT_RULE
 from analysis.tabular.comparison_tables import settings_table, task_table
 from analysis.tabular.latex import to_latex
 from analysis.tabular.table import ResultTable, csv_text, sheet, to_markdown, to_rich

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.decoding.structs import BonusProposal, DraftTree, Proposal
-from specbench.decoding.tree import BAD_PARENT, VALID, fill_tree, longest_match, visibility
+from specbench.decoding.tree import BAD_PARENT, VALID, fill_tree, visibility
+from specbench.decoding.verify.greedy import longest_match
 from tests.decoding.table_models import plain_depths
 
 NO_AUX = np.empty(0, dtype=bool)

@@ -5,8 +5,8 @@ import numpy as np
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DecodeState, StepOutcome
-from specbench.decoding.tree import longest_match
 from specbench.decoding.verify import GreedyVerifier
+from specbench.decoding.verify.greedy import longest_match
 
 NO_AUX = np.empty(0, dtype=np.bool_)
 

@@ -21,8 +21,9 @@ from runners.session.loading import make_target
 from specbench.config.compose import compose
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftContext, DraftTree, Needs
-from specbench.decoding.tree import TreeGeometry, longest_match
+from specbench.decoding.tree import TreeGeometry
 from specbench.decoding.verify import GreedyVerifier
+from specbench.decoding.verify.greedy import longest_match
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.models import static_pass

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runners.run_folder import folder, manifest
+from runners.run_folder.resumable_files import ResultFiles
 from runners.session import open_run
 from specbench.errors import OutputRefused
 from specbench.results import records
@@ -70,7 +71,7 @@ def test_a_run_killed_while_it_opens_its_files_can_be_resumed(job, tmp_path, mon
 
     monkeypatch.setattr(open_run, "build_method_runs", lambda job, given: [])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(folder, "ResultFiles", killed)
+        patch.setattr(open_run, "ResultFiles", killed)
         open_run.complete(job, lambda run: None)
     folder.check_owner(tmp_path, job.run_key, job.identity)
 
@@ -123,13 +124,13 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
 
 
 def test_a_cut_off_line_drops_its_block_and_nothing_else(job, tmp_path, caplog):
-    files = folder.ResultFiles(job)
+    files = ResultFiles(job)
     measure(job, files, only=2)
     path = tmp_path / records.CASES
     whole = path.read_bytes()
     path.write_bytes(whole[:-30])
     with caplog.at_level("INFO"):
-        files = folder.ResultFiles(job)
+        files = ResultFiles(job)
     assert files.redone == 1
     assert "1 incomplete block is dropped" in caplog.text
     assert {record.case_id for record in files.done} == {"d0"}
@@ -140,12 +141,12 @@ def test_a_cut_off_line_drops_its_block_and_nothing_else(job, tmp_path, caplog):
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_a_block_with_missing_lines_is_redone_whole(job, tmp_path, kept):
-    files = folder.ResultFiles(job)
+    files = ResultFiles(job)
     measure(job, files, only=1)
     path = tmp_path / records.CASES
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:kept]))
-    files = folder.ResultFiles(job)
+    files = ResultFiles(job)
     assert (files.redone, files.done) == (1, [])
     measure(job, files)
     assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
@@ -153,17 +154,17 @@ def test_a_block_with_missing_lines_is_redone_whole(job, tmp_path, kept):
 
 def test_traces_and_errors_of_a_block_that_does_not_count_are_dropped(job, tmp_path):
     runner, _, _ = make_runner(job, [Recorder("ar"), Recorder("a", fail_at={0})])
-    files = folder.ResultFiles(job)
+    files = ResultFiles(job)
     result = runner.run([job.blocks()[0]])
     # As if killed between the files: the records, which make the block count, are missing.
     files.append([], result.errors, result.steps)
-    folder.ResultFiles(job)
+    ResultFiles(job)
     assert (tmp_path / records.ERRORS).read_text() == ""
     assert (tmp_path / records.STEPS_LOG).read_text() == ""
 
 
 def test_a_full_disk_in_the_middle_of_a_block_leaves_whole_blocks(job, tmp_path, monkeypatch):
-    files = folder.ResultFiles(job)
+    files = ResultFiles(job)
     measure(job, files, only=1)
     write = os.write
 
@@ -178,7 +179,7 @@ def test_a_full_disk_in_the_middle_of_a_block_leaves_whole_blocks(job, tmp_path,
         measure(job, files, only=1)
     monkeypatch.undo()
     assert not (tmp_path / records.DONE).exists()
-    files = folder.ResultFiles(job)
+    files = ResultFiles(job)
     assert {record.case_id for record in files.done} == {"d0"}
     measure(job, files)
     files.finish({"rows": []}, RunManifest())

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from runners.run_folder.folder import ResultFiles
+from runners.run_folder.resumable_files import ResultFiles
 from runners.session import interference_rule
 from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records

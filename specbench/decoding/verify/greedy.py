@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numba import njit
 
-from specbench.arrays import IntArray
+from specbench.arrays import BoolArray, IntArray
 from specbench.decoding.structs import DraftTree, Verdict
-from specbench.decoding.tree import NO_AUX, longest_match
+from specbench.decoding.tree import NO_AUX, longest_accepted
 from specbench.decoding.verify.interface import PassScores, choices_and_tokens, finite, to_host
 
 
@@ -55,3 +56,22 @@ class GreedyVerifier:
         rows[1:] = self._path[:count] + 1
         # What the target chooses at a matched row is the token of the node below it.
         return Verdict(rows[1:] - 1, chosen[rows], greedy)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def longest_match(
+    tokens: IntArray, parents: IntArray, aux: BoolArray, next_tokens: IntArray, path: IntArray
+) -> int:
+    """The deepest node whose whole path equals the target's choices.
+
+    Siblings may repeat a token (Cacheback without merging), so every matching branch is followed;
+    see `longest_accepted`. ``next_tokens [n + 1]`` holds the target's choice at the root and at
+    each node. Auxiliary nodes (``aux [n]``, or ``[0]`` for none) never match.
+    """
+    n = len(parents)
+    accepted = np.zeros(n, dtype=np.bool_)
+    for i in range(n):
+        if len(aux) == 0 or not aux[i]:
+            accepted[i] = tokens[i] == next_tokens[parents[i] + 1]
+    count: int = longest_accepted(parents, accepted, path)
+    return count

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from analysis.runs.claim_verdicts import Judge, compare
 from analysis.runs.claims import Counting
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import Run, load_runs
-from analysis.runs.verdicts import Judge, compare
 from specbench.results.estimate import Estimate
 from specbench.results.manifest import LabelInfo, ModelInfo
 from specbench.results.statistics.summary import summarize
