@@ -53,30 +53,6 @@ def fill_tree(
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def longest_accepted(parents: IntArray, accepted: BoolArray, path: IntArray) -> int:
-    """The deepest node that is accepted with all its ancestors; the first of equally deep ones.
-
-    Writes the nodes from the top into ``path [>= n]`` and returns how many there are.
-    ``accepted [n]`` tells of each node whether it is, given its parent.
-    """
-    n = len(parents)
-    depth = np.zeros(n, dtype=np.int64)
-    best, best_depth = -1, 0
-    for i in range(n):
-        parent = parents[i]
-        above = 0 if parent < 0 else depth[parent]
-        if accepted[i] and (parent < 0 or above > 0):
-            depth[i] = above + 1
-            if depth[i] > best_depth:
-                best, best_depth = i, depth[i]
-    node = best
-    for k in range(best_depth - 1, -1, -1):
-        path[k] = node
-        node = parents[node]
-    return best_depth
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator]
 def sibling_table(parents: IntArray, aux: BoolArray) -> IntArray:
     """``[n + 1, widest]`` the candidates below root (row 0) and nodes, in order; -1 fills up."""
     n = len(parents)

@@ -8,7 +8,7 @@ from numba import njit
 
 from specbench.arrays import BoolArray, IntArray
 from specbench.decoding.structs import DraftTree, Verdict
-from specbench.decoding.tree import NO_AUX, longest_accepted
+from specbench.decoding.tree import NO_AUX
 from specbench.decoding.verify.interface import PassScores, choices_and_tokens, finite, to_host
 
 
@@ -56,6 +56,30 @@ class GreedyVerifier:
         rows[1:] = self._path[:count] + 1
         # What the target chooses at a matched row is the token of the node below it.
         return Verdict(rows[1:] - 1, chosen[rows], greedy)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def longest_accepted(parents: IntArray, accepted: BoolArray, path: IntArray) -> int:
+    """The deepest node that is accepted with all its ancestors; the first of equally deep ones.
+
+    Writes the nodes from the top into ``path [>= n]`` and returns how many there are.
+    ``accepted [n]`` tells of each node whether it is, given its parent.
+    """
+    n = len(parents)
+    depth = np.zeros(n, dtype=np.int64)
+    best, best_depth = -1, 0
+    for i in range(n):
+        parent = parents[i]
+        above = 0 if parent < 0 else depth[parent]
+        if accepted[i] and (parent < 0 or above > 0):
+            depth[i] = above + 1
+            if depth[i] > best_depth:
+                best, best_depth = i, depth[i]
+    node = best
+    for k in range(best_depth - 1, -1, -1):
+        path[k] = node
+        node = parents[node]
+    return best_depth
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]

@@ -18,7 +18,7 @@ import torch
 
 from specbench.decoding.sampling import Sampling, sample
 from specbench.decoding.structs import DraftTree, Verdict
-from specbench.decoding.tree import longest_accepted
+from specbench.decoding.verify.greedy import longest_accepted
 from specbench.decoding.verify.interface import PassScores, choices_and_tokens
 from specbench.decoding.verify.match import MatchVerifier
 
