@@ -81,7 +81,8 @@ class Engine:
     """Runs drafters against one target.
 
     Args:
-        context_length: tokens the model can hold; no answer grows beyond it.
+        context_length: tokens the model can hold; no answer grows beyond it, and no draft has a
+            position beyond it, which learned embeddings of positions lack.
         overlap: when drafters with ``needs.overlap`` do their parallel part: ``serial`` (after the
             pass; the same schedule, hence the same tokens), ``thread`` (the pass runs in another
             thread), ``stream`` (CUDA: another stream) or ``auto``: one of the latter two, and
@@ -192,10 +193,7 @@ class Engine:
     def _step(
         self, state: DecodeState, drafter: Drafter, needs: Needs, clock: Clock, result: DecodeResult
     ) -> bool:
-        tree = drafter.propose(state)
-        free = self.target.free_rows()
-        if len(tree) > free:
-            tree = tree.take(np.arange(free))  # parents come first, so any prefix is a tree
+        tree = self._cut(drafter.propose(state), state)
         clock.phase("draft")
 
         try:
@@ -283,6 +281,16 @@ class Engine:
         return scores, bonus
 
     # -- stop rules ------------------------------------------------------------------------------
+
+    def _cut(self, tree: DraftTree, state: DecodeState) -> DraftTree:
+        """What of a draft the cache has rows for and the model positions.
+
+        Parents come first, so any prefix is a tree; drafters rely on its nodes' numbers.
+        """
+        fitting = self.target.free_rows()
+        if self.context_length is not None:
+            fitting = min(fitting, tree.nodes_above(self.context_length - state.length))
+        return tree if len(tree) <= fitting else tree.take(np.arange(fitting))
 
     def _limit(self, n_prompt: int, max_new_tokens: int) -> int:
         if n_prompt == 0:

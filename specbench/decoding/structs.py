@@ -106,6 +106,22 @@ class DraftTree:
         nodes = np.array(list(node_of), dtype=np.int64).reshape(-1, 2)
         return DraftTree(nodes[:, 1].copy(), nodes[:, 0].copy())
 
+    def nodes_above(self, depth: int) -> int:
+        """Nodes before the first one that is deeper than ``depth`` (the root's children have 1).
+
+        All of a malformed tree, which the pass refuses.
+        """
+        if len(self) <= depth:
+            return len(self)
+        depths = [0]
+        for node, parent in enumerate(self.parents.tolist()):
+            if not -1 <= parent < node:
+                break
+            depths.append(depths[parent + 1] + 1)
+            if depths[-1] > depth:
+                return node
+        return len(self)
+
     def take(self, nodes: IntArray) -> DraftTree:
         """The tree of some nodes, ``[k]`` increasing indices, with the parent of each.
 

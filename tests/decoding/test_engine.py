@@ -9,13 +9,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from methods.lookahead import Lookahead
+from methods.pld import PromptLookup
+from methods.random_drafts import RandomDrafts
+from methods.sps import Sps
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DraftTree, Needs
+from specbench.decoding.structs import DraftContext, DraftTree, Needs
 from specbench.errors import CaseFailed, ConfigurationError
+from specbench.models.draft.model import DraftModel
+from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from specbench.system.clock import CpuClock
 from tests.conftest import ARCHITECTURES, VOCAB, engine, side_by_side, tiny_model
+from tests.tiny_checkpoint import TINY
 
 NEW_TOKENS = 24
 
@@ -169,6 +177,72 @@ def test_the_context_is_a_limit_too(make_target, rng):
     assert caught.value.kind == "prompt_too_long"
     with pytest.raises(CaseFailed, match="no tokens"):
         limited.decode(np.array([], dtype=np.int64), Drafter(name="ar"), max_new_tokens=9)
+
+
+@dataclass(kw_only=True, eq=False)
+class Rows(Drafter):
+    """Chains side by side that know a part of the answer, as N-Grammys' batch layout has them."""
+
+    name: str = "rows"
+    truth: list[int] = field(default_factory=list)
+    needs = Needs(max_nodes=12, layout="batch", batch=3)
+
+    def propose(self, state):
+        at = state.length - state.n_prompt
+        right = (self.truth[at : at + 4] + [3] * 4)[:4]
+        return side_by_side(np.array([[3] * 4, right, [5] * 4]).reshape(-1), 4)
+
+
+CONTEXT = 40
+LABELS = {
+    "chain": lambda: PromptLookup(),
+    "tree": lambda: RandomDrafts(n_nodes=30),
+    "rows": lambda: Rows(),
+    "auxiliary nodes": lambda: Lookahead(ngram=4, window=6, guesses=4),
+    "draft model": lambda: Sps(gamma=6),
+}
+
+
+@pytest.fixture(scope="module", params=["gpt2", "opt", "llama"])
+def short_context(request):
+    """Learned positions, an offset among them, and rotary ones: `CONTEXT` of them."""
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
+    if request.param != "gpt2":
+        sizes = TINY | {"max_position_embeddings": CONTEXT, "ffn_dim": 48}
+        sizes |= {"word_embed_proj_dim": 32, "pad_token_id": 0, "num_key_value_heads": 4}
+    config = AutoConfig.for_model(
+        request.param, vocab_size=VOCAB, initializer_range=0.4, bos_token_id=1, **sizes
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+
+
+@pytest.mark.parametrize("make", [Target, GraphTarget])
+@pytest.mark.parametrize("label", LABELS)
+def test_every_draft_decodes_until_the_context_is_full(short_context, label, make, rng):
+    """Draft rows get no position that the model lacks; the draft model's context is shorter."""
+    drafter = LABELS[label]()
+    needs = drafter.needs
+    target = make(short_context, max_len=CONTEXT, max_nodes=needs.max_nodes, batch=needs.batch)
+    prompt, loop = rng.integers(3, VOCAB, 12), engine(target, context_length=CONTEXT)
+    plain = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=99).output_ids
+    assert len(plain) == CONTEXT - len(prompt)
+    if label == "rows":
+        drafter.truth = plain
+    draft = None
+    if needs.draft_model:  # the target itself, which drafts rightly as far as it reads
+        draft = DraftModel(
+            Target(short_context, max_len=CONTEXT, max_nodes=needs.max_nodes),
+            target_vocab=VOCAB,
+            max_nodes=needs.max_nodes,
+            context_length=CONTEXT - 8,
+        )
+    drafter.setup(DraftContext(VOCAB, frozenset(), target=target, draft_model=draft))
+    drafter.reset()
+    result = loop.decode(prompt, drafter, max_new_tokens=99)
+    assert (result.output_ids, result.finish_reason) == (plain, "context")
+    room = CONTEXT - len(prompt) - 1 - np.cumsum([0, *result.committed_per_step[:-1]])
+    assert (np.array(result.depth_per_step) <= room).all() and sum(result.drafted_per_step)
 
 
 @dataclass(kw_only=True, eq=False)
