@@ -118,14 +118,38 @@ def check_resume(old: RunManifest, machine: Mapping[str, Any], force: bool) -> b
             f"the manifest's hardware, versions or git are damaged ({first_line(error)}). Restore "
             "the file, or measure anew with fresh=true."
         ) from error
-    differing = config_diff(known, environment.fingerprint(machine))
+    here = environment.fingerprint(machine)
+    noted = {key: value for key, value in here.items() if key in known}
+    return _forced(config_diff(known, noted), force)
+
+
+def check_passes(old: RunManifest, model: ModelInfo, force: bool) -> bool:
+    """Whether target passes run on other threads or CPU kernels than in the run to be resumed.
+
+    Raises:
+        OutputRefused: they do and ``force`` is not set; names what differs.
+    """
+    if old.model is None:
+        return False
+
+    def passes(info: ModelInfo) -> dict[str, Any]:
+        plan = (info.packed or {}).get("plan", {})
+        kernels = {shape: {str(n): k for n, k in by.items()} for shape, by in plan.items()}
+        return {"threads": info.threads, "kernels": kernels}
+
+    return _forced(config_diff(passes(old.model), passes(model)), force)
+
+
+def _forced(differing: list[str], force: bool) -> bool:
+    """Whether a run goes on although conditions differ."""
     if not differing:
         return False
     if not force:
         raise OutputRefused(
             "this run was begun under other conditions:\n"
             + "\n".join(differing)
-            + "\nMeasure anew with fresh=true, or go on with resume=force, which marks the records."
+            + "\nGo on under those, or measure anew with fresh=true, or type resume=force, which "
+            "marks the records."
         )
     log.warning("resume=force: going on although these differ:\n%s", "\n".join(differing))
     return True

@@ -14,7 +14,7 @@ import numpy as np
 
 from runners.job import EAGER_BASELINE, CaseBlock, Job
 from runners.run_folder.baseline_answers import BaselineCache
-from runners.run_folder.manifest import check_subject
+from runners.run_folder.manifest import check_passes, check_subject
 from runners.session import device_lock
 from runners.session.blocks import WARM_UP_TEXT, Answers, BlockResult, Turn, answered
 from runners.session.method_runs import MethodRun, keep_state
@@ -25,7 +25,7 @@ from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.results.records import CaseRecord, Lossless
 from specbench.system import cuda_settings, interference
-from specbench.system.interference import SystemMonitor
+from specbench.system.interference import Interference, SystemMonitor
 
 if TYPE_CHECKING:  # they load torch, which a finished run does not need
     from runners.session.session import Session
@@ -85,9 +85,13 @@ def _measure(load: Load, run: OpenRun) -> None:
         for method_run in runs:
             if earlier is not None:
                 method_run.measured.update(earlier.measured.get(method_run.label, {}))
+        watch = SystemMonitor(gpus, energy=measure.energy)
         session = load(job, runs)
         model = session.describe()
+        _name_busy_machine(watch.end(), measure.disturbed.others, model.threads)
         check_subject(manifest, model)
+        if check_passes(manifest, model, force=job.config.resume == "force"):
+            manifest.forced_resume = True
         model.copy_bytes_per_s = session.measure_copy_bandwidth()
         reading = session.fastest_read(earlier.read_bytes_per_s if earlier else None)
         reading.measure()
@@ -97,7 +101,7 @@ def _measure(load: Load, run: OpenRun) -> None:
         run.save_manifest()
         log.info("warming up %s", ", ".join(job.labels))
         prompts = [session.render([(case.turns[0], None)]) for case in job.cases]
-        source = EngineAnswers(job, session, SystemMonitor(gpus, energy=measure.energy))
+        source = EngineAnswers(job, session, watch)
         source.warm_up_lengths(list(map(len, prompts)))
         runner = run.runner(source)
         runner.warm_up(measure.warmup)
@@ -132,6 +136,22 @@ def _measure(load: Load, run: OpenRun) -> None:
             model.read_bytes_per_s = reading.bytes_per_s
             session.note_passes(model)
             _keep_reasons(model, earlier)
+
+
+def _name_busy_machine(loading: Interference, limit: float | None, threads: int | None) -> None:
+    """Say before anything is timed that other programs take the CPU; seen while weights loaded."""
+    others = loading.cpu_others
+    if others is None or limit is None or others <= limit:
+        return
+    alone = "" if threads == 1 else " Passes on one thread suffer least: OMP_NUM_THREADS=1."
+    log.warning(
+        "this machine is busy: other programs take %.0f %% of its CPU time (load %s). Passes wait "
+        "for a CPU, cases are measured again, and the run takes longer. End the other work first."
+        "%s",
+        100 * others,
+        loading.cpu_load,
+        alone,
+    )
 
 
 def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:

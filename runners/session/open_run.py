@@ -86,14 +86,30 @@ class OpenRun:
                 for block in missing:
                     after_block(block)
                     progress.advance(f"{block.case.task} {block.case.case_id}")
-        # A batch of several is answered anew as a whole or not at all.
-        while at_once == 1 and (blocks := self.noisy()):
-            log.info("measuring again what was disturbed (cases: %d)", len(blocks))
-            for block in blocks:
-                keys = block.keys(self.job.labels)
-                attempt = 1 + max(r.attempt for r in self.files.done if r.key in keys)
-                made = runner.run([block], block.stream_index, attempt)
-                self.files.replace(made.records, made.errors, made.steps)
+        if at_once == 1:  # a batch of several is answered anew as a whole or not at all
+            self._measure_again(runner)
+
+    def _measure_again(self, runner: BlockRunner) -> None:
+        """Measure disturbed blocks again, for `measure.rerun_minutes` at most."""
+        minutes, start = self.job.config.measure.rerun_minutes, time.monotonic()
+        most = "" if minutes is None else f", for {minutes:g} minutes at most"
+        while blocks := self.noisy():
+            log.info("measuring again what was disturbed (cases: %d%s)", len(blocks), most)
+            with RunProgress(len(blocks)) as progress:
+                for number, block in enumerate(blocks):
+                    if minutes is not None and time.monotonic() - start >= 60 * minutes:
+                        log.warning(
+                            "%d disturbed cases are not measured again: measure.rerun_minutes=%g "
+                            "is over. Tables count them as disturbed.",
+                            len(blocks) - number,
+                            minutes,
+                        )
+                        return
+                    keys = block.keys(self.job.labels)
+                    attempt = 1 + max(r.attempt for r in self.files.done if r.key in keys)
+                    made = runner.run([block], block.stream_index, attempt)
+                    self.files.replace(made.records, made.errors, made.steps)
+                    progress.advance(f"again {block.case.task} {block.case.case_id}")
 
     def _batches(self, size: int) -> Iterator[list[CaseBlock]]:
         """The blocks of the run, so many at a time as are asked at once; of one repeat."""

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from specbench import paths
 from specbench.config.compose import option_names
 from specbench.config.dataset_schema import SPECIAL_TOKENS
+from specbench.config.schema import MeasureConfig
 
 # Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
 # one run into parts that belong together.
@@ -57,6 +58,8 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
         plain.pop("server", None)
     if plain["dataset"].get("special_tokens") == SPECIAL_TOKENS[0]:
         del plain["dataset"]["special_tokens"]
+    if plain["measure"].get("rerun_minutes") == MeasureConfig.rerun_minutes:
+        del plain["measure"]["rerun_minutes"]
     if plain.get("record_layers") is None:
         plain.pop("record_layers", None)
     if plain["engine"].get("fused_layers") is True:

@@ -306,6 +306,7 @@ class MeasureConfig:
     disturbed: NoiseConfig = field(default_factory=NoiseConfig)
     reruns: int = 1
     rerun_share: float = 0.25
+    rerun_minutes: float | None = 20.0
 
 
 @dataclass

@@ -45,6 +45,7 @@ _AT_LEAST: Mapping[str, float] = {
     "measure.warmup": 0,
     "measure.reruns": 0,
     "measure.rerun_share": 0,
+    "measure.rerun_minutes": 0,
     "measure.disturbed.steal": 0,
     "measure.disturbed.others": 0,
     "measure.disturbed.slowdown": 1,

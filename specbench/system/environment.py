@@ -40,6 +40,19 @@ PACKAGES = (
     "pydivsufsort",
 )
 
+# What decides how many threads a pass has and where they run, whoever reads it.
+_THREAD_SETTINGS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "OMP_PROC_BIND",
+    "OMP_PLACES",
+    "OMP_WAIT_POLICY",
+    "GOMP_CPU_AFFINITY",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+)
+
 # Changes of other files (prose, results) do not make the code another one.
 _CODE = ("*.py", "*.yaml", "*.toml")
 _COMMAND_TIMEOUT_S = 20
@@ -61,6 +74,8 @@ def fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "cpu": machine.get("cpu"),
         "cpus_usable": machine.get("cpus_usable"),
+        # Manifests of before these were noted say nothing about them.
+        **{key: machine[key] for key in ("pinned_to", "threads_set") if key in machine},
         "gpus": [gpu["name"] for gpu in machine.get("gpus", [])],
         **{name: packages.get(name) for name in ("python", "torch", "transformers", "numpy")},
         "commit": (description["git"] or {}).get("commit"),
@@ -75,6 +90,8 @@ def hardware() -> dict[str, Any]:
         "cpus": psutil.cpu_count(logical=True),
         "cores": psutil.cpu_count(logical=False),
         "cpus_usable": cpus_usable(),
+        "pinned_to": pinned_to(),
+        "threads_set": {name: os.environ[name] for name in _THREAD_SETTINGS if name in os.environ},
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpus": gpus(),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -87,6 +104,14 @@ def cpus_usable() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def pinned_to() -> str:
+    """The CPUs this process may run on, as ``0,2``; ``all`` where it may run on any."""
+    if not hasattr(os, "sched_getaffinity"):
+        return "all"
+    allowed = sorted(os.sched_getaffinity(0))
+    return "all" if len(allowed) == os.cpu_count() else ",".join(map(str, allowed))
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """The output folder: owner, lock, resume of growing files."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from runners.run_folder.resumable_files import ResultFiles
 from runners.session import open_run
 from specbench.errors import OutputRefused
 from specbench.results import records
-from specbench.results.manifest import RunManifest
+from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.storage import jsonl
 from tests.runners.test_blocks import TWO
 from tests.runners.toy import Recorder, make_job, make_runner
@@ -189,7 +190,13 @@ def test_a_full_disk_in_the_middle_of_a_block_leaves_whole_blocks(job, tmp_path,
 
 
 ENVIRONMENT = {
-    "hardware": {"cpu": "one", "cpus_usable": 2, "gpus": []},
+    "hardware": {
+        "cpu": "one",
+        "cpus_usable": 2,
+        "pinned_to": "all",
+        "threads_set": {},
+        "gpus": [],
+    },
     "versions": {"python": "3.11", "torch": "2.13.0", "transformers": "5.23.0", "numpy": "2"},
     "git": {"commit": "abc", "dirty": False},
 }
@@ -201,6 +208,8 @@ ENVIRONMENT = {
         ("hardware", {"cpu": "another"}, "cpu: there 'one', here 'another'"),
         ("versions", {"torch": "2.14.0"}, "torch: there '2.13.0', here '2.14.0'"),
         ("git", {"commit": "def"}, "commit: there 'abc', here 'def'"),
+        ("hardware", {"pinned_to": "0"}, "pinned_to: there 'all', here '0'"),
+        ("hardware", {"threads_set": {"OMP_NUM_THREADS": "1"}}, "OMP_NUM_THREADS: there absent"),
     ],
 )
 def test_a_run_is_not_resumed_elsewhere_unless_forced(part, change, named):
@@ -211,3 +220,30 @@ def test_a_run_is_not_resumed_elsewhere_unless_forced(part, change, named):
     assert named in str(refusal.value)
     assert "resume=force" in str(refusal.value)
     assert manifest.check_resume(then, now, force=True)
+
+
+def test_a_manifest_of_before_pinning_was_noted_can_be_resumed():
+    earlier = {"cpu": "one", "cpus_usable": 2, "gpus": []}
+    then = RunManifest(**ENVIRONMENT | {"hardware": earlier})
+    assert not manifest.check_resume(then, ENVIRONMENT, force=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"threads": 1}, "threads: there 2, here 1"),
+        (
+            {"packed": {"plan": {"8x4": {1: "plain"}}}},
+            "kernels.8x4.1: there 'panels', here 'plain'",
+        ),
+    ],
+)
+def test_passes_on_other_threads_or_kernels_must_be_forced(change, named):
+    facts = {"threads": 2, "packed": {"plan": {"8x4": {1: "panels"}}}}
+    then = RunManifest(model=ModelInfo.from_json(facts))
+    read_back = RunManifest.from_json(json.loads(json.dumps(then.to_json())))
+    assert not manifest.check_passes(read_back, ModelInfo.from_json(facts), force=False)
+    now = ModelInfo.from_json(facts | change)
+    with pytest.raises(OutputRefused, match=named):
+        manifest.check_passes(then, now, force=False)
+    assert manifest.check_passes(then, now, force=True)

@@ -231,7 +231,7 @@ def run_noisy(small, tmp_path, monkeypatch):
     """A run whose turns see, one after the other, the given shares of stolen time."""
 
     def run(steals, *overrides):
-        stolen = iter(steals)
+        stolen = iter([0, *steals])  # the first: while the model is loaded
         monkeypatch.setattr(
             SystemMonitor, "end", lambda self: Interference(cpu_steal=next(stolen, 0.0))
         )
@@ -301,6 +301,23 @@ def test_a_machine_disturbed_throughout_still_finishes_and_says_so(run_noisy):
     assert summary["rows"][-1]["tokens_per_s"] > 0
     assert summary["rows"][-1]["disturbed_counted"] is True
     assert any("3 of 3 cases stayed disturbed" in note for note in summary["notes"])
+
+
+def test_measuring_again_ends_with_its_time_and_says_what_stays(run_noisy, caplog):
+    folder = run_noisy([0, 0, 0, 0.4], "measure.rerun_minutes=0")
+    assert not lines(folder, records.DISTURBED)
+    assert jsonl.read_json(folder / records.SUMMARY)["rows"][-1]["n_disturbed"] == 1
+    assert "1 disturbed cases are not measured again: measure.rerun_minutes=0" in caplog.text
+
+
+def test_a_busy_machine_is_named_before_anything_is_timed(small, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(
+        SystemMonitor, "end", lambda self: Interference(cpu_others=0.8, cpu_load=13.0)
+    )
+    caplog.set_level("INFO", "runners")
+    assert run_here(small, f"output_dir={tmp_path}", "measure.disturbed.others=0.1") == 0
+    busy, warming = (caplog.text.index(t) for t in ("take 80 % of its CPU time (load", "warming up"))
+    assert busy < warming
 
 
 @pytest.mark.parametrize("killed_at", ["steps", "cases"])
