@@ -34,6 +34,7 @@ from specbench.config.schema import RUNNERS, PairConfig, RunConfig
 from specbench.config.validate import check_values
 from specbench.errors import (
     ConfigurationError,
+    OutputRefused,
     SpecBenchError,
     first_line,
     message_line,
@@ -63,9 +64,11 @@ class Invocation:
     @staticmethod
     def from_hydra() -> Invocation:
         hydra = HydraConfig.get()
+        # As typed: an interpolation in them is resolved where it stands, not here.
+        typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
         experiment = hydra.runtime.choices.get("experiment")
         return Invocation(
-            overrides=tuple(hydra.overrides.task),
+            overrides=tuple(typed),
             multirun=hydra.mode == RunMode.MULTIRUN,
             experiment=None if experiment in (None, "null") else str(experiment),
         )
@@ -152,10 +155,18 @@ def execute(
     own = {**run_identity(cfg), "shard": cfg.shard}
     config = compose.typed(cfg)
     path = _output_folder(config, invocation, key)
+    folder.check_cache(Path(config.cache_dir))
     if cfg.fresh:
         path = folder.fresh_folder(path)
     else:
-        folder.check_owner(path, key, own)
+        try:
+            folder.check_owner(path, key, own)
+        except OutputRefused:
+            from runners.session.method_runs import instantiated  # loads torch
+
+            for entry in entries:
+                instantiated(entry)  # a knob out of its range is the nearer cause
+            raise
     if claimed is not None:
         claimed(path)
     if not cfg.fresh and folder.is_complete(path):

@@ -43,6 +43,21 @@ def make_folder(path: Path) -> None:
         raise unwritable(path, error) from error
 
 
+def check_cache(path: Path) -> None:
+    """Create ``cache_dir``, which may be a filled one that cannot be written.
+
+    Raises:
+        OutputRefused: it is not there and cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputRefused(
+            f"cache_dir={path} cannot be used: {error.strerror or error}. Give a folder that can "
+            "be created and written: cache_dir=DIR."
+        ) from error
+
+
 def unwritable(path: Path | str, error: OSError) -> OutputRefused | DiskError:
     """What to tell the user when ``path`` cannot be created or written."""
     reason = error.strerror or str(error)

@@ -109,14 +109,20 @@ def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> l
     return [
         MethodRun(
             entry,
-            _checked((given or {}).get(entry.label) or _instantiated(entry), entry, job),
+            _checked((given or {}).get(entry.label) or instantiated(entry), entry, job),
             job.folder / _STATE / f"{index}.bin",
         )
         for index, entry in enumerate(job.entries)
     ]
 
 
-def _instantiated(entry: Entry) -> Drafter:
+def instantiated(entry: Entry) -> Drafter:
+    """The drafter that an entry's node describes, not set up.
+
+    Raises:
+        ConfigurationError: a knob is out of range, or the class is not a drafter.
+        NeedsNotMet: its knobs ask for more memory than there is.
+    """
     if not issubclass(hydra.utils.get_class(entry.method["_target_"]), Drafter):
         raise ConfigurationError(
             f"method={entry.name}: {entry.method['_target_']} must be a "

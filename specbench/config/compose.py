@@ -163,6 +163,7 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
             ``local`` file that was typed does not exist.
     """
     _check_optional(overrides)
+    _refuse_other_names(overrides)
     cfg = _without_search(cfg)
     path = cfg.model.path
     place = str(cfg.model.id if path is None else paths.typed_path(path).absolute())
@@ -188,6 +189,18 @@ def _without_search(cfg: DictConfig) -> DictConfig:
     with open_dict(cfg):
         cfg.method.pop("search", None)
     return cfg
+
+
+def _refuse_other_names(overrides: Sequence[str]) -> None:
+    """A method or data set under another one's name would stand in records as that other one."""
+    for text in overrides:
+        typed = re.fullmatch(r"\+{0,2}(method|dataset)\.name=(.*)", text)
+        if typed and (typed[1] == "method" or typed[2] in option_names("dataset")):
+            label = ", or method.label=LABEL for a name in tables" if typed[1] == "method" else ""
+            raise ConfigurationError(
+                f"{text} would give records the name of something else. Type "
+                f"{typed[1]}={typed[2]}{label}."
+            )
 
 
 def _check_optional(overrides: Sequence[str]) -> None:

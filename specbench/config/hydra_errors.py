@@ -32,6 +32,7 @@ _OVER_NULL = (
 _BARE = {
     "Config group override must be": "A group cannot be null on the command line: type its "
     "option `none` (pair=none, logger=none), or leave it out with ~GROUP.",
+    "Invalid plugin": "Type a launcher or sweeper by its name, e.g. hydra/launcher=submitit_local.",
     "Unexpected type for root": f"An override sets a key below a value that is null. {_OVER_NULL}",
 }
 

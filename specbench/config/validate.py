@@ -34,6 +34,7 @@ _ONE_OF: Mapping[str, Sequence[str | None]] = {
     "state_scope": (*schema.STATE_SCOPES, schema.PAPER_SCOPE),
     "resume": ("auto", "force"),
     "estimator": schema.ESTIMATORS,
+    "logger.mode": (None, "online", "offline", "disabled"),
 }
 
 
@@ -110,10 +111,9 @@ def check_values(cfg: DictConfig) -> None:
         )
     _check_model(cfg)
     _check_sampling(cfg)
-    if cfg.dataset.prompts and cfg.dataset.prompt_form not in cfg.dataset.prompts:
-        raise unknown_name(
-            "value of dataset.prompt_form:", cfg.dataset.prompt_form, map(str, cfg.dataset.prompts)
-        )
+    forms = tuple(map(str, cfg.dataset.prompts)) or ("default",)
+    if cfg.dataset.prompt_form not in forms:
+        raise unknown_name("value of dataset.prompt_form:", cfg.dataset.prompt_form, forms)
     _check_pair(cfg)
     check_method(cfg.method)
 

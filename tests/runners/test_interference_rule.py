@@ -316,7 +316,9 @@ def test_a_busy_machine_is_named_before_anything_is_timed(small, tmp_path, monke
     )
     caplog.set_level("INFO", "runners")
     assert run_here(small, f"output_dir={tmp_path}", "measure.disturbed.others=0.1") == 0
-    busy, warming = (caplog.text.index(t) for t in ("take 80 % of its CPU time (load", "warming up"))
+    busy, warming = (
+        caplog.text.index(t) for t in ("take 80 % of its CPU time (load", "warming up")
+    )
     assert busy < warming
 
 
