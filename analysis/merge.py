@@ -36,7 +36,6 @@ from specbench.results.records import (
 )
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
-from specbench.storage.jsonl import JsonObject
 
 # What must be the same for records to stand in one table.
 _SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline", "labels")
@@ -201,7 +200,7 @@ def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManif
 
 
 def _lines(runs: Sequence[Run], name: str) -> list[Mapping[str, object]]:
-    parse: Callable[[JsonObject], Mapping[str, object]] = turn_line
+    parse: Callable[[object], Mapping[str, object]] = turn_line
     if name in (ERRORS, DIALOGUE):
         parse = error_line if name == ERRORS else answer_line
     return [line for run in runs for line in jsonl.read_jsonl(run.path / name, parse)[0]]

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +32,7 @@ from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,
+    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
@@ -162,5 +162,5 @@ class OptTree(Drafter):
         path = self._fed[outcome.path]
         self._draft.commit_path(path[path >= 0])
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> Mapping[str, Counted]:
         return {**self._draft.report(), "expected_per_step": self._expected}

@@ -39,7 +39,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -47,6 +46,7 @@ from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,
+    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
@@ -249,7 +249,7 @@ class Ouroboros(Drafter):
             draft, said = tokens[accepted:drafted], next_tokens[accepted + 1 : drafted + 1]
             self._pool.insert(phrases_spoken(draft, said, length))
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> Mapping[str, Counted]:
         """Counters of the turn: phrases in the pool, and tokens committed from phrases."""
         return {
             **self._draft.report(),

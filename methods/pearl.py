@@ -38,7 +38,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -48,6 +47,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,
     BonusProposal,
+    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
@@ -175,6 +175,6 @@ class Pearl(Drafter):
         self._pending = block[1:]
         self._pending_q = None if self._block_q is None else self._block_q[1:]
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> Mapping[str, Counted]:
         """Counters of the turn: passes with nothing pending (``pre_verify``) and with."""
         return {**self._draft.report(), "gamma": self._gamma, **self._counts}

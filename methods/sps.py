@@ -31,13 +31,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
+    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
@@ -139,5 +139,5 @@ class Sps(Drafter):
             change = 2 if accepted == drafted else -1
             self._gamma = min(max(1, self._gamma + change), self.max_gamma)
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> Mapping[str, Counted]:
         return self._draft.report()

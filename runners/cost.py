@@ -35,13 +35,14 @@ from specbench.errors import ConfigurationError, SpecBenchError
 from specbench.models import loading
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
-from specbench.replay.cost_surface import FREE, CostSurface, Grid
+from specbench.replay.cost_surface import FREE, CostSurface, Drafting, Grid
 from specbench.replay.replayer import Replayer
-from specbench.replay.traces import RecordedTurn, Traces
+from specbench.replay.traces import RecordedModel, RecordedTurn, Traces
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.storage import jsonl
 from specbench.system import cuda_settings, environment
+from specbench.system.noted import Machine
 
 SURFACE = "surface.json"
 ROUNDS = "rounds.jsonl"
@@ -167,7 +168,7 @@ class Cost(Runner):
 def _measure(
     job: Job,
     runs: Sequence[MethodRun],
-    machine: dict[str, Any],
+    machine: Machine,
     manifest: RunManifest,
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
@@ -329,42 +330,39 @@ def _drafting_times(
     loaded: LoadedModel,
     vocab: int,
     rng: np.random.Generator,
-) -> list[dict[str, object]]:
-    """Microseconds of propose and observe per step, or why they were not measured."""
+) -> list[Drafting]:
     tokenizer = loaded.tokenizer
-    facts = {
-        "eos_ids": (),
-        "vocab_size": vocab,
-        "tokenizer_hash": "" if tokenizer is None else loading.tokenizer_hash(tokenizer),
-    }
-    rows: list[dict[str, object]] = []
+    sha = "" if tokenizer is None else loading.tokenizer_hash(tokenizer)
+    rows: list[Drafting] = []
     for context in contexts:
-        limit = max(loaded.context_length, context + _TEXT_TOKENS)
+        model = RecordedModel(
+            eos_ids=[],
+            vocab_size=vocab,
+            tokenizer_hash=sha,
+            context_length=max(loaded.context_length, context + _TEXT_TOKENS),
+        )
         replayer = Replayer(
-            _made_up_traces({**facts, "context_length": limit}, context, rng),
+            _made_up_traces(model, context, rng),
             None,
             model=config.model,
             cache_dir=Path(config.cache_dir),
             seed=config.seed,
         )
         for run in runs:
-            row = {"label": run.label, "method": run.entry.name, "context": context}
+            row = Drafting(label=run.label, method=run.entry.name, context=context)
             try:
-                step_s = replayer.step_s(replayer.prepare(run.drafter))
+                row["step_us"] = 1e6 * replayer.step_s(replayer.prepare(run.drafter))
             except SpecBenchError as error:
-                rows.append({**row, "skipped": f"not measured: {error}"})
-            else:
-                rows.append({**row, "step_us": 1e6 * step_s})
+                row["skipped"] = f"not measured: {error}"
+            rows.append(row)
     return rows
 
 
-def _made_up_traces(facts: dict[str, object], context: int, rng: np.random.Generator) -> Traces:
+def _made_up_traces(model: RecordedModel, context: int, rng: np.random.Generator) -> Traces:
     """Texts of phrases that recur, so that drafters have something to find."""
     turns = {}
-    vocabulary = facts["vocab_size"]
-    assert isinstance(vocabulary, int)
     for i in range(_TEXTS):
-        phrases = rng.integers(0, vocabulary, (_PHRASES, _PHRASE_TOKENS))
+        phrases = rng.integers(0, model["vocab_size"], (_PHRASES, _PHRASE_TOKENS))
         length = context + _TEXT_TOKENS
         order = rng.integers(0, _PHRASES, -(-length // _PHRASE_TOKENS))
         text = phrases[order].reshape(-1)[:length]
@@ -381,4 +379,4 @@ def _made_up_traces(facts: dict[str, object], context: int, rng: np.random.Gener
             output_ids=text[context:],
         )
     config = {"generation": {"max_new_tokens": _TEXT_TOKENS}}
-    return Traces(Path(), facts, config, "", "", turns, ())
+    return Traces(Path(), model, config, "", "", turns, ())

@@ -189,7 +189,7 @@ def _replay(run: OpenRun) -> None:
         method_run.heads = find_heads(job.config, method_run)
         with fitting(method_run.entry):
             method_run.drafter = replayer.prepare(method_run.drafter, method_run.heads)
-    manifest.model = ModelInfo.from_json(dict(traces.model))
+    manifest.model = ModelInfo.from_json(traces.model)
     manifest.model.artefacts = describe_files(run.runs)
     manifest.traces = {
         "run_key": traces.run_key,

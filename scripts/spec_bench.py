@@ -35,6 +35,7 @@ from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 from specbench.storage.jsonl import JsonObject
+from specbench.system.noted import Gpu
 
 _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.
 
@@ -222,7 +223,7 @@ def _question(
 def _manifest(
     options: argparse.Namespace, labels: Sequence[str], baseline: str | None
 ) -> RunManifest:
-    gpus = [{"name": name} for name in options.gpu]
+    gpus = [Gpu(name=name) for name in options.gpu]
     device = "cuda" if gpus else None
     return RunManifest(
         status="complete",

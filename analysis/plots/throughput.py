@@ -10,7 +10,8 @@ from analysis.runs.comparisons import ComparedRuns, conditions
 from analysis.runs.load import Run
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
-from specbench.results.statistics.served import SERVED_TEXT, ServedLabel, served_labels
+from specbench.results.statistics.served import SERVED_TEXT, served_labels
+from specbench.results.summary_schema import ServedLabel, number
 from specbench.results.wording import engine_words
 
 # What is drawn, by its key.
@@ -38,22 +39,22 @@ def _picture(runs: Sequence[Run]) -> Drawing:
     found: dict[str, list[ServedLabel]] = {}
     for run in runs:
         for one in served_labels(run.records, run.labels):
-            found.setdefault(one.label, []).append(one)
+            found.setdefault(one["label"], []).append(one)
     panels = []
     for key, words in _NUMBERS.items():
         series = [
             Series(
-                display_name(label), label, [Point(r.concurrency, getattr(r, key)) for r in rows]
+                display_name(label), label, [Point(r["concurrency"], number(r, key)) for r in rows]
             )
             for label, rows in found.items()
         ]
         panels.append(Panel("", "questions asked at once", words, series, log=2.0, bottom=0.0))
     equal = ", ".join(
-        f"{label} {one.equal} of {one.compared} at {one.concurrency}"
+        f"{label} {one['equal']} of {one['compared']} at {one['concurrency']}"
         for label, rows in found.items()
         if label != BASELINE
         for one in rows
-        if one.compared
+        if one["compared"]
     )
     first = runs[0]
     title = f"Load: {display_name(first.model)} on {display_name(first.dataset)}"

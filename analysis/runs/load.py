@@ -11,7 +11,7 @@ from pathlib import Path
 
 from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
-from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
+from specbench.results.manifest import Hardware, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,
     DISTURBED,
@@ -179,18 +179,18 @@ class Run:
         return [gpu["name"] for gpu in machine.get("gpus", [])]
 
     @property
-    def _timed_on(self) -> tuple[ModelInfo, JsonObject]:
+    def _timed_on(self) -> tuple[ModelInfo, Hardware]:
         """Model and hardware that the times belong to: the cost surface's, else the run's."""
         surface = self.manifest.surface
         if surface is None:
             return self._loaded, self.manifest.hardware
-        return ModelInfo.from_json(surface["model"]), surface["machine"].get("hardware") or {}
+        machine = surface["machine"].get("hardware") or Hardware()
+        return ModelInfo.from_json(surface["model"]), machine
 
     @property
     def processor(self) -> str | None:
         """The GPU that the times belong to, else the CPU; None where that was not recorded."""
-        name = next(iter(self.gpus), None) or self._timed_on[1].get("cpu")
-        return None if name is None else str(name)
+        return next(iter(self.gpus), None) or self._timed_on[1].get("cpu")
 
     @property
     def hardware(self) -> str:
@@ -208,10 +208,10 @@ class Run:
 
     @property
     def code(self) -> str:
-        git = self.manifest.git or {}
-        if not git.get("commit"):
+        git = self.manifest.git
+        if git is None or not (commit := git.get("commit")):
             return "commit not recorded"
-        return f"commit {git['commit'][:10]}{' with changes' if git.get('dirty') else ''}"
+        return f"commit {commit[:10]}{' with changes' if git.get('dirty') else ''}"
 
     def parameters(self, label: str | None = None) -> int | None:
         """Of the target, or of a label's draft model, where the manifest knows them."""
@@ -320,7 +320,7 @@ def parts_of_others(runs: Sequence[Run]) -> list[Run]:
     other labels as well is a measurement of its own.
     """
     merged = {run.manifest.run_key for run in runs if run.manifest.merged_from}
-    replayed = {(run.manifest.traces or {}).get("run_key") for run in runs} - {None}
+    replayed = {run.manifest.traces.get("run_key") for run in runs if run.manifest.traces}
     return [
         run
         for run in runs

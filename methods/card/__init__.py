@@ -48,11 +48,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from methods.card.layered_tree import LayeredTree
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+from specbench.decoding.structs import (
+    Counted,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 
 _NODE_LIMIT = 2**14  # that the draft holds at once: its mask has a byte for each pair
 _ROWS = 8  # of the target's passes when r is measured, at most; the paper's r is 4 to 7
@@ -164,7 +170,7 @@ class Card(Drafter):
         else:
             self._trail = path
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> Mapping[str, Counted]:
         """Counters of the turn.
 
         ``hits`` and ``misses`` count the steps after which the target's own token was looked for

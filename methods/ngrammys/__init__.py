@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from methods.ngrammys.context_rows import context_rows, merge_rows, table_rows
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     Artifact,
+    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
@@ -209,7 +210,7 @@ class NGrammys(Drafter):
         sources = np.where(owners < from_text, _CONTEXT, _MODEL)
         return DraftTree(tokens, parents, sources=sources)
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> Mapping[str, Counted]:
         context, model = self.source_names
         won = [self._origin(step) for step in self._rows_per_step]
         return {

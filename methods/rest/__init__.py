@@ -32,13 +32,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from methods.rest.datastore import Datastore
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import Artifact, DecodeState, DraftContext, DraftTree, Needs
+from specbench.decoding.structs import (
+    Artifact,
+    Counted,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+)
 from specbench.index.suffix_queries import retrieve_tree
 
 _MATCHES = ("first", "even")
@@ -139,5 +145,5 @@ class Retrieval(Drafter):
             return self._no_match
         return DraftTree(self._tokens[:count].copy(), self._parents[:count].copy())
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> Mapping[str, Counted]:
         return {"corpus": self._corpus}

@@ -34,14 +34,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from methods.ssd.ring import RingIndex, Staleness
 from specbench.artifacts.corpora import recorded_turns
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import Artifact, DecodeState, DraftContext, DraftTree, Needs
+from specbench.decoding.structs import (
+    Artifact,
+    Counted,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+)
 from specbench.errors import ArtifactError
 from specbench.index.suffix_queries import frequent_continuation
 
@@ -172,7 +178,7 @@ class Spacelike(Drafter):
     def end(self, state: DecodeState) -> None:
         self._opened.add(state.tokens)
 
-    def report(self) -> Mapping[str, Any]:
+    def report(self) -> Mapping[str, Counted]:
         self.wait()
         searched, stale = self._at_begin
         return {

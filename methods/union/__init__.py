@@ -19,6 +19,7 @@ State kept: what the parts keep, all under the union's own state scope.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,
+    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
@@ -171,13 +173,12 @@ class Union(Composite):
             )
             part.observe(state, seen)
 
-    def report(self) -> dict[str, Any]:
-        counts = super().report()
+    def report(self) -> dict[str, Counted]:
+        counts: Counter[str] = Counter()  # two parts may be the same method
         for what, by_part in (("accepted_from", self._credited), ("found_by", self._found)):
             for name, count in zip(self.source_names, by_part.tolist(), strict=True):
-                key = f"{what}_{name}"  # two parts may be the same method
-                counts[key] = counts.get(key, 0) + count
-        return counts
+                counts[f"{what}_{name}"] += count
+        return {**super().report(), **counts}
 
     def _merge(self, trees: list[DraftTree]) -> DraftTree:
         """One tree of the parts' trees, which are in the order of priority."""

@@ -16,11 +16,12 @@ from runners.job import Job
 from specbench.config.schema import RunConfig
 from specbench.data import cases
 from specbench.data.cases import Case
-from specbench.errors import OutputRefused, first_line
+from specbench.errors import OutputRefused
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest, Start
 from specbench.results.records import MANIFEST
 from specbench.storage.jsonl import RecordError
 from specbench.system import environment
+from specbench.system.noted import Machine
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +29,8 @@ _ABSENT = object()
 _SHOWN = 12  # lines of what differs
 
 
-def begin(job: Job, labels: dict[str, LabelInfo], machine: Mapping[str, Any]) -> RunManifest:
-    """The manifest of a new run; the model's part is added when it is loaded.
-
-    ``machine`` comes from `specbench.system.environment.describe`.
-    """
+def begin(job: Job, labels: dict[str, LabelInfo], machine: Machine) -> RunManifest:
+    """The manifest of a new run; the model's part is added when it is loaded."""
     return RunManifest(
         folder_id=secrets.token_hex(8),  # the run key is the same on every machine
         run_key=job.run_key,
@@ -45,10 +43,7 @@ def begin(job: Job, labels: dict[str, LabelInfo], machine: Mapping[str, Any]) ->
         seed=job.config.seed,
         n_cases=len(job.cases),
         prompt_set_hash=cases.prompt_set_hash(job.cases),
-        hardware=machine["hardware"],
-        versions=machine["versions"],
-        git=machine["git"],
-        cuda_settings=machine["cuda_settings"],
+        **machine,
     )
 
 
@@ -77,14 +72,18 @@ def check_plan(old: RunManifest, job: Job) -> None:
     Raises:
         RecordError: names the values.
     """
-    there: dict[str, Any] = {name: getattr(old, name) for name in ("baseline", "seed", "n_cases")}
-    here: dict[str, Any] = {
+    there = {
+        **{key: getattr(old, key) for key in ("baseline", "seed", "n_cases")},
+        "labels": list(old.labels),
+        "config": _part(old.config, job.identity),
+    }
+    here = {
         "baseline": job.baseline,
         "seed": job.config.seed,
         "n_cases": len(job.cases),
+        "labels": list(job.labels),
+        "config": dict(job.identity),
     }
-    there |= {"labels": list(old.labels), "config": _part(old.config, job.identity)}
-    here |= {"labels": list(job.labels), "config": dict(job.identity)}
     if differing := config_diff(there, here):
         raise RecordError(
             f"{job.folder / MANIFEST} is damaged: it is not of the run that its run_key names:\n"
@@ -104,21 +103,16 @@ def _part(config: Any, of: Mapping[str, Any]) -> Any:
     }
 
 
-def check_resume(old: RunManifest, machine: Mapping[str, Any], force: bool) -> bool:
+def check_resume(old: RunManifest, machine: Machine, force: bool) -> bool:
     """Whether hardware, versions or code differ from the run to be resumed.
 
     Raises:
         OutputRefused: they differ and ``force`` is not set; names what differs.
     """
-    then = {name: getattr(old, name) for name in ("hardware", "versions", "git", "cuda_settings")}
-    try:
-        known = environment.fingerprint(then)
-    except (LookupError, TypeError, AttributeError) as error:
-        raise RecordError(
-            f"the manifest's hardware, versions or git are damaged ({first_line(error)}). Restore "
-            "the file, or measure anew with fresh=true."
-        ) from error
-    here = environment.fingerprint(machine)
+    then = Machine(
+        hardware=old.hardware, versions=old.versions, git=old.git, cuda_settings=old.cuda_settings
+    )
+    known, here = environment.fingerprint(then), environment.fingerprint(machine)
     noted = {key: value for key, value in here.items() if key in known}
     return _forced(config_diff(known, noted), force)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from runners.job import CaseBlock, Job
 from specbench.results import records
-from specbench.results.lines import StepTrace, error_line, read_steps, write_steps
+from specbench.results.lines import ErrorLine, StepTrace, error_line, read_steps, write_steps
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord
+from specbench.results.summary_schema import Summary
 from specbench.storage import jsonl
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class ResultFiles:
     def append(
         self,
         block: list[CaseRecord],
-        errors: list[dict[str, Any]],
+        errors: list[ErrorLine],
         steps: list[StepTrace],
     ) -> None:
         """Write a finished block; its records go last, as one write, and make it count.
@@ -136,7 +136,7 @@ class ResultFiles:
     def replace(
         self,
         block: list[CaseRecord],
-        errors: list[dict[str, Any]],
+        errors: list[ErrorLine],
         steps: list[StepTrace],
     ) -> None:
         """Put a new measurement of a block in the old one's place.
@@ -175,7 +175,7 @@ class ResultFiles:
         """The step traces so far, one per turn."""
         return jsonl.read_jsonl(self._folder / records.STEPS_LOG, StepTrace.from_json)[0]
 
-    def finish(self, summary: Mapping[str, Any], manifest: RunManifest) -> None:
+    def finish(self, summary: Summary, manifest: RunManifest) -> None:
         """Write the closing files; ``DONE`` last."""
         folder = self._folder
         write_steps(folder / records.STEPS, self.traces())

@@ -18,7 +18,7 @@ from runners.job import CaseBlock, Job, derive_seed
 from runners.session.interference_rule import by_counters
 from runners.session.method_runs import MethodRun, restore
 from specbench.errors import CaseFailed
-from specbench.results.lines import StepTrace
+from specbench.results.lines import ErrorLine, StepTrace
 from specbench.results.records import CaseRecord, Lossless
 from specbench.storage.jsonl import DiskError
 
@@ -47,7 +47,7 @@ class BlockResult:
     """What blocks leave: records, lines for ``errors.jsonl``, step traces."""
 
     records: list[CaseRecord] = field(default_factory=list)
-    errors: list[dict[str, object]] = field(default_factory=list)
+    errors: list[ErrorLine] = field(default_factory=list)
     steps: list[StepTrace] = field(default_factory=list)
 
     def extend(self, other: BlockResult) -> None:

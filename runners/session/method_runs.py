@@ -26,7 +26,7 @@ from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet, fir
 from specbench.models import loading
 from specbench.models.checkpoints import weights
 from specbench.models.heads import folder as head_folder
-from specbench.results.manifest import DraftInfo, LabelInfo
+from specbench.results.manifest import ArtifactInfo, DraftInfo, LabelInfo
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from specbench.storage.arrays import open_array_file, write_array_file
@@ -255,14 +255,14 @@ def find_heads(config: RunConfig, run: MethodRun) -> dict[str, Path]:
     return {name: path for name, path in found.items() if path is not None}
 
 
-def describe_files(runs: Iterable[MethodRun]) -> dict[str, dict[str, dict[str, object]]]:
+def describe_files(runs: Iterable[MethodRun]) -> dict[str, dict[str, ArtifactInfo]]:
     """By label what the manifest says of its artifacts, and of the weights of its heads."""
-    described: dict[str, dict[str, dict[str, object]]] = {}
+    described = {}
     for run in runs:
         weight_files = {f"head {n}": head_folder.weight_file(p) for n, p in run.heads.items()}
         paths_read = {**run.artifacts, **{n: file for n, file in weight_files.items() if file}}
         if paths_read:
-            described[run.label] = {n: dict(resolve.describe(p)) for n, p in paths_read.items()}
+            described[run.label] = {n: resolve.describe(p) for n, p in paths_read.items()}
     return described
 
 

@@ -186,7 +186,7 @@ class Session:
         described.passes = self._target.describe()
         for run in self._runs:
             if run.draft:
-                described.drafts[run.label].passes = dict(run.draft[0].passes)
+                described.drafts[run.label].passes = run.draft[0].passes
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
         """``[n_prompt]`` ids of a dialogue whose last answer is to be written."""

@@ -15,7 +15,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ import filelock
 from specbench.decoding.structs import Artifact
 from specbench.errors import ArtifactError, NeedsNotMet
 from specbench.models import loading
+from specbench.results.manifest import ArtifactInfo
 from specbench.storage.arrays import read_header
 from specbench.storage.hashes import file_sha256
 
@@ -117,7 +118,7 @@ def default_path(
     """
     module = _builder_module(artifact)
     named = isinstance(tokenizer, NamedTokenizer)
-    identity: dict[str, Any] = {
+    identity = {
         "tokenizer": tokenizer.sha if named else loading.tokenizer_hash(tokenizer),
         "version": module.BUILDER_VERSION,
         "params": dict(artifact.params),
@@ -130,16 +131,14 @@ def default_path(
     return Path(cache_dir) / "artefacts" / f"{module.STEM}-{key}.bin"
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """Facts about a file for a run's manifest: size, hash, and what its own header says."""
-    digest = file_sha256(path)
-    facts: dict[str, Any] = {"path": str(path), "bytes": path.stat().st_size, "sha256": digest}
-    try:
+def describe(path: Path) -> ArtifactInfo:
+    """Facts about a file for a run's manifest."""
+    facts = ArtifactInfo(path=str(path), bytes=path.stat().st_size, sha256=file_sha256(path))
+    with suppress(ArtifactError):
         header = read_header(path)
-    except ArtifactError:
-        return facts
-    del header["sections"]
-    return {**facts, "header": header}
+        del header["sections"]
+        facts["header"] = header
+    return facts
 
 
 @contextmanager

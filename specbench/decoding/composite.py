@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+from specbench.decoding.structs import (
+    Counted,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 from specbench.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -128,7 +135,7 @@ class Composite(Drafter):
         for part in self.parts:
             part.end(state)
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Counted]:
         """What the parts counted, under the part's name and a dot."""
         counts = ((part.name, part.report()) for part in self.parts)
         return {f"{name}.{key}": value for name, own in counts for key, value in own.items()}

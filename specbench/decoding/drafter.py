@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbench.arrays import Array, IntArray
 from specbench.config.schema import STATE_SCOPES
 from specbench.decoding.structs import (
     BonusProposal,
+    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
@@ -120,11 +121,8 @@ class Drafter:
     def end(self, state: DecodeState) -> None:
         """The turn is over (insert its text into a store kept across cases)."""
 
-    def report(self) -> Mapping[str, Any]:
-        """What it counted in the turn that just ended, for the record; never timed.
-
-        Values are what JSON can hold: numbers, texts, or lists with one entry per step.
-        """
+    def report(self) -> Mapping[str, Counted]:
+        """What it counted in the turn that just ended, for the record; never timed."""
         return {}
 
     def snapshot(self) -> Mapping[str, Array] | None:

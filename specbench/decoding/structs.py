@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -238,6 +238,10 @@ class StepOutcome:
     # logits they may be overwritten by the next pass.
     tree_hidden: Mapping[int, torch.Tensor] | None = None
     finished: bool = False  # whether this step ended the turn
+
+
+# What a drafter says of a turn under one name; a list has one entry per step.
+Counted: TypeAlias = float | str | Sequence[float | str | None]
 
 
 @dataclass(frozen=True, slots=True)

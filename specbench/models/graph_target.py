@@ -33,6 +33,7 @@ from specbench.models.kv_cache import in_place
 from specbench.models.scores import Outcome, Scores
 from specbench.models.static_pass import MOVED_ROWS, FixedShape, StaticNodes, StaticPass
 from specbench.models.target import Target
+from specbench.results.manifest import Passes
 
 log = logging.getLogger(__name__)
 
@@ -247,10 +248,11 @@ class GraphTarget(Target):
         with self._fusion.active() if self._fusion else nullcontext():
             return super()._call(*args, **kwargs)
 
-    def describe(self) -> dict[str, Any]:
-        layers = {"layers": self._fusion.describe()} if self._fusion else {}
-        made = {"graphs": list(self.graphs), "eager": dict(self.reasons)}
-        return {"engine": "graph", **made, **layers}
+    def describe(self) -> Passes:
+        found = Passes(engine="graph", graphs=list(self.graphs), eager=dict(self.reasons))
+        if self._fusion:
+            found["layers"] = self._fusion.describe()
+        return found
 
     def _choose(
         self, tree: DraftTree, in_rows: bool, hidden_layers: tuple[int, ...]

@@ -35,6 +35,7 @@ from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.hidden_states import Embeddings, HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache, in_place, layer_devices
 from specbench.models.scores import Scores, batch_select
+from specbench.results.manifest import Passes
 from specbench.system import cuda_settings
 
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
@@ -168,8 +169,8 @@ class Target:
         self._ids = np.zeros(rows, dtype=np.int64)
         self._key_positions = torch.arange(length, device=self.device)
 
-    def describe(self) -> dict[str, Any]:
-        return {"engine": "eager"} | ({"reason": self._reason} if self._reason else {})
+    def describe(self) -> Passes:
+        return {"engine": "eager", "reason": self._reason} if self._reason else {"engine": "eager"}
 
     @property
     def max_nodes(self) -> int:

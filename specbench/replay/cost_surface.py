@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
@@ -23,6 +23,7 @@ from scipy.optimize import isotonic_regression
 from specbench.arrays import BoolArray, FloatArray
 from specbench.errors import ConfigurationError
 from specbench.storage import jsonl
+from specbench.system.noted import Machine
 
 FORMAT = "specbench-surface"
 VERSION = 1
@@ -30,6 +31,11 @@ FREE = 0.10  # a draft is free while its pass costs at most this much more than 
 
 _SWEEPS = 100  # of Dykstra's projections; a few suffice
 _SETTLED = 1e-9  # change in a sweep at which they stop
+
+
+class _Samples(TypedDict):
+    axes: Mapping[str, list[int]]
+    samples_s: list[Any]  # nested, one level per axis
 
 
 @dataclass(frozen=True)
@@ -100,14 +106,29 @@ class Grid:
                 misses.append((guess / moved[i] - 1.0).ravel() / 2)
         return float(np.sqrt(np.mean(np.concatenate(misses) ** 2))) if misses else 0.0
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> _Samples:
         axes = {name: [int(v) for v in values] for name, values in self.axes.items()}
         return {"axes": axes, "samples_s": self.samples.tolist()}
 
     @staticmethod
-    def from_json(node: Mapping[str, Any]) -> Grid:
+    def from_json(node: _Samples) -> Grid:
         axes = {name: tuple(int(v) for v in values) for name, values in node["axes"].items()}
         return Grid(axes, np.asarray(node["samples_s"], dtype=np.float64))
+
+
+class Drafting(TypedDict):
+    """What a method's draft of a step took.
+
+    Attributes:
+        context: tokens of the prompt.
+        step_us: microseconds of propose and observe; or ``skipped``: why they were not measured.
+    """
+
+    label: str
+    method: str
+    context: int
+    step_us: NotRequired[float]
+    skipped: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -116,19 +137,19 @@ class CostSurface:
 
     Attributes:
         model: name, id, dtype, device and more of what was measured.
-        machine: hardware, versions and code, as :mod:`specbench.system.environment` describes them.
+        machine: where that was.
         prefill: seconds over ``context`` (tokens of the prompt).
         tree: seconds over ``rows`` (root and draft nodes) and ``context`` (cached tokens).
         batch: seconds over ``k``, ``w`` and ``context``; None where it was not measured.
-        drafting: per method and context, seconds of propose and observe.
+        drafting: per method and context.
     """
 
     model: Mapping[str, Any]
-    machine: Mapping[str, Any]
+    machine: Machine
     prefill: Grid
     tree: Grid
     batch: Grid | None = None
-    drafting: Sequence[Mapping[str, Any]] = ()
+    drafting: Sequence[Drafting] = ()
 
     def pass_s(self, k: FloatArray, width: FloatArray, context: FloatArray) -> FloatArray:
         """Seconds of passes; ``k`` is 1 for trees, whose ``width`` counts root and nodes.
@@ -169,11 +190,11 @@ class CostSurface:
             "format": FORMAT,
             "version": VERSION,
             "model": dict(self.model),
-            "machine": dict(self.machine),
+            "machine": self.machine,
             "prefill": self.prefill.to_json(),
             "tree": self.tree.to_json(),
             "batch": None if self.batch is None else self.batch.to_json(),
-            "drafting": [dict(row) for row in self.drafting],
+            "drafting": list(self.drafting),
         }
         jsonl.write_json(path, value)
 

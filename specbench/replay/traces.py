@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict, cast
 
 import numpy as np
 
@@ -32,18 +32,6 @@ from specbench.storage.jsonl import RecordError
 PACK_FORMAT = "specbench-traces"
 PACK_VERSION = 1
 
-# Of the manifest's part about the model; the rest (weights' hash, packing, threads) moves no token.
-_MODEL_FACTS = (
-    "id",
-    "revision",
-    "dtype",
-    "eos_ids",
-    "context_length",
-    "vocab_size",
-    "tokenizer_hash",
-    "template_sha",
-    "weights_hash",
-)
 _TEXT, _NUMBER = (str, "a text"), (int, "a whole number")
 _ASKED = {  # of a header
     **dict.fromkeys(("config.model.name", "config.dataset.name"), _TEXT),
@@ -87,14 +75,26 @@ class RecordedTurn:
     states: Path | None = None
 
 
+class RecordedModel(TypedDict, total=False):
+    """The manifest's part about the target; the rest (packing, threads) moves no token."""
+
+    id: str | None
+    revision: str | None
+    dtype: str
+    eos_ids: Required[list[int]]
+    context_length: Required[int]
+    vocab_size: Required[int]
+    tokenizer_hash: Required[str]
+    template_sha: str | None
+    weights_hash: str | None
+
+
 @dataclass(frozen=True)
 class Traces:
     """The greedy outputs of a run.
 
     Attributes:
         path: the run folder or the pack.
-        model: facts about the target: ``eos_ids``, ``context_length``, ``vocab_size``,
-            ``tokenizer_hash`` and more.
         config: the nodes ``model``, ``dataset`` and ``generation`` of the run's configuration, and
             its ``seed``.
         run_key: of the run.
@@ -104,7 +104,7 @@ class Traces:
     """
 
     path: Path
-    model: Mapping[str, Any]
+    model: RecordedModel
     config: Mapping[str, Any]
     run_key: str
     prompt_set_hash: str
@@ -201,8 +201,15 @@ def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
 # --- a run folder ---------------------------------------------------------------------------------
 
 
-def _traces(path: Path, header: Mapping[str, Any], turns: Iterable[RecordedTurn]) -> Traces:
-    """Of a checked header."""
+class _Header(TypedDict):
+    model: RecordedModel
+    config: Mapping[str, Any]
+    run_key: str
+    prompt_set_hash: str
+    failed: list[str]
+
+
+def _traces(path: Path, header: _Header, turns: Iterable[RecordedTurn]) -> Traces:
     return Traces(
         path=path,
         model=header["model"],
@@ -220,17 +227,18 @@ def _read_folder(path: Path) -> Traces:
         config = manifest.config
         if manifest.model is None:
             raise KeyError("model")
-        model = {key: getattr(manifest.model, key) for key in _MODEL_FACTS}
+        model = {key: getattr(manifest.model, key) for key in RecordedModel.__annotations__}
         if model["vocab_size"] is None:  # not in manifests of older runs
             model["vocab_size"] = config["model"]["shape_config"]["vocab_size"]
-        header: dict[str, object] = {
-            "model": model,
-            "config": {key: config[key] for key in ("model", "dataset", "generation", "seed")},
-            "run_key": manifest.run_key,
-            "prompt_set_hash": manifest.prompt_set_hash,
-            "failed": [],
-        }
-        _check_header(header)
+        header = _checked_header(
+            {
+                "model": model,
+                "config": {key: config[key] for key in ("model", "dataset", "generation", "seed")},
+                "run_key": manifest.run_key,
+                "prompt_set_hash": manifest.prompt_set_hash,
+                "failed": [],
+            }
+        )
     except KeyError as error:
         raise RecordError(
             f"{path / MANIFEST} lacks {error}: the run never loaded its model, or was not made by "
@@ -325,7 +333,7 @@ def _read_pack(path: Path) -> Traces:
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise RecordError(f"{path} is not a trace pack, or is damaged: {error}.") from error
-    header: dict[str, Any] = {}
+    header: _Header | None = None
     turns: dict[tuple[str, str, int], RecordedTurn] = {}
     for number, raw in enumerate(data.splitlines(), start=1):
         try:
@@ -333,8 +341,7 @@ def _read_pack(path: Path) -> Traces:
             if number == 1:
                 if line.get("format") != PACK_FORMAT or line.get("version") != PACK_VERSION:
                     raise ValueError(f"not a header of {PACK_FORMAT} {PACK_VERSION}")
-                _check_header(line)
-                header = line
+                header = _checked_header(line)
                 continue
             turn = _turn(line)
             if turns.setdefault((turn.label, turn.case_id, turn.turn), turn) is not turn:
@@ -345,7 +352,7 @@ def _read_pack(path: Path) -> Traces:
             raise RecordError(
                 f"{path}, line {number}: not a trace pack, or damaged: {field_error(error)}."
             ) from error
-    if not header:
+    if header is None:
         raise RecordError(f"{path} is not a trace pack: it is empty.")
     return _traces(path, header, turns.values())
 
@@ -359,8 +366,8 @@ def _turn(line: dict[str, Any]) -> RecordedTurn:
     return RecordedTurn(**line)
 
 
-def _check_header(header: Mapping[str, Any]) -> None:
-    """That a replay finds what it asks of a pack or a manifest; else a ValueError names the key."""
+def _checked_header(header: Any) -> _Header:
+    """What a pack or a manifest says; a ValueError names what a replay asks and does not find."""
     for path, (kind, said) in _ASKED.items():
         value: Any = header
         for key in path.split("."):
@@ -373,3 +380,4 @@ def _check_header(header: Mapping[str, Any]) -> None:
         lines.ids(header["model"]["eos_ids"])
     except ValueError as error:
         raise ValueError(f"model.eos_ids: {field_error(error)}") from error
+    return cast("_Header", header)

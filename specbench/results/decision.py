@@ -5,6 +5,7 @@ Made of rows of ``summary.json`` alone, for the end of a run and for all that :m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +16,6 @@ from specbench.results.wording import case_words, verdict_words
 
 if TYPE_CHECKING:
     from specbench.results.summary_schema import Standing, SummaryRow
-    from specbench.storage.jsonl import JsonObject
 
 # After the method's name; a number whose interval is not asked for stands without it.
 MAT, SPEEDUP, END_TO_END = "MAT [95 %]", "speedup [95 %]", "end-to-end [95 %]"
@@ -47,11 +47,11 @@ def decision_cells(row: SummaryRow, standing: Standing | None) -> dict[str, Cell
 
 def measured(row: SummaryRow, key: str) -> Estimate:
     """A number with its interval; plain decoding's are 1 by definition, or of no interest."""
-    known = cast("JsonObject", row).get
+    value = cast("Mapping[str, float | None]", row).get(key)
     if BASELINE in (row["method"], row["label"]):
-        return Estimate(known(key))
-    cases = row["n_cases"] if key == "mat" else known("n_timed", row["n_cases"])
-    return Estimate(known(key), interval(row, key), few=cases < FEWEST)
+        return Estimate(value)
+    cases = row["n_cases"] if key == "mat" else row.get("n_timed", row["n_cases"])
+    return Estimate(value, interval(row, key), few=cases < FEWEST)
 
 
 def against_cell(standing: Standing | None) -> Cell:

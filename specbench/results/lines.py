@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, with_config
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on only
 
 from specbench.storage import jsonl
@@ -54,44 +54,48 @@ def _equally_long(rows: list[list[int]]) -> list[list[int]]:
 Rows = Annotated[list[Ids], Field(min_length=1), AfterValidator(_equally_long)]
 
 
+@with_config(ConfigDict(extra="allow"))
 class TurnLine(TypedDict):
     """The turn that a line of a side file is about; such a line may say more."""
 
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     label: Text
     case_id: Text
     turn: Count
     repeat: Count
 
 
+@with_config(ConfigDict(extra="allow"))
 class ErrorLine(TurnLine):
     """A line of ``errors.jsonl``."""
 
     during: Text
     type: Text
     message: Text
+    traceback: NotRequired[Text]
+    at: NotRequired[Text]
 
 
+@with_config(ConfigDict(extra="allow"))
 class CandidatesLine(TurnLine):
     """A line of ``candidates.jsonl``; ``top``: ids by row."""
 
     top: Rows
 
 
+@with_config(ConfigDict(extra="allow"))
 class AnswerLine(TypedDict):
     """A line of ``dialogue.jsonl``: the plain greedy output of a prompt."""
 
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     case_id: Text
     turn: Count
     prompt_sha: Text
     output_ids: Ids
 
 
+@with_config(ConfigDict(extra="allow"))
 class PackedLine(TypedDict):
     """A turn of a trace pack."""
 
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     label: Text
     case_id: Text
     turn: Count
@@ -138,7 +142,7 @@ class StepTrace:
     step_s: list[Seconds] | None = None
 
     @staticmethod
-    def from_json(line: JsonObject) -> StepTrace:
+    def from_json(line: object) -> StepTrace:
         """The trace of a line of ``steps.jsonl``.
 
         Raises:
@@ -160,7 +164,7 @@ class StepTrace:
         return asdict(self)
 
 
-_parse_trace: Callable[[JsonObject], StepTrace] = TypeAdapter(StepTrace).validate_python
+_parse_trace: Callable[[object], StepTrace] = TypeAdapter(StepTrace).validate_python
 
 
 def write_steps(path: Path, traces: Iterable[StepTrace]) -> None:

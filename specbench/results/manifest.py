@@ -20,6 +20,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on only
 
 from specbench.errors import field_error
 from specbench.results.lines import Flag, Text
@@ -27,6 +28,8 @@ from specbench.results.records import DONE, MANIFEST, SCHEMA_VERSION
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 from specbench.storage.jsonl import JsonObject
+from specbench.system.noted import CudaSettings, GitState
+from specbench.system.noted import Hardware as Hardware  # tables name it too
 
 BASELINE = "ar"  # the label of plain decoding
 
@@ -62,6 +65,47 @@ class _Node(BaseModel):
         return {k: v for k, v in plain(self).items() if v is not None or k in always}
 
 
+class Passes(TypedDict, total=False):
+    """How a model's passes ran.
+
+    Attributes:
+        engine: ``eager`` or ``graph``; ``reason``: why not ``graph``.
+        graphs: shapes of the captured passes; ``eager``: why others ran eagerly, by shape.
+        layers: which parts of the network run fused, if any.
+    """
+
+    engine: str
+    reason: str
+    graphs: list[str]
+    eager: dict[str, str]
+    layers: dict[str, dict[str, Whole]]
+
+
+class ArtifactInfo(TypedDict, total=False):
+    """A file that a method read; ``header``: what it says of itself, where it is a table."""
+
+    path: Text
+    bytes: Whole
+    sha256: Text
+    header: JsonObject
+
+
+class Peers(TypedDict, total=False):
+    """The model that transformers' own loops ran on."""
+
+    attention: Text
+    packed: Flag
+
+
+class Replayed(TypedDict, total=False):
+    """The recording that a replay reads; ``failed``: its cases that are left out."""
+
+    run_key: Text
+    sha: Text
+    prompt_set_hash: Text
+    failed: list[Text]
+
+
 class DraftInfo(_Node):
     """A label's draft model.
 
@@ -82,7 +126,7 @@ class DraftInfo(_Node):
     parameters: Whole | None = None
     vocab_size: Whole | None = None
     packed: JsonObject | None = None
-    passes: JsonObject | None = None
+    passes: Passes | None = None
     self_check: JsonObject | None = None
 
 
@@ -104,7 +148,6 @@ class ModelInfo(_Node):
         drafts: by label, its draft model.
         memory: by label, bytes of weights and caches of ``target`` and ``draft``.
         measured: by label, what its drafter measured in ``setup``.
-        peers: the copy that transformers' own loops ran on.
         self_check: how far our logits were from the model's own when it was loaded, and how far
             its own passes were from each other.
         audit: what the audit takes for a near tie, and how that was measured.
@@ -129,15 +172,15 @@ class ModelInfo(_Node):
     copy_bytes_per_s: Number | None = None
     read_bytes_per_s: Number | None = None
     packed: JsonObject | None = None
-    passes: JsonObject | None = None
+    passes: Passes | None = None
     overlap: Text | None = None
     overlapping: list[Text] | None = None
     threads: Whole | None = None
-    artefacts: dict[str, JsonObject] | None = None
+    artefacts: dict[str, dict[str, ArtifactInfo]] | None = None
     drafts: dict[str, DraftInfo] = Field(default_factory=dict)
     memory: dict[str, dict[str, Whole]] = Field(default_factory=dict)
     measured: dict[str, dict[str, Whole]] = Field(default_factory=dict)
-    peers: JsonObject | None = None
+    peers: Peers | None = None
     self_check: JsonObject | None = None
     audit: JsonObject | None = None
 
@@ -185,7 +228,7 @@ class RunManifest(_Node):
             them.
         model: None until the model was loaded.
         surface: model and machine of the cost surface that a replay's times are predicted with.
-        traces: what a replay replays; ``replay``: by label, whether its steps are exact.
+        replay: by label, whether its steps are exact.
         servers: by label, the engine that answered, as it describes itself (``runner=serve``).
         synthetic: records that were made up; ``imported``: whose files they were read from;
             ``merged_from``: the parts they were joined of; ``mixed_conditions``: what differed
@@ -208,16 +251,16 @@ class RunManifest(_Node):
     seed: Whole = 0
     n_cases: Whole | None = None
     prompt_set_hash: Text | None = None
-    hardware: JsonObject = Field(default_factory=dict)
+    hardware: Hardware = Field(default_factory=Hardware)
     versions: dict[str, Text] = Field(default_factory=dict)
-    git: JsonObject | None = None
-    cuda_settings: JsonObject = Field(default_factory=dict)
+    git: GitState | None = None
+    cuda_settings: CudaSettings = Field(default_factory=dict)
     forced_resume: Flag = False
     starts: list[Start] = Field(default_factory=list)
     model: ModelInfo | None = None
     ended_at: Text | None = None
     surface: JsonObject | None = None
-    traces: JsonObject | None = None
+    traces: Replayed | None = None
     replay: dict[str, Text] | None = None
     replay_s: Number | None = None
     notes: list[Text] | None = None

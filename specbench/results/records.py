@@ -34,6 +34,7 @@ from specbench.results import lines
 from specbench.results.lines import Count, Seconds, Seed, Text
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
+from specbench.system.noted import GpuState
 
 SCHEMA_VERSION = 1
 
@@ -205,7 +206,7 @@ class CaseRecord:
     cpu_waiting: Seconds | None = None
     cpu_others: Seconds | None = None
     cpu_load: Seconds | None = None
-    gpu: list[dict[str, Any]] | None = None
+    gpu: list[GpuState] | None = None
     energy_j: Seconds | None = None
     attempt: Count = 0
     disturbed_by: Text = ""
@@ -241,9 +242,14 @@ class CaseRecord:
         return (self.repeat, self.case_id, self.turn, self.label)
 
     @property
-    def turn_id(self) -> JsonObject:
+    def turn_id(self) -> lines.TurnLine:
         """The key as the lines of other files spell it."""
-        return {name: getattr(self, name) for name in ("label", "case_id", "turn", "repeat")}
+        return {
+            "label": self.label,
+            "case_id": self.case_id,
+            "turn": self.turn,
+            "repeat": self.repeat,
+        }
 
     def to_json(self) -> JsonObject:
         """A plain dict for one line of ``cases.jsonl``; a gap that is not finite becomes None."""
@@ -314,7 +320,7 @@ class CaseRecord:
             raise ValueError(f"decode_s is 0, and {self.n_target_passes} steps take time")
 
 
-_parse_record: Callable[[JsonObject], CaseRecord] = TypeAdapter(CaseRecord).validate_python
+_parse_record: Callable[[object], CaseRecord] = TypeAdapter(CaseRecord).validate_python
 _FILE_KEYS = {"committed_per_step": _COMMITTED_KEY}
 # All but these are promised to every reader of the files.
 _OPTIONAL_FIELDS = (

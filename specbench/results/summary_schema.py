@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import NotRequired, TypedDict, cast
 
 from specbench.results.estimate import Interval
-from specbench.storage.jsonl import JsonObject
 
 
 class SummaryRow(TypedDict):
@@ -58,16 +57,14 @@ class SummaryRow(TypedDict):
     timing: str
 
 
-def number(row: SummaryRow, key: str) -> float | None:
+def number(row: SummaryRow | ServedLabel, key: str) -> float | None:
     """A number by a key that is a variable."""
-    found: float | None = cast("JsonObject", row)[key]
-    return found
+    return cast("Mapping[str, float | None]", row)[key]
 
 
 def interval(row: SummaryRow, key: str) -> Interval | None:
     """The 95 % interval of a number; None too where it has none by nature."""
-    found: Interval | None = cast("JsonObject", row).get(f"{key}_ci")
-    return found
+    return cast("Mapping[str, Interval | None]", row).get(f"{key}_ci")
 
 
 def n_of(row: SummaryRow, key: str) -> int:
@@ -155,6 +152,30 @@ class Disturbance(TypedDict):
     without_rule: dict[str, WithoutRule]
 
 
+class ServedLabel(TypedDict):
+    """What a label reached that a server answered.
+
+    Attributes:
+        ttft_s: median over timed turns; ``user_tokens_per_s``: after it, for one user.
+        system_tokens_per_s: None where no batch was undisturbed by failures.
+        equal, compared: answers that are the same server's plain ones, of how many.
+        first_difference: words on the first that is not, or "".
+        uncounted: turns whose server did not say its steps.
+    """
+
+    label: str
+    engine: str
+    numerics: str
+    concurrency: int
+    ttft_s: float | None
+    user_tokens_per_s: float | None
+    system_tokens_per_s: float | None
+    equal: int
+    compared: int
+    first_difference: str
+    uncounted: int
+
+
 class Summary(TypedDict):
     """All of the file; ``pairs`` is empty unless two methods were compared.
 
@@ -162,7 +183,7 @@ class Summary(TypedDict):
         leaders: the methods that may be the fastest, the first first.
         against_best: by label; empty where nothing was timed.
         disturbed: None where no time was measured.
-        served: of `specbench.results.statistics.served.ServedLabel`, where servers answered.
+        served: where servers answered.
     """
 
     schema_version: int
@@ -174,4 +195,4 @@ class Summary(TypedDict):
     disturbed: Disturbance | None
     caption: str
     notes: list[str]
-    served: NotRequired[list[JsonObject]]
+    served: NotRequired[list[ServedLabel]]

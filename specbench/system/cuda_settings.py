@@ -14,7 +14,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+
+from specbench.system.noted import CudaSettings
 
 _REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 _OFF = (*_REDUCTIONS, "allow_tf32", "allow_fp16_accumulation")
@@ -44,7 +45,7 @@ def kept() -> Iterator[None]:
             setattr(matmul, name, value)
 
 
-def in_force() -> dict[str, Any]:
+def in_force() -> CudaSettings:
     """What torch says of itself now, for the manifest; empty where no CUDA device computes."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available():

@@ -16,7 +16,6 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import psutil
 
 from specbench.paths import PROJECT
 from specbench.system import cuda_settings
+from specbench.system.noted import GitState, Gpu, Hardware, Machine
 
 # Packages that may move a number or an output.
 PACKAGES = (
@@ -58,8 +58,8 @@ _CODE = ("*.py", "*.yaml", "*.toml")
 _COMMAND_TIMEOUT_S = 20
 
 
-def describe() -> dict[str, Any]:
-    """``hardware``, ``versions``, ``git`` and ``cuda_settings``, all stable within a run."""
+def describe() -> Machine:
+    """This machine, its packages and this code."""
     return {
         "hardware": hardware(),
         "versions": versions(),
@@ -68,22 +68,22 @@ def describe() -> dict[str, Any]:
     }
 
 
-def fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(description: Machine) -> dict[str, Any]:
     """The part of what :func:`describe` returned without which numbers are not comparable."""
-    machine, packages = description["hardware"], description["versions"]
+    machine, packages, git = description["hardware"], description["versions"], description["git"]
     return {
         "cpu": machine.get("cpu"),
         "cpus_usable": machine.get("cpus_usable"),
         # Manifests of before these were noted say nothing about them.
-        **{key: machine[key] for key in ("pinned_to", "threads_set") if key in machine},
+        **{k: v for k, v in machine.items() if k in ("pinned_to", "threads_set")},
         "gpus": [gpu["name"] for gpu in machine.get("gpus", [])],
         **{name: packages.get(name) for name in ("python", "torch", "transformers", "numpy")},
-        "commit": (description["git"] or {}).get("commit"),
+        "commit": git.get("commit") if git else None,
         "cuda_settings": description.get("cuda_settings", {}),
     }
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> Hardware:
     """CPU, memory and GPUs of this machine."""
     return {
         "cpu": cpu_model(),
@@ -144,8 +144,8 @@ def _gpu_rows() -> tuple[tuple[str, int, str], ...]:
     return tuple(rows)
 
 
-def gpus() -> list[dict[str, Any]]:
-    """Name, memory (GiB) and driver of each NVIDIA GPU; empty where there is none."""
+def gpus() -> list[Gpu]:
+    """The NVIDIA GPUs of this machine."""
     return [
         {"name": name, "memory_gib": round(memory / 1024), "driver": driver}
         for name, memory, driver in _gpu_rows()
@@ -163,18 +163,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def git_state(root: Path = PROJECT) -> dict[str, Any] | None:
-    """Commit of the code below ``root``, and changes since; None outside a repository.
-
-    Returns:
-        ``commit`` (None before the first one), ``dirty`` (code or configuration differs from it,
-        new files included) and, where dirty, ``changes``: a hash of the differences.
-    """
+def git_state(root: Path = PROJECT) -> GitState | None:
+    """Commit of the code below ``root``, and changes since; None outside a repository."""
     if _output_of("git", "rev-parse", "--is-inside-work-tree", cwd=root) != "true":
         return None
     commit = _output_of("git", "rev-parse", "--verify", "--quiet", "HEAD", cwd=root) or None
     status = _output_of("git", "status", "--porcelain", "--", *_CODE, cwd=root) or ""
-    state: dict[str, Any] = {"commit": commit, "dirty": bool(status)}
+    state: GitState = {"commit": commit, "dirty": bool(status)}
     if status:
         difference = _output_of("git", "diff", "HEAD", "--", *_CODE, cwd=root) or ""
         state["changes"] = hashlib.sha256(f"{status}\n{difference}".encode()).hexdigest()[:16]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ConfigurationError
+from specbench.system.noted import GpuState
 
 _PROC = Path("/proc")
 # user nice system idle iowait irq softirq steal; guest times are contained in user and nice.
@@ -48,9 +49,8 @@ class Interference:
     cpu_others: float | None = None
     # processes running or waiting for a CPU, averaged over the last minute
     cpu_load: float | None = None
-    # What the GPUs did at the turn's end (see `Gpus`); reasons for
-    # throttling are those of its start and end together.
-    gpu: list[dict[str, Any]] | None = None
+    # at the turn's end; reasons for throttling are those of its start and end together
+    gpu: list[GpuState] | None = None
     energy_j: float | None = None  # what the GPUs took, with ``measure=energy``
 
 
@@ -62,7 +62,7 @@ class _Reading:
     ticks: tuple[int, ...] | None
     own_ns: int
     waited_ns: int | None
-    gpu: list[dict[str, Any]] | None
+    gpu: list[GpuState] | None
     energy_j: float | None
 
 
@@ -170,12 +170,10 @@ def _waited_ns(tasks: Path) -> int | None:
     return sum(waited) if waited else None
 
 
-def _joined(
-    first: list[dict[str, Any]] | None, last: list[dict[str, Any]] | None
-) -> list[dict[str, Any]] | None:
+def _joined(first: list[GpuState] | None, last: list[GpuState] | None) -> list[GpuState] | None:
     if first is None or last is None:
         return last
-    joined = []
+    joined: list[GpuState] = []
     for before, after in zip(first, last, strict=True):
         reasons = [*(before["throttle"] or ()), *(after["throttle"] or ())]
         known = before["throttle"] is not None or after["throttle"] is not None
@@ -194,12 +192,7 @@ class Gpus:
         self._nvml = nvml
         self._handles = list(handles)
 
-    def states(self) -> list[dict[str, Any]]:
-        """What each GPU is doing now; what it does not report is None.
-
-        ``throttle`` has the names of the reasons in force (idling is none), ``other_processes``
-        counts compute processes besides this one.
-        """
+    def states(self) -> list[GpuState]:
         return [self._state(handle) for handle in self._handles]
 
     def energy_j(self) -> float | None:
@@ -218,7 +211,7 @@ class Gpus:
             self._handles = []
             self._nvml.nvmlShutdown()
 
-    def _state(self, handle: Any) -> dict[str, Any]:
+    def _state(self, handle: Any) -> GpuState:
         nvml = self._nvml
         power = self._ask("nvmlDeviceGetPowerUsage", handle)
         reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)

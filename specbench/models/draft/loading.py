@@ -95,7 +95,7 @@ def load_draft_model(
     described.parameters = drafter.n_parameters
     described.vocab_size = drafter.vocab_size
     described.packed = own.packed_weights
-    described.passes = dict(drafter.passes)
+    described.passes = drafter.passes
     described.self_check = check.to_json()
     return drafter, described
 

@@ -15,9 +15,8 @@ reduced one, is translated here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,6 +29,7 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError
 from specbench.models.target import Target
+from specbench.results.manifest import Passes
 
 _TIMED_TEXT = np.zeros(64, dtype=np.int64)  # what both models have read while passes are timed
 _TIMED_PASSES = 5
@@ -123,7 +123,7 @@ class DraftModel:
         self._target.cache.clear()
 
     @property
-    def passes(self) -> Mapping[str, Any]:
+    def passes(self) -> Passes:
         return self._target.describe()
 
     @property

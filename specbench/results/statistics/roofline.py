@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
+from specbench.results.manifest import BASELINE, ModelInfo, Passes, RunManifest
 
 SLOW_BASELINE = 0.5  # share of the bandwidth below which a table warns
 IMPOSSIBLE = 1 - 1e-9  # a share from which on plain decoding itself was the fastest read
@@ -52,7 +52,7 @@ def _subject(manifest: RunManifest) -> ModelInfo:
 
 def _engine(model: ModelInfo) -> str | None:
     """How plain decoding ran, whatever was asked for; None where that is not known."""
-    passes = model.passes or {}
+    passes = model.passes or Passes()
     engine: str | None = passes.get("engine")
     if engine is None and (model.device or "").startswith("cpu"):
         return "eager"  # there has never been another one
@@ -97,7 +97,7 @@ def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) ->
     model = _subject(manifest)
     engine = _engine(model)
     found = []
-    passes = model.passes or {}
+    passes = model.passes or Passes()
     failed = {
         shape: why
         for shape, why in (passes.get("eager") or {}).items()

@@ -44,7 +44,6 @@ def run_summary(
     pairs = compare_pairs(records, *how)
     compared = len({pair["first"] for pair in pairs}) > 1
     disturbed = disturbance(records, superseded, rows, baseline, seed)
-    served = [one.to_json() for one in served_labels(records, labels)]
     found: Summary = {
         "schema_version": SCHEMA_VERSION,
         "run_key": manifest.run_key,
@@ -65,7 +64,7 @@ def run_summary(
             *_phases(rows),
         ],
     }
-    if served:
+    if served := served_labels(records, labels):
         found["served"] = served
     return found
 

@@ -10,7 +10,6 @@ Definitions:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from statistics import median
 
 from specbench.arrays import first_difference
@@ -18,35 +17,7 @@ from specbench.results.estimate import ABSENT
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord, Served
 from specbench.results.statistics.aggregate import timed_turns
-from specbench.storage.jsonl import JsonObject
-
-
-@dataclass(frozen=True, slots=True)
-class ServedLabel:
-    """A label's numbers over a run.
-
-    Attributes:
-        ttft_s: median over timed turns; ``user_tokens_per_s``: after it, for one user.
-        system_tokens_per_s: None where no batch was undisturbed by failures.
-        equal, compared: answers that are the same server's plain ones, of how many.
-        first_difference: words on the first that is not, or "".
-        uncounted: turns whose server did not say its steps.
-    """
-
-    label: str
-    engine: str
-    numerics: str
-    concurrency: int
-    ttft_s: float | None
-    user_tokens_per_s: float | None
-    system_tokens_per_s: float | None
-    equal: int
-    compared: int
-    first_difference: str
-    uncounted: int
-
-    def to_json(self) -> JsonObject:
-        return asdict(self)
+from specbench.results.summary_schema import ServedLabel
 
 
 def served_labels(records: Sequence[CaseRecord], labels: Sequence[str]) -> list[ServedLabel]:
@@ -118,8 +89,8 @@ SERVED_TEXT = (
 )
 
 
-def served_cells(row: JsonObject) -> dict[str, str]:
-    """A label of ``served`` in ``summary.json`` as a line of a table."""
+def served_cells(row: ServedLabel) -> dict[str, str]:
+    """A label as a line of a table."""
 
     def shown(value: float | None, form: str) -> str:
         return ABSENT if value is None else format(value, form)
@@ -135,7 +106,7 @@ def served_cells(row: JsonObject) -> dict[str, str]:
     }
 
 
-def served_notes(rows: Iterable[JsonObject]) -> list[str]:
+def served_notes(rows: Iterable[ServedLabel]) -> list[str]:
     """What differs, and what servers did not say."""
     notes = []
     for row in rows:
