@@ -131,23 +131,50 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def conf_is_read_once():
-    """Hydra would read and parse two dozen files for each of a thousand compositions."""
+    """Hydra would read and join two dozen files for each of a thousand compositions.
+
+    Which files those are, only the choices of config groups say; other values are put in later.
+    """
     try:
+        from hydra._internal import config_loader_impl as hydra_loader
         from hydra._internal.config_repository import ConfigRepository
+        from hydra._internal.defaults_list import DefaultsList, Overrides
     except ImportError:  # where a GPU is checked
         yield
         return
-    read, load = {}, ConfigRepository.load_config
+    kept: dict[object, bytes] = {}
+
+    def once(key, repository, make):
+        """What ``make()`` gives, a copy for each caller; a test may change files of its own."""
+        sources = [source.path for source in repository.get_sources()]
+        if str(CONF_DIR) not in sources:
+            return make()
+        key = (str(sources), key)
+        if key not in kept:
+            kept[key] = pickle.dumps(make())
+        return pickle.loads(kept[key])
+
+    loader = hydra_loader.ConfigLoaderImpl
+    load, join = ConfigRepository.load_config, loader._compose_config_from_defaults_list
+    choose = hydra_loader.create_defaults_list
 
     def load_config(self, config_path):
-        if str(CONF_DIR) not in [source.path for source in self.get_sources()]:
-            return load(self, config_path)  # a test's own files, which it may change
-        if config_path not in read:
-            read[config_path] = pickle.dumps(load(self, config_path))
-        return pickle.loads(read[config_path])
+        return once(config_path, self, lambda: load(self, config_path))
+
+    def joined(self, defaults, repo):
+        return once(repr(defaults), repo, lambda: join(self, defaults, repo))
+
+    def chosen(repo, config_name, overrides_list, **options):
+        values = Overrides(repo, overrides_list).config_overrides
+        groups = [override for override in overrides_list if override not in values]
+        key = (config_name, str([override.input_line for override in groups]), str(options))
+        found = once(key, repo, lambda: choose(repo, config_name, groups, **options))
+        return DefaultsList(found.defaults, found.defaults_tree, values, found.overrides)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ConfigRepository, "load_config", load_config)
+        patch.setattr(loader, "_compose_config_from_defaults_list", joined)
+        patch.setattr(hydra_loader, "create_defaults_list", chosen)
         yield
 
 
