@@ -28,7 +28,6 @@ from specbench.results.records import (
     CASES,
     DIALOGUE,
     DISTURBED,
-    DONE,
     ERRORS,
     LEFT,
     STEPS,
@@ -80,9 +79,7 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
     pq.write_table(steps, building / STEPS)
     superseded = [record for run in runs for record in run.superseded]
     jsonl.write_json(building / SUMMARY, run_summary(records, errors, manifest, superseded))
-    manifest.seal(building, LEFT)
-    manifest.write(building)
-    (building / DONE).write_text("", encoding="utf-8")
+    manifest.finish(building, LEFT)
     os.replace(building, output)
     return Run(output, manifest, records, complete=True)
 

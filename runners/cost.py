@@ -113,9 +113,7 @@ class Cost(Runner):
             surface = _measure(job, runs, machine, manifest)
             surface.write(job.folder / SURFACE)
             close(manifest, "complete", 0)
-            manifest.seal(job.folder, [SURFACE])
-            manifest.write(job.folder)
-            jsonl.write_text(job.folder / records.DONE, "")
+            manifest.finish(job.folder, [SURFACE])
         return 0
 
     def show(self, path: Path) -> None:

@@ -63,9 +63,7 @@ def keep(run: Path, kept: Path) -> list[Path]:
     for name in names:
         (kept / name).write_bytes(lines.get(name) or (run / name).read_bytes())
     kept_manifest = _without_places(manifest)
-    kept_manifest.seal(kept, names)
-    kept_manifest.write(kept)
-    (kept / DONE).write_bytes((run / DONE).read_bytes())
+    kept_manifest.finish(kept, names)
     return [kept / name for name in (*names, MANIFEST, DONE)]
 
 

@@ -19,7 +19,7 @@ from analysis.runs.command import add_command, parser_of, reporting_errors
 from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
-from specbench.results.records import CASES, DONE, ERRORS, SUMMARY, CaseRecord, read_records
+from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord, read_records
 from specbench.results.spec_bench_format import (
     UNKNOWN_FIELDS,
     UNKNOWN_SCOPE,
@@ -166,8 +166,7 @@ def import_answers(options: argparse.Namespace) -> None:
     manifest.imported = {"from": "Spec-Bench", "sha256": digests, "unknown": UNKNOWN_FIELDS}
     manifest.config["repeats"] = 1 + max(record.repeat for record in records)
     manifest.exit_code = 1 if errors else 0
-    manifest.write(options.out)
-    jsonl.write_text(options.out / DONE, "")
+    manifest.finish(options.out, LEFT)
     for row in (row for row in rows if row["task"] == OVERALL):
         mean = mean_accept_length(theirs[row["label"]])
         print(

@@ -180,7 +180,5 @@ class ResultFiles:
         folder = self._folder
         write_steps(folder / records.STEPS, self.traces())
         jsonl.write_json(folder / records.SUMMARY, summary)
-        manifest.seal(folder, records.LEFT)
-        manifest.write(folder)
-        jsonl.write_text(folder / records.DONE, "")
+        manifest.finish(folder, records.LEFT)
         (folder / records.STEPS_LOG).unlink()

@@ -317,22 +317,36 @@ class RunManifest(_Node):
         """
         jsonl.write_json(folder / MANIFEST, self.to_json())
 
-    def seal(self, folder: Path, names: Iterable[str]) -> None:
-        """Note which files a finished run has."""
+    def finish(self, folder: Path, names: Iterable[str]) -> None:
+        """Write the manifest of a finished run, and ``DONE`` last, which vouches for it.
+
+        Args:
+            names: of the run's other files; the manifest vouches for those that are there.
+
+        Raises:
+            specbench.storage.jsonl.DiskError: the disk is full or broken.
+        """
         there = [name for name in names if (folder / name).is_file()]
         self.files = {name: file_sha256(folder / name) for name in there}
+        self.write(folder)
+        jsonl.write_text(folder / DONE, f"{file_sha256(folder / MANIFEST)}\n")
 
-    def check_files(self, folder: Path, names: Collection[str] = ()) -> None:
+    def check_files(self, folder: Path, needed: Collection[str] | None = None) -> None:
         """Refuse a finished folder whose files are not those that the run left.
 
-        ``names``: these alone; without any, all.
+        ``needed``: of its files, those that must be there; None: all.
 
         Raises:
             specbench.storage.jsonl.RecordError: a file is missing, or was changed since.
         """
-        for name, digest in (self.files or {}).items():
+        digests = dict(self.files or {})
+        # Folders from before manifests were vouched for have an empty ``DONE``.
+        done = folder / DONE
+        if done.is_file() and (said := done.read_text(encoding="utf-8", errors="replace").strip()):
+            digests[MANIFEST] = said
+        for name, digest in digests.items():
             path = folder / name
-            if names and name not in names:
+            if not path.is_file() and needed is not None and name not in needed:
                 continue
             if not path.is_file() or file_sha256(path) != digest:
                 state = "was changed" if path.is_file() else "is missing"

@@ -256,3 +256,16 @@ def test_questions_that_changed_are_noticed_wherever_they_lie(small, questions, 
     file.unlink()
     (out / records.DONE).touch()
     assert run_here(typed, "data_dir=null") == 0
+
+
+@pytest.mark.parametrize("edited", [records.MANIFEST, records.SUMMARY, records.STEPS])
+def test_what_a_finished_run_vouches_for_cannot_be_changed(run, typed, edited):
+    """A model's other name, another number in the summary, steps of another run."""
+    RunManifest.read(run).finish(run, records.LEFT)
+    assert load_runs([run])
+    path = run / edited
+    path.write_bytes(path.read_bytes().replace(b"pld", b"sam"))
+    with pytest.raises(RecordError, match=f"{path} was changed after the run was done"):
+        load_runs([run])
+    with pytest.raises(RecordError, match="was changed"):
+        run_here([*typed, f"output_dir={run}"])
