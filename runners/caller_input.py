@@ -21,7 +21,7 @@ from runners.launch.dispatch import entry_of
 from specbench import paths
 from specbench.config import compose
 from specbench.config.compare import NamedMethod, compose_entry
-from specbench.config.run_key import run_identity, run_key
+from specbench.config.run_key import key_of, run_identity
 from specbench.config.schema import ATTENTIONS, DTYPES
 from specbench.config.validate import check_values
 from specbench.data.cases import Case
@@ -99,12 +99,12 @@ def read_input(
         entries, given = _entries(cfg, drafters)
         check_values(cfg)
         config = compose.typed(cfg)
-        key, identity = run_key(cfg), {**run_identity(cfg), "shard": None}
+        identity = run_identity(cfg)
     job = Job(
         config=config,
         overrides=tuple(overrides),
-        identity=identity,
-        run_key=key,
+        identity={**identity, "shard": None},
+        run_key=key_of(identity),
         folder=folder,
         entries=entries,
         cases=cases,

@@ -10,13 +10,12 @@ from typing import TypeAlias
 import numpy as np
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
-from analysis.runs.load import Run
 from specbench.results.statistics import pairs
 from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import LogRatios
 from specbench.results.statistics.multiple import Against, against, against_best
 from specbench.results.statistics.summary import Sample
-from specbench.results.summary_schema import Pair, Standing, number
+from specbench.results.summary_schema import Standing, number
 
 RunLabel: TypeAlias = tuple[Path, str]  # a run's folder, a label of it
 
@@ -58,7 +57,8 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
     entries = _timed(comparison)
     if not entries:  # without plain decoding only labels of one run can be compared
         (run, *more) = comparison.runs
-        pairs_of_it = [] if more else _pairs(run, comparison.estimator)
+        how = (run.labels, run.baseline, run.seed, comparison.estimator)
+        pairs_of_it = [] if more else pairs.compare_pairs(run.records, *how)
         return {(run.path, k): v for k, v in pairs.standings_of(pairs_of_it).items()}
     places = {f"{i}": (entry.run.path, entry.label) for i, entry in enumerate(entries)}
     ratios = _log_ratios(entries, "speedup")
@@ -83,10 +83,6 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
     )
     of_plain = {(each.path, plain): found[plain] for each in comparison.runs}
     return {**of_plain, **{place: found[name] for name, place in places.items()}}
-
-
-def _pairs(run: Run, estimator: str) -> list[Pair]:
-    return pairs.compare_pairs(run.records, run.labels, run.baseline, run.seed, estimator)
 
 
 def _standing(found: Against) -> Standing:

@@ -240,7 +240,9 @@ class Run:
             "draft": Path(draft.id).name if draft and draft.id else None,
             "questions": {record.case_id for record in self.records},
             "corpus": {
-                name for file in files if (name := _corpus(file.get("header") or {})) is not None
+                name
+                for file in files
+                if (name := (file.get("header", {}).get("corpus") or {}).get("name")) is not None
             },
         }
         return {key: value for key, value in known.items() if value is not None}
@@ -249,10 +251,6 @@ class Run:
         knobs = self.manifest.labels.get(label, LabelInfo()).knobs
         server = knobs.get("server")  # a server's way of drafting has the server's keys
         return server if isinstance(server, dict) else knobs
-
-
-def _corpus(header: JsonObject) -> str | None:
-    return (header.get("corpus") or {}).get("name")
 
 
 def find_runs(paths: Iterable[Path | str], names: Sequence[str] = (CASES, MANIFEST)) -> list[Path]:

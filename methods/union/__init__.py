@@ -188,7 +188,7 @@ class Union(Composite):
         nodes, aux, place = merge_trees(
             np.concatenate([_host(tree.tokens) for tree in trees]),
             np.concatenate([tree.parents for tree in trees]),
-            np.concatenate([_auxiliary(tree) for tree in trees]),
+            np.concatenate([np.zeros(len(t), np.bool_) if t.aux is None else t.aux for t in trees]),
             offsets,
             self.max_nodes,
             self._limits,
@@ -215,7 +215,3 @@ class Union(Composite):
 
 def _host(tokens: Any) -> IntArray:
     return tokens if isinstance(tokens, np.ndarray) else tokens.cpu().numpy()
-
-
-def _auxiliary(tree: DraftTree) -> np.ndarray:
-    return np.zeros(len(tree), dtype=np.bool_) if tree.aux is None else tree.aux

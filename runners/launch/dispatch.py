@@ -29,7 +29,7 @@ from specbench.config import compose
 from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import with_own_model
 from specbench.config.hydra_errors import translate_hydra_error
-from specbench.config.run_key import run_identity, run_key
+from specbench.config.run_key import key_of, run_identity
 from specbench.config.schema import RUNNERS, PairConfig, RunConfig
 from specbench.config.validate import check_values
 from specbench.errors import (
@@ -151,8 +151,8 @@ def execute(
     if entries is None:
         entries = resolve_entries(cfg)
     # Shards of one run share its key, so that their records can be put together.
-    key = run_key(cfg)
-    own = {**run_identity(cfg), "shard": cfg.shard}
+    identity = run_identity(cfg)
+    key, own = key_of(identity), {**identity, "shard": cfg.shard}
     config = compose.typed(cfg)
     path = _output_folder(config, invocation, key)
     folder.check_cache(Path(config.cache_dir))

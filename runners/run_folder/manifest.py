@@ -204,9 +204,9 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def config_diff(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def config_diff(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One indented line per dotted key whose values differ, at most a dozen; lists are leaves."""
-    old, new = dict(_flatten(then, prefix)), dict(_flatten(now, prefix))
+    old, new = dict(_flatten(then)), dict(_flatten(now))
     lines = [
         f"  {key}: there {_show(old, key)}, here {_show(new, key)}"
         for key in sorted(old.keys() | new.keys())
@@ -216,7 +216,7 @@ def config_diff(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "
     return [*lines[:_SHOWN], f"  and {more} more"] if more > 0 else lines
 
 
-def _flatten(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _flatten(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(tree, Mapping) and tree:
         for key, value in tree.items():
             yield from _flatten(value, f"{prefix}.{key}" if prefix else str(key))

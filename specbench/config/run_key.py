@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -87,5 +88,10 @@ def _words(*nodes: Any) -> set[str]:
 
 def run_key(cfg: DictConfig) -> str:
     """Eight hex digits that stand for ``run_identity(cfg)``; stable over machines and key order."""
-    text = json.dumps(run_identity(cfg), sort_keys=True, ensure_ascii=True)
+    return key_of(run_identity(cfg))
+
+
+def key_of(identity: Mapping[str, Any]) -> str:
+    """The run key of what `run_identity` gave."""
+    text = json.dumps(identity, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

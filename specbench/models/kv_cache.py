@@ -98,30 +98,25 @@ class KVCache:
         Returns:
             Views ``[batch, kv_heads, length + retained + rows, head_dim]`` of keys and values.
         """
-        batch, start = keys.shape[0], self.length + self.retained
-        end = start + keys.shape[2]
         cached_keys, cached_values = self._layers[layer]
-        if self._static is not None:
-            slots, seen = self._static
-            cached_keys[:batch].index_copy_(2, slots, keys)
-            cached_values[:batch].index_copy_(2, slots, values)
-            return cached_keys[:batch, :, :seen], cached_values[:batch, :, :seen]
-        cached_keys[:batch, :, start:end] = keys
-        cached_values[:batch, :, start:end] = values
-        return cached_keys[:batch, :, :end], cached_values[:batch, :, :end]
+        return self._written(cached_keys, keys), self._written(cached_values, values)
 
     def update_both(self, new: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``update``, of keys and values in one tensor ``[2, batch, kv_heads, rows, size]``."""
-        batch, start = new.shape[1], self.length + self.retained
-        cached = self._pairs[layer][:, :batch]
+        keys, values = self._written(self._pairs[layer], new)
+        return keys, values
+
+    def _written(self, cached: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """All rows that there are with ``new [..., batch, kv_heads, rows, size]`` behind them."""
+        cached = cached[..., : new.shape[-4], :, :, :]
         if self._static is not None:
             slots, end = self._static
-            cached.index_copy_(3, slots, new)
+            cached.index_copy_(-2, slots, new)
         else:
-            end = start + new.shape[3]
-            cached[:, :, :, start:end] = new
-        keys, values = cached[:, :, :, :end]
-        return keys, values
+            start = self.length + self.retained
+            end = start + new.shape[-2]
+            cached[..., start:end, :] = new
+        return cached[..., :end, :]
 
     def get_seq_length(self, layer: int = 0) -> int:
         """Committed rows; part of transformers' interface."""

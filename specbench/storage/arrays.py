@@ -61,7 +61,10 @@ def write_array_file(
         header: further JSON-ready facts, given back by `read_header`.
     """
     sections: dict[str, _Section] = {}
-    plain = {name: _little_endian(array) for name, array in arrays.items()}
+    plain = {  # little-endian
+        name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        for name, array in arrays.items()
+    }
     offset = 0
     for name, array in plain.items():
         sections[name] = {
@@ -198,10 +201,6 @@ class ArrayTable(Generic[ArraysT]):
             arrays=self.arrays._asdict(),
             header={**header, **self.facts()},
         )
-
-
-def _little_endian(array: Array) -> Array:
-    return np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
 
 
 def _blocks(array: Array) -> list[memoryview]:

@@ -70,16 +70,18 @@ class _Family:
         p: FloatArray = 2 * stats.t.sf(t, self.ratios.freedom)
         return p
 
-    def critical(self, level: float) -> FloatArray:
-        found: FloatArray = stats.t.ppf(1 - (1 - level) / (2 * self.m), self.ratios.freedom)
+    @property
+    def critical(self) -> FloatArray:
+        found: FloatArray = stats.t.ppf(1 - (1 - LEVEL) / (2 * self.m), self.ratios.freedom)
         return found
 
-    def halves(self, level: float) -> FloatArray:
-        return self.critical(level) * self.ratios.errors
+    @property
+    def halves(self) -> FloatArray:
+        return self.critical * self.ratios.errors
 
-    def against(self, i: int, low: float, high: float, p_family: float, level: float) -> Against:
+    def against(self, i: int, low: float, high: float, p_family: float) -> Against:
         """The i-th comparison with its interval."""
-        reach = float(self.critical(level)[i] + stats.t.ppf(POWER, self.ratios.freedom[i]))
+        reach = float(self.critical[i] + stats.t.ppf(POWER, self.ratios.freedom[i]))
         value = float(self.ratios.values[i])
         prompts, repeats = (float(c[i, i]) for c in (self.ratios.prompts, self.ratios.repeats))
         left = (value / reach) ** 2 - repeats  # of the variance, for prompts
@@ -94,23 +96,19 @@ class _Family:
         )
 
 
-def against(ratios: LogRatios, level: float = LEVEL) -> list[Against]:
+def against(ratios: LogRatios) -> list[Against]:
     """Comparisons with a reference that was fixed beforehand, one for each of the ratios."""
     m = len(ratios.values)
     family = _Family(ratios, m)
-    low, high = ratios.values - family.halves(level), ratios.values + family.halves(level)
+    low, high = ratios.values - family.halves, ratios.values + family.halves
     p = np.minimum(1.0, m * family.p)
-    return [family.against(i, float(low[i]), float(high[i]), float(p[i]), level) for i in range(m)]
+    return [family.against(i, float(low[i]), float(high[i]), float(p[i])) for i in range(m)]
 
 
-def against_best(speeds: LogRatios, level: float = LEVEL) -> dict[int, Against]:
-    """Every method but the fastest against the best of the others.
+def against_best(speeds: LogRatios) -> dict[int, Against]:
+    """Every one of ``[k]`` methods but the fastest against the best of the others.
 
     The ratio is over the one that was fastest here, the interval over whichever truly is the best.
-
-    Args:
-        speeds: ``[k]`` logarithms of the methods' speeds.
-        level: of each interval; and with this probability no best method lies below 0 for sure.
     """
     k = len(speeds.values)
     top = int(np.argmax(speeds.values))
@@ -120,8 +118,8 @@ def against_best(speeds: LogRatios, level: float = LEVEL) -> dict[int, Against]:
             continue
         others = np.delete(np.arange(k), i)
         family = _Family(speeds.of(np.eye(k)[i] - np.eye(k)[others]), k - 1)
-        values, halves = family.ratios.values, family.halves(level)
+        values, halves = family.ratios.values, family.halves
         p = np.where(values < 0, (k - 1) * family.p, 1.0).min()
         low, high = float((values - halves).min()), float((values + halves).min())
-        found[i] = family.against(top - (top > i), low, high, min(1.0, float(p)), level)
+        found[i] = family.against(top - (top > i), low, high, min(1.0, float(p)))
     return found

@@ -106,7 +106,7 @@ def _pair(
     margin: float,
     family: str = BASELINE,
 ) -> Pair:
-    interval = found.interval if found else None
+    interval, needed = (found.interval, found.needed) if found else (None, FEWEST)
     return {
         "first": first,
         "second": second,
@@ -119,14 +119,8 @@ def _pair(
         "verdict": verdict(interval, margin),
         "margin": margin,
         "detectable": found.detectable if found else None,
-        "needed": _needed(sample.n_timed, found),
+        "needed": needed if (needed and needed > sample.n_timed) or not found else None,
     }
-
-
-def _needed(n: int, found: Against | None) -> int | None:
-    if found is None:
-        return FEWEST
-    return found.needed if found.needed and found.needed > n else None
 
 
 def leaders(speeds: LogRatios, margin: float = DEFAULT_MARGIN) -> list[int]:
