@@ -89,10 +89,7 @@ def _bars(compared: Subject, titles: dict[str, str]) -> list[Any]:
 
     return [
         wr.BarPlot(
-            title=title,
-            metrics=[wr.SummaryMetric(key)],
-            groupby=wr.Config("method"),
-            title_x=title,
+            title=title, metrics=[wr.SummaryMetric(key)], groupby=wr.Config("method"), title_x=title
         )
         for key, title in titles.items()
         if key in compared.keys

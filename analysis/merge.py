@@ -24,15 +24,7 @@ from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.lines import answer_line, error_line, turn_line
 from specbench.results.manifest import ModelInfo, RunManifest
-from specbench.results.records import (
-    CASES,
-    DIALOGUE,
-    DISTURBED,
-    ERRORS,
-    LEFT,
-    STEPS,
-    SUMMARY,
-)
+from specbench.results.records import CASES, DIALOGUE, DISTURBED, ERRORS, LEFT, STEPS, SUMMARY
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 

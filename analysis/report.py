@@ -28,12 +28,7 @@ from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.leaders import leaders_of
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, pairs_table
-from analysis.tabular.overviews import (
-    claims_table,
-    leaders_table,
-    lossless_table,
-    titled,
-)
+from analysis.tabular.overviews import claims_table, leaders_table, lossless_table, titled
 from analysis.tabular.provenance import environments, settings, sources
 from analysis.tabular.records_sheet import records_sheet
 from analysis.tabular.table import ResultTable, column_name, csv_text, sheet

@@ -23,14 +23,7 @@ from analysis.tabular.comparison_tables import comparison_table, pairs_table, ta
 from analysis.tabular.latex import to_latex
 from analysis.tabular.overviews import engine_table
 from analysis.tabular.records_sheet import WHERE, records_sheet
-from analysis.tabular.table import (
-    ResultTable,
-    column_name,
-    csv_text,
-    sheet,
-    to_markdown,
-    to_rich,
-)
+from analysis.tabular.table import ResultTable, column_name, csv_text, sheet, to_markdown, to_rich
 from specbench.errors import ResultsError
 from specbench.results.statistics.summary import ESTIMATORS
 

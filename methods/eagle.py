@@ -36,12 +36,7 @@ from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.protocols import TargetInfo
-from specbench.decoding.structs import (
-    AFTER_FINAL_NORM,
-    DecodeState,
-    DraftContext,
-    DraftTree,
-)
+from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
 from specbench.index.head_tree import FixedTreeDrafter
 from specbench.models.heads import eagle, eagle3
 from specbench.models.heads.checkpoint import ends_of

@@ -39,13 +39,7 @@ from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.errors import ConfigurationError, unknown_name
-from specbench.index.static_tree import (
-    TREES,
-    StaticTree,
-    grow_tree,
-    load_tree,
-    tree_of_levels,
-)
+from specbench.index.static_tree import TREES, StaticTree, grow_tree, load_tree, tree_of_levels
 
 UPDATE_RULES = ("last", "first", "parallel")
 

@@ -310,8 +310,7 @@ def _entries(
             f"drafters must hold a method other than {BASELINE}. Type drafters=['pld']."
         )
     refuse_doubled(
-        entries,
-        "{'method': NAME, 'label': 'LABEL_2'} or {'drafter': INSTANCE, 'label': 'LABEL_2'}",
+        entries, "{'method': NAME, 'label': 'LABEL_2'} or {'drafter': INSTANCE, 'label': 'LABEL_2'}"
     )
     cfg.compare = noted
     return tuple(entries), given

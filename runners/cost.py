@@ -164,10 +164,7 @@ class Cost(Runner):
 
 
 def _measure(
-    job: Job,
-    runs: Sequence[MethodRun],
-    machine: Machine,
-    manifest: RunManifest,
+    job: Job, runs: Sequence[MethodRun], machine: Machine, manifest: RunManifest
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
     from runners.session.loading import make_target

@@ -12,14 +12,7 @@ from typing import Any
 
 import yaml
 
-from analysis.papers import (
-    card,
-    draft_models,
-    ngrammys,
-    spec_bench,
-    ssd,
-    token_recycling,
-)
+from analysis.papers import card, draft_models, ngrammys, spec_bench, ssd, token_recycling
 from analysis.papers.reproduction import (
     FigureKind,
     Reproduction,

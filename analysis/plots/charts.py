@@ -27,13 +27,7 @@ from analysis.plots.layout import (
     print_width,
     ratio_ticks,
 )
-from analysis.plots.style import (
-    REFERENCE,
-    bar_style,
-    claimed_style,
-    leader_style,
-    line_style,
-)
+from analysis.plots.style import REFERENCE, bar_style, claimed_style, leader_style, line_style
 from specbench.results.estimate import Estimate, Interval
 
 HEADROOM = 1.6  # height of a picture over its tallest bar, at most

@@ -121,9 +121,7 @@ def rows_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
         return [series for series in found if any(p.y is not None for p in series.points)]
 
     xlabel = "rows of a target pass"
-    panels = [
-        Panel("", xlabel, MAT, lines(lambda _, e: e.measured("mat")), log=2, bottom=1.0),
-    ]
+    panels = [Panel("", xlabel, MAT, lines(lambda _, e: e.measured("mat")), log=2, bottom=1.0)]
     text = _ROWS_TEXT
     if cost:
         predicted = lines(lambda rows, entry: priced(entry.measured("mat"), rows, cost))

@@ -83,10 +83,7 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         *(
             [elsewhere, f"Asked at once: {first.concurrency}. Outputs: {lossless}."]
             if elsewhere
-            else [
-                f"State kept per {_scopes(comparison)}.",
-                f"Lossless: {lossless}.",
-            ]
+            else [f"State kept per {_scopes(comparison)}.", f"Lossless: {lossless}."]
         ),
         *([f"{speed}."] if speedup and first.timing != "none" else []),
         interval_words(repeats[-1], _counts(comparison, times)),

@@ -19,10 +19,7 @@ from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.records import TIMINGS, CaseRecord
-from specbench.results.statistics.aggregate import (
-    counted_turns,
-    timed_turns,
-)
+from specbench.results.statistics.aggregate import counted_turns, timed_turns
 from specbench.results.statistics.disturbed import disturbance
 from specbench.results.statistics.roofline import baseline_context
 from specbench.results.statistics.summary import summarize, task_order

@@ -14,11 +14,7 @@ from specbench.arrays import FloatArray
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.records import PHASES, CaseRecord
 from specbench.results.statistics.aggregate import timed_turns
-from specbench.results.statistics.bootstrap import (
-    log_ratios,
-    ratio_of_totals,
-    strata_of,
-)
+from specbench.results.statistics.bootstrap import log_ratios, ratio_of_totals, strata_of
 
 STEP_PHASES = (*PHASES, "other")
 

@@ -34,7 +34,7 @@ def other_settings(labels: Sequence[Labelled]) -> list[dict[str, object]]:
 
     Keys are those that a user types; a label's own knobs are left out.
     """
-    each = apart([_flat(run.manifest.identity or {}) for run, _ in labels])
+    each = apart([flat(run.manifest.identity or {}) for run, _ in labels])
     return [
         {
             key: value
@@ -73,13 +73,13 @@ def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
     """
     if len(groups) < 2:
         return [""] * len(groups)
-    shared = [_shared([_flat(_of_run(run)) for run in runs]) for runs in groups]
+    shared = [_shared([_conditions(run) for run in runs]) for runs in groups]
     return [_typed(_short_paths(own, shared)) for own in apart(shared)]
 
 
-def _of_run(run: Run) -> Mapping[str, object]:
+def _conditions(run: Run) -> dict[str, object]:
     own = run.manifest.identity or {}
-    return {key: value for key, value in own.items() if key in _CONDITIONS}
+    return flat({key: value for key, value in own.items() if key in _CONDITIONS})
 
 
 def _shared(each: Sequence[Mapping[str, object]]) -> dict[str, object]:
@@ -122,12 +122,12 @@ def without_names(knobs: Mapping[str, object]) -> dict[str, object]:
     return {key: value for key, value in knobs.items() if key not in NAMES}
 
 
-def _flat(node: Mapping[str, object], above: str = "") -> dict[str, object]:
+def flat(node: Mapping[str, object], above: str = "") -> dict[str, object]:
     """Leaves of nested settings by their dotted keys."""
     found: dict[str, object] = {}
     for key, value in node.items():
         if isinstance(value, Mapping):
-            found |= _flat(value, f"{above}{key}.")
+            found |= flat(value, f"{above}{key}.")
         else:
             found[f"{above}{key}"] = value
     return found

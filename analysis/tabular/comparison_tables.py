@@ -167,10 +167,7 @@ def task_table(comparison: ComparedRuns, title: str) -> ResultTable:
 
 
 _CLAIMED = ("claimed speedup", "claimed MAT", "verdict")
-_WHERE: Columns = {
-    "model": lambda entry: entry.run.model,
-    "data": lambda entry: entry.run.dataset,
-}
+_WHERE: Columns = {"model": lambda entry: entry.run.model, "data": lambda entry: entry.run.dataset}
 
 
 def _apart(entries: Sequence[ComparedLabel], columns: Columns) -> Columns:
@@ -257,10 +254,7 @@ def _in_order(comparison: ComparedRuns, columns: Columns) -> list[ComparedLabel]
         return entries
 
     def key(entry: ComparedLabel) -> tuple[bool, list[list[tuple[str, int]]]]:
-        return (
-            entry.label != entry.run.baseline,
-            [natural(of(entry)) for of in columns.values()],
-        )
+        return (entry.label != entry.run.baseline, [natural(of(entry)) for of in columns.values()])
 
     return sorted(entries, key=key)
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from analysis.runs.comparisons import run_names
 from analysis.runs.load import Run
+from analysis.runs.settings import flat
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, Cell
 from specbench.results.manifest import LabelInfo
-from specbench.storage.jsonl import JsonObject
 
 # The keys that the report shows; the manifest has the others.
 _ENVIRONMENT = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
@@ -71,19 +71,12 @@ def environments(runs: Sequence[Run]) -> list[Environment]:
     names = run_names(runs)
     for run in runs:
         manifest = run.manifest.to_json()
-        facts = dict(_flat({key: manifest[key] for key in _ENVIRONMENT if manifest.get(key)}))
+        said = flat({key: manifest[key] for key in _ENVIRONMENT if manifest.get(key)})
+        kept = {key: value for key, value in said.items() if not _LONG.intersection(key.split("."))}
+        facts = {key: _in_unit(key, value) for key, value in kept.items()}
         new = Environment(f"{run.hardware}, {run.code}", facts)
         found.setdefault(json.dumps(facts), new).runs.append(names[run.path])
     return list(found.values())
-
-
-def _flat(node: JsonObject, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            if key not in _LONG:
-                yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _in_unit(key, value)
 
 
 def _in_unit(key: str, value: Any) -> str:

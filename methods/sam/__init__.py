@@ -37,12 +37,7 @@ from typing import Any
 import numpy as np
 
 from methods.sam.automaton import SuffixAutomaton
-from methods.sam.static_automaton import (
-    StaticAutomaton,
-    follow,
-    grow_best_first,
-    text_after,
-)
+from methods.sam.static_automaton import StaticAutomaton, follow, grow_best_first, text_after
 from specbench.arrays import IntArray
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter

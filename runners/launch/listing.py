@@ -18,12 +18,7 @@ from specbench import paths
 from specbench.config.compose import option_names
 from specbench.errors import ConfigurationError, unknown_name
 
-LISTS = {
-    "methods": "method",
-    "models": "model",
-    "datasets": "dataset",
-    "experiments": "experiment",
-}
+LISTS = {"methods": "method", "models": "model", "datasets": "dataset", "experiments": "experiment"}
 _FLAG = "--list"
 _ASIDE = ("# @package", "# python ")  # lines of a head comment that do not describe
 _WIDTH = 80

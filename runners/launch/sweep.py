@@ -30,11 +30,7 @@ class JobOutcome(int):
     error: str
 
     def __new__(
-        cls,
-        code: int,
-        overrides: tuple[str, ...] = (),
-        folder: Path | None = None,
-        error: str = "",
+        cls, code: int, overrides: tuple[str, ...] = (), folder: Path | None = None, error: str = ""
     ) -> JobOutcome:
         outcome = super().__new__(cls, code)
         outcome.overrides, outcome.folder, outcome.error = overrides, folder, error

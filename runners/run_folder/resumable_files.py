@@ -118,10 +118,7 @@ class ResultFiles:
         return redone
 
     def append(
-        self,
-        block: list[CaseRecord],
-        errors: list[ErrorLine],
-        steps: list[StepTrace],
+        self, block: list[CaseRecord], errors: list[ErrorLine], steps: list[StepTrace]
     ) -> None:
         """Write a finished block; its records go last, as one write, and make it count.
 
@@ -134,10 +131,7 @@ class ResultFiles:
         self.done.extend(block)
 
     def replace(
-        self,
-        block: list[CaseRecord],
-        errors: list[ErrorLine],
-        steps: list[StepTrace],
+        self, block: list[CaseRecord], errors: list[ErrorLine], steps: list[StepTrace]
     ) -> None:
         """Put a new measurement of a block in the old one's place.
 

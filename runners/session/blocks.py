@@ -353,10 +353,7 @@ class BlockRunner:
             turn.dialogue.broken = CaseFailed("no_dialogue", str(error) or type(error).__name__)
 
     def _restore(
-        self,
-        run: MethodRun,
-        before: CaseBlock | CaseRecord,
-        unwritten: Iterable[CaseRecord],
+        self, run: MethodRun, before: CaseBlock | CaseRecord, unwritten: Iterable[CaseRecord]
     ) -> None:
         """Put the drafter into the state that the finished turns of its scope give.
 

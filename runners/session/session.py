@@ -45,12 +45,7 @@ from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.recording import Recording, record_output
 from specbench.results.manifest import ModelInfo
-from specbench.results.records import (
-    EAGER_DRAFT_PASSES,
-    EAGER_PASSES,
-    CaseRecord,
-    Lossless,
-)
+from specbench.results.records import EAGER_DRAFT_PASSES, EAGER_PASSES, CaseRecord, Lossless
 from specbench.storage.jsonl import JsonObject
 from specbench.system import bandwidth
 

@@ -127,12 +127,7 @@ class TransformersSession(Session):
 
     def _load_assistant(self, config: RunConfig) -> PreTrainedModel:
         draft, _ = load_draft_model(
-            config.pair.draft,
-            config.model,
-            self._target,
-            self._tokenizer,
-            max_len=1,
-            max_nodes=1,
+            config.pair.draft, config.model, self._target, self._tokenizer, max_len=1, max_nodes=1
         )
         network = draft.network
         network.set_attn_implementation(config.model.attention)

@@ -55,11 +55,7 @@ is written by the script from `training.json`.
 
 
 def write_draft(
-    draft: PreTrainedModel,
-    ids: torch.Tensor,
-    folder: Path,
-    made_for: str,
-    facts: dict[str, object],
+    draft: PreTrainedModel, ids: torch.Tensor, folder: Path, made_for: str, facts: dict[str, object]
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draft.config.tokenizer_hash = made_for

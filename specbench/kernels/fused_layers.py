@@ -24,13 +24,7 @@ from numba import carray, cfunc, float32, njit, types
 from torch import nn
 from torch.compiler import is_compiling
 
-from specbench.kernels.architectures import (
-    ATTENTION,
-    GATED,
-    NORM,
-    known_part,
-    sliding_window,
-)
+from specbench.kernels.architectures import ATTENTION, GATED, NORM, known_part, sliding_window
 from specbench.kernels.attention import attend
 from specbench.kernels.packed_linear import SiblingLinear
 

@@ -23,12 +23,7 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry, visibility
 from specbench.errors import CaseFailed
 from specbench.kernels.architectures import window_sizes
-from specbench.kernels.attention import (
-    AttentionPlan,
-    install,
-    prompt_windows,
-    windowed_masks,
-)
+from specbench.kernels.attention import AttentionPlan, install, prompt_windows, windowed_masks
 from specbench.kernels.fused_layers import count_fused, fuse
 from specbench.kernels.packed_linear import pack_linears, packed_weights
 from specbench.models.checkpoints.weights import sample_weights
@@ -312,10 +307,7 @@ class Target:
         positions = self._key_positions[self.cache.length : self.cache.length + w + 1]
         plan = self._plan(w + 1, visible, positions)
         logits, hidden = self._call(
-            to_device(rows, self.device),
-            positions.expand(k, -1),
-            plan,
-            hidden_layers=hidden_layers,
+            to_device(rows, self.device), positions.expand(k, -1), plan, hidden_layers=hidden_layers
         )
         if (k, w) not in self._selects:
             self._selects[k, w] = batch_select(k, w + 1, self.device)

@@ -7,12 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from specbench.results.estimate import ABSENT, FEWEST
 from specbench.results.manifest import RunManifest
-from specbench.results.records import (
-    EAGER_DRAFT_PASSES,
-    EAGER_PASSES,
-    OWN_ENGINE,
-    CaseRecord,
-)
+from specbench.results.records import EAGER_DRAFT_PASSES, EAGER_PASSES, OWN_ENGINE, CaseRecord
 from specbench.results.summary_schema import Pair, SummaryRow
 from specbench.results.tasks import OVERALL
 

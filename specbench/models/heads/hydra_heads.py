@@ -99,11 +99,7 @@ class HydraHeads(nn.Module):
         if self._shape is not None:
             weight = next(self.parameters())
             self.cache = RowCache(
-                self._shape,
-                max_len=max_len,
-                max_nodes=0,
-                dtype=weight.dtype,
-                device=weight.device,
+                self._shape, max_len=max_len, max_nodes=0, dtype=weight.dtype, device=weight.device
             )
 
     def catch_up(self, states: torch.Tensor) -> torch.Tensor:
