@@ -98,6 +98,9 @@ def _measure(load: Load, run: OpenRun) -> None:
         model.read_bytes_per_s = reading.bytes_per_s
         _keep_reasons(model, earlier)
         manifest.model = model
+        manifest.notes = session.remarks() or None
+        for remark in manifest.notes or ():
+            log.warning("note: %s", remark)
         run.save_manifest()
         log.info("warming up %s", ", ".join(job.labels))
         prompts = [session.render([(case.turns[0], None)]) for case in job.cases]
@@ -185,7 +188,10 @@ class EngineAnswers(Answers):
         session, drafter = self._session, turn.run.drafter
         reset_s = session.reset(drafter) if drafter.starts_empty(turn.record.turn) else 0.0
         prompt = self._prompt(turn)
-        turn.record = replace(turn.record, n_prompt=len(prompt), prompt_ids=prompt.tolist())
+        # What cannot be decoded is told by its length: a record is no place for a whole book.
+        fits = len(prompt) < session.context_length
+        ids = prompt.tolist() if fits else []
+        turn.record = replace(turn.record, n_prompt=len(prompt), prompt_ids=ids)
         if drafter.needs.reference:
             drafter.set_reference(self._reference(turn, prompt))
         seen = turn.run.seen(turn.record)

@@ -164,6 +164,21 @@ class Session:
             measured={run.label: dict(run.measured) for run in self._runs if run.measured},
         )
 
+    def remarks(self) -> list[str]:
+        """What a reader of the numbers must know of the prompts and of the model's settings."""
+        remarks = []
+        if self._template.stands_in:
+            remarks.append(
+                "the tokenizer has no chat template, so prompts are written as Vicuna v1.1's. "
+                "Another one: model.template=plain."
+            )
+        if ignored := self._model.not_applied:
+            remarks.append(
+                f"the model's generation_config.json asks for {', '.join(ignored)}; no label "
+                "applies that, plain decoding included."
+            )
+        return remarks
+
     def measure_copy_bandwidth(self) -> float:
         """Bytes per second, within the memory of the target's device."""
         return bandwidth.copy_bandwidth(self._target.device)

@@ -8,13 +8,15 @@ column holds what; nothing here knows a data set by name.
 from __future__ import annotations
 
 import codecs
+import gzip
 import hashlib
 import json
 import random
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from specbench.config.dataset_schema import ColumnsConfig, DatasetConfig, RowsConfig
 from specbench.errors import DatasetError, nearest, unknown_name
@@ -23,6 +25,7 @@ from specbench.results.tasks import OVERALL, task_of
 from specbench.storage.jsonl import parse_json
 
 _HUB_ERROR_CHARACTERS = 300
+_LINE_BYTES = 4 << 20  # about a million tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +156,14 @@ def _missing(dataset: DatasetConfig, data_dir: str | Path | None, reason: str) -
 
 
 def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
-    with path.open("rb") as handle:
-        for number, line in enumerate(handle, start=1):
+    packed = path.suffix == ".gz"
+    kind = path.with_suffix("").suffix if packed else path.suffix
+    with cast("IO[bytes]", gzip.open(path) if packed else path.open("rb")) as handle:
+        for number, line in enumerate(_lines(handle, path), start=1):
             if not line.strip():
                 continue
             try:
-                if path.suffix == ".txt":  # a prompt a line
+                if kind == ".txt":  # a prompt a line
                     yield _Row(str(path), number, {"prompt": line.decode().strip()}, columns)
                     continue
                 values = parse_json(line.removeprefix(codecs.BOM_UTF8))
@@ -170,6 +175,22 @@ def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
                 kind = type(values).__name__
                 raise DatasetError(f"{path}, line {number}: not a JSON object but a {kind}")
             yield _Row(str(path), number, values, columns)
+
+
+def _lines(handle: IO[bytes], path: Path) -> Iterator[bytes]:
+    """The lines of a file of questions, none of which is endless."""
+    number = 0
+    try:
+        while line := handle.readline(_LINE_BYTES + 1):
+            number += 1
+            if len(line) > _LINE_BYTES:
+                raise DatasetError(
+                    f"{path}, line {number}: longer than {_LINE_BYTES >> 20} MiB, which no model's "
+                    "context holds. Cut the question, or leave it out."
+                )
+            yield line
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DatasetError(f"{path}: not a whole gzip file ({error}).") from error
 
 
 def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Iterator[_Row]:

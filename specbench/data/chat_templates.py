@@ -5,7 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from specbench.config.schema import TEMPLATES, RunConfig
@@ -18,6 +22,11 @@ _VICUNA_SYSTEM = (
 )
 _VICUNA_QUESTION = " USER: {user} ASSISTANT:"
 _VICUNA_ANSWER = " {answer}</s>"
+
+# Two questions that no template can take for one.
+_PROBES = ("one", "another")
+# A template is a program of the model's: this is how long it may take for a dialogue.
+_RENDER_S = 10
 
 # Breaks up what would be read as a special token: Unicode keeps it out of all texts.
 _MARK = "\ufdd0"
@@ -36,10 +45,12 @@ class PromptTemplate:
 
     Attributes:
         name: the template in use, never ``auto``.
+        stands_in: whether ``auto`` had to take Vicuna's, as the tokenizer has none.
         sha: SHA-256 hex over its text and arguments, recorded with every run.
 
     Raises:
-        ConfigurationError: an unknown template, or ``chat`` where the tokenizer has none.
+        ConfigurationError: an unknown template; ``chat`` where the tokenizer has none; or one that
+            ignores the question.
     """
 
     def __init__(
@@ -52,6 +63,7 @@ class PromptTemplate:
         if template not in TEMPLATES:
             raise unknown_name("value of model.template:", template, TEMPLATES)
         own = getattr(tokenizer, "chat_template", None)
+        self.stands_in = template == "auto" and not own
         if template == "auto":
             template = "chat" if own else "vicuna_v1.1"
         if template == "chat" and not own:
@@ -75,6 +87,11 @@ class PromptTemplate:
         }
         identity = json.dumps([template, rules[template], self._kwargs], sort_keys=True)
         self.sha = hashlib.sha256(identity.encode()).hexdigest()
+        if template == "chat" and len({self._chat([(text, None)]) for text in _PROBES}) == 1:
+            raise ConfigurationError(
+                "the tokenizer's chat template ignores the question: all prompts would be the "
+                "same. Correct the template, or type model.template=vicuna_v1.1 or plain."
+            )
 
     @staticmethod
     def from_config(tokenizer: Any, config: RunConfig) -> PromptTemplate:
@@ -141,9 +158,10 @@ class PromptTemplate:
             if answer is not None:
                 messages.append({"role": "assistant", "content": answer})
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=False, **self._kwargs
-            )
+            with _time_limit(_RENDER_S):
+                text = self._tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=True, tokenize=False, **self._kwargs
+                )
         except Exception as error:
             # A template is a program that came with the model: it may raise anything.
             raise ConfigurationError(
@@ -162,6 +180,25 @@ class PromptTemplate:
         return text
 
 
+@contextmanager
+def _time_limit(seconds: int) -> Iterator[None]:
+    """Raise TimeoutError where the block takes longer; only a main thread can be stopped so."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"it did not end within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class TokenIdPrompts:
     """A template for prompts that are token ids already: a turn is a JSON list of them.
 
@@ -170,6 +207,7 @@ class TokenIdPrompts:
     """
 
     name = "token_ids"
+    stands_in = False
 
     def __init__(self, sha: str) -> None:
         self.sha = sha

@@ -152,10 +152,15 @@ def usable_context(model: PreTrainedModel, what: str, longest: int, nodes: int) 
         return None
     switch, feature = min(switches)
     usable = switch - nodes
+    if usable < 2:
+        raise ConfigurationError(
+            f"{what}: beyond {switch} tokens {feature}, and drafts of {nodes} nodes leave no room "
+            "below. Let the method draft less."
+        )
     if longest > usable:
         raise ConfigurationError(
             f"{what}: beyond {switch} tokens {feature}. This run's texts may have {longest}, with "
-            f"drafts of {nodes} nodes behind them: type model.context_length={max(usable, 1)}, or "
+            f"drafts of {nodes} nodes behind them: type model.context_length={usable}, or "
             "leave out long prompts."
         )
     return usable

@@ -46,6 +46,8 @@ class LoadedModel:
     dtype: str
     device: str
     self_check: SelfCheck | None = None  # once a target was made of it
+    # of the model's generation_config.json, what would change greedy decoding and is not applied
+    not_applied: tuple[str, ...] = ()
 
 
 def model_files_present(config: RunConfig | ModelConfig) -> None:
@@ -268,6 +270,7 @@ def _loaded(
         model=network,
         tokenizer=tokenizer,
         eos_ids=_eos_ids(network, tokenizer),
+        not_applied=_not_applied(network),
         context_length=min(known),
         id=str(model.id),
         revision=revision,
@@ -290,16 +293,52 @@ def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
     return frozenset(ids)
 
 
+# Settings of transformers' ``generate`` that change greedy decoding, and what switches them off.
+_CHANGES_GREEDY: dict[str, object] = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": None,
+    "bad_words_ids": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "sequence_bias": None,
+    "exponential_decay_length_penalty": None,
+}
+
+
+def _not_applied(network: PreTrainedModel) -> tuple[str, ...]:
+    """What `generate` would apply and we do not, as ``name=value``."""
+    settings = network.generation_config
+    if settings is None:
+        return ()
+    values = {name: getattr(settings, name, None) for name in _CHANGES_GREEDY}
+    return tuple(
+        f"{name}={value}"
+        for name, value in values.items()
+        if value is not None and value != _CHANGES_GREEDY[name]
+    )
+
+
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """No progress bars for what takes two seconds; the hub's download bars stay."""
+    """No progress bars for what takes two seconds, and no report: what it holds, we check.
+
+    The hub's download bars stay.
+    """
     from transformers.utils import logging as transformers_logging
 
     shown = transformers_logging.is_progress_bar_enabled()
+    said = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(said)
         if shown:
             transformers_logging.enable_progress_bar()
 

@@ -1,5 +1,6 @@
 """Data sets on small files made here, and on the real ones where they are at hand."""
 
+import gzip
 import json
 import os
 import sys
@@ -525,3 +526,19 @@ def test_real_token_recycling_prompts_have_our_form():
     ours = {int(case.case_id): case.turns[0] for case in load_cases(cfg.dataset, DATA)}
     assert set(theirs) <= set(ours)
     assert sum(theirs[i] == ours[i] for i in theirs) > 100
+
+
+def test_compressed_questions_are_read_and_broken_ones_refused(tmp_path):
+    plain = write(tmp_path / "few.jsonl", [question(1), question(2)])
+    packed = tmp_path / "few.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert load(packed) == load(plain)
+    packed.write_bytes(packed.read_bytes()[:-12])
+    with pytest.raises(DatasetError, match="not a whole gzip file"):
+        load(packed)
+
+
+def test_an_endless_line_is_refused_before_it_is_read(tmp_path):
+    path = write(tmp_path / "long.jsonl", [question(1), question(2, turns=["x" * (5 << 20)])])
+    with pytest.raises(DatasetError, match="line 2: longer than 4 MiB"):
+        load(path)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from specbench.config.compose import compose, typed
+from specbench.data import chat_templates
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from tests.tiny_checkpoint import tiny_tokenizer
@@ -102,10 +103,10 @@ def test_a_template_that_does_not_work_is_refused(tokenizer, template):
 
 
 def test_nested_arguments_reach_the_template(tokenizer):
-    tokenizer.chat_template = "{{ x.a }}{{ x.b[1] }}"
+    tokenizer.chat_template = "{{ x.a }}{{ x.b[1] }}{{ messages[0].content }}"
     cfg = typed(compose(["+model.template_kwargs.x={a: b, b: [c, d]}"]))
     template = PromptTemplate.from_config(tokenizer, cfg)
-    assert text(tokenizer, template.render([("Hello", None)])) == "bd"
+    assert text(tokenizer, template.render([("e", None)])) == "bde"
 
 
 @pytest.mark.parametrize("name", ["chat", "vicuna_v1.1", "plain"])
@@ -153,3 +154,22 @@ def test_from_config(tokenizer):
     assert PromptTemplate.from_config(tokenizer, compose(raw)).name == "plain"
     dated = PromptTemplate.from_config(tokenizer, compose(["model=llama3_1b"]))
     assert dated.sha != PromptTemplate(tokenizer, "chat").sha
+
+
+def test_a_template_that_ignores_the_question_is_refused(tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}hello{% endfor %}"
+    with pytest.raises(ConfigurationError, match="ignores the question"):
+        PromptTemplate(tokenizer)
+
+
+def test_a_template_that_does_not_end_is_stopped(tokenizer, monkeypatch):
+    monkeypatch.setattr(chat_templates, "_RENDER_S", 1)
+    loops = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+    tokenizer.chat_template = "{{ messages[0]['content'] }}" + loops
+    with pytest.raises(ConfigurationError, match="did not end within 1 s"):
+        PromptTemplate(tokenizer)
+
+
+def test_that_vicunas_template_stands_in_is_known(tokenizer):
+    assert PromptTemplate(tokenizer).stands_in
+    assert not PromptTemplate(tokenizer, "vicuna_v1.1").stands_in

@@ -1,6 +1,7 @@
 """Whole runs of a tiny model, in this process: files, resume, refusals, failing cases."""
 
 import json
+import shutil
 from collections import Counter
 from functools import partial
 
@@ -212,6 +213,7 @@ def test_a_prompt_longer_than_the_context_fails_and_the_run_goes_on(
     assert execute(f"output_dir={tmp_path}/run", f"dataset.path={path}") == 1
     failed = [r for r in records.read_records(tmp_path / "run")[0] if r.status == "failed"]
     assert {r.case_id for r in failed} == {"9"}
+    assert all(r.n_prompt > 256 and r.prompt_ids == [] for r in failed), "its length tells enough"
     assert {line["type"] for line in lines(tmp_path / "run", records.ERRORS)} == {"prompt_too_long"}
     assert "1 of 6 cases are dropped" in " ".join(capsys.readouterr().out.split())
     assert execute(f"output_dir={tmp_path}/run", f"dataset.path={path}", launch=no_work) == 1
@@ -302,3 +304,15 @@ def test_resuming_on_another_machine_must_be_forced_and_marks_the_records(
     assert execute(out, "resume=force") == 0
     forced = {r.case_id: r.forced_resume for r in records.read_records(tmp_path)[0]}
     assert Counter(forced.values()) == {False: 2, True: 3}
+
+
+def test_settings_of_a_model_that_nobody_applies_are_named(execute, tmp_path, checkpoint, capsys):
+    model = shutil.copytree(checkpoint, tmp_path / "model")
+    settings = json.loads((model / "generation_config.json").read_text())
+    (model / "generation_config.json").write_text(
+        json.dumps(settings | {"repetition_penalty": 2.0})
+    )
+    out = f"output_dir={tmp_path}/run"
+    assert execute(out, f"model.path={model}", "dataset.limit=1") == 0
+    said = "generation_config.json asks for repetition_penalty=2.0; no label applies that"
+    assert said in " ".join(capsys.readouterr().out.split())
