@@ -187,8 +187,10 @@ def check_tree(tree: DraftTree, needs: Needs) -> None:
 
 
 def play(drafter: Drafter, prompt: IntArray, output: IntArray) -> Trace:
-    """One turn, from ``begin`` to ``end``."""
+    """One turn, from ``begin`` to ``end``; nobody's tokens change later, the drafts' neither."""
     trace = Trace()
+    given = [prompt.tolist(), output.tolist()]
+    drafted = []
     needs = drafter.needs
     state = DecodeState(prompt, len(output))
     if needs.reference:
@@ -206,6 +208,7 @@ def play(drafter: Drafter, prompt: IntArray, output: IntArray) -> Trace:
         # The last token of the output may be a draft token: then no bonus follows.
         committed = output[done : done + len(path) + 1]
         trace.trees.append(tree)
+        drafted.append((tree.tokens.tolist(), tree.parents.tolist()))
         trace.accepted.append(len(committed))
         state.step += 1
         state.commit(committed)
@@ -219,6 +222,8 @@ def play(drafter: Drafter, prompt: IntArray, output: IntArray) -> Trace:
         )
         drafter.observe(state, outcome)
     drafter.end(state)
+    assert given == [prompt.tolist(), output.tolist()]
+    assert drafted == [(tree.tokens.tolist(), tree.parents.tolist()) for tree in trace.trees]
     return trace
 
 

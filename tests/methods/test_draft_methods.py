@@ -82,8 +82,12 @@ def check_greedy(target, method: str, kind: str, architecture: str, rng, turns: 
         assert np.mean(committed) > (1.2 if method in SELDOM_RIGHT else 1.9)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    # What a vocabulary changes is the draft model's: a chain, a tree, and a chain with guesses.
+    [(method, kind) for method in METHODS for kind in KINDS[:2]]
+    + [(method, kind) for method in ("sps", "card", "ouroboros") for kind in KINDS[2:]],
+)
 def test_greedy_output_is_plain_decoding(method, kind, make_target, rng):
     architecture = "mistral_window" if kind in ("stranger", "reduced") else "llama"
     check_greedy(make_target(architecture), method, kind, architecture, rng, turns=2)

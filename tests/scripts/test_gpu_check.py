@@ -1,5 +1,7 @@
 """The GPU check: its plan, what it keeps, and a trial of it on the CPU."""
 
+import time
+
 import pytest
 
 from scripts import gpu_check
@@ -83,11 +85,22 @@ def test_a_part_is_kept_for_its_own_commit_command_and_machine_only(tmp_path):
     assert len(set(names)) == 3 and all(name.startswith("a" * 8) for name in names)
 
 
-def test_a_part_that_is_stopped_leaves_what_it_had_and_one_that_fails_nothing(tmp_path):
+def test_a_part_that_is_stopped_leaves_what_it_had_and_one_that_fails_nothing(
+    tmp_path, monkeypatch
+):
     out = gpu_check.file_of(tmp_path, "loops tiny", ".found.json")
     code = f"import time; open({str(out)!r}, 'w').write('{{\"half\": 1}}'); time.sleep(60)"
-    args, part = part_of(tmp_path, ["-c", code], limit_s=1)
-    found = gpu_check.measure(args, part, GIT, SOFTWARE)
+    args, part = part_of(tmp_path, ["-c", code], limit_s=0)
+    wait = gpu_check.subprocess.Popen.wait
+
+    def until_it_has_some(process, timeout):
+        while process.poll() is None and not (out.exists() and out.read_text()):
+            time.sleep(0.01)
+        return wait(process, 0.05)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu_check.subprocess.Popen, "wait", until_it_has_some)
+        found = gpu_check.measure(args, part, GIT, SOFTWARE)
     assert found["timed_out"] and found["exit"] != 0
     assert found["result"]["half"] == 1
     # What it left is not taken for numbers of a part that fails; nor are tests all skipped.

@@ -14,7 +14,7 @@ from specbench.errors import ConfigurationError
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft
+from tests.conftest import CARRIERS, VOCAB, tiny_draft
 from tests.models.test_target import TOLERANCE, branch, plain_logits
 
 NODES = 24
@@ -102,7 +102,7 @@ def draft(architecture: str, engine: str = "eager") -> DraftModel:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", CARRIERS)
 @settings(max_examples=10)
 @given(data=st.data())
 def test_trees_fed_in_layers(architecture, engine, data):
