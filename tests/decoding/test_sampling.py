@@ -85,29 +85,6 @@ def test_the_grid_names_every_verifier_and_every_draft():
         assert {draft for drafts in GRID[name] for draft in drafts} == DRAFTS.keys()
 
 
-def test_the_grids_distributions_and_drafts_are_what_their_names_say():
-    temperatures = {
-        sampling.temperature
-        for sampling in SAMPLINGS.values()
-        if sampling.top_p == 1 and not sampling.top_k
-    }
-    assert temperatures == {0.3, 1.0, 1.5}
-    assert any(sampling.top_p < 1 and not sampling.top_k for sampling in SAMPLINGS.values())
-    assert any(sampling.top_p == 1 and sampling.top_k for sampling in SAMPLINGS.values())
-    p = SAMPLINGS["both"].probs(table(0))
-    drafts = {name: TreeDrafts.named(name, SAMPLINGS["both"]) for name in DRAFTS}
-    for name in ("equal", "equal_without"):
-        assert torch.equal(drafts[name].q, p)
-    assert (drafts["disjoint"].q * p).sum() == 0
-    every = np.repeat(np.arange(VOCAB), VOCAB), np.tile(np.arange(VOCAB), VOCAB)
-    for drafter in drafts.values():
-        drafter.random = np.random.default_rng(0)
-    first, second = drafts["duplicates"].draw(*every)[:, :2].T
-    assert 0.2 < (first == second).mean() < 1
-    # Of the third child's distribution nothing is left.
-    assert (drafts["exhausted"].q > 0).sum(-1).max() == 2
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_an_error_of_two_percent_is_found(sampling):
     """Power of the first token's test where the wrong mass is hardest to see."""

@@ -56,16 +56,6 @@ def commit(drafter, state, tokens):
     drafter.observe(state, outcome)
 
 
-def test_followers_come_most_recent_first_and_leaves_are_asked_in_turn(tmp_path):
-    drafter = ready(
-        tmp_path, table="dynamic", follower_len=1, total_draft_len=5, chaining_reserved=2
-    )
-    state = after_prefill(drafter, [1, 2, 1, 3, 4], 1)
-    # The root 1 was followed by 3, before that by 2: both fit the 4 - 2 nodes of the first level.
-    # Then 3 is asked first and knows 4; 4 would come later; 2 knows 1, the last node.
-    assert pairs(drafter.propose(state)) == [(3, -1), (4, 0), (2, -1), (1, 2)]
-
-
 def test_the_dynamic_table_comes_before_the_frozen_one(tmp_path):
     drafter = ready(
         tmp_path,
@@ -81,19 +71,6 @@ def test_the_dynamic_table_comes_before_the_frozen_one(tmp_path):
     assert pairs(tree) == [(2, -1), (4, 0), (30, 0), (2, -1), (4, 3), (7, -1), (8, -1)]
     assert tree.sources.tolist() == [0, 0, 1, 1, 0, 1, 1]
     assert drafter.source_names == ("dynamic", "frozen")
-
-
-def test_merging_shares_equal_branches_and_spends_the_budget_on_distinct_nodes(tmp_path):
-    knobs = {"frozen": [{(1,): [(2, 3), (2, 5), (6, 6)]}], "follower_len": 2}
-    knobs |= {"total_draft_len": 8, "chaining_reserved": 0}
-    plain = ready(tmp_path, **knobs)
-    tree = plain.propose(after_prefill(plain, [1, 2, 3], 1))
-    # Three of the four followers fit seven nodes, and one of them twice the same.
-    assert pairs(tree) == [(2, -1), (3, 0), (2, -1), (3, 2), (2, -1), (5, 4)]
-    merged = ready(tmp_path, **knobs, merge=True)
-    tree = merged.propose(after_prefill(merged, [1, 2, 3], 1))
-    # Five distinct nodes for the first level, then 3 knows nothing, then 2 more below ... none.
-    assert pairs(tree) == [(2, -1), (3, 0), (5, 0), (6, -1), (6, 3)]
 
 
 def test_nothing_is_compiled_after_setup(tmp_path):

@@ -39,13 +39,6 @@ def counted(documents, leader_len, follower_len, capacities, vocab_size, chunk=1
         return frequent_followers(counter, leader_len, *capacities)
 
 
-def test_followers_by_frequency_then_by_tokens():
-    table = counted([[1, 2, 1, 3, 1, 3, 1, 0]], 1, 1, (9, 9), 4)
-    assert table.followers((1,)) == [(3,), (0,), (2,)]
-    assert table.followers((0,)) == []
-    assert counted([[1, 2, 1, 3, 1, 3]], 1, 1, (9, 1), 4).followers((1,)) == [(3,)]
-
-
 @given(
     documents=st.lists(st.lists(st.integers(0, 4), max_size=30), max_size=6),
     leader_len=st.integers(1, 3),

@@ -3,7 +3,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.cacheback.kernels import find_leader, touch_leader
 from methods.cacheback.table import LruTable
 from tests.methods.cacheback_reference import PlainTable
 
@@ -12,23 +11,6 @@ def filled(tokens, *shape):
     table = LruTable(*shape)
     table.insert_windows(np.array(tokens, dtype=np.int64), 0, len(tokens))
     return table
-
-
-def test_followers_are_ordered_by_insertion_and_reinsertion():
-    # Windows 1→2, 2→1, 1→3, 3→1, 1→2: the second 1→2 moves follower 2 behind 3.
-    assert filled([1, 2, 1, 3, 1, 2], 1, 1, 9, 9).snapshot() == [
-        ((2,), [(1,)]),
-        ((3,), [(1,)]),
-        ((1,), [(3,), (2,)]),
-    ]
-
-
-def test_asking_for_a_leader_saves_it_from_eviction():
-    table = filled([1, 2, 3], 1, 1, 2, 9)
-    slot = find_leader(table.arrays, np.array([1]), 0)
-    touch_leader(table.arrays, slot)
-    table.insert_windows(np.array([7, 8]), 0, 2)
-    assert [leader for leader, _ in table.snapshot()] == [(1,), (7,)]
 
 
 def test_an_empty_table_of_the_papers_capacity_is_small_and_grows_with_its_content():

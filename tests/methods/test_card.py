@@ -43,18 +43,6 @@ def test_a_step_makes_r_passes_and_a_miss_costs_one_of_one_row():
     assert set(draft.fed) == {1, 3}
 
 
-def test_more_nodes_a_layer_find_more():
-    rates, lengths = [], []
-    for k in (1, 2, 4, 8):
-        target, draft = pair(noise=1.2)
-        result = turn(target, card(draft, target, k=k, r=4), n=250)
-        counts = result.drafter
-        rates.append(counts["hits"] / (counts["hits"] + counts["misses"]))
-        lengths.append(np.mean(result.committed_per_step))
-    assert rates == sorted(rates) and rates[-1] > rates[0] + 0.2
-    assert lengths[-1] > lengths[0]
-
-
 def test_what_is_not_corrected_is_found_less_often():
     results = []
     for correct in (True, False):
@@ -125,9 +113,9 @@ def plain_card(target_rule, draft_chances, text, k, r, n):
     return found
 
 
-@pytest.mark.parametrize("r", [1, 2, 3, 5])
+@pytest.mark.parametrize(("k", "r"), [(5, 1), (3, 2), (2, 3), (1, 5)])
 @pytest.mark.parametrize("noise", [0.5, 1.5])
-def test_steps_are_those_of_the_plain_algorithm(r, noise):
+def test_steps_are_those_of_the_plain_algorithm(k, r, noise):
     """More than 1,000 steps in all."""
     compared = 0
     for seed in range(4):
@@ -141,12 +129,12 @@ def test_steps_are_those_of_the_plain_algorithm(r, noise):
         def rule(text, table=target.table):
             return int(table[text[-2], text[-1]].argmax())
 
-        drafter = card(draft, target, k=3, r=r)
+        drafter = card(draft, target, k=k, r=r)
         drafts, propose = [], drafter.propose
         drafter.propose = lambda s, d=drafts, f=propose: d.append(f(s)) or d[-1]
         result = turn(target, drafter, n=60)
         text = [3, 1, 4, result.output_ids[0]]
-        expected = plain_card(rule, chance, text, 3, r, 59)
+        expected = plain_card(rule, chance, text, k, r, 59)
         assert [d.tokens.tolist() for d in drafts] == [path for path, _ in expected]
         assert result.committed_per_step == [len(committed) for _, committed in expected]
         compared += len(expected)

@@ -89,32 +89,6 @@ def begun(seed=0, vocab_size=6, width=4, layers=0):
     return draft, tree
 
 
-def test_layers_by_hand():
-    # From the root: 0 with 0.6, 1 with 0.4. After 0: 0 with 0.9; after 1: 1 with 0.5, 0 with 0.5.
-    after = torch.tensor([[0.9, 0.1 - 1e-9, 1e-9], [0.45, 0.55 - 1e-9, 1e-9]]).double().log()
-    fed = []
-
-    def forward(tokens, parents):
-        fed.append((tokens.tolist(), parents.tolist()))
-        return after[torch.from_numpy(tokens)]
-
-    tree = LayeredTree(2)
-    assert not tree.rooted and tree.best_path() == []
-    tree.restart(torch.tensor([0.6, 0.4 - 1e-9, 1e-9]).double().log())
-    assert tree.rooted and tree.depth == 0 and tree.child([], 0) is None
-    tree.grow(forward)
-    tree.grow(forward)  # 00: 0.54, 11: 0.22, 10: 0.18, 01: 0.06
-    tree.grow(forward)  # 000: 0.486, 110: 0.099, 111: 0.121, 001: 0.054
-    assert fed == [([0, 1], [-1, -1]), ([0, 1], [0, 1]), ([0, 1], [2, 3])]
-    assert tree.tokens(tree.best_path()).tolist() == [0, 0, 0]
-    assert tree.child([1], 1) == 1 and tree.child([1], 0) is None
-    assert tree.numbers([1, 1]).tolist() == [1, 3]
-    assert tree.reroot([1]).tolist() == [3, 5]
-    assert tree.tokens(tree.best_path()).tolist() == [1, 1]
-    tree.grow(forward)  # both places go to the only node's children
-    assert fed[-1] == ([1, 0], [1, 1])
-
-
 def test_an_emptied_layer_is_refilled_from_the_children_its_parents_kept():
     after = torch.tensor([[0.5, 0.49, 0.01], [0.2, 0.3, 0.5], [0.4, 0.5, 0.1]]).double().log()
     fed = []

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.jacobi import Jacobi
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from tests.conftest import VOCAB
-from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
+from tests.methods.toy_turns import continued, markov_rule, play
 
 
 def jacobi(vocab_size=VOCAB, seed=0, **knobs):
@@ -21,43 +21,6 @@ def committed(*tokens):
     state = DecodeState(np.array(tokens[:-1], dtype=np.int64), 50)
     state.commit(np.array(tokens[-1:], dtype=np.int64))
     return state
-
-
-def step(drafter, state, tokens, next_tokens):
-    """Commit ``tokens`` after a draft for which the target said ``next_tokens``."""
-    tree = drafter.propose(state)
-    state.commit(np.array(tokens))
-    path = np.arange(len(tokens) - 1)
-    drafter.observe(state, StepOutcome(tree, path, np.array(tokens), np.array(next_tokens)))
-    return drafter.propose(state)
-
-
-def test_a_block_is_iterated_upon_until_it_is_committed():
-    drafter, state = jacobi(block_len=3, fill="last"), committed(1, 2)
-    drafter.begin(state)
-    assert drafter.propose(state).tokens.tolist() == [2, 2, 2]
-    # Nothing accepted: 7 is committed; of the predictions, 10 lies behind the block.
-    assert step(drafter, state, [7], [7, 8, 9, 10]).tokens.tolist() == [8, 9]
-    # 8 accepted, 5 is the target's own: the whole block stands, but not the token behind it.
-    assert step(drafter, state, [8, 5], [8, 5, 6]).tokens.tolist() == []
-    # With that one the block is done, and the next begins.
-    assert step(drafter, state, [6], [6]).tokens.tolist() == [6, 6, 6]
-    # All accepted at once, with the token behind the block.
-    assert step(drafter, state, [6, 6, 6, 3], [6, 6, 6, 3]).tokens.tolist() == [3, 3, 3]
-
-
-def test_a_moving_block_is_what_the_target_predicted_beyond_the_committed_tokens():
-    drafter, state = jacobi(block_len=3, block="moving", fill="last"), committed(1, 2)
-    drafter.begin(state)
-    tree = drafter.propose(state)
-    assert tree.tokens.tolist() == [2, 2, 2]
-    assert tree.parents.tolist() == [-1, 0, 1]
-    # Nothing accepted: root's choice 7 is committed, the guesses' own successors stay.
-    assert step(drafter, state, [7], [7, 8, 9, 10]).tokens.tolist() == [8, 9, 10]
-    # 8 accepted, 5 is the target's own: 6 and 4 remain of the predictions, one guess is missing.
-    assert step(drafter, state, [8, 5], [8, 5, 6, 4]).tokens.tolist() == [6, 4, 4]
-    # All accepted: nothing is left, and the new root fills the block.
-    assert step(drafter, state, [6, 4, 4, 3], [6, 4, 4, 3]).tokens.tolist() == [3, 3, 3]
 
 
 @pytest.mark.parametrize("fill", ["prompt", "vocabulary"])
@@ -140,23 +103,6 @@ def test_steps_of_a_moving_block_are_those_of_the_plain_iteration(seed, block, n
     output, steps = play(drafter, prompt, n, rule)
     assert output == continued(rule, prompt, n)
     assert [tokens for tokens, _ in steps] == plain_jacobi(prompt, n, rule, block)
-
-
-@settings(max_examples=4)
-@given(
-    seed=st.integers(0, 999),
-    n_prompt=st.integers(1, 20),
-    block=st.integers(1, 12),
-    kind=st.sampled_from(["fixed", "moving"]),
-    fill=st.sampled_from(["prompt", "vocabulary", "last"]),
-)
-def test_lossless(make_target, seed, n_prompt, block, kind, fill):
-    target = make_target("mistral_window")
-    prompt = np.random.default_rng(seed).integers(0, VOCAB, n_prompt)
-    truth = plain(target, prompt, 24)
-    result = decode(target, jacobi(block_len=block, block=kind, fill=fill), prompt, 24)
-    assert result.output_ids == truth
-    assert max(result.drafted_per_step) == block == jacobi(block_len=block).needs.max_nodes
 
 
 def test_the_same_seed_and_prompt_draw_the_same_guesses_after_other_cases():

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.lookahead import Lookahead
@@ -9,7 +9,7 @@ from specbench.index.lookahead_window import tree_shape
 from specbench.index.ngram_pool import NgramPool
 from tests.conftest import VOCAB
 from tests.methods.lookahead_reference import PlainLookahead
-from tests.methods.toy_turns import continued, decode, markov_rule, plain, play
+from tests.methods.toy_turns import continued, markov_rule, play
 
 
 def lookahead(vocab_size=VOCAB, seed=0, **knobs):
@@ -20,24 +20,6 @@ def lookahead(vocab_size=VOCAB, seed=0, **knobs):
 
 
 # -- the pool --------------------------------------------------------------------------------------
-
-
-def put(pool, token, *gram):
-    pool.insert(np.array([[token, *gram]]))
-
-
-def test_a_pool_keeps_the_most_recent_ngrams_of_a_token():
-    pool = NgramPool(10, 2, 3)
-    for gram in ((1, 2), (3, 4), (5, 6)):
-        put(pool, 7, *gram)
-    put(pool, 7, 1, 2)  # known: becomes the most recent one
-    assert pool.after(7).tolist() == [[3, 4], [5, 6], [1, 2]]
-    put(pool, 7, 8, 9)  # full: the oldest one goes
-    assert pool.after(7).tolist() == [[5, 6], [1, 2], [8, 9]]
-    assert pool.after(6).shape == (0, 2)
-    assert len(pool) == 3
-    pool.clear()
-    assert len(pool) == 0
 
 
 @given(
@@ -92,39 +74,6 @@ def test_window_tokens_see_what_the_reference_mask_shows_them(levels, columns, g
             diagonal = {node(below, column) for below in range(1, level + 1)}
             assert seen | {0} == chain | diagonal | {0}
             assert len(seen) == level + column  # the position, counted from the root
-
-
-def test_a_turn_by_hand():
-    # N = 3, W = 2, G = 2, a target that counts upwards, and a window that starts with tens.
-    drafter = lookahead(100, ngram=3, window=2, guesses=2)
-    state = DecodeState(np.array([10, 20], dtype=np.int64), 50)
-    state.commit(np.array([1]))
-    drafter.begin(state)
-    drafter._grid = np.array([[0, 10, 20]])
-
-    def step(committed):
-        tree = drafter.propose(state)
-        root = state.root
-        state.commit(np.array(committed))
-        choices = np.concatenate(([root], tree.tokens)) + 1
-        path = np.arange(len(committed) - 1)
-        drafter.observe(state, StepOutcome(tree, path, np.array(committed), choices))
-        return tree.tokens.tolist()
-
-    assert step([2]) == [10, 20]  # fill phase: level 0, one token wider; nothing is verified
-    # Column 0 is the root, 2; column 1 held 20; above them the successors of 10 and 20.
-    assert step([3]) == [20, 11, 21]
-    # That step completed (2: 11 12) and (20: 21 22) and moved level 1 down, its successors up.
-    assert drafter._pool.after(2).tolist() == [[11, 12]]
-    assert drafter._pool.after(20).tolist() == [[21, 22]]
-    assert step([20]) == [21, 12, 22]
-    # After 20 the pool has a guess. The window has moved by one column, the guess comes first.
-    assert drafter.propose(state).tokens.tolist() == [21, 22, 22, 13, 23]
-    # Its last token is no candidate: 22 is the target's own, and 23 behind it is lost.
-    assert drafter.propose(state).aux.tolist() == [False, True, True, True, True]
-    # One guess accepted and 22 committed on top: the window still moves by one column only.
-    assert step([21, 22]) == [21, 22, 22, 13, 23]
-    assert drafter.propose(state).tokens.tolist()[-3:] == [23, 14, 24]
 
 
 # -- against the reference's algorithm -------------------------------------------------------------
@@ -182,31 +131,6 @@ def test_steps_are_those_of_the_plain_algorithm(seed, n_gram, width, cap, n, fro
 
 
 # -- on the engine ---------------------------------------------------------------------------------
-
-
-@settings(max_examples=4)
-@given(
-    seed=st.integers(0, 999),
-    n_prompt=st.integers(1, 20),
-    n_gram=st.integers(2, 5),
-    width=st.integers(1, 5),
-    cap=st.integers(1, 4),
-    lost_bonus=st.booleans(),
-)
-def test_lossless(make_target, seed, n_prompt, n_gram, width, cap, lost_bonus):
-    target = make_target("mistral_window")
-    prompt = np.random.default_rng(seed).integers(0, VOCAB, n_prompt)
-    drafter = lookahead(
-        ngram=n_gram, window=width, guesses=cap, lost_bonus=lost_bonus, pool_from_prompt=True
-    )
-    truth = plain(target, prompt, 24)
-    assert decode(target, drafter, prompt, 24).output_ids == truth
-    # A second turn without a reset finds the answer's n-grams in the pool.
-    again = decode(target, drafter, prompt, 24)
-    assert again.output_ids == truth
-    if not (lost_bonus and n_gram == 2):
-        assert max(again.committed_per_step) > 1
-    assert again.n_aux >= width - 1
 
 
 @pytest.mark.parametrize(

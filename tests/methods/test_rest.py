@@ -14,8 +14,6 @@ from specbench.artifacts import corpora, documentation
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ArtifactError, ConfigurationError
 from specbench.storage.arrays import read_header
-from tests.conftest import VOCAB
-from tests.methods.toy_turns import decode, plain
 from tests.methods.toy_turns import pairs as pairs_of
 
 
@@ -255,16 +253,3 @@ def test_the_script_builds_from_earlier_outputs(tmp_path, toy_models, monkeypatc
     assert script.main([*command.split(), str(out)]) == 0
     assert Datastore.open(out, "toy").arrays.tokens.tolist() == [1, 2, 3, -1, 4, 5, 6, -1]
     assert json.loads(json.dumps(read_header(out)["corpus"]["runs"])) == ["one"]
-
-
-def test_output_is_that_of_plain_decoding(make_target, rng, tmp_path):
-    target = make_target("mistral_window")
-    prompt = rng.integers(0, VOCAB, 12)
-    answer = plain(target, prompt, 40)
-    noise = rng.integers(0, VOCAB, (200, 30)).tolist()
-    corpus = [*noise, answer[:20], answer[15:], [*answer[3:9], 1, 1]]
-    path = write(tmp_path / "d.bin", corpus, vocab_size=VOCAB, chunk=2_000)
-    result = decode(target, ready(path, vocab_size=VOCAB, choices=40), prompt, 40)
-    assert result.output_ids == answer
-    assert result.n_target_passes < 39
-    assert max(result.drafted_per_step) <= 40

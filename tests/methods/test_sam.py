@@ -17,7 +17,6 @@ from specbench.decoding.structs import (
 )
 from specbench.errors import ArtifactError, ConfigurationError
 from tests.conftest import VOCAB
-from tests.methods.toy_turns import decode, plain
 
 DYNAMIC, STATIC, AUXILIARY = 0, 1, 2
 
@@ -186,24 +185,6 @@ def test_the_auxiliary_gets_every_call_and_its_own_files(tmp_path, static):
     # Its own sources, not ours.
     observed = spy.calls[CALLS.index("observe")][2].tree
     assert (len(observed), observed.sources.tolist()) == (1, [4])
-
-
-# -- in a decode loop ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("auxiliary", [None, PromptLookup])
-def test_lossless_on_tiny_models(auxiliary, make_target, static, rng):
-    target = make_target("mistral_window")
-    prompt = rng.integers(0, VOCAB, 12)
-    truth = plain(target, prompt, 40)
-    # The corpus knows half of the answer, so that drafts are partly right.
-    path = static([[*prompt[-2:].tolist(), *truth[:20]]])
-    made = auxiliary and auxiliary()
-    drafter = ready(path, auxiliary=made, len_threshold=2, len_bias=0)
-    result = decode(target, drafter, prompt, 40)
-    assert result.output_ids == truth
-    assert max(result.committed_per_step) > 2
-    assert {source for step in result.sources_per_step for source in step} >= {STATIC}
 
 
 # -- bad input -------------------------------------------------------------------------------------

@@ -38,15 +38,6 @@ def frozen(documents):
 # -- growing ---------------------------------------------------------------------------------------
 
 
-def test_the_longest_earlier_suffix_by_hand():
-    #      0  1  2  3  4  5  6
-    text = [7, 8, 9, 5, 7, 8, 9]
-    automaton = SuffixAutomaton()
-    automaton.extend(array(text), 0, len(text))
-    # 7 8 9 occurred before, and 5 followed it at position 3.
-    assert automaton.repeated_suffix(len(text)) == (3, 3)
-
-
 @given(text=texts, room=st.integers(0, 9))
 def test_every_prefix_repeats_what_a_search_finds(text, room):
     automaton = SuffixAutomaton()
@@ -101,19 +92,6 @@ def test_memory_is_capped_under_many_insertions():
 
 
 # -- frozen ----------------------------------------------------------------------------------------
-
-
-def test_counts_and_order_by_hand():
-    # After 1: twice 2, twice 3, once 4. Ties go by token. After 1 2 always 1.
-    automaton = frozen([[1, 3, 1, 2], [1, 2], [1, 4], [1, 3]])
-    arrays = automaton.arrays
-    state = find_target(arrays, START, 1)
-    assert arrays.counts[START] == 10
-    assert arrays.counts[state] == 5
-    nodes = grow_best_first(arrays, state, 4, 8)
-    # The text ends with 1 3, so 1 follows it once in two times: 0.4 · 0.5, as much as 4 has.
-    assert nodes[0].tolist() == [2, 3, 1, 4]
-    assert nodes[1].tolist() == [-1, -1, 0, -1]
 
 
 def test_a_state_with_many_transitions_finds_all_of_them(rng):

@@ -44,14 +44,6 @@ def draft(drafter, text):
     return tree.tokens.tolist()
 
 
-def test_the_most_frequent_continuation_of_the_longest_match_is_drafted():
-    drafter = ready(draft_len=2)
-    finish(drafter, [5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 8], [4, 6, 1, 1])
-    assert draft(drafter, [3, 5, 6]) == [7, 8]
-    # 4 6 occurred once, and wins over the four times that 6 alone did.
-    assert draft(drafter, [3, 4, 6]) == [1, 1]
-
-
 def test_the_present_request_is_not_searched():
     drafter = ready()
     state = state_of([5, 6, 7, 5, 6])

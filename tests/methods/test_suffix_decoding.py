@@ -9,21 +9,11 @@ from methods.suffix_decoding.tree import SuffixTree
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from tests.conftest import VOCAB
 from tests.methods.suffix_reference import PlainSuffixTree
-from tests.methods.toy_turns import decode, plain
 
 LOCAL, GLOBAL = 0, 1
 
 
-def filled(depth, *requests, **caps):
-    tree = SuffixTree(depth, **caps)
-    for request in requests:
-        tree.start_request(len(request))
-        tree.extend(np.array(request, dtype=np.int64), 0, len(request))
-    tree.end_request()
-    return tree
-
-
-def best(tree, text, factor=1.0, offset=0.0, longest=8, least=0.0, branching=False):
+def best(tree, text, factor, offset, longest, least, branching):
     score, nodes = speculate(
         tree.arrays,
         np.array(text, dtype=np.int64),
@@ -40,42 +30,12 @@ def best(tree, text, factor=1.0, offset=0.0, longest=8, least=0.0, branching=Fal
 # -- the tree --------------------------------------------------------------------------------------
 
 
-def test_counts_by_hand():
-    tree = filled(3, [1, 2, 1, 2], [1, 2, 3])
-    assert [tree.count([1]), tree.count([1, 2]), tree.count([2, 1])] == [3, 3, 1]
-    assert tree.count([1, 2, 3]) == tree.count([3]) == 1
-    assert tree.count([2, 2]) == tree.count([1, 2, 1, 2]) == 0
-    assert (len(tree), tree.n_requests) == (7, 2)
-
-
-def test_the_most_frequent_continuation_is_drafted():
-    tree = filled(4, [1, 2, 3], [1, 2, 4], [1, 2, 4])
-    # After 1 2: 4 in two of three occurrences; two tokens of match allow two tokens of draft.
-    score, tokens, _ = best(tree, [9, 1, 2])
-    assert tokens == [4] and score == pytest.approx(2 / 3)
-
-
-def test_longer_matches_may_draft_more():
-    tree = filled(8, [1, 2, 3, 4, 5, 6, 7])
-    assert best(tree, [0, 3])[1] == [4]
-    assert best(tree, [0, 2, 3])[1] == [4, 5]
-    assert best(tree, [0, 1, 2, 3])[1] == [4, 5, 6]
-    assert best(tree, [0, 3], factor=2.0)[1] == [4, 5]
-    assert best(tree, [0, 3], offset=2.0)[1] == [4, 5, 6]
-    assert best(tree, [0, 1, 2, 3], longest=2)[1] == [4, 5]
-
-
-def test_a_tree_drafts_all_probable_branches():
-    tree = filled(4, [1, 2, 5], [1, 2, 5], [1, 3, 6])
-    score, tokens, parents = best(tree, [9, 1], factor=4.0, branching=True)
-    assert (tokens, parents) == ([2, 5, 3, 6], [-1, 0, -1, 2])
-    assert score == pytest.approx(2 / 3 + 2 / 3 + 1 / 3 + 1 / 3)
-    tokens = best(tree, [9, 1], factor=4.0, least=0.5, branching=True)[1]
-    assert tokens == [2, 5]
-
-
 def test_old_requests_make_room_for_new_tokens():
-    tree = filled(3, [1] * 6, [2] * 6, [3] * 6, max_tokens=16)
+    tree = SuffixTree(3, max_tokens=16)
+    for token in (1, 2, 3):
+        tree.start_request(6)
+        tree.extend(np.full(6, token), 0, 6)
+    tree.end_request()
     assert (len(tree), tree.n_requests) == (12, 2)
     assert tree.count([1]) == 0
 
@@ -127,12 +87,13 @@ def test_counts_are_those_of_substrings(requests, depth, max_requests, pieces, b
     depth=st.integers(2, 6),
     max_requests=st.integers(1, 4),
     factor=st.sampled_from([0.5, 1.0, 2.0]),
+    offset=st.sampled_from([0.0, 2.0]),
     longest=st.integers(1, 8),
     least=st.sampled_from([0.0, 0.1, 0.4]),
     branching=st.booleans(),
 )
 def test_drafts_are_those_of_the_plain_tree(
-    requests, prompt, depth, max_requests, factor, longest, least, branching
+    requests, prompt, depth, max_requests, factor, offset, longest, least, branching
 ):
     tree, reference = SuffixTree(depth, 2**20, max_requests), PlainSuffixTree(depth, max_requests)
     for request in requests:
@@ -142,8 +103,9 @@ def test_drafts_are_those_of_the_plain_tree(
             tree.extend(np.array(request), n - 1, n)
             reference.extend(request[n - 1 : n])
             text = prompt + request[:n]
-            score, tokens, parents = best(tree, text, factor, 0.0, longest, least, branching)
-            expected, draft = reference.speculate(text, factor, 0.0, longest, least, branching)
+            knobs = factor, offset, longest, least, branching
+            score, tokens, parents = best(tree, text, *knobs)
+            expected, draft = reference.speculate(text, *knobs)
             assert score == pytest.approx(expected)
             assert (tokens, parents) == draft
 
@@ -246,18 +208,3 @@ def test_the_text_itself_wins_ties():
 @pytest.mark.parametrize(("spec", "nodes"), [(16, 16), (None, 24)])
 def test_max_nodes_is_declared(spec, nodes):
     assert SuffixDecoding(depth=24, max_spec_tokens=spec).needs.max_nodes == nodes
-
-
-@pytest.mark.parametrize("draft", ["path", "tree"])
-def test_lossless_on_tiny_models(draft, make_target, rng):
-    target = make_target("mistral_window")
-    prompt = rng.integers(0, VOCAB, 12)
-    truth = plain(target, prompt, 40)
-    drafter = ready(draft=draft)
-    first = decode(target, drafter, prompt, 40)
-    again = decode(target, drafter, prompt, 40)
-    assert first.output_ids == again.output_ids == truth
-    # The second time the answer is in the global tree.
-    assert again.n_target_passes < first.n_target_passes
-    drafter.reset()
-    assert decode(target, drafter, prompt, 40).drafted_per_step == first.drafted_per_step

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.token_recycling import AdjacencyMatrix, TokenRecycling, top_ids
@@ -19,7 +19,6 @@ from specbench.index.static_tree import (
     load_tree,
 )
 from tests.conftest import VOCAB
-from tests.methods.toy_turns import decode, plain
 
 RULES = ("last", "first", "parallel")
 
@@ -301,30 +300,6 @@ def test_more_candidates_than_tokens_are_refused():
 
 
 # -- on the engine ---------------------------------------------------------------------------------
-
-
-@settings(max_examples=3)
-@given(
-    seed=st.integers(0, 999),
-    n_prompt=st.integers(1, 20),
-    rule=st.sampled_from(RULES),
-    learn_prompt=st.booleans(),
-)
-def test_lossless_cold_hot_and_with_garbage(make_target, seed, n_prompt, rule, learn_prompt):
-    target = make_target("mistral_window")
-    random = np.random.default_rng(seed)
-    prompt = random.integers(0, VOCAB, n_prompt)
-    truth = plain(target, prompt, 30)
-    drafter = recycling(breadth=40, update=rule, learn_prompt=learn_prompt)
-    cold = decode(target, drafter, prompt, 30)
-    hot = decode(target, drafter, prompt, 30)
-    assert cold.output_ids == hot.output_ids == truth
-    assert max(cold.committed_per_step + hot.committed_per_step) > 1
-    drafter.reset()
-    again = decode(target, drafter, prompt, 30)
-    assert again.committed_per_step == cold.committed_per_step
-    drafter._matrix.rows.copy_(torch.from_numpy(random.integers(0, VOCAB, (VOCAB, 8))))
-    assert decode(target, drafter, prompt, 30).output_ids == truth
 
 
 def test_a_tree_cut_by_the_engine_still_teaches(make_target, rng):

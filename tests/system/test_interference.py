@@ -81,6 +81,7 @@ def test_where_the_system_tells_nothing_it_is_none(tmp_path, text):
     assert (found.cpu_steal, found.cpu_others, found.cpu_waiting) == (None, None, None)
 
 
+@pytest.mark.slow  # keeps a CPU busy with two processes
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat here")
 def test_a_process_that_shares_its_cpu_sees_that_it_waits():
     """Two busy processes on one CPU: each waits about half of the time."""
