@@ -93,7 +93,9 @@ def _summarize(folders: Sequence[Path], home: Path) -> None:
     # A process of its own: runners import no analysis.
     command = [sys.executable, "-m", "analysis.sweep", *map(str, folders), "-o", str(home)]
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False)
+    # A session of its own: a terminal's Ctrl-C reaches this process alone, which ends that one.
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run(command, env=environment, check=False, start_new_session=True)
 
 
 def _failure(outcome: JobOutcome, varied: Sequence[str]) -> str:

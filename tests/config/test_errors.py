@@ -71,6 +71,12 @@ from specbench.errors import ConfigurationError
         ("+pair.draft.random.layer=1", ["'pair.draft.random.layers'"]),
         ("+logger.modus=x", ["unknown key 'logger.modus'"]),
         ("logger.name=wandbb", ["'wandb'"]),
+        ("logger.mode=nope", ["logger.mode: 'nope'", "offline"]),
+        ("method.name=eagle3", ["name of something else", "method=eagle3"]),
+        ("method.name=ar", ["name of something else", "method=ar"]),
+        ("dataset.name=gsm8k", ["name of something else", "dataset=gsm8k"]),
+        ("dataset.prompt_form=nope", ["dataset.prompt_form: 'nope'", "default"]),
+        ("measure.rerun_minutes=-1", ["measure.rerun_minutes=-1", "at least 0"]),
         ("seed=-1", ["seed=-1", "at least 0"]),
         ("pair.draft.random.seed=-1", ["pair.draft.random.seed=-1"]),
         ("repeats=1000000000", ["repeats=1000000000", "at most"]),
@@ -99,6 +105,8 @@ def test_errors_of_hydra_are_translated_and_no_others():
     assert "pip install -e '.[ray]'" in str(translate_hydra_error(error))
     assert translate_hydra_error(RuntimeError("boom")) is None
     assert translate_hydra_error(ValueError("boom")) is None
+    error = RuntimeError("Invalid plugin 'foo.bar': not the hydra_plugins package")
+    assert "hydra/launcher=" in str(translate_hydra_error(error))
     error = ConfigurationError("x")
     assert translate_hydra_error(error) is error
 

@@ -316,3 +316,15 @@ def test_settings_of_a_model_that_nobody_applies_are_named(execute, tmp_path, ch
     assert execute(out, f"model.path={model}", "dataset.limit=1") == 0
     said = "generation_config.json asks for repetition_penalty=2.0; no label applies that"
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_knob_out_of_its_range_is_named_before_the_folder_s_owner(execute, tmp_path):
+    assert execute(f"output_dir={tmp_path}", "dataset.limit=1") == 0
+    with pytest.raises(ConfigurationError, match=r"method\.num_tokens=-1"):
+        execute(f"output_dir={tmp_path}", "method.num_tokens=-1")
+
+
+@pytest.mark.parametrize("place", ["/proc/nope", "/dev/null/cache"])
+def test_a_cache_that_cannot_be_made_is_refused_before_weights_load(execute, tmp_path, place):
+    with pytest.raises(OutputRefused, match=f"cache_dir={place} cannot be used"):
+        execute(f"output_dir={tmp_path}", f"cache_dir={place}")
