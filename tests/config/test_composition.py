@@ -1,6 +1,8 @@
 """Every yaml composes, says what it is, and means what a run will do."""
 
 import dataclasses
+import functools
+import itertools
 import json
 import shutil
 import subprocess
@@ -32,9 +34,13 @@ GROUPS = (
     "logger", "paths", "pair", "experiment", "scale", "debug", "server",
 )  # fmt: skip
 GLOBAL_GROUPS = ("pair", "experiment", "scale", "debug")
-OPTIONS = [
-    (group, name) for group in GROUPS if group != "experiment" for name in option_names(group)
-]
+
+
+@functools.cache
+def composed(*typed):
+    """A configuration that several tests read, and none changes."""
+    return compose(typed)
+
 
 # Published parameter counts, in billions.
 PARAMETERS = {
@@ -46,25 +52,40 @@ PARAMETERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda value: str(value))
-def test_every_yaml_composes_and_is_valid(group, name):
-    # A pair's knobs are its method's.
-    methods = [f"method={m}" for m in option_names("method") if name.startswith(f"{m}_")]
-    # A lossy verifier judges samples.
-    sampling = ["generation=sampling"] if (group, name) == ("verifier", "typical") else []
-    if (group, name) == ("model", "local"):
-        return  # names no weights: see the tests of models of one's own
-    cfg = compose([f"{group}={name}", *(methods if group == "pair" else []), *sampling])
+def together():
+    """Commands that name an option of many groups each, so that every option is in one of them."""
+    groups = ["model", "dataset", "measure", "logger", "paths", "engine", "runner", "debug"]
+    groups += ["server", "scale", "verifier"]
+    options = {group: option_names(group) for group in groups}
+    options["model"].remove("local")  # names no weights: see the tests of models of one's own
+    pairs, methods = option_names("pair"), option_names("method")
+    own = {p: m for p in pairs for m in methods if p.startswith(f"{m}_")}  # whose knobs it has
+    others = iter([method for method in methods if method not in own.values()])
+    options["pair"] = pairs
+    options["method"] = [own.get(pair) or next(others, None) for pair in pairs] + [*others]
+    rows = []
+    for row in itertools.zip_longest(*options.values()):
+        chosen = {group: name for group, name in zip(options, row, strict=True) if name}
+        # A lossy verifier judges samples.
+        lossy = chosen.get("verifier") == "typical"
+        rows.append(chosen | {"generation": "sampling" if lossy else "greedy"})
+    return rows
+
+
+@pytest.mark.parametrize("chosen", together(), ids=lambda row: "-".join(row.values()))
+def test_every_yaml_composes_and_is_valid(chosen):
+    cfg = compose([f"{group}={name}" for group, name in chosen.items()])
     check_values(cfg)
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    if group not in (*GLOBAL_GROUPS, "paths"):
+    for group in chosen.keys() - {*GLOBAL_GROUPS, "paths"}:
         # Records carry the name, and pair files are found by it.
         # Several choices may be one runner with other keys.
+        name = chosen[group]
         assert cfg[group].name == (name.partition("_")[0] if group == "runner" else name)
-    if group == "dataset" and cfg.dataset.hub is not None:
-        hub = cfg.dataset.hub
+    name, hub = cfg.dataset.name, cfg.dataset.hub
+    if hub is not None:
         assert hub.id.count("/") == 1 and hub.revision and hub.split, "not pinned"
-    if group == "dataset" and name not in ("demo", "jsonl"):
+    if name not in ("demo", "jsonl"):
         assert cfg.dataset.file.endswith(".jsonl")
         assert cfg.dataset.fetch == f"python scripts/fetch_data.py {name}"
 
@@ -81,7 +102,7 @@ PAPER_SCALE = sorted(path.stem for path in (CONF_DIR / "experiment/paper").glob(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAPER_SCALE)
 def test_every_experiment_composes_in_the_paper_s_size(name):
-    small, paper = compose([f"experiment={name}"]), compose([f"experiment={name}", "scale=paper"])
+    small, paper = composed(f"experiment={name}"), compose([f"experiment={name}", "scale=paper"])
     check_values(paper)
     assert paper.generation.max_new_tokens >= 512
     assert paper.generation.max_new_tokens > small.generation.max_new_tokens
@@ -131,7 +152,7 @@ MEANT = [
 
 @pytest.mark.parametrize(("typed", "values"), MEANT, ids=lambda value: " ".join(value) or "bare")
 def test_a_command_means_what_papers_and_pages_say(typed, values):
-    cfg = compose(typed)
+    cfg = composed(*typed)
     check_values(cfg)
     assert {key: OmegaConf.select(cfg, key) for key in values} == values
     assert run_identity(cfg)["dataset"]["limit"] == cfg.dataset.limit
@@ -142,10 +163,8 @@ def test_a_command_means_what_papers_and_pages_say(typed, values):
 
 
 def test_experiments_that_belong_together_ask_the_same_questions():
-    figures = [compose([f"experiment=ngrammys_figure{n}"]) for n in (2, 3, 4, 5)]
-    table, row = (
-        compose([f"experiment=token_recycling_table1{part}"]) for part in ("", "_shuffle")
-    )
+    figures = [composed(f"experiment=ngrammys_figure{n}") for n in (2, 3, 4, 5)]
+    table, row = (composed(f"experiment=token_recycling_table1{part}") for part in ("", "_shuffle"))
     assert row.dataset.sample == table.dataset.sample == "stratified"
     for one, other in ((row, table), *((figure, figures[0]) for figure in figures)):
         assert (one.dataset.limit, one.generation) == (other.dataset.limit, other.generation)
@@ -176,7 +195,7 @@ def test_pearl_drafts_as_many_tokens_as_its_authors_script_for_the_pair(model, g
     ],
 )
 def test_what_an_experiment_calls_spec_benchs_is_run_as_spec_bench_does(name, method, knobs):
-    cfg = compose([f"experiment={name}"])
+    cfg = composed(f"experiment={name}")
     (entry,) = (e for e in cfg.compare if (e if isinstance(e, str) else e.method) == method)
     made = with_parts(OmegaConf.to_container(compose_entry(cfg, entry).method, resolve=True))
     assert made | knobs == made
@@ -212,7 +231,7 @@ def test_card_s_experiments_run_every_pair_that_the_paper_s_rows_are_of(name):
 
 def scopes(*typed):
     """How long each label of a run keeps what it learnt."""
-    return {e.label: e.method["state_scope"] for e in resolve_entries(compose(typed))}
+    return {e.label: e.method["state_scope"] for e in resolve_entries(composed(*typed))}
 
 
 @pytest.mark.parametrize("name", ["cacheback_figure3", "cacheback_figure4", "cacheback_table1"])
@@ -291,7 +310,7 @@ def test_composing_imports_nothing_heavy_and_the_run_key_is_stable_over_processe
 
 def test_the_pair_file_sets_cachebacks_budget_for_the_entries_of_compare_too():
     pair = yaml.safe_load((CONF_DIR / "pair/cacheback_smollm2_135m.yaml").read_text())["method"]
-    ours = compose().method
+    ours = composed().method
     assert {key: ours[key] for key in pair} == pair
     assert ours.total_draft_len < 96
     for overrides, budget in (([], ours.total_draft_len), (["pair=none"], 96)):
@@ -365,7 +384,7 @@ def test_other_weights_are_another_model_with_a_name_of_its_own(typed, name):
     check_values(cfg)
     assert cfg.model.name == name
     assert not cfg.model.embedded
-    worn = compose([word for word in typed if not word.startswith(("model.id", "model.path"))])
+    worn = composed(*(word for word in typed if not word.startswith(("model.id", "model.path"))))
     if worn.model.name != "local":
         assert (cfg.model.template, cfg.model.dtype) == (worn.model.template, worn.model.dtype)
 
@@ -375,7 +394,7 @@ def test_other_weights_are_another_model_with_a_name_of_its_own(typed, name):
 )
 def test_other_weights_take_no_pair_of_the_model_whose_name_they_wore(own):
     cfg = compose([*own, "compare=[ngrammys, card]"])
-    assert cfg.method == compose(["pair=none"]).method
+    assert cfg.method == composed("pair=none").method
     assert cfg.pair.draft.path is None
     rows, card = (compose_entry(cfg, entry) for entry in cfg.compare)
     assert (rows.method.bos, card.method.k, card.pair.draft.path) == (False, 100, None)
@@ -408,7 +427,7 @@ def test_an_entry_starts_from_its_own_yaml_and_pair_and_sets_label_and_knobs():
     mapping = "{method: cacheback, table: dynamic, label: no_frozen}"
     cfg = compose(["method=pld", "method.num_tokens=5", f"compare=[cacheback,{mapping}]"])
     plain, labelled = (compose_entry(cfg, entry) for entry in cfg.compare)
-    assert plain.method == compose().method
+    assert plain.method == composed().method
     knobs = {"label": "no_frozen", "table": "dynamic"}
     assert labelled.method == OmegaConf.merge(plain.method, knobs)
     assert cfg.method.name == "pld"
@@ -425,9 +444,10 @@ MOVING = ("seed=1", "method.total_draft_len=20", "method.label=x", "compare=[pld
           "baseline=false", "dataset.special_tokens=text")  # fmt: skip
 
 
-@pytest.mark.parametrize("override", [*PLACES, *MOVING])
-def test_run_key_changes_with_what_may_move_a_number_alone(override):
-    assert (run_key(compose([override])) != run_key(compose())) == (override in MOVING)
+def test_run_key_changes_with_what_may_move_a_number_alone():
+    keys = [run_key(compose(typed)) for typed in ([], PLACES, *([word] for word in MOVING))]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == len(keys) - 1
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -486,7 +506,7 @@ def test_experiment_begins_with_its_command_and_its_entries_are_valid(name):
     lines = (CONF_DIR / "experiment" / f"{name}.yaml").read_text().splitlines()
     assert lines[0] == "# @package _global_"
     assert lines[1].startswith(f"# python run.py experiment={name}")
-    cfg = compose([f"experiment={name}"])
+    cfg = composed(f"experiment={name}")
     check_values(cfg)
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     labels = [cfg.method.label or cfg.method.name]
@@ -506,7 +526,7 @@ def made(method: DictConfig) -> None:
 
 
 def methods_of(experiment):
-    cfg = compose([f"experiment={experiment}"])
+    cfg = composed(f"experiment={experiment}")
     return [cfg.method, *(compose_entry(cfg, entry).method for entry in cfg.compare)]
 
 
@@ -525,7 +545,7 @@ def test_experiments_cover_their_whole_grids():
         "dual": "dual", "no_frozen": "dynamic", "only_frozen": "frozen",
     }  # fmt: skip
     assert {(m.total_draft_len, m.chaining_reserved, m.merge) for m in rows} == {(96, 16, False)}
-    compared = compose(["experiment=token_recycling_figure3"]).compare
+    compared = composed("experiment=token_recycling_figure3").compare
     assert {entry.depth for entry in compared if "depth" in entry} == {3, 4, 5, 6, 7, 8}
     # No other grid is called the whole one.
     assert "batch_k=[" not in (CONF_DIR / "runner/cost.yaml").read_text()

@@ -45,8 +45,12 @@ def test_nothing_of_a_copy_that_takes_too_long_lives_on(service, tmp_path, monke
         "path.write_text(json.dumps([os.getpid(), *(process.pid for process in own)]))\n"
         "time.sleep(600)\n"
     )
-    monkeypatch.setattr(publish, "_PUBLISH_S", 4.0)
-    publish.publish(ONLINE, tmp_path)
+    for seconds in (0.5, 4.0, 30.0):  # a busy machine starts processes late
+        monkeypatch.setattr(publish, "_PUBLISH_S", seconds)
+        monkeypatch.setattr(publish, "_lost", set())
+        publish.publish(ONLINE, tmp_path)
+        if (tmp_path / "pids").exists():
+            break
     pids = json.loads((tmp_path / "pids").read_text())
     assert len(pids) == 3
     patience = time.monotonic() + 10  # a killed process is gone soon, not at once
@@ -54,7 +58,7 @@ def test_nothing_of_a_copy_that_takes_too_long_lives_on(service, tmp_path, monke
         time.sleep(0.05)
     assert [pid for pid in pids if lives(pid)] == []
     said = capsys.readouterr().out
-    assert "took more than 4 s" in said
+    assert f"took more than {seconds:g} s" in said
     assert said.endswith("wandb: laid down\n")
 
 
