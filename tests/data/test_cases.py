@@ -1,5 +1,6 @@
 """Data sets on small files made here, and on the real ones where they are at hand."""
 
+import functools
 import gzip
 import json
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 import pyarrow
 import pytest
+from omegaconf import DictConfig
 from pyarrow import parquet
 
 from scripts import fetch_data
@@ -34,9 +36,16 @@ def question(i: int, category: str = "qa", turns: Any = None) -> dict[str, Any]:
     return {"question_id": i, "category": category, "turns": turns or [f"question {i}"]}
 
 
+@functools.cache
+def dataset(name: str, *overrides: str) -> DictConfig:
+    """A node that no test changes; composing it is most of a test's time."""
+    return compose([f"dataset={name}", *overrides]).dataset
+
+
 def load(path: Path, *overrides: str) -> list[Case]:
-    cfg = compose(["dataset=jsonl", f"dataset.path={path}", *overrides])
-    return load_cases(cfg.dataset, cfg.data_dir)
+    own = dataset("jsonl", *overrides).copy()
+    own.path = str(path)
+    return load_cases(own)
 
 
 @pytest.fixture
@@ -98,24 +107,19 @@ def test_malformed_line(tmp_path, line, number, reason):
     assert reason in str(caught.value)
 
 
-def test_not_utf8(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(json.dumps(question(0)).encode() + b"\n\xff\xfe\n")
+def test_bytes_that_are_no_text_and_bytes_that_are_harmless(tmp_path):
+    path, line = tmp_path / "x.jsonl", json.dumps(question(7)).encode()
+    path.write_bytes(line + b"\n\xff\xfe\n")
     with pytest.raises(DatasetError, match="line 2: not UTF-8"):
         load(path)
-
-
-def test_blank_lines_and_byte_order_mark_are_harmless(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(question(7)).encode() + b"\n\n\n")
+    path.write_bytes(b"\xef\xbb\xbf" + line + b"\n\n\n")
     assert [case.case_id for case in load(path)] == ["7"]
 
 
 def test_line_number_is_the_id_where_there_is_none(tmp_path):
     rows = ['{"question": "a", "answer": "1"}', "", '{"question": "b", "answer": "2"}']
     write(tmp_path / "gsm8k.jsonl", rows)
-    cfg = compose(["dataset=gsm8k", f"data_dir={tmp_path}"])
-    cases = load_cases(cfg.dataset, cfg.data_dir)
+    cases = load_cases(dataset("gsm8k"), tmp_path)
     assert [(c.case_id, c.task, c.turns, c.reference) for c in cases] == [
         ("1", "math_reasoning", ("a",), "1"),
         ("3", "math_reasoning", ("b",), "2"),
@@ -149,24 +153,22 @@ def test_a_bad_prompt_is_named_with_its_line(tmp_path, line):
 
 
 def test_missing_file_says_what_to_place_where():
-    cfg = compose(["dataset=specbench"])
     with pytest.raises(DatasetError) as caught:
-        load_cases(cfg.dataset, None)
+        load_cases(dataset("specbench"))
     for part in ("spec_bench.jsonl", "data_dir=FOLDER", "scripts/fetch_data.py specbench"):
         assert part in str(caught.value)
 
 
 def test_missing_data_dir_is_not_passed_over(tmp_path):
-    cfg = compose(["dataset=gsm8k"])
     with pytest.raises(DatasetError, match=r"data_dir=.*is not a folder"):
-        load_cases(cfg.dataset, tmp_path / "nope")
+        load_cases(dataset("gsm8k"), tmp_path / "nope")
 
 
 def test_missing_path(tmp_path):
     with pytest.raises(DatasetError, match=r"dataset\.path=.*is not a file"):
         load(tmp_path / "nope.jsonl")
     with pytest.raises(DatasetError, match=r"Type dataset\.path=FILE"):
-        load_cases(compose(["dataset=jsonl"]).dataset)
+        load_cases(dataset("jsonl"))
 
 
 class FakeHub:
@@ -193,7 +195,7 @@ def test_hub_is_asked_as_pinned_with_its_own_columns(monkeypatch):
     fake = hub(
         monkeypatch, [{"prompt_id": 81, "prompt": ["a", "b"], "category": "writing", "x": 1}]
     )
-    cases = load_cases(compose(["dataset=mtbench"]).dataset)
+    cases = load_cases(dataset("mtbench"))
     assert cases == [Case("81", "writing", "mt_bench", ("a", "b"))]
     assert fake.calls == [
         ("HuggingFaceH4/mt_bench_prompts", {"name": None, "split": "train", "revision": "main"})
@@ -203,7 +205,7 @@ def test_hub_is_asked_as_pinned_with_its_own_columns(monkeypatch):
 def test_hub_configurations_one_after_the_other(monkeypatch):
     rows = [{"question": f"q{i}", "answer_number": i} for i in range(25)]
     fake = hub(monkeypatch, rows)
-    cases = load_cases(compose(["dataset=mgsm"]).dataset)
+    cases = load_cases(dataset("mgsm"))
     assert len(cases) == 110
     assert [case.case_id for case in cases] == [str(i) for i in range(1, 111)]
     assert [call[1]["data_dir"] for call in fake.calls][:2] == ["bn", "de"]
@@ -212,14 +214,14 @@ def test_hub_configurations_one_after_the_other(monkeypatch):
 def test_local_file_wins_over_the_hub(tmp_path, monkeypatch):
     fake = hub(monkeypatch, RuntimeError("not to be asked"))
     write(tmp_path / "gsm8k.jsonl", [{"question": "a", "answer": "b"}])
-    assert len(load_cases(compose(["dataset=gsm8k"]).dataset, tmp_path)) == 1
+    assert len(load_cases(dataset("gsm8k"), tmp_path)) == 1
     assert fake.calls == []
 
 
 def test_unreachable_hub(monkeypatch):
     hub(monkeypatch, ConnectionError("no route\nto host"))
     with pytest.raises(DatasetError) as caught:
-        load_cases(compose(["dataset=gsm8k"]).dataset)
+        load_cases(dataset("gsm8k"))
     for part in ("openai/gsm8k", "no route to host", "gsm8k.jsonl", "data_dir=FOLDER"):
         assert part in str(caught.value)
 
@@ -253,15 +255,15 @@ def mbpp(tmp_path: Path) -> Path:
 
 
 def test_mbpp_keeps_the_test_split(mbpp):
-    cases = load_cases(compose(["dataset=mbpp"]).dataset, mbpp)
+    cases = load_cases(dataset("mbpp"), mbpp)
     assert [case.case_id for case in cases] == ["11", "510"]
     assert cases[0].turns[0].endswith("\n\nassert f(11)\nassert g")
     assert {case.task for case in cases} == {"code"}
 
 
 def test_mbpp_in_token_recyclings_form(mbpp):
-    cfg = compose(["dataset=mbpp", "dataset.prompt_form=token_recycling"])
-    assert load_cases(cfg.dataset, mbpp)[0].turns[0] == (
+    own = dataset("mbpp", "dataset.prompt_form=token_recycling")
+    assert load_cases(own, mbpp)[0].turns[0] == (
         'Create a Python script for this problem:\n```python\n"""\nDo 11.\nassert f(11)\n"""\n\n```'
     )
 
@@ -284,11 +286,11 @@ def test_mbpp_in_token_recyclings_own_file_keeps_its_name(tmp_path):
 def test_humaneval_forms(tmp_path):
     head = 'def f(x: int) -> int:\n    """{x} [0]"""\n'
     write(tmp_path / "humaneval.jsonl", [{"task_id": "HumanEval/0", "prompt": head}])
-    cases = load_cases(compose(["dataset=humaneval"]).dataset, tmp_path)
+    cases = load_cases(dataset("humaneval"), tmp_path)
     assert cases[0].case_id == "HumanEval/0"
     assert cases[0].turns[0].endswith(f"```python\n{head}```")
-    raw = compose(["dataset=humaneval", "dataset.prompt_form=raw"])
-    assert load_cases(raw.dataset, tmp_path)[0].turns[0] == head
+    raw = dataset("humaneval", "dataset.prompt_form=raw")
+    assert load_cases(raw, tmp_path)[0].turns[0] == head
 
 
 SHOTS = [{"question": "1 + 1?", "answer": "2."}, {"question": "{2} + 2?", "answer": "4."}]
@@ -316,26 +318,26 @@ SHOTS = [{"question": "1 + 1?", "answer": "2."}, {"question": "{2} + 2?", "answe
     ],
 )
 def test_cards_forms_are_its_code_s_and_have_no_chat_template(name, row, prompt, tmp_path):
-    cfg = compose([f"dataset={name}", "dataset.prompt_form=card"])
-    write(tmp_path / cfg.dataset.file, [row])
+    own = dataset(name, "dataset.prompt_form=card")
+    write(tmp_path / own.file, [row])
     write(tmp_path / "gsm8k_shots.jsonl", SHOTS)
-    (case,) = load_cases(cfg.dataset, tmp_path)
+    (case,) = load_cases(own, tmp_path)
     assert case.turns == (prompt,)
-    assert cfg.dataset.raw
-    assert not compose([f"dataset={name}"]).dataset.raw
+    assert own.raw
+    assert not dataset(name).raw
 
 
 @pytest.mark.parametrize("folder", [True, False], ids=["not there", "no data_dir"])
 def test_worked_examples_that_are_missing_say_what_to_place(folder, tmp_path):
     write(tmp_path / "gsm8k.jsonl", [{"question": "3 + 3?", "answer": "6"}])
-    cfg = compose(["dataset=gsm8k", "dataset.prompt_form=card"])
+    own = dataset("gsm8k", "dataset.prompt_form=card")
     with pytest.raises(DatasetError) as refused:
-        load_cases(cfg.dataset, tmp_path if folder else None)
+        load_cases(own, tmp_path if folder else None)
     for word in ("gsm8k_shots.jsonl", "data_dir=FOLDER", "scripts/fetch_data.py gsm8k"):
         assert word in str(refused.value)
     write(tmp_path / "gsm8k_shots.jsonl", [{"question": "1 + 1?"}])
     with pytest.raises(DatasetError, match=r"gsm8k_shots.jsonl, line 1: the column 'answer'"):
-        load_cases(cfg.dataset, tmp_path)
+        load_cases(own, tmp_path)
 
 
 def test_rows_by_line_number(tmp_path):
@@ -344,42 +346,36 @@ def test_rows_by_line_number(tmp_path):
     assert [case.case_id for case in load_cases(logs, tmp_path)] == ["11", "12", "13", "14", "15"]
 
 
-def test_row_without_a_column_of_the_prompt(tmp_path):
-    write(tmp_path / "gsm8k.jsonl", [{"query": "a", "answer": "b"}])
-    with pytest.raises(DatasetError, match=r"line 1: the column 'question' is missing"):
-        load_cases(compose(["dataset=gsm8k"]).dataset, tmp_path)
-
-
-def test_row_with_an_empty_list_in_the_prompt(tmp_path):
-    row = {"task_id": 11, "text": "x", "test_list": [], "code": ""}
-    write(tmp_path / "mbpp.jsonl", [row])
-    cfg = compose(["dataset=mbpp", "dataset.prompt_form=token_recycling"])
-    with pytest.raises(DatasetError, match=r"line 1: the prompt cannot be built"):
-        load_cases(cfg.dataset, tmp_path)
+@pytest.mark.parametrize(
+    ("chosen", "row", "said"),
+    [
+        (("gsm8k",), {"query": "a", "answer": "b"}, "the column 'question' is missing"),
+        (
+            ("mbpp", "dataset.prompt_form=token_recycling"),
+            {"task_id": 11, "text": "x", "test_list": [], "code": ""},
+            "the prompt cannot be built",
+        ),
+    ],
+)
+def test_a_row_that_makes_no_prompt_is_named(tmp_path, chosen, row, said):
+    write(tmp_path / f"{chosen[0]}.jsonl", [row])
+    with pytest.raises(DatasetError, match=f"line 1: {said}"):
+        load_cases(dataset(*chosen), tmp_path)
 
 
 # --- selection ------------------------------------------------------------------------------------
 
 
-def test_task_filter_takes_tasks_and_categories(mixed):
+def test_tasks_and_a_limit_choose_among_the_questions(mixed):
     assert {c.task for c in load(mixed, "dataset.tasks=[qa,rag]")} == {"qa", "rag"}
     assert {c.category for c in load(mixed, "dataset.tasks=[coding]")} == {"coding"}
     assert len(load(mixed, "dataset.tasks=[mt_bench]")) == 10
-
-
-def test_unknown_task_names_the_nearest(mixed):
-    with pytest.raises(ConfigurationError, match="'mt_bench'"):
-        load(mixed, "dataset.tasks=[mtbench]")
-
-
-def test_empty_selection(mixed):
-    with pytest.raises(DatasetError, match="leaves no case"):
-        load(mixed, "dataset.tasks=[]")
-
-
-def test_head_limit_keeps_the_first(mixed):
     assert [c.case_id for c in load(mixed, "dataset.limit=4")] == ["0", "1", "2", "3"]
     assert len(load(mixed, "dataset.limit=99")) == 30
+    with pytest.raises(ConfigurationError, match="'mt_bench'"):
+        load(mixed, "dataset.tasks=[mtbench]")
+    with pytest.raises(DatasetError, match="leaves no case"):
+        load(mixed, "dataset.tasks=[]")
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 29])
@@ -434,11 +430,11 @@ def test_prompt_set_hash(mixed):
 
 def test_fetched_file_gives_the_same_cases_as_the_hub(tmp_path, monkeypatch):
     hub(monkeypatch, [{"prompt_id": 81, "prompt": ["a", "b"], "category": "writing"}])
-    dataset = compose(["dataset=mtbench"]).dataset
-    from_hub = load_cases(dataset)
+    own = dataset("mtbench")
+    from_hub = load_cases(own)
     assert fetch_data.main(["mtbench", "--out", str(tmp_path)]) == 0
     hub(monkeypatch, RuntimeError("not to be asked"))
-    assert load_cases(dataset, tmp_path) == from_hub
+    assert load_cases(own, tmp_path) == from_hub
     assert [path.name for path in tmp_path.iterdir()] == ["mt_bench.jsonl"]
 
 
@@ -449,8 +445,8 @@ def test_gsm8k_is_fetched_with_its_worked_examples(tmp_path, monkeypatch):
     upstream.write_text(json.dumps({"fewshot_config": {"samples": samples}}))
     monkeypatch.setitem(fetch_data._URLS, "gsm8k_shots", upstream.as_uri())
     assert fetch_data.main(["gsm8k", "--out", str(tmp_path)]) == 0
-    cfg = compose(["dataset=gsm8k", "dataset.prompt_form=card"])
-    (case,) = load_cases(cfg.dataset, tmp_path)
+    own = dataset("gsm8k", "dataset.prompt_form=card")
+    (case,) = load_cases(own, tmp_path)
     questions = [part.partition("?")[0] for part in case.turns[0].split("Q: ")[1:]]
     assert questions == [*"13245607", "3 + 3"], "in the order of CARD's code"
 
@@ -480,10 +476,10 @@ def test_fetching_a_malformed_file_leaves_nothing(tmp_path, monkeypatch, capsys)
 
 @real_data
 def test_a_small_sample_takes_every_category_and_language():
-    talk = load_cases(compose(["dataset=mtbench", "dataset.limit=8"]).dataset, DATA)
+    talk = load_cases(dataset("mtbench", "dataset.limit=8"), DATA)
     assert len({case.category for case in talk}) == 8
     # Ten problems of each of eleven languages, one language after the other.
-    maths = load_cases(compose(["dataset=mgsm", "dataset.limit=11"]).dataset, DATA)
+    maths = load_cases(dataset("mgsm", "dataset.limit=11"), DATA)
     assert [int(case.case_id) // 10 for case in maths] == list(range(11))
 
 
@@ -500,18 +496,18 @@ def test_a_small_sample_takes_every_category_and_language():
     ],
 )
 def test_real_file(name, cases, first, last):
-    loaded = load_cases(compose([f"dataset={name}"]).dataset, DATA)
+    loaded = load_cases(dataset(name), DATA)
     assert len(loaded) == cases
     assert (loaded[0].case_id, loaded[-1].case_id) == (first, last)
 
 
 @real_data
 def test_real_specbench_sample_is_mixed():
-    dataset = compose(["dataset=specbench", "dataset.limit=24"]).dataset
-    cases = load_cases(dataset, DATA)
+    own = dataset("specbench", "dataset.limit=24")
+    cases = load_cases(own, DATA)
     assert Counter(case.task for case in cases) == dict.fromkeys(TASKS, 4)
     assert all(len(case.turns) == (2 if case.task == "mt_bench" else 1) for case in cases)
-    whole = load_cases(compose(["dataset=specbench"]).dataset, DATA)
+    whole = load_cases(dataset("specbench"), DATA)
     assert Counter(case.task for case in whole) == dict.fromkeys(TASKS, 80)
 
 
@@ -522,8 +518,8 @@ def test_real_token_recycling_prompts_have_our_form():
         row["question_id"]: row["turns"][0]
         for row in map(json.loads, (Path(DATA) / "mbpp_tokenrecycling.jsonl").open())
     }
-    cfg = compose(["dataset=mbpp", "dataset.prompt_form=token_recycling", "dataset.rows=null"])
-    ours = {int(case.case_id): case.turns[0] for case in load_cases(cfg.dataset, DATA)}
+    own = dataset("mbpp", "dataset.prompt_form=token_recycling", "dataset.rows=null")
+    ours = {int(case.case_id): case.turns[0] for case in load_cases(own, DATA)}
     assert set(theirs) <= set(ours)
     assert sum(theirs[i] == ours[i] for i in theirs) > 100
 
