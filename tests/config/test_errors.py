@@ -71,7 +71,6 @@ from specbench.errors import ConfigurationError
         ("+pair.draft.random.layer=1", ["'pair.draft.random.layers'"]),
         ("+logger.modus=x", ["unknown key 'logger.modus'"]),
         ("logger.name=wandbb", ["'wandb'"]),
-        ("logger.mode=nope", ["logger.mode: 'nope'", "offline"]),
         ("method.name=eagle3", ["name of something else", "method=eagle3"]),
         ("method.name=ar", ["name of something else", "method=ar"]),
         ("dataset.name=gsm8k", ["name of something else", "dataset=gsm8k"]),
@@ -109,6 +108,11 @@ def test_errors_of_hydra_are_translated_and_no_others():
     assert "hydra/launcher=" in str(translate_hydra_error(error))
     error = ConfigurationError("x")
     assert translate_hydra_error(error) is error
+
+
+def test_a_mode_of_wandb_that_it_lacks_is_refused_before_anything_is_measured():
+    with pytest.raises(ConfigurationError, match=r"logger\.mode: 'nope'"):
+        check_values(compose(["logger=wandb", "logger.mode=nope"]))
 
 
 def test_unknown_prompt_form():
