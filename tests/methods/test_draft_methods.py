@@ -230,17 +230,6 @@ def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
             drafter.observe(state, StepOutcome(tree, path, committed, None))
 
 
-def test_the_heuristic_starts_anew_after_a_reset(make_target, rng):
-    drafter = ready(METHODS["heuristic"](), tiny_draft(METHODS["heuristic"]().needs, seed=0))
-    loop = engine(make_target())
-    prompt = rng.integers(0, VOCAB, 9)
-    first = loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step
-    assert first[:4] == [2, 4, 5, 5]
-    assert loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step[0] > 2
-    drafter.reset()
-    assert loop.decode(prompt, drafter, max_new_tokens=40).drafted_per_step == first
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [None, [0, 3, 5]], ids=["all ids", "some ids"])
 @pytest.mark.parametrize("method", [METHODS["sps"], METHODS["confidence"], Pearl])

@@ -37,35 +37,12 @@ def pairs(drafter, text):
     return pairs_of(drafter.propose(DecodeState(np.array(text, dtype=np.int64), 4)))
 
 
-def test_frequent_prefixes_become_the_tree(tmp_path):
-    path = write(tmp_path / "d.bin", [[1, 2, 5, 6], [1, 2, 5, 7], [1, 2, 8], [3, 1, 2, 5, 6]])
-    # 5 three times, 5 6 twice, then once each: 8 (shorter) before 5 7.
-    drafter = ready(path)
-    assert pairs(drafter, [9, 1, 2]) == [(5, -1), (8, -1), (6, 0), (7, 0)]
-    few = ready(path, choices=3, cut=False)
-    assert pairs(few, [9, 1, 2]) == [(5, -1), (8, -1), (6, 0)]
-    assert few.needs.max_nodes == 3
-
-
 def test_no_hit_drafts_nothing_or_the_dummy(tmp_path):
     path = write(tmp_path / "d.bin", [[1, 2, 3]])
     assert pairs(ready(path), [5, 6]) == []
     assert pairs(ready(path, dummy_token=100), [5, 6]) == [(100, -1)]
     with pytest.raises(ConfigurationError, match="dummy_token=100"):
         ready(path, dummy_token=100, vocab_size=50)
-
-
-def test_the_cut_drops_prefixes_with_most_distinct_tokens_first(tmp_path):
-    path = write(tmp_path / "d.bin", [[1, 2, 5, 6, 7], [1, 2, 5, 6, 7], [1, 2, 8, 8, 8]])
-    # Kept: 5, 5 6, 5 6 7 (1 + 2 + 3 distinct tokens), 8, 8 8, 8 8 8 (1 each): 9 in all.
-    everything = [(5, -1), (8, -1), (6, 0), (8, 1), (7, 2), (8, 3)]
-    assert pairs(ready(path, choices=9), [1, 2]) == everything
-    # Down to 8 or 6 by dropping 5 6 7; to 5 by dropping 5 6 as well, leaving 4.
-    assert pairs(ready(path, choices=8), [1, 2]) == [*everything[:4], (8, 3)]
-    assert pairs(ready(path, choices=6), [1, 2]) == [*everything[:4], (8, 3)]
-    assert pairs(ready(path, choices=5, cut=False), [1, 2]) == [
-        (5, -1), (8, -1), (6, 0), (8, 1), (7, 2),
-    ]  # fmt: skip
 
 
 def test_any_vocabulary_size(tmp_path):

@@ -151,20 +151,6 @@ def test_top_ids_of_equal_logits_are_distinct_and_the_largest(dtype):
     assert ids[0, 0] == 1499
 
 
-def test_a_repeated_token_takes_the_occurrence_the_rule_says():
-    tokens = torch.tensor([5, 2, 5, 5])
-    logits = logits_with(9, (1, 2, 3), (8, 7, 6), (4, 0, 1), (6, 5, 7))
-    expected = {"first": [1, 2, 3], "last": [6, 5, 7], "parallel": [1, 0, 7]}
-    for rule, row in expected.items():
-        matrix = AdjacencyMatrix(9, 3)
-        matrix.update(tokens, logits, rule)
-        assert matrix.rows[5].tolist() == row
-        assert matrix.rows[2].tolist() == [8, 7, 6]
-        assert int(matrix.rows.abs().sum(1).count_nonzero()) == 2
-    with pytest.raises(ConfigurationError, match="update rule 'latest'"):
-        matrix.update(tokens, logits, "latest")
-
-
 @given(
     seed=st.integers(0, 10**6),
     k=st.integers(1, 5),
@@ -210,25 +196,6 @@ def test_columns_beyond_the_vocabulary_are_never_candidates():
 
 
 # -- the method ------------------------------------------------------------------------------------
-
-
-def test_drafts_by_hand():
-    drafter = recycling(10, k=2, levels=[2, 3])
-    state = after(9, 1)
-    tree = drafter.propose(state)
-    assert tree.parents.tolist() == [-1, -1, 0, 0, 1]
-    assert tree.tokens.tolist() == [0, 0, 0, 0, 0]  # nothing known yet: token 0
-    # Root 1 and five nodes 0, of which the last one counts.
-    logits = logits_with(10, (2, 3), (9, 9), (9, 9), (9, 9), (9, 9), (4, 5))
-    observe(drafter, state, tree, [2], logits)
-    state.commit(np.array([1]))
-    assert drafter.propose(state).tokens.tolist() == [2, 3, 0, 0, 0]
-    # Rejected nodes teach as well: 2 and 3 are known from now on, whatever was committed.
-    tree = drafter.propose(state)
-    logits = logits_with(10, (3, 2), (6, 7), (8, 1), (4, 5), (4, 5), (4, 5))
-    observe(drafter, state, tree, [1], logits)
-    #                                              1: 3 2   3: 8 1   2: 6
-    assert drafter.propose(state).tokens.tolist() == [3, 2, 8, 1, 6]
 
 
 def test_a_snapshot_gives_the_same_drafts_and_stays_as_it_was():

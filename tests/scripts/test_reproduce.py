@@ -42,8 +42,13 @@ def test_one_artifact_is_run_and_drawn(calls, tmp_path, capsys):
     assert "minutes" in capsys.readouterr().out
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    monkeypatch.setattr(reproduce.figures, "main", lambda _: 0)
+
+
 def test_the_surface_comes_first_one_failure_stops_none_and_the_highest_code_is_returned(
-    calls, tmp_path
+    calls, no_figures, tmp_path
 ):
     words = ["ssd_stream", "ngrammys_figure1", "data_dir=D", "--results", str(tmp_path)]
     assert reproduce.main(words) == 1
@@ -65,7 +70,7 @@ def test_without_a_data_folder_the_demo_prompts_stand_in_but_not_in_the_paper_s_
     assert calls[-1][-1] == "scale=paper"
 
 
-def test_a_grid_that_two_artifacts_show_is_measured_once(calls, tmp_path):
+def test_a_grid_that_two_artifacts_show_is_measured_once(calls, no_figures, tmp_path):
     """Not where one of them is replayed: then it has runs of its own."""
     words = ["ngrammys_figure3", "ngrammys_figure5", "--results", str(tmp_path), "data_dir=D"]
     reproduce.main([*words, "scale=paper"])
