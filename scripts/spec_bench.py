@@ -214,9 +214,8 @@ def _question(
             ) from error
         reason = str(error)
         records = from_answer({**line, "choices": [_FAILED_ANSWER]}, source, number)
-    first = records[0]
-    where = {"label": first.label, "case_id": first.case_id, "turn": 0, "repeat": first.repeat}
-    return records, [{**where, "type": "AnswerError", "message": reason, "traceback": ""}]
+    about = {"type": "AnswerError", "message": reason, "traceback": ""}
+    return records, [{**records[0].turn_id, **about}]
 
 
 def _manifest(

@@ -139,13 +139,10 @@ def heatmaps(
     roomy = cell >= _ROOMY and any(c.interval for g in grids for line in g.cells for c in line)
     said = [INTERVALS_TEXT if roomy else "", MARKS_TEXT if any(g.leaders for g in grids) else ""]
     words = " ".join(filter(None, said))
-    # One entry alone needs its name too.
-    finish(figure, title, "\n".join(filter(None, [words, caption])), legend | _blank(legend))
+    if len(legend) == 1:  # it needs its name too
+        legend[""] = Patch(alpha=0)
+    finish(figure, title, "\n".join(filter(None, [words, caption])), legend)
     return figure
-
-
-def _blank(legend: Mapping[str, Artist]) -> dict[str, Artist]:
-    return {"": Patch(alpha=0)} if len(legend) == 1 else {}
 
 
 def _around(across: int) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeAlias
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
@@ -41,14 +40,11 @@ class Sweep:
     def estimates(self, key: str) -> dict[tuple[Value, ...], Estimate]:
         return {cell: entry.measured(key) for cell, entry in self.entries.items()}
 
-    @cached_property
-    def _cells(self) -> dict[int, tuple[Value, ...]]:
-        return {id(entry): cell for cell, entry in self.entries.items()}
-
     def leaders(self, key: str) -> list[tuple[Value, ...]]:
         """The best cell by ``speedup`` or ``mat``, then those not shown to be behind it."""
         entries = [e for e in self.entries.values() if number(e.overall, key) is not None]
-        return [self._cells[id(e)] for e in leaders(entries, key)] if len(entries) > 1 else []
+        cells = {id(entry): cell for cell, entry in self.entries.items()}
+        return [cells[id(e)] for e in leaders(entries, key)] if len(entries) > 1 else []
 
 
 def sweeps(comparison: ComparedRuns, *knobs: str) -> list[Sweep]:
