@@ -38,7 +38,7 @@ from analysis.runs.captions import caption
 from analysis.runs.command import reporting_errors
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, make_comparisons
 from analysis.runs.leaders import standings
-from analysis.runs.load import SURFACE, Run, load_runs, load_surfaces
+from analysis.runs.load import Run, load_runs, load_surfaces
 from analysis.runs.settings import without_names
 from analysis.tabular.records_sheet import records_sheet
 from specbench.errors import ResultsError
@@ -50,6 +50,7 @@ from specbench.results.records import (
     MANIFEST,
     STEPS,
     SUMMARY,
+    SURFACE,
     CaseRecord,
 )
 from specbench.results.summary_schema import SummaryRow, interval, number

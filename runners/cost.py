@@ -40,11 +40,11 @@ from specbench.replay.replayer import Replayer
 from specbench.replay.traces import RecordedModel, RecordedTurn, Traces
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
+from specbench.results.records import SURFACE
 from specbench.storage import jsonl
 from specbench.system import cuda_settings, environment
 from specbench.system.noted import Machine
 
-SURFACE = "surface.json"
 ROUNDS = "rounds.jsonl"
 
 log = logging.getLogger(__name__)

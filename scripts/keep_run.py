@@ -18,7 +18,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
-from analysis.runs.load import SURFACE
 from analysis.tabular.provenance import last_parts
 from specbench.errors import ResultsError
 from specbench.paths import PROJECT
@@ -29,6 +28,7 @@ from specbench.results.records import (
     DONE,
     MANIFEST,
     SUMMARY,
+    SURFACE,
     CaseRecord,
     read_records,
 )

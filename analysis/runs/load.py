@@ -18,6 +18,7 @@ from specbench.results.records import (
     DONE,
     MANIFEST,
     OWN_ENGINE,
+    SURFACE,
     CaseRecord,
     read_records,
 )
@@ -26,7 +27,6 @@ from specbench.storage.jsonl import PACKED, JsonObject
 
 _NO_DTYPE = "dtype not recorded"
 _READ = (CASES, DISTURBED)
-SURFACE = "surface.json"  # of a cost run, in place of records
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from specbench.config.compare import compose_entry
 from specbench.config.run_key import run_key
 from specbench.errors import SpecBenchError
 from specbench.results.manifest import BASELINE
+from specbench.results.records import SURFACE
 
 RECORD, MEASURE = "record", "measure"
-_SURFACE = "surface.json"
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def ensure(cfg: DictConfig, execute: Callable[[DictConfig], int]) -> DictConfig:
             if execute(job):
                 raise SpecBenchError(f"{path} failed, which runner.{key} was to be read from.")
         cfg = cfg.copy()
-        cfg.runner[key] = str(path / _SURFACE if key == "surface" else path)
+        cfg.runner[key] = str(path / SURFACE if key == "surface" else path)
     return cfg
 
 

@@ -16,7 +16,6 @@ from runners.session.session import Session
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig, RunConfig, packed_bytes, verifier_name
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
-from specbench.errors import unknown_name
 from specbench.kernels.architectures import usable_context
 from specbench.models import loading
 from specbench.models.checkpoints import weights
@@ -27,9 +26,6 @@ from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 
 log = logging.getLogger(__name__)
-
-ENGINES = ("auto", "eager", "graph")
-
 
 # An answer is tokenised again in the next turn's prompt, and may then be longer than it was.
 _RETOKENISED = 1.25
@@ -164,8 +160,6 @@ def make_target(
     ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
     ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
     """
-    if config.engine.name not in ENGINES:
-        raise unknown_name("engine", config.engine.name, ENGINES)
     reason, name = None, config.engine.name
     if name == "graph" or (name == "auto" and model.device.type == "cuda"):
         reason = no_graphs(model)

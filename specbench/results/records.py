@@ -48,6 +48,7 @@ STEPS_LOG = "steps.jsonl"
 STEPS = "steps.parquet"
 SUMMARY = "summary.json"
 DONE = "DONE"
+SURFACE = "surface.json"  # of a cost run, in place of records
 LEFT = (CASES, ERRORS, DISTURBED, STEPS, SUMMARY)  # what tables are made of
 
 # Counts in ``CaseRecord.drafter``: passes that ran eagerly where a CUDA graph was meant to be.
