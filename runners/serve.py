@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from pathlib import Path
 from typing import cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -125,6 +124,8 @@ def _check_server(server: DictConfig) -> None:
         ("concurrency", 1, _MOST_AT_ONCE),
         ("retries", 0, 100),
         ("retry_wait_s", 0, 3600),
+        ("timeout_s", 0.01, 604_800),
+        ("answer_mb", 0.01, 16_384),
         *((k, 1, 2**20) for k in ("threads", "context", "size_n", "size_m", "min_hits")),
         *((k, 0, 2**20) for k in ("draft_max", "draft_min", "draft_p_min")),
     ):
@@ -133,8 +134,6 @@ def _check_server(server: DictConfig) -> None:
             raise ConfigurationError(
                 f"server.{key}={value} is out of range: it must be from {least} to {most}."
             )
-    if not server.timeout_s > 0:
-        raise ConfigurationError(f"server.timeout_s={server.timeout_s} must be above 0.")
     if server.restart and server.name != "llamacpp":
         raise ConfigurationError(
             "server.restart=true restarts servers that were started here only."
@@ -152,11 +151,7 @@ def _find_weights(cfg: DictConfig) -> None:
                 f"server=llamacpp needs a GGUF file of model={model.name}. Type server.gguf=FILE."
             )
         return  # the wheel's own
-    path = Path(cfg.server.gguf).expanduser()
-    if not path.is_file():
-        raise NeedsNotMet(
-            f"server.gguf={cfg.server.gguf} is not a file. Type server.gguf=FILE.gguf."
-        )
+    path = llamacpp.check_gguf("server.gguf", cfg.server.gguf)
     model.name, model.id, model.embedded = path.stem, str(path.absolute()), False
 
 
@@ -166,7 +161,7 @@ def _name_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
     check_url("server.base_url", server.base_url)
     if server.model is None:
         key = os.environ.get(server.api_key_env, "")
-        client = Client(server.base_url, server.timeout_s, key)
+        client = Client(server.base_url, server.timeout_s, server.answer_mb, key)
         server.model = identify(client, "other", None, None).model
     if not any(text.lstrip("+").startswith("model=") for text in overrides):
         cfg.model.name = compose.own_name(server.model)
@@ -220,12 +215,13 @@ def _entry(server: ServerConfig) -> Entry:
     if isinstance(server, LlamacppConfig):
         if kind not in LLAMACPP_SPECULATIONS:
             raise unknown_name("server.speculation", kind, LLAMACPP_SPECULATIONS)
-        draft = server.draft_gguf
-        if kind in DRAFT_FILE_NEEDED and (draft is None or not Path(draft).expanduser().is_file()):
-            raise NeedsNotMet(
-                f"speculation={kind} needs a draft model's file, and draft_gguf={draft} is not a "
-                "file. Type server.draft_gguf=FILE.gguf."
-            )
+        if kind in DRAFT_FILE_NEEDED:
+            if server.draft_gguf is None:
+                raise NeedsNotMet(
+                    f"speculation={kind} needs a draft model's file. Type "
+                    "server.draft_gguf=FILE.gguf."
+                )
+            llamacpp.check_gguf("server.draft_gguf", server.draft_gguf)
     elif isinstance(server, OpenaiConfig):
         check_url("server.base_url", server.base_url)
     method = {"_target_": _TARGET, "name": f"{name}_{kind}", "server": asdict(server)}

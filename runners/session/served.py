@@ -21,6 +21,7 @@ from specbench.models.checkpoints.bundled import find_gguf
 from specbench.results.records import DIFFERS, CaseRecord, Lossless, Served
 from specbench.servers.asking import NOT_PLAIN, Asked, Servers
 from specbench.servers.counters import Counts
+from specbench.servers.same_counts import SameCounts
 from specbench.system.interference import Interference, SystemMonitor
 
 _WARM_UP_TOKENS = 8
@@ -49,7 +50,7 @@ def _measure(run: OpenRun) -> None:
             check_subject(manifest, model)
             manifest.model, manifest.servers = model, described
             run.save_manifest()
-            runner = run.runner(ServedAnswers(job, servers))
+            runner = run.runner(ServedAnswers(job, servers, run.files.done))
             runner.warm_up(job.config.measure.warmup)
             run.measure(runner, servers.concurrency)
     finally:
@@ -67,13 +68,15 @@ def _gguf(job: Job) -> Path | None:
 
 
 class ServedAnswers(Answers):
-    """Turns asked over HTTP, a batch at once."""
+    """Turns asked over HTTP, a batch at once; ``done``: the run's records so far."""
 
     refusals = (ConfigurationError,)
 
-    def __init__(self, job: Job, servers: Servers) -> None:
+    def __init__(self, job: Job, servers: Servers, done: Sequence[CaseRecord]) -> None:
         super().__init__(job)
         self._servers = servers
+        self._counts = SameCounts()
+        self._remember(done)
         self._watch = SystemMonitor(helpers=lambda: servers.pids)
 
     def begin(self, record: CaseRecord) -> CaseRecord:
@@ -155,16 +158,41 @@ class ServedAnswers(Answers):
         )
         try:
             CaseRecord.from_json(turn.record.to_json())
+            self._counts.add(turn.record, _dialogue(turn.dialogue.pairs, turn.question))
         except ValueError as error:
-            turn.record = blank
             turn.error = CaseFailed(
                 "malformed", f"the answer contradicts itself: {field_error(error)}"
             )
+        except CaseFailed as error:
+            turn.error = error
+        if turn.error is not None:
+            turn.record = blank
+
+    def _remember(self, done: Sequence[CaseRecord]) -> None:
+        """Compare the counts of answers to come with those of an earlier start."""
+        questions = {case.case_id: case.turns for case in self.job.cases}
+        texts = {r.key: r.served.text for r in done if r.served and r.status != "failed"}
+        for record in done:
+            if record.key not in texts:
+                continue
+            asked = questions[record.case_id]
+            quoter = self._quoter(record.label)
+            answers = [
+                texts.get((record.repeat, record.case_id, turn, quoter))
+                for turn in range(record.turn)
+            ]
+            pairs = [(q, a) for q, a in zip(asked, answers, strict=False) if a is not None]
+            if len(pairs) == record.turn:
+                with contextlib.suppress(CaseFailed):  # it is in the files as it is
+                    self._counts.add(record, _dialogue(pairs, asked[record.turn]))
+
+    def _quoter(self, label: str) -> str:
+        """Whose answers a label's next prompts quote: the baseline's, or its own."""
+        shared = self.job.baseline if self.job.config.dataset.dialogue == "ar" else None
+        return shared or label
 
     def quoted(self, turn: Turn) -> str:
-        """The baseline's answer, or the label's own."""
-        shared = self.job.baseline if self.job.config.dataset.dialogue == "ar" else None
-        served = answered(turn.beside[shared or turn.run.label].record).served
+        served = answered(turn.beside[self._quoter(turn.run.label)].record).served
         assert served is not None  # it was answered
         return served.text
 
@@ -174,11 +202,14 @@ class ServedAnswers(Answers):
         return record.lossless
 
 
+def _dialogue(pairs: Sequence[tuple[str, str]], question: str) -> tuple[str, ...]:
+    """The texts of questions with their answers, and of the question at the end."""
+    return (*(text for pair in pairs for text in pair), question)
+
+
 def _messages(turn: Turn) -> list[dict[str, str]]:
-    """The dialogue with the turn's question at its end."""
-    pairs = [*turn.dialogue.pairs, (turn.question, "")]
-    said = [(role, text) for pair in pairs for role, text in zip(_ROLES, pair, strict=True)]
-    return [{"role": role, "content": text} for role, text in said[:-1]]
+    said = _dialogue(turn.dialogue.pairs, turn.question)
+    return [{"role": _ROLES[i % 2], "content": text} for i, text in enumerate(said)]
 
 
 _ROLES = ("user", "assistant")

@@ -36,7 +36,11 @@ _NOT_IDENTITY = (
     "runner.traces",  # their hashes are part of it
     "runner.surface",
     "runner.recordings",
-    *(f"server.{key}" for key in ("timeout_s", "retries", "retry_wait_s", "api_key_env")),
+    *(
+        f"{where}.{key}"
+        for where in ("server", "method.server")
+        for key in ("timeout_s", "answer_mb", "retries", "retry_wait_s", "api_key_env")
+    ),
 )
 
 

@@ -27,6 +27,7 @@ class ServerConfig:
     label: str | None = None
     concurrency: int = 1
     timeout_s: float = 300.0
+    answer_mb: float = 64.0
     retries: int = 2
     retry_wait_s: float = 1.0
     restart: bool = False
@@ -62,4 +63,7 @@ class OpenaiConfig(ServerConfig):
 
 SERVERS: dict[str, type[ServerConfig]] = {"llamacpp": LlamacppConfig, "openai": OpenaiConfig}
 # Keys that hold for the whole run; an entry of ``compare`` may set the others.
-SHARED_KEYS = ("name", "concurrency", "timeout_s", "retries", "retry_wait_s", "restart")
+SHARED_KEYS = (
+    *("name", "concurrency", "timeout_s", "answer_mb"),
+    *("retries", "retry_wait_s", "restart"),
+)

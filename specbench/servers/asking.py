@@ -24,7 +24,7 @@ from specbench.servers import counters, llamacpp
 from specbench.servers.client import Client, NoAnswer
 from specbench.servers.counters import Counts
 from specbench.servers.engines import EngineInfo, Messages, Question, identify, vocabulary
-from specbench.servers.stream import Answer, read_answer
+from specbench.servers.stream import Answer, check_prompt, read_answer
 from specbench.storage.hashes import file_sha256
 
 SERVER_LOG = "server-{}.log"
@@ -71,7 +71,7 @@ class Server:
         assert isinstance(config, OpenaiConfig) and config.base_url is not None
         if not hasattr(self, "info"):
             key = os.environ.get(config.api_key_env, "")
-            self.client = Client(config.base_url, config.timeout_s, key)
+            self.client = Client(config.base_url, config.timeout_s, config.answer_mb, key)
             self.info = identify(self.client, config.engine, config.model, config.numerics)
         return False
 
@@ -105,7 +105,8 @@ class StartedServer(Server):
         for left in reversed(range(_STARTS)):
             try:
                 self._process.start()
-                self.client = Client(self._process.url, self.config.timeout_s)
+                config = self.config
+                self.client = Client(self._process.url, config.timeout_s, config.answer_mb)
                 if not hasattr(self, "info"):
                     info = identify(self.client, "llamacpp", None, None)
                     self.info = replace(info, version=llamacpp.wheel_version(), flags={})
@@ -288,6 +289,8 @@ class Servers:
             else:
                 list(self._pool.map(partial(self._request, server), left))
             ended = time.perf_counter() - start
+            for one in left:
+                _hide_key(server, one)
             seconds = None if round_number else ended
         return seconds if all(one.answer is not None for one in asked) else None
 
@@ -313,10 +316,11 @@ class Servers:
         table = server.info.kind.counters
         try:
             before = self._metrics(server)
-            answer = read_answer(server.client.stream(one.question.path, one.question.body))
+            events = server.client.stream(one.question.path, one.question.body)
+            answer = read_answer(events, one.question.longest)
             if one.question.prompt_ids:
                 answer.prompt_ids = list(one.question.prompt_ids)
-                answer.n_prompt = len(answer.prompt_ids)
+                check_prompt(answer, len(answer.prompt_ids))
             if not server.plain:
                 one.counts = counters.find_counts(table, answer.counters, answer.n_new)
                 if one.counts is None and before is not None:
@@ -360,3 +364,13 @@ class Servers:
             if risen is None or time.monotonic() > end:
                 return None
             time.sleep(_METRICS_EVERY_S)
+
+
+def _hide_key(server: Server, one: Asked) -> None:
+    """Take the key out of what became of a question: the one way into records and lines."""
+    secret = server.client.secret
+    if one.answer is not None:
+        one.answer.text = secret.hide(one.answer.text)
+        one.answer.counters = secret.hide_in(one.answer.counters)
+    if one.error is not None:
+        secret.hide_in_error(one.error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import socket
 import ssl
 import time
@@ -11,22 +12,32 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-import httpx
+import httpcore
 
 from specbench.errors import CaseFailed, ConfigurationError, first_line
+from specbench.servers.network import LimitedNetwork, TooLarge
+from specbench.servers.secret import Secret
 
 _LONGEST_LINE = 1 << 20
 _LONGEST_MESSAGE = 300
+_MOST_DIGITS = 18  # of a number that is kept as one
 _QUICK_S = 10.0  # for what needs no model
+_MB = 1e6
+_TIMEOUTS = (TimeoutError, httpcore.TimeoutException)
 # Everything that a connection can throw; ValueError: a header or URL that cannot be sent.
-_BROKEN = (OSError, httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError)
+_BROKEN = (
+    *_TIMEOUTS,
+    *(OSError, ValueError, TooLarge),
+    *(httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol),
+)
 
 
 class NoAnswer(CaseFailed):
     """A question has no whole answer.
 
     Attributes:
-        kind: ``refused``, ``cut``, ``timeout``, ``http_<status>``, ``malformed``, ``empty``, …
+        kind: ``refused``, ``cut``, ``timeout``, ``too_large``, ``http_<status>``, ``malformed``,
+            ``bad_count``, ``empty``, …
         again: whether asking again may help.
         wait_s: how long the server asked to wait, if it did.
     """
@@ -41,23 +52,22 @@ class Client:
     """Asks the server at ``url`` (with or without the ``/v1`` of OpenAI's interface).
 
     Attributes:
-        key: sent as a bearer token where there is one; it is part of no message.
-        timeout_s: longest that one answer may take, from the request on.
+        timeout_s: longest that one answer may take as a whole, the connection included.
+        answer_mb: megabytes that one answer may have as a whole, headers included.
+        key: sent as a bearer token where there is one; ``secret`` hides it in what the server says.
     """
 
     url: str
     timeout_s: float
+    answer_mb: float
     key: str = ""
-    _http: httpx.Client = field(init=False, repr=False)
+    secret: Secret = field(init=False, repr=False)
+    _tls: ssl.SSLContext | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        http = httpx.Client(
-            # A connection for each request: none is found closed when the next one is sent.
-            limits=httpx.Limits(max_keepalive_connections=0),
-            trust_env=False,  # no proxy stands between the clock and the server
-            verify=ssl.create_default_context() if self.url.startswith("https") else False,
-        )
-        object.__setattr__(self, "_http", http)
+        secure = ssl.create_default_context() if self.url.startswith("https") else None
+        object.__setattr__(self, "_tls", secure)
+        object.__setattr__(self, "secret", Secret(self.key))
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"
@@ -77,23 +87,35 @@ class Client:
         Raises:
             NoAnswer: it cannot be had.
         """
-        return b"".join(chunk for _, chunk in self._receive("GET", path, _QUICK_S))
+        seconds = min(_QUICK_S, self.timeout_s)
+        return b"".join(chunk for _, chunk in self._receive("GET", path, seconds))
 
     def get_json(self, path: str) -> object:
-        return _parsed(self.get(path))
+        """The JSON at a path, the key hidden; errors as of `get`."""
+        return self._described(self.get(path))
 
     def post_json(self, path: str, body: Mapping[str, object]) -> object:
-        """The answer's JSON; for quick questions."""
+        """The answer's JSON, the key hidden; for quick questions."""
         chunks = self._receive("POST", path, self.timeout_s, body)
-        return _parsed(b"".join(chunk for _, chunk in chunks))
+        return self._described(b"".join(chunk for _, chunk in chunks))
+
+    def _described(self, said: bytes) -> object:
+        try:
+            return self.secret.hide_in(_parsed(said))
+        except RecursionError:
+            raise NoAnswer("malformed", "the server's answer is nested", again=True) from None
+        except NoAnswer as error:
+            self.secret.hide_in_error(error)
+            raise
 
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[tuple[float, object]]:
         """Server-sent events with the seconds since the request was sent.
 
-        Ends behind ``[DONE]``, or where the server closes the stream.
+        Ends behind ``[DONE]``, or where the server closes the stream. The key is hidden in nothing
+        yet, because what hides it takes time: ``secret`` is for the caller to use.
 
         Raises:
-            NoAnswer: it broke off, took too long, or said what is not JSON.
+            NoAnswer: it broke off, took too long, is too large, or said what is not JSON.
         """
         return read_events(_lines(self._receive("POST", path, self.timeout_s, body)))
 
@@ -101,79 +123,82 @@ class Client:
         self, method: str, path: str, timeout_s: float, body: Mapping[str, object] | None = None
     ) -> Iterator[tuple[float, bytes]]:
         """When the request was sent, and a part of the answer's body; failures are `NoAnswer`."""
-        sent = time.perf_counter()
-
-        def note(event: str, _: object) -> None:
-            nonlocal sent
-            if event.endswith("send_request_headers.started"):  # the connection stands
-                sent = time.perf_counter()
-
+        # A connection for each request: none is found closed when the next one is sent.
+        network = LimitedNetwork(timeout_s, round(self.answer_mb * _MB))
         parts = urlsplit(self.url)
         root = parts.path.rstrip("/").removesuffix("/v1")
         headers = {b"Content-Type": b"application/json", b"Accept-Encoding": b"identity"}
         try:
             if self.key:
                 headers[b"Authorization"] = f"Bearer {self.key}".encode("latin-1")
-            with self._http.stream(
-                method,
-                f"{parts.scheme}://{parts.netloc}{root}{path}",
-                content=None if body is None else json.dumps(body),
-                headers=headers,
-                timeout=timeout_s,
-                extensions={"trace": note},
-            ) as response:
-                if response.status_code != 200:
+            with (
+                httpcore.ConnectionPool(ssl_context=self._tls, network_backend=network) as pool,
+                pool.stream(
+                    method,
+                    f"{parts.scheme}://{parts.netloc}{root}{path}",
+                    content=None if body is None else json.dumps(body).encode(),
+                    headers=list(headers.items()),
+                ) as response,
+            ):
+                if response.status != 200:
                     raise self._refusal(response)
-                for chunk in response.iter_raw():
-                    if time.perf_counter() - sent > timeout_s:
-                        raise TimeoutError
-                    yield sent, chunk
+                for chunk in response.iter_stream():
+                    _ = network.seconds_left  # one read may have brought many parts
+                    yield network.sent, chunk
         except _BROKEN as error:
-            raise self._broken(error) from None
+            raise self._broken(error, timeout_s) from None
 
-    def _broken(self, error: Exception) -> NoAnswer:
-        if isinstance(error, TimeoutError | httpx.TimeoutException):
-            words = f"{self.url} took longer than server.timeout_s={self.timeout_s:g}"
+    def _broken(self, error: Exception, timeout_s: float) -> NoAnswer:
+        if isinstance(error, _TIMEOUTS):
+            limit = " (server.timeout_s)" if timeout_s == self.timeout_s else ""
+            words = f"{self.url} took longer than {timeout_s:g} s{limit}"
             return NoAnswer("timeout", words, again=True)
+        if isinstance(error, TooLarge):
+            words = f"{self.url} sent more than {self.answer_mb:g} MB (server.answer_mb)"
+            return NoAnswer("too_large", words, again=False)
         cause: BaseException = error
         while before := cause.__cause__ or cause.__context__:
             cause = before
         if isinstance(cause, ConnectionRefusedError | socket.gaierror):
             return NoAnswer("refused", f"no server answers at {self.url}", again=True)
-        why = self._without_key(first_line(error))
+        why = printable(self.secret.hide(first_line(error)))
         return NoAnswer("cut", f"the answer of {self.url} broke off: {why}", again=True)
 
-    def _refusal(self, response: httpx.Response) -> NoAnswer:
-        status, body = response.status_code, b""
+    def _refusal(self, response: httpcore.Response) -> NoAnswer:
+        status, body = response.status, b""
         with contextlib.suppress(*_BROKEN):
-            for chunk in response.iter_raw():
+            for chunk in response.iter_stream():
                 body += chunk
                 if len(body) > _LONGEST_LINE:
                     break
+        headers = {name.lower(): value for name, value in response.headers}
+        why = printable(self.secret.hide(_message(body)))[:_LONGEST_MESSAGE] or "nothing"
         return NoAnswer(
             f"http_{status}",
-            f"{self.url} answered {status}: {self._without_key(_message(body))}",
+            f"{self.url} answered {status}: {why}",
             again=status == 429 or status >= 500 or status == 408,
-            wait_s=_seconds(response.headers.get("Retry-After")),
+            wait_s=_seconds(headers.get(b"retry-after", b"")),
         )
 
-    def _without_key(self, message: str) -> str:
-        for shown in (self.key, repr(self.key)[1:-1]):
-            message = message.replace(shown or "\0", "…")
-        return message
+
+def printable(text: str) -> str:
+    """What a server says, in one line that a terminal shows as it is and a file can hold."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
     """The lines of a body, with the seconds from the request until each was there."""
-    rest, sent = b"", 0.0
+    rest, sent = bytearray(), 0.0
     for sent, chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield time.perf_counter() - sent, line.strip()
+        rest += chunk
+        if b"\n" in chunk:
+            *lines, rest = rest.split(b"\n")
+            for line in lines:
+                yield time.perf_counter() - sent, bytes(line.strip())
         if len(rest) >= _LONGEST_LINE:
             raise NoAnswer("malformed", "the server sent a line without an end", again=True)
     if rest:
-        yield time.perf_counter() - sent, rest.strip()
+        yield time.perf_counter() - sent, bytes(rest.strip())
 
 
 def read_events(lines: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, object]]:
@@ -192,32 +217,46 @@ def read_events(lines: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, o
 
 
 def _parsed(said: bytes) -> object:
+    """The value of a JSON text; numbers that no file can hold (NaN, 1e999) stay the words they are.
+
+    Raises:
+        NoAnswer: it is not JSON.
+    """
     try:
-        return json.loads(said)
+        return json.loads(said, parse_constant=str, parse_float=_number, parse_int=_number)
     except (ValueError, RecursionError):
-        start = said[:40].decode(errors="replace")
+        start = said[:_LONGEST_MESSAGE].decode(errors="replace")
         raise NoAnswer(
             "malformed", f"the server's answer is not JSON: {start!r}", again=True
         ) from None
+
+
+def _number(text: str) -> int | float | str:
+    if text.lstrip("-").isdigit():
+        return int(text) if len(text) <= _MOST_DIGITS else text
+    value = float(text)
+    return value if math.isfinite(value) else text
 
 
 def _message(said: bytes) -> str:
     """What a server says is wrong, whichever way it says it."""
     try:
         node = json.loads(said)
+        for key in ("error", "message", "detail"):
+            if isinstance(node, dict) and key in node:
+                node = node[key]
+        return node if isinstance(node, str) else json.dumps(node, ensure_ascii=False)
     except (ValueError, RecursionError):
-        node = said.decode(errors="replace")
-    for key in ("error", "message", "detail"):
-        if isinstance(node, dict) and key in node:
-            node = node[key]
-    return " ".join(str(node).split())[:_LONGEST_MESSAGE] or "nothing"
+        return said.decode(errors="replace")
 
 
-def _seconds(text: str | None) -> float:
+def _seconds(said: bytes) -> float:
+    """How long a ``Retry-After`` asks to wait; 0 for a date and nonsense: our own waiting does."""
     try:
-        return min(max(float(text or 0.0), 0.0), 60.0)
+        seconds = float(said)
     except ValueError:
-        return 0.0  # a date: our own waiting has to do
+        return 0.0
+    return seconds if seconds > 0 else 0.0  # NaN is not above 0
 
 
 def check_url(key: str, url: str | None) -> str:
@@ -229,6 +268,7 @@ def check_url(key: str, url: str | None) -> str:
     parts = urlsplit(url or "")
     try:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        usable &= (url or "").isascii() and (url or "").isprintable() and " " not in (url or "")
     except ValueError:
         usable = False
     if not usable:

@@ -8,12 +8,12 @@ the prompt's token, some leave out the token that every step adds.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 METRICS = "/metrics"
+_MOST = 2**31
 Said = Mapping[str, object]  # an object of JSON that a server wrote
 
 
@@ -85,7 +85,7 @@ def convert(words: Words, said: Said, n_new: int) -> Counts | None:
         None where the counters are not there, or contradict themselves or the answer.
     """
     drafted, accepted = _first(said, words.drafted), _first(said, words.accepted)
-    passes = _count(said.get(words.passes)) if words.passes else None
+    passes = whole(said.get(words.passes)) if words.passes else None
     if words.says_zero in said and not {*words.drafted, *words.accepted} & said.keys():
         drafted = accepted = 0
     if words.all_passes:
@@ -110,7 +110,7 @@ def _committed(words: Words, said: Said, n_new: int, steps: int) -> tuple[int, .
     each = said.get(words.per_step) if words.per_step else None
     if not isinstance(each, list) or len(each) != steps:
         return ()
-    found = tuple(1 + n for n in each if _count(n) is not None)
+    found = tuple(1 + n for n in each if whole(n) is not None)
     return found if len(found) == steps and sum(found) == n_new - 1 else ()
 
 
@@ -123,7 +123,7 @@ def find_counts(table: Iterable[Words], answer: Said, n_new: int) -> Counts | No
 def drafts(table: Iterable[Words], answer: Said) -> bool:
     """Whether an answer's counters say that the server drafted."""
     return any(
-        _count(_at(answer, words.place).get(name))
+        whole(_at(answer, words.place).get(name))
         for words in _in_answers(table)
         for name in (*words.drafted, words.passes)
     )
@@ -155,7 +155,7 @@ def difference(
         return None
     # A counter that nothing has touched yet may not be there at first.
     found = {name: after[name] - before.get(name, 0.0) for name in names}
-    sane = all(math.isfinite(value) and value >= 0 for value in found.values())
+    sane = all(0 <= value < _MOST for value in found.values())
     return {name: round(value) for name, value in found.items()} if sane else None
 
 
@@ -175,13 +175,12 @@ def read_metrics(text: str) -> dict[str, float]:
 
 
 def _first(said: Said, names: tuple[str, ...]) -> int | None:
-    found = (_count(said.get(name)) for name in names)
+    found = (whole(said.get(name)) for name in names)
     return next((value for value in found if value is not None), None)
 
 
-def _count(value: object) -> int | None:
+def whole(value: object) -> int | None:
+    """A number of things as a server may say it, or None: it is no such number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if not math.isfinite(value) or value != int(value) or not 0 <= value < 2**31:
-        return None
-    return int(value)
+    return int(value) if 0 <= value < _MOST and value == int(value) else None

@@ -16,10 +16,11 @@ from typing import ClassVar
 
 from specbench.config.schema import GenerationConfig
 from specbench.errors import ConfigurationError, unknown_name
-from specbench.servers.client import Client, NoAnswer
-from specbench.servers.counters import METRICS, Said, Words
+from specbench.servers.client import Client, NoAnswer, printable
+from specbench.servers.counters import METRICS, Said, Words, whole
 
 UNKNOWN = "not stated"
+_LONGEST_NAME = 100
 _OVER_DRAFTS = "1 + accepted / steps with a draft"
 _WITH_FIRST = "new tokens / steps"
 
@@ -58,11 +59,13 @@ class Question:
     """A request that is ready to be sent.
 
     Attributes:
+        longest: new tokens at most.
         prompt_ids: the prompt, where it was put into ids beforehand.
     """
 
     path: str
     body: Said
+    longest: int
     prompt_ids: Sequence[int] = ()
 
 
@@ -115,7 +118,8 @@ class ServerEngine:
         body |= {"max_tokens": generation.max_new_tokens, "stream_options": {"include_usage": True}}
         if generation.top_k and self.has_top_k:
             body["top_k"] = generation.top_k
-        return Question("/v1/chat/completions", {**body, **self.asked})
+        longest = generation.max_new_tokens
+        return Question("/v1/chat/completions", {**body, **self.asked}, longest)
 
 
 def sampling(generation: GenerationConfig, seed: int) -> dict[str, object]:
@@ -252,7 +256,7 @@ class LlamaCpp(ServerEngine):
         return said.get("model_ftype")
 
     def flags(self, said: Said) -> Said:
-        return {"slots": said.get("total_slots")}
+        return {"slots": whole(said.get("total_slots"))}
 
     def question(
         self,
@@ -268,7 +272,8 @@ class LlamaCpp(ServerEngine):
         body = {**sampling(generation, seed), "prompt": ids, "return_tokens": True}
         # An answer must not be faster because a question before it began alike.
         body |= {"cache_prompt": False, "top_k": generation.top_k, "min_p": 0.0}
-        return Question("/completion", body | {"n_predict": generation.max_new_tokens}, ids)
+        longest = generation.max_new_tokens
+        return Question("/completion", body | {"n_predict": longest}, longest, ids)
 
 
 class Other(ServerEngine):
@@ -304,11 +309,17 @@ def identify(client: Client, engine: str, model: str | None, numerics: str | Non
             break
     return EngineInfo(
         kind.name,
-        str(kind.version(said) or UNKNOWN),
-        numerics or str(kind.numerics(said) or UNKNOWN),
+        _words(kind.version(said)),
+        numerics or _words(kind.numerics(said)),
         name,
-        kind.flags(said),
+        {key: _words(v) if isinstance(v, str) else v for key, v in kind.flags(said).items()},
     )
+
+
+def _words(value: object) -> str:
+    """What a server says of itself, as tables and files can show it."""
+    told = printable(value)[:_LONGEST_NAME] if isinstance(value, str) else ""
+    return told or (str(value) if isinstance(value, int | float) else UNKNOWN)
 
 
 def _asked(client: Client, path: str) -> Said:
@@ -334,8 +345,9 @@ def _model(client: Client, wanted: str | None) -> str:
     names = [
         str(entry["id"])
         for entry in (listed if isinstance(listed, list) else [])
-        if isinstance(entry, Mapping) and "id" in entry
+        if isinstance(entry, Mapping) and isinstance(entry.get("id"), str)
     ]
+    names = [name for name in names if name == printable(name)]
     if wanted is not None and wanted not in names:
         raise unknown_name(f"model at {client.url}:", wanted, names)
     if wanted is None and len(names) != 1:

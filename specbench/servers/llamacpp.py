@@ -20,17 +20,18 @@ from typing import IO
 
 from specbench import paths
 from specbench.config.server_schema import PLAIN, LlamacppConfig
-from specbench.errors import NeedsNotMet, SpecBenchError
+from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.system.environment import cpus_usable
 
 WHEEL = "xllamacpp"
+_GGUF = b"GGUF"  # the first bytes of a model's file
 _NO_SPECULATION = b"failed to initialize speculative"  # in its log
 _START_S = 300.0  # a large model takes long to read
 _END_S = 10.0
 _LOG_LINES = 5
 
 
-class ServerFailed(SpecBenchError):
+class ServerFailed(ConfigurationError):
     """The server did not start; the message has the end of its log."""
 
 
@@ -47,6 +48,29 @@ def wheel_version() -> str:
             "server and type server=openai server.base_url=http://127.0.0.1:8080/v1."
         )
     return metadata.version(WHEEL)
+
+
+def check_gguf(key: str, given: str) -> Path:
+    """A model's file as the user names it.
+
+    Raises:
+        NeedsNotMet: it is none; ``key`` is what to type.
+    """
+    path, wrong = Path(given).expanduser(), ""
+    if not path.is_file():
+        wrong = "is not a file"
+    else:
+        try:
+            with path.open("rb") as file:
+                begins = file.read(len(_GGUF))
+        except OSError as error:
+            wrong = f"cannot be read: {error.strerror}"
+        else:
+            if begins != _GGUF:
+                wrong = f"is not a model in GGUF's format: it begins with {begins!r}"
+    if wrong:
+        raise NeedsNotMet(f"{key}={given} {wrong}. Type {key}=FILE.gguf.")
+    return path
 
 
 def flags(config: LlamacppConfig, gguf: Path) -> dict[str, object]:

@@ -27,7 +27,10 @@ def main(parent: int, flags: Mapping[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import xllamacpp
 
-    server = xllamacpp.Server(_params(xllamacpp, flags))
+    try:
+        server = xllamacpp.Server(_params(xllamacpp, flags))
+    except RuntimeError as error:  # the log says what is wrong above
+        sys.exit(str(error))
     sys.stdout.write(json.dumps({"url": str(server.listening_address)}) + "\n")
     sys.stdout.flush()
     sys.stdin.buffer.read()

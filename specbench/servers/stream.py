@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from specbench.servers.client import NoAnswer
-from specbench.servers.counters import Said
+from specbench.servers.counters import Said, whole
+from specbench.storage.jsonl import parse_json
 
 _MOST_ID = 2**31
 _REASONS = {"stop": "eos", "eos": "eos", "length": "length", "limit": "length", "word": "eos"}
@@ -45,20 +47,24 @@ class Answer:
 _COUNTERS = ("metrics", "sglext", "meta_info", "timings")
 
 
-def read_answer(events: Iterable[tuple[float, object]]) -> Answer:
+def read_answer(events: Iterable[tuple[float, object]], longest: int = _MOST_ID) -> Answer:
     """Put an answer's events together: of OpenAI's chat interface, or llama.cpp's own.
 
+    Args:
+        longest: new tokens that were asked for at most.
+
     Raises:
-        NoAnswer: the stream ended without saying why, or is not an answer.
+        NoAnswer: the stream ended without saying why, is not an answer, or counts what cannot be.
     """
     answer = Answer()
     parts: list[str] = []
     reasoning: list[str] = []
-    arrivals, ended = 0, 0.0
+    arrivals, pieces, ended = 0, 0, 0.0
+    thinks: bool | None = None
     for at, event in events:
         if not isinstance(event, Mapping):
             raise NoAnswer("malformed", f"an event is {event!r:.60}, not an object", again=True)
-        if "error" in event:
+        if event.get("error"):
             raise NoAnswer("error", f"the server broke off: {event['error']!r:.200}", again=True)
         for name in _COUNTERS:
             if isinstance(event.get(name), Mapping):
@@ -80,6 +86,10 @@ def read_answer(events: Iterable[tuple[float, object]]) -> Answer:
             answer.ttft_s = answer.ttft_s or at
             answer.last_s = at
             arrivals += 1
+            if said or thought:
+                # One token may end the reasoning in one event and begin the answer in the next.
+                pieces += thinks in (None, not said)
+                thinks = not said
             parts.append(said)
             reasoning.append(thought)
         reason = choice.get("finish_reason") or choice.get("stop_type")
@@ -91,6 +101,11 @@ def read_answer(events: Iterable[tuple[float, object]]) -> Answer:
     if answer.ttft_s and answer.finish_reason == "eos" and len(answer.output_ids) < answer.n_new:
         answer.last_s = ended  # of an end token without text and id only the end is seen
     _check(answer, arrivals)
+    _check_counts(answer, pieces, longest)
+    try:
+        parse_json(json.dumps([answer.text, answer.counters]).encode())
+    except (ValueError, RecursionError) as error:
+        raise NoAnswer("malformed", f"no file can hold the answer: {error}", again=True) from None
     return answer
 
 
@@ -106,14 +121,14 @@ def _choice(event: Said) -> Said | None:
 
 def _take_usage(answer: Answer, usage: object) -> None:
     if isinstance(usage, Mapping):
-        answer.n_new = _tokens(usage.get("completion_tokens")) or answer.n_new
-        answer.n_prompt = _tokens(usage.get("prompt_tokens")) or answer.n_prompt
+        answer.n_new = _tokens(usage, "completion_tokens", answer.n_new)
+        answer.n_prompt = _tokens(usage, "prompt_tokens", answer.n_prompt)
 
 
 def _take_own(answer: Answer, event: Said) -> None:
     """The counts of llama.cpp's own interface."""
-    answer.n_new = _tokens(event.get("tokens_predicted")) or answer.n_new
-    answer.n_prompt = _tokens(event.get("tokens_evaluated")) or answer.n_prompt
+    answer.n_new = _tokens(event, "tokens_predicted", answer.n_new)
+    answer.n_prompt = _tokens(event, "tokens_evaluated", answer.n_prompt)
 
 
 def _take_ids(into: list[int], ids: object, *, replace: bool = False) -> None:
@@ -129,8 +144,24 @@ def _text(node: Said, key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _tokens(value: object) -> int:
-    return value if type(value) is int and 0 <= value < _MOST_ID else 0
+def _tokens(said: Said, name: str, before: int) -> int:
+    """A number of tokens as an event says it, or what was said ``before`` where it does not.
+
+    Raises:
+        NoAnswer: there cannot be so many.
+    """
+    if said.get(name) is None:
+        return before
+    count = whole(said[name])
+    if count is None:
+        raise _miscounted(f"{name} is {said[name]!r:.60}, which is no number of tokens")
+    if 0 < count < before:
+        raise _miscounted(f"{name} was {before}, and then {count}")
+    return count or before
+
+
+def _miscounted(words: str) -> NoAnswer:
+    return NoAnswer("bad_count", words, again=False)
 
 
 def _check(answer: Answer, arrivals: int) -> None:
@@ -156,9 +187,35 @@ def _check(answer: Answer, arrivals: int) -> None:
     if answer.n_new > 1 and (at_once or not answer.decode_s > 0):
         words = f"all {answer.n_new} tokens came at once: the server does not stream"
         raise NoAnswer("not_streamed", words, again=False)
+
+
+def _check_counts(answer: Answer, pieces: int, longest: int) -> None:
+    """Refuse counts that the server cannot have made.
+
+    Args:
+        pieces: events that brought text, each of one token or more.
+
+    Raises:
+        NoAnswer: says which.
+    """
+    n_new, n_ids = answer.n_new, len(answer.output_ids)
+    if n_new > longest:
+        raise _miscounted(f"the server says {n_new} tokens, and was asked for {longest} at most")
     # An end token has no text, and some servers give no id for it either.
-    if answer.output_ids and not answer.n_new - 1 <= len(answer.output_ids) <= answer.n_new:
-        words = f"{len(answer.output_ids)} token ids for {answer.n_new} tokens"
-        raise NoAnswer("malformed", words, again=True)
-    if answer.prompt_ids and len(answer.prompt_ids) != answer.n_prompt:
-        answer.n_prompt = len(answer.prompt_ids)
+    if n_ids and not n_new - 1 <= n_ids <= n_new:
+        raise _miscounted(f"{n_ids} token ids for {n_new} tokens")
+    # Text that was held back may come by itself in the end.
+    if pieces > n_new + 1:
+        raise _miscounted(f"the server says {n_new} tokens, and sent {pieces} pieces of text")
+    check_prompt(answer, len(answer.prompt_ids))
+
+
+def check_prompt(answer: Answer, n_ids: int) -> None:
+    """Take the number of a prompt's ids, where these are known, as its number of tokens.
+
+    Raises:
+        NoAnswer: the server says another one.
+    """
+    if n_ids and answer.n_prompt not in (0, n_ids):
+        raise _miscounted(f"the server says {answer.n_prompt} prompt tokens, of {n_ids} ids")
+    answer.n_prompt = n_ids or answer.n_prompt

@@ -1,6 +1,7 @@
 """runner=serve against servers that answer as vLLM and SGLang document it."""
 
 import json
+import re
 
 import pytest
 
@@ -8,8 +9,11 @@ from runners.launch.dispatch import Invocation, execute
 from specbench.config.compose import compose
 from specbench.errors import ConfigurationError
 from specbench.results.manifest import RunManifest
+from tests.servers import broken
 from tests.servers.fake import KEY, serving
 from tests.servers.served_run import run
+
+PARTS = [KEY[i : i + 8] for i in range(len(KEY) - 7)]
 
 
 def row(summary, label):
@@ -109,6 +113,123 @@ def test_a_slow_server_is_given_up(tmp_path):
     assert {e["type"] for e in errors(out)} == {"timeout"}
 
 
+def saying(old, new, after=0):
+    """A change of the numbers in a stream, from an answer on."""
+    seen = []
+
+    def change(line):
+        seen.append(old in line)
+        return line.replace(old, new) if sum(seen) > after else line
+
+    return change
+
+
+LIES = {
+    "more than asked": (b'"completion_tokens": 12', b'"completion_tokens": 100', "asked for 16"),
+    "another count of equal text": (
+        *(
+            b'"completion_tokens": 12',
+            b'"completion_tokens": 14',
+            r"1[24] tokens in a text that had 1[24] for ",
+        ),
+    ),
+    "another count of one prompt": (
+        *(
+            b'"prompt_tokens": 5',
+            b'"prompt_tokens": 9',
+            r"[59] tokens in a prompt that had [59] for ",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_case_whose_server_miscounts_fails_and_the_others_stand(tmp_path, lie):
+    old, new, says = LIES[lie]
+    out, n_honest = tmp_path / "r", 1
+    with (
+        serving(engine="other") as (plain, _),
+        serving(engine="other", mutate=saying(old, new, n_honest)) as (drafting, _),
+    ):
+        where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
+        words = ["server.speculation=mtp", "dataset.tasks=[qa]", "generation.max_new_tokens=16"]
+        code, records, summary = run(out, *where, *words)
+    assert code == 1
+    failed = [r for r in records if r.status == "failed"]
+    told = errors(out)
+    assert [e["type"] for e in told] == ["bad_count"] * len(failed) == ["bad_count"]
+    assert re.search(says, told[0]["message"])
+    lost = {r.case_id for r in failed}
+    assert len(lost) == len({r.case_id for r in records}) - n_honest
+    assert row(summary, "openai_mtp")["n_cases"] == n_honest
+    # Of the lie no number is made.
+    assert {(r.n_new, r.n_prompt) for r in records if r.case_id not in lost} == {(12, 5)}
+
+
+def test_a_repeat_that_counts_otherwise_fails_also_after_a_resume(tmp_path):
+    out, old, new = tmp_path / "r", b'"completion_tokens": 12', b'"completion_tokens": 14'
+    with serving(engine="other") as (url, fake):
+        words = [f"server.base_url={url}", "repeats=2", "dataset.tasks=[qa]"]
+        assert run(out, *words)[0] == 0
+        for name in ("DONE", "summary.json"):
+            (out / name).unlink()
+        whole = (out / "cases.jsonl").read_text().splitlines(keepends=True)
+        (out / "cases.jsonl").write_text("".join(whole[: len(whole) // 2]))
+        fake.mutate = saying(old, new)
+        code, records, _ = run(out, *words)
+    assert code == 1
+    assert [(r.repeat, r.status) for r in records] == [
+        *[(0, "ok")] * (len(whole) // 2),
+        *[(1, "failed")] * (len(whole) // 2),
+    ]
+    assert {e["type"] for e in errors(out)} == {"bad_count"}
+
+
+def test_numbers_that_are_none_do_not_end_the_run(tmp_path):
+    nan = saying(b'"num_draft_tokens": 18', b'"num_draft_tokens": NaN')
+    with (
+        serving() as (plain, fake),
+        serving(**SCRIPT, mutate=nan, metrics=False) as (drafting, _),
+    ):
+        fake.faults, fake.retry_after = [429, 429], "nan"
+        where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
+        code, records, summary = run(tmp_path / "r", *where, "server.speculation=mtp")
+    assert code == 0
+    assert row(summary, "openai_mtp")["mat"] is None
+    said = [r.served.counters["metrics"] for r in records if r.label != "ar"]
+    assert {one["speculative_decoding"]["num_draft_tokens"] for one in said} == {"NaN"}
+
+
+def test_a_server_that_never_ends_fails_the_case_alone(tmp_path):
+    out = tmp_path / "r"
+    with serving(broken=broken.ALL["dripping header"]) as (url, fake):
+        words = ["server.timeout_s=0.3", "server.retries=0", "dataset.tasks=[qa]"]
+        fake.heals_after = 1
+        code, records, _ = run(out, f"server.base_url={url}", *words)
+    assert code == 1
+    assert [r.status for r in records] == ["failed", "ok"]
+    assert [e["type"] for e in errors(out)] == ["timeout"]
+
+
+ECHOES = ["key in an event", "key cut by us", "key in pieces", "key in counters", "key in a reason"]
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_no_part_of_the_key_is_in_a_file_or_on_the_terminal(
+    tmp_path, monkeypatch, capsys, caplog, echo
+):
+    monkeypatch.setenv("MY_KEY", KEY)
+    out = tmp_path / "r"
+    with serving(key=KEY, broken=broken.ALL[echo], version=f"1.0 {KEY}") as (url, _):
+        words = ["server.api_key_env=MY_KEY", "server.retries=0", "dataset.limit=1"]
+        run(out, f"server.base_url={url}", *words)
+    printed = capsys.readouterr()
+    written = "".join(p.read_bytes().decode(errors="replace") for p in out.iterdir())
+    for text in (written, printed.out, printed.err, caplog.text):
+        assert not [part for part in PARTS if part in text]
+    assert "vLLM 1.0 …" in written
+
+
 def test_missing_counters_leave_mat_out_and_say_so(tmp_path, capsys):
     with (
         serving(engine="other") as (plain, _),
@@ -165,7 +286,9 @@ def test_a_resumed_run_asks_only_what_is_missing(tmp_path):
         for name in ("DONE", "summary.json"):
             (out / name).unlink()
         (out / "cases.jsonl").write_text("".join(whole[:-1]))
-        _, records, _ = run(out, f"server.base_url={url}", "dataset.limit=3")
+        # Other limits are the same run's.
+        words = ["dataset.limit=3", "server.timeout_s=100", "server.answer_mb=9"]
+        _, records, _ = run(out, f"server.base_url={url}", *words)
     assert len(records) == len(whole)
     assert n_asked < len(fake.asked) < 2 * n_asked
 
@@ -201,6 +324,10 @@ def test_the_manifest_says_who_answered_and_the_key_is_written_nowhere(
         (["server.speculation=mtp", "server.plain_url=URL/"], "baseline=false"),
         (["server.engine=vlm"], "vllm"),
         (["server.concurrency=0"], "server.concurrency"),
+        (["server.timeout_s=0"], "server.timeout_s"),
+        (["server.timeout_s=inf"], "server.timeout_s"),
+        (["server.answer_mb=nan"], "server.answer_mb"),
+        (["server.base_url=http://bücher.example/v1"], "server.base_url"),
         (["server.base_url=localhost:8000"], "http://"),
         (["server.base_url=http://me:secret@localhost:8000/v1"], "server.api_key_env"),
         (["compare=[pld]"], "speculation: ngram_simple"),
@@ -217,6 +344,30 @@ def test_what_cannot_be_is_refused_with_what_to_type(tmp_path, words, says):
         run(tmp_path / "r", f"server.base_url={url}", *words)
     assert says in str(error.value)
     assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"a text\n", r"begins with b'a te'"),
+        (b"", r"begins with b''"),
+        (None, "is not a file"),
+        ("folder", "is not a file"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("key", ["gguf", "draft_gguf"])
+def test_a_file_that_is_no_model_is_refused_with_what_to_type(tmp_path, key, content, says):
+    path = tmp_path / "model.gguf"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    words = ["runner=serve", "server=llamacpp", f"server.{key}={path}", "server.speculation=draft"]
+    if key == "gguf":
+        words.append(f"server.draft_gguf={path}")
+    with pytest.raises(ConfigurationError, match=rf"server\.{key}=.* {says}.*server\.{key}=FILE"):
+        execute(compose([*words, f"output_dir={tmp_path / 'r'}"]), Invocation(tuple(words)))
 
 
 def test_no_server_is_said_before_anything_is_written(tmp_path):

@@ -6,6 +6,7 @@ each request, before answers go on.
 
 import contextlib
 import json
+import socket
 import threading
 import time
 import types
@@ -28,8 +29,9 @@ class Fake:
             ``unended``, ``once``, ``error``.
         per_request, metrics: whether counters are in answers, and under /metrics.
         key: asked for where it is not empty.
-        wait_s: between tokens.
+        wait_s: between tokens; ``retry_after``: a header of status 429.
         mutate: changes each line of a stream.
+        broken: one of the ways of `tests.servers.broken`; ``heals_after`` so many answers.
     """
 
     engine: str = "vllm"
@@ -37,6 +39,7 @@ class Fake:
     drafted: int = 4
     idle: int = 0
     model: str = "org/small-model"
+    version: str = "0.30.1"
     faults: list = field(default_factory=list)
     per_request: bool = True
     metrics: bool = True
@@ -44,7 +47,10 @@ class Fake:
     ids: bool = True
     key: str = ""
     wait_s: float = 0.0
+    retry_after: str = "0"
     mutate: object = None
+    broken: object = None
+    heals_after: int | None = None
     text: str = ""
     asked: list = field(default_factory=list)
     most_at_once: int = 0
@@ -129,7 +135,7 @@ class Fake:
 
     def events(self, body):
         """The JSON of the stream's events."""
-        words = self.words(body["messages"][-1]["content"])
+        words = self.words(body["messages"][-1]["content"])[: body.get("max_tokens")]
         base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": self.model}
         said = {"role": "assistant", "content": ""}
         first = {**base, "choices": [{"index": 0, "delta": said, "finish_reason": None}]}
@@ -168,14 +174,40 @@ class Handler(BaseHTTPRequestHandler):
             return True
         return False
 
+    def _is_broken(self):
+        """Write what a broken server writes in place of an answer."""
+        broken = self.fake.broken
+        if broken is None or broken.raw is None or broken.path != self.path:
+            return False
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            for data in broken.raw():
+                self.wfile.write(data)
+                if broken.pause_s:
+                    self.wfile.flush()
+                    time.sleep(broken.pause_s)
+                    # A write of nothing does not tell that the other side has gone.
+                    if not data and not self._listens():
+                        break
+        return True
+
+    def _listens(self):
+        self.connection.setblocking(False)
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        finally:
+            self.connection.setblocking(True)
+
     def do_GET(self):
         fake = self.fake
-        if self._refused():
+        if self._refused() or self._is_broken():
             return
         if self.path == "/v1/models":
             self._json({"object": "list", "data": [{"id": fake.model}]})
         elif self.path == "/version" and fake.engine == "vllm":
-            self._json({"version": "0.30.1"})
+            self._json({"version": fake.version})
         elif self.path == "/get_server_info" and fake.engine == "sglang":
             said = {"version": "0.6.2", "dtype": "bfloat16", "quantization": "fp8"}
             self._json({**said, "api_key": KEY, "speculative_algorithm": "EAGLE3"})
@@ -202,12 +234,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body, fault):
         fake = self.fake
+        if fake.heals_after is not None:
+            fake.heals_after -= 1
+            if fake.heals_after < 0:
+                fake.broken = None
+        if self._is_broken():
+            return
         if body.get("model") != fake.model:
             self._json(
                 {"error": {"message": f"The model {body.get('model')} does not exist."}}, 404
             )
         elif isinstance(fault, int):
-            self.extra = {"Retry-After": "0"} if fault == 429 else {}
+            self.extra = {"Retry-After": fake.retry_after} if fault == 429 else {}
             self._json({"error": {"message": f"made up {fault}"}}, fault)
         elif fault == "hang":
             time.sleep(fake.hang_s)
@@ -222,8 +260,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         events = list(fake.events(body))
+        if fake.broken is not None and fake.broken.change is not None:
+            events = fake.broken.change(events)
         for i, event in enumerate(events):
-            line = f"data: {json.dumps(event)}\n\n".encode()
+            line = event
+            if not isinstance(event, bytes):
+                line = f"data: {json.dumps(event)}\n\n".encode()
             if fault == "json" and i == 3:
                 line = b'data: {"choices": [{\n\n'
             if fault == "error" and i == 3:
@@ -271,6 +313,7 @@ def serving(fake=None, **how):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     server.fake = fake
+    server.handle_error = lambda *_: None  # clients that have gone
     thread = threading.Thread(
         target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
     )

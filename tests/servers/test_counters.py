@@ -99,6 +99,7 @@ def test_single_steps_are_known_where_they_follow_from_the_counters():
         {"draft_n": 5, "draft_n_accepted": True},
         {"draft_n": 50, "draft_n_accepted": 40},
         {"draft_n": float("nan"), "draft_n_accepted": 1},
+        {"draft_n": 10**400, "draft_n_accepted": 1},
     ],
 )
 def test_counters_that_contradict_themselves_or_the_answer_count_for_nothing(said):
@@ -126,6 +127,9 @@ def test_prometheus_counters_are_added_up_over_labels_and_compared():
     assert found["vllm:spec_decode_num_drafts_total"] == 6
     assert difference(words, {"vllm:generation_tokens_total": 1e9}, read_metrics(text)) is None
     assert difference(words, {}, {}) is None
+    huge = text.replace('drafts_total{e="0"} 3', "drafts_total 1e300")
+    assert huge != text
+    assert difference(words, before, read_metrics(huge)) is None
 
 
 @given(

@@ -1,0 +1,137 @@
+"""Broken servers: every answer ends in time and size, in words, and shows no key."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from specbench.config.compose import compose, typed
+from specbench.config.server_schema import OpenaiConfig
+from specbench.errors import ConfigurationError
+from specbench.servers import asking
+from specbench.servers.asking import Asked, Servers
+from specbench.servers.client import Client
+from specbench.servers.engines import identify
+from specbench.servers.secret import Secret
+from specbench.storage.jsonl import append_jsonl, read_jsonl
+from tests.servers import broken
+from tests.servers.fake import KEY, Fake, serving
+
+TIMEOUT_S, ANSWER_MB = 0.2, 0.25
+PATIENCE_S = 30.0  # where time is not what is wrong
+PARTS = [KEY[i : i + 8] for i in range(len(KEY) - 7)]
+pytestmark = pytest.mark.timeout(60)  # a hang fails
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving(key=KEY) as (url, fake):
+        yield url, fake
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """The seconds that are waited before a question is asked again, in no time."""
+    found = []
+    clock = type("Clock", (), vars(asking.time) | {"sleep": staticmethod(found.append)})
+    monkeypatch.setattr(asking, "time", clock)
+    monkeypatch.setattr(asking, "_METRICS_S", 0.02)
+    monkeypatch.setenv("MY_KEY", KEY)
+    return found
+
+
+GENERATION = replace(typed(compose([])).generation, max_new_tokens=16)
+
+
+def ask(url, way, folder):
+    config = OpenaiConfig(
+        name="openai",
+        base_url=url,
+        engine=way.engine,
+        api_key_env="MY_KEY",
+        speculation="eagle3" if way.accepted else "none",
+        timeout_s=TIMEOUT_S if way.pause_s else PATIENCE_S,
+        answer_mb=ANSWER_MB,
+        retries=0 if way.wait_s is None else 1,
+        retry_wait_s=0.0,
+    )
+    asked = Asked([{"role": "user", "content": "a question"}], 0)
+    Servers(config, {"it": config}, GENERATION, None, folder).ask("it", [asked])
+    return asked
+
+
+def shows_the_key(text):
+    return any(part in text.lower() for part in PARTS)
+
+
+@pytest.mark.parametrize("name", broken.ALL)
+def test_an_answer_of_a_broken_server_is_read_or_refused_with_its_reason(
+    name, server, waits, tmp_path
+):
+    url, fake = server
+    way = broken.ALL[name]
+    fake.broken, fake.engine, fake.accepted = way, way.engine, way.accepted
+    fake.per_request = way.path != "/metrics"
+    asked = ask(url, way, tmp_path)
+    if way.kind is not None:
+        assert (asked.answer, asked.error.kind) == (None, way.kind)
+        assert not shows_the_key(str(asked.error))
+    else:
+        assert asked.error is None
+        line = {"text": asked.answer.text, "counters": asked.answer.counters}
+        append_jsonl(tmp_path / "file", [line])
+        assert read_jsonl(tmp_path / "file") == ([line], False)
+        assert not shows_the_key(json.dumps(line))
+        assert asked.answer.n_new <= GENERATION.max_new_tokens
+    assert waits == ([] if way.wait_s is None else [way.wait_s])
+
+
+@pytest.mark.parametrize("name", broken.DESCRIPTIONS)
+def test_a_server_that_does_not_say_what_it_is_ends_the_run_with_what_to_type(name, server):
+    url, fake = server
+    raw, pause_s = broken.DESCRIPTIONS[name]
+    fake.broken = broken.Broken(None, raw=raw, path="/v1/models", pause_s=pause_s)
+    with pytest.raises(ConfigurationError, match=r"server\.") as error:
+        identify(Client(url, TIMEOUT_S, ANSWER_MB, KEY), "auto", None, None)
+    assert not shows_the_key(str(error.value))
+    assert str(error.value).isprintable()
+
+
+def test_what_a_server_says_of_itself_is_shown_without_key_and_controls():
+    named = f"1.0\x1b[2J\n{KEY}\ud800"
+    with serving(Fake(key=KEY, version=named)) as (url, _):
+        info = identify(Client(url, TIMEOUT_S, ANSWER_MB, KEY), "auto", None, None)
+    assert info.version == "1.0 [2J …"
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "shown"),
+    [
+        ("s3cret/key+1", "?k=s3cret%2Fkey%2B1&x", "?k=…&x"),
+        ("s3cret/key+1", "?k=s3cret%2fkey%2b1&x", "?k=…&x"),
+        ('quo"te\\key', json.dumps({"a": 'quo"te\\key'}), '{"a": "…"}'),
+        ("sk-abcdefghijk", "sk-abcde***", "…***"),
+        ("sk-abcdefghijk", "an abcdefg", "an abcdefg"),
+        ("sk-abcdefghijk", "Bearer SK-ABCDEFGHIJK, sk-abcdefghijk", "Bearer …, …"),
+        ("secret", "the secret", "the …"),
+        # A placeholder is a word of answers.
+        ("EMPTY", "EMPTY", "EMPTY"),
+        ("", "text", "text"),
+    ],
+)
+def test_a_key_is_hidden_however_it_is_spelt(key, said, shown):
+    assert Secret(key).hide(said) == shown
+
+
+def test_a_key_is_hidden_in_the_errors_that_an_error_came_from():
+    def fail():
+        try:
+            raise ValueError(f"Bearer {KEY}", [KEY])
+        except ValueError as error:
+            raise RuntimeError(KEY) from error
+
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    Secret(KEY).hide_in_error(caught.value)
+    assert caught.value.args == ("…",)
+    assert caught.value.__cause__.args == ("Bearer …", ["…"])
