@@ -189,7 +189,7 @@ def check_tree(tree: DraftTree, needs: Needs) -> None:
 def play(drafter: Drafter, prompt: IntArray, output: IntArray) -> Trace:
     """One turn, from ``begin`` to ``end``; nobody's tokens change later, the drafts' neither."""
     trace = Trace()
-    given = [prompt.tolist(), output.tolist()]
+    text = [*prompt.tolist(), *output.tolist()]
     drafted = []
     needs = drafter.needs
     state = DecodeState(prompt, len(output))
@@ -222,7 +222,7 @@ def play(drafter: Drafter, prompt: IntArray, output: IntArray) -> Trace:
         )
         drafter.observe(state, outcome)
     drafter.end(state)
-    assert given == [prompt.tolist(), output.tolist()]
+    assert text == state.tokens.tolist() == [*prompt.tolist(), *output.tolist()]
     assert drafted == [(tree.tokens.tolist(), tree.parents.tolist()) for tree in trace.trees]
     return trace
 
