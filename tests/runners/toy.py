@@ -73,6 +73,8 @@ class FormulaTarget:
 class ToySession:
     """Stands in for ``runners.session.session.Session``: words are tokens, times are zero."""
 
+    context_length = 1 << 20
+
     def __init__(self):
         self.engine = Engine(FormulaTarget(), GreedyVerifier(), eos_ids=frozenset({EOS}))
         self.plain_calls = 0
