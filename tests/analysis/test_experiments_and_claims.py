@@ -101,7 +101,6 @@ def test_an_experiment_in_the_paper_s_size_gets_the_paper_s_claims(name):
         ("token_recycling_table1_shuffle", ["model=vicuna7b"]),
         ("cacheback_table1", ["model=vicuna7b"]),
         ("card_figure6", ["model=llama3_70b", "dataset=gsm8k"]),
-        ("specbench_board", ["model=vicuna13b"]),
         ("eagle3_table1", ["model=llama3_8b", "dataset=gsm8k"]),
     ],
 )

@@ -66,8 +66,7 @@ def elsewhere(run):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["cacheback_table1", "cacheback_figure4", "ngrammys_figure1", "../records"],
+    "name", ["cacheback_table1", "cacheback_figure4", "ngrammys_figure1", "../records"]
 )
 def test_a_second_machine_has_figures_of_its_own(name):
     runs, _ = usable_runs([EXPERIMENTS / name], surfaces=True)
@@ -252,14 +251,6 @@ def test_a_heatmap_writes_numbers_and_intervals_and_says_where_there_are_none():
     )
     axes = heatmaps.heatmaps([grid], "x", "y", "unit", "t", "c").axes[0]
     assert [text.get_text() for text in axes.texts] == ["1.00", "0.50–1.50", "–"]
-
-
-def test_the_papers_three_heatmaps_stand_side_by_side_on_a_page():
-    grid = heatmaps.HeatmapGrid("g", [[Estimate(1.0)] * 7] * 5, list("abcde"), list("abcdefg"))
-    figure = heatmaps.heatmaps([grid] * 3, "x", "y", "unit", "t", "c")
-    figure.draw_without_rendering()
-    assert len({round(axes.get_position().y0, 3) for axes in figure.axes[:3]}) == 1
-    assert figure.get_size_inches()[0] < 11
 
 
 def test_stacks_add_up():

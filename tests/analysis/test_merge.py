@@ -107,18 +107,12 @@ def of_another_run(parts):
             lambda parts: (parts[1] / records.STEPS).unlink(),
             ["part1/steps.parquet is missing after the run was done"],
         ),
-        (
-            lambda parts: (parts[1] / records.DONE).unlink(),
-            ["part1 (shard=1/2) is incomplete"],
-        ),
+        (lambda parts: (parts[1] / records.DONE).unlink(), ["part1 (shard=1/2) is incomplete"]),
         (
             lambda parts: edit_manifest(parts[1], run_key="another"),
             ["part1/cases.jsonl, line 1: run_key is"],
         ),
-        (
-            of_another_run,
-            ["are not shards of one run", 'run_key: there "another"'],
-        ),
+        (of_another_run, ["are not shards of one run", 'run_key: there "another"']),
         (
             lambda parts: change(parts[1], "model", weights_hash="another"),
             ['model.weights_hash: there "another"'],

@@ -18,7 +18,12 @@ FOLDER = PROJECT / "analysis" / "notebooks"
 SHOWN = [
     ("records", "speedup", ["speedup_vicuna7b_specbench"]),
     ("experiments/token_recycling_figure4", "speedup", ["time_vicuna7b_specbench"]),
-    ("records", "mat", ["mat_vicuna7b_specbench", "steps_vicuna7b_specbench"]),
+    pytest.param(
+        "records",
+        "mat",
+        ["mat_vicuna7b_specbench", "steps_vicuna7b_specbench"],
+        marks=pytest.mark.slow,
+    ),
     ("experiments/ssd_stream", "mat", ["acceptance_vicuna7b_gsm8k"]),
     (
         "experiments/ngrammys_figure3",

@@ -185,19 +185,6 @@ def test_lines_of_equal_cost_are_mat_over_speedup():
         assert x / y == pytest.approx(float(text.rstrip("×")))
 
 
-def test_dots_of_one_method_look_different_and_intervals_end_in_the_picture():
-    rows = [
-        Ranked(name, "pld", Estimate(1.5, (1.4, 1.7)), Estimate(2.0, (1.8, 2.3)))
-        for name in ("PLD", "PLD, longer", "PLD, longest", "PLD, other")
-    ]
-    axes = mat_against_speedup(rows, UNITS, "t", "c").axes[0]
-    dots = [container.lines[0] for container in axes.containers]
-    looks = {(dot.get_marker(), str(dot.get_markerfacecolor())) for dot in dots}
-    assert len(looks) == len(rows)
-    assert axes.get_xlim()[1] > 2.3
-    assert axes.get_ylim()[1] > 1.7
-
-
 def test_a_picture_that_leaves_methods_out_says_so(comparison, monkeypatch):
     monkeypatch.setattr(overviews, "_DOTS", 2)
     drawn = dict(overviews.overview_pictures(comparison, "c"))

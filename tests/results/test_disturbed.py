@@ -141,17 +141,3 @@ def test_three_labels_are_three_tests():
     records += [case_record(f"{case:03}", "sam") for case in range(7)]
     found = unequal_shares(records, [*LABELS, "sam"])
     assert found == {"more": "pld", "less": "ar", "p": pytest.approx(3 * 2 * 0.5**7)}
-
-
-def test_a_caption_names_the_speedups_that_the_rule_moves_most():
-    one = {
-        "turns": {"ar": 1}, "flagged": {"ar": 1}, "cases_again": 0, "turns_again": 0,
-        "unequal": None, "without_rule": {},
-    }  # fmt: skip
-    named = [
-        (f"m{i}", 2.0, {"speedup": 2.0 - 0.1 * i, "speedup_ci": None, "tokens_per_s": 1.0})
-        for i in range(10)
-    ]
-    said = disturbance_words([one, None], named)[-1]
-    assert "m9 1.10, m8 1.20" in said
-    assert said.endswith("m2 1.80, and 2 that differ less.")

@@ -41,10 +41,7 @@ def test_a_gap_that_is_not_finite_is_written_as_none():
         ({"accepted_per_step": [3, 1]}, "sums to 4"),
         ({"accepted_per_step": [2, 0]}, r"accepted_per_step\[1\] is 0, it must be at least 1"),
         ({"n_target_passes": 3}, "n_target_passes is 3"),
-        (
-            {"lossless": {"verdict": "maybe"}},
-            "verdict is 'maybe', it must be one of equal",
-        ),
+        ({"lossless": {"verdict": "maybe"}}, "verdict is 'maybe', it must be one of equal"),
         ({"decode_s": float("nan")}, "decode_s is nan"),
         ({"decode_s": -1.0}, "decode_s is -1.0"),
         ({"decode_s": "1"}, "decode_s is '1'"),

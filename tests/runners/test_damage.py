@@ -32,11 +32,7 @@ VALUES = (
     *(None, True, -1, 0, 1, 2.5, -0.5, "", "x", [], {}, [[]], [1, "x"], {"a": 1}, 10**25, 10**400),
     *(float("nan"), float("inf"), "HALF", "DEEP", "DIGITS"),
 )
-RAW = {
-    '"HALF"': '"\\ud800"',
-    '"DEEP"': "[" * 100_000 + "]" * 100_000,
-    '"DIGITS"': "1" * 5000,
-}
+RAW = {'"HALF"': '"\\ud800"', '"DEEP"': "[" * 100_000 + "]" * 100_000, '"DIGITS"': "1" * 5000}
 
 
 @pytest.fixture(scope="module")

@@ -97,14 +97,6 @@ def test_a_complete_folder_is_printed_and_nothing_is_measured(execute, tmp_path,
     assert (tmp_path / "run-2" / records.DONE).exists()
 
 
-def test_another_configuration_is_refused_with_the_keys_that_differ(execute, tmp_path):
-    execute(f"output_dir={tmp_path}/run", "dataset.limit=1")
-    with pytest.raises(OutputRefused) as refusal:
-        execute(f"output_dir={tmp_path}/run", "dataset.limit=1", "method.num_tokens=5")
-    assert "method.num_tokens: there 10, here 5" in str(refusal.value)
-    assert str(refusal.value).count("there") == 1
-
-
 def test_folders_are_named_by_experiment_label_and_key(execute, tmp_path, small):
     key = run_key(compose.compose([*small, "dataset.limit=1"]))[:8]
     root = f"paths.results={tmp_path}"

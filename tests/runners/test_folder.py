@@ -190,13 +190,7 @@ def test_a_full_disk_in_the_middle_of_a_block_leaves_whole_blocks(job, tmp_path,
 
 
 ENVIRONMENT = {
-    "hardware": {
-        "cpu": "one",
-        "cpus_usable": 2,
-        "pinned_to": "all",
-        "threads_set": {},
-        "gpus": [],
-    },
+    "hardware": {"cpu": "one", "cpus_usable": 2, "pinned_to": "all", "threads_set": {}, "gpus": []},
     "versions": {"python": "3.11", "torch": "2.13.0", "transformers": "5.23.0", "numpy": "2"},
     "git": {"commit": "abc", "dirty": False},
 }

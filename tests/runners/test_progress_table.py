@@ -10,7 +10,6 @@ from rich.console import Console
 from runners.session.open_run import RunProgress
 from specbench.results import console, records
 from specbench.results.fitted_table import FittedTable
-from specbench.results.wording import case_words, leader_words, pair_words
 from specbench.storage import jsonl
 
 
@@ -143,28 +142,3 @@ def test_columns_that_find_no_room_are_named_and_the_headline_stays():
     gone = ", ".join(f"word{i}" for i in range(9) if not shown[i])
     assert gone
     assert f"Not shown for lack of room: {gone}." in out.getvalue()
-
-
-def test_cases_that_were_not_timed_are_told_apart():
-    assert case_words(row("pld", "qa", n_timed=3)) == "3"
-    assert case_words(row("pld", "qa", n_timed=2)) == "3 (2 timed)"
-    assert case_words(row("pld", "qa", n_timed=0, timing="none")) == "3", "a replay of steps alone"
-    assert case_words(row("pld", "qa")) == "3", "as summaries were before"
-
-
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        ({"verdict": "undecided", "needed": 1234}, "undecided (about 1,234 cases needed)"),
-        ({"verdict": "undecided", "needed": None}, "undecided"),
-        ({"verdict": "too few", "needed": 3}, "too few cases (at least 3 needed)"),
-        ({"verdict": "slower", "needed": None}, "slower"),
-    ],
-)
-def test_a_verdict_says_what_it_lacks(found, words):
-    assert pair_words(found) == words
-
-
-def test_many_leaders_are_counted():
-    assert leader_words(["a", "b", "c", "d"]) == "a or b or c or d"
-    assert leader_words([*"abcdefg"]) == "a or one of 6 others"
