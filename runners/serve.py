@@ -138,8 +138,21 @@ def _check_server(server: DictConfig) -> None:
         raise ConfigurationError(
             "server.restart=true restarts servers that were started here only."
         )
+    if server.name == "openai":
+        _check_key(server.api_key_env)
     if server.name == "openai" and server.engine not in ("auto", *ENGINES):
         raise unknown_name("value of server.engine:", server.engine, ("auto", *ENGINES))
+
+
+def _check_key(name: str) -> None:
+    if name == OpenaiConfig.api_key_env or name in os.environ:
+        return
+    # It may be the key itself, and this line stays on the terminal.
+    shown = name if name.isidentifier() and name.isupper() else "what you typed"
+    raise ConfigurationError(
+        f"server.api_key_env: no environment variable is called {shown}. Type the name of the "
+        "variable that holds the key, not the key: export NAME=KEY, then server.api_key_env=NAME."
+    )
 
 
 def _find_weights(cfg: DictConfig) -> None:

@@ -307,11 +307,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(fake=None, **how):
-    """The address of a server that is up inside."""
+def serving(fake=None, tls=None, **how):
+    """The address of a server that is up inside; ``tls``: with what it encrypts."""
     fake = fake or Fake(**how)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     server.fake = fake
     server.handle_error = lambda *_: None  # clients that have gone
     thread = threading.Thread(
@@ -319,7 +321,7 @@ def serving(fake=None, **how):
     )
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1", fake
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}/v1", fake
     finally:
         server.shutdown()
         server.server_close()

@@ -1,6 +1,9 @@
 """Broken servers: every answer ends in time and size, in words, and shows no key."""
 
 import json
+import shutil
+import ssl
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -10,9 +13,10 @@ from specbench.config.server_schema import OpenaiConfig
 from specbench.errors import ConfigurationError
 from specbench.servers import asking
 from specbench.servers.asking import Asked, Servers
-from specbench.servers.client import Client
+from specbench.servers.client import Client, NoAnswer
 from specbench.servers.engines import identify
 from specbench.servers.secret import Secret
+from specbench.servers.stream import read_answer
 from specbench.storage.jsonl import append_jsonl, read_jsonl
 from tests.servers import broken
 from tests.servers.fake import KEY, Fake, serving
@@ -84,6 +88,28 @@ def test_an_answer_of_a_broken_server_is_read_or_refused_with_its_reason(
         assert not shows_the_key(json.dumps(line))
         assert asked.answer.n_new <= GENERATION.max_new_tokens
     assert waits == ([] if way.wait_s is None else [way.wait_s])
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate")
+@pytest.mark.parametrize("name", ["dripping header", "dripping tokens", "endless tokens"])
+def test_the_limits_hold_over_tls(name, tmp_path, monkeypatch):
+    certificate, private = tmp_path / "certificate", tmp_path / "private"
+    command = ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt"]
+    command += ["ec_paramgen_curve:P-256", "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", private, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    way = broken.ALL[name]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, private)
+    with serving(Fake(broken=way, heals_after=1), context) as (url, _):
+        patience_s = 2 * TIMEOUT_S if way.pause_s else PATIENCE_S
+        body = {"model": "org/small-model", "messages": [{"role": "user", "content": "a"}]}
+        with pytest.raises(NoAnswer) as error:
+            read_answer(Client(url, patience_s, ANSWER_MB).stream(broken.ANSWER, body))
+        assert error.value.kind == way.kind
+        client = Client(url, PATIENCE_S, ANSWER_MB)
+        assert read_answer(client.stream(broken.ANSWER, body)).n_new == 12
 
 
 @pytest.mark.parametrize("name", broken.DESCRIPTIONS)
