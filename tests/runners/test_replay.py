@@ -16,6 +16,7 @@ from specbench.replay.cost_surface import CostSurface, Grid
 from specbench.results import records
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
+from tests.analysis.folders import edit_manifest
 from tests.small_run import ROOT, case_record, interrupted_after, run_here
 
 COMPARE = (
@@ -331,7 +332,7 @@ def test_interpolations_in_a_foreign_manifest_are_text(again, live, tmp_path):
     manifest["config"]["dataset"]["prompts"] = dict(
         zip(("default", "b", "c", "d"), hostile, strict=True)
     )
-    jsonl.write_json(tmp_path / "foreign" / records.MANIFEST, manifest)
+    edit_manifest(tmp_path / "foreign", **manifest)
     code, folder = again(f"runner.traces={tmp_path / 'foreign'}")
     assert code == 0
     written = jsonl.read_json(folder / records.MANIFEST)["config"]["dataset"]
@@ -354,7 +355,7 @@ def test_recorded_values_are_checked_as_typed_ones_are(again, live, tmp_path, gr
     manifest = jsonl.read_json(tmp_path / "foreign" / records.MANIFEST)
     node = manifest["config"][group] if group else manifest["config"]
     node[key] = value
-    jsonl.write_json(tmp_path / "foreign" / records.MANIFEST, manifest)
+    edit_manifest(tmp_path / "foreign", **manifest)
     with pytest.raises(Exception) as caught:
         again(f"runner.traces={tmp_path / 'foreign'}")
     error = translate_hydra_error(caught.value)
