@@ -323,21 +323,28 @@ def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path,
     assert {path.suffix for path in home.iterdir()} >= {".csv", ".md", ".tex", ".png"}
 
 
-def test_interpolations_in_a_foreign_manifest_are_text(again, live, tmp_path):
-    shutil.copytree(live, tmp_path / "foreign")
-    manifest = jsonl.read_json(tmp_path / "foreign" / records.MANIFEST)
+@pytest.fixture
+def foreign(live, tmp_path):
+    """A copy of the live run in whose recorded configuration a test changes one group."""
+    folder = shutil.copytree(live, tmp_path / "foreign")
+
+    def changed(group, **values):
+        config = jsonl.read_json(folder / records.MANIFEST)["config"]
+        config |= {group: config[group] | values} if group else values
+        edit_manifest(folder, config=config)
+        return f"runner.traces={folder}"
+
+    return changed
+
+
+def test_interpolations_in_a_foreign_manifest_are_text(again, foreign):
     hostile = ["${oc.env:HOME}", "\\\\${seed}", "$${x", "a${oc.env:HOME}b\\"]
-    manifest["config"]["dataset"]["source"] = hostile[0]
-    manifest["config"]["dataset"]["tasks"] = None
-    manifest["config"]["dataset"]["prompts"] = dict(
-        zip(("default", "b", "c", "d"), hostile, strict=True)
-    )
-    edit_manifest(tmp_path / "foreign", **manifest)
-    code, folder = again(f"runner.traces={tmp_path / 'foreign'}")
+    prompts = dict(zip(("default", "b", "c", "d"), hostile, strict=True))
+    code, folder = again(foreign("dataset", source=hostile[0], tasks=None, prompts=prompts))
     assert code == 0
     written = jsonl.read_json(folder / records.MANIFEST)["config"]["dataset"]
     assert written["source"] == hostile[0]
-    assert list(written["prompts"].values()) == hostile
+    assert written["prompts"] == prompts
 
 
 @pytest.mark.parametrize(
@@ -350,14 +357,9 @@ def test_interpolations_in_a_foreign_manifest_are_text(again, live, tmp_path):
         (None, "generation", []),
     ],
 )
-def test_recorded_values_are_checked_as_typed_ones_are(again, live, tmp_path, group, key, value):
-    shutil.copytree(live, tmp_path / "foreign")
-    manifest = jsonl.read_json(tmp_path / "foreign" / records.MANIFEST)
-    node = manifest["config"][group] if group else manifest["config"]
-    node[key] = value
-    edit_manifest(tmp_path / "foreign", **manifest)
+def test_recorded_values_are_checked_as_typed_ones_are(again, foreign, group, key, value):
     with pytest.raises(Exception) as caught:
-        again(f"runner.traces={tmp_path / 'foreign'}")
+        again(foreign(group, **{key: value}))
     error = translate_hydra_error(caught.value)
     assert error is not None and error.exit_code == 2
-    assert "foreign" in str(error)
+    assert "foreign" in str(error) and key in str(error)
