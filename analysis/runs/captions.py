@@ -19,6 +19,7 @@ from specbench.results.wording import (
     engine_words,
     fallback_words,
     interval_words,
+    rounding_words,
     verdict_words,
 )
 
@@ -67,6 +68,7 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
     others = (entry for entry in comparison.entries if entry.label != entry.run.baseline)
     lossless = verdict_words(verdict_totals(others), counted=False)
     fallbacks = [word for run in comparison.runs for word in fallback_words(run.records)]
+    moved = [word for run in comparison.runs for word in rounding_words(run.manifest.model)]
     elsewhere = engine_words(record for run in comparison.runs for record in run.records)
     return [
         f"{made_up}{first.model} ({first.dtype}, {decoding_words(first)}) on {first.dataset}"
@@ -89,6 +91,7 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         interval_words(repeats[-1], _counts(comparison, times)),
         *(slow_baseline_words(comparison) if times else []),
         *(dict.fromkeys(fallbacks) if times else []),
+        *dict.fromkeys(moved),
         f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
     ]
 

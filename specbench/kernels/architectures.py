@@ -166,11 +166,28 @@ def usable_context(model: PreTrainedModel, what: str, longest: int, nodes: int) 
     return usable
 
 
+def scaled_every(model: PreTrainedModel) -> list[int]:
+    """Tokens after which layers scale attention by another number, time and again."""
+    config = model.config.get_text_config()
+    found = []
+    if getattr(config, "attn_temperature_tuning", False):
+        found.append(int(config.floor_scale))
+    for rope in _rope_parameters(config):
+        if rope.get("llama_4_scaling_beta"):
+            found.append(int(rope["original_max_position_embeddings"]))
+    return found
+
+
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """Of the model, or of each kind of its layers."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(value for value in rope.values() if isinstance(value, dict))]
+
+
 def _switches(config: Any) -> list[tuple[int, str]]:
     """Lengths of text at which a model computes differently, and what changes there."""
     found = []
-    rope = getattr(config, "rope_parameters", None) or {}
-    for each in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+    for each in _rope_parameters(config):
         kind = each.get("rope_type")
         begun = each.get("original_max_position_embeddings")
         begun = begun or getattr(config, "original_max_position_embeddings", None)
@@ -179,6 +196,10 @@ def _switches(config: Any) -> list[tuple[int, str]]:
         if kind == "dynamic":
             end = int(begun or config.max_position_embeddings)
             found.append((end, "dynamic RoPE rotates keys by the length of the text"))
+    unrotated = 0 in (getattr(config, "no_rope_layers", None) or ())
+    if getattr(config, "attn_temperature_tuning", False) and unrotated:
+        scaled = "attention is scaled by a row's number in its pass, which in a tree is no position"
+        found.append((int(config.floor_scale), scaled))
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         found.append((int(config.attention_chunk_size), "attention is chunked, and our masks not"))
     return found

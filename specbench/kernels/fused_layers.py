@@ -175,10 +175,11 @@ def fuse(model: nn.Module) -> int:
 
 def count_fused(model: nn.Module) -> int:
     """How many modules of ``model`` were given another ``forward`` by ``fuse``."""
-    return sum(_is_ours(module) for module in model.modules())
+    return sum(is_fused(module) for module in model.modules())
 
 
-def _is_ours(module: nn.Module) -> bool:
+def is_fused(module: nn.Module) -> bool:
+    """Whether ``fuse`` has given it another ``forward``."""
     ours = (_norm_forward, _attention_forward, _gated_forward)
     return getattr(vars(module).get("forward"), "__func__", None) in ours
 
@@ -202,5 +203,5 @@ def _fused(module: Any) -> Any:
 def unfuse(model: nn.Module) -> None:
     """Undo ``fuse``; before the linears are unpacked, which it relies on."""
     for module in model.modules():
-        if _is_ours(module):
+        if is_fused(module):
             del module.forward

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from specbench.results.estimate import ABSENT, FEWEST
-from specbench.results.manifest import RunManifest
+from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.results.records import EAGER_DRAFT_PASSES, EAGER_PASSES, OWN_ENGINE, CaseRecord
 from specbench.results.summary_schema import Pair, SummaryRow
 from specbench.results.tasks import OVERALL
@@ -175,6 +175,17 @@ def engine_words(records: Iterable[CaseRecord]) -> str:
     return f"ANOTHER ENGINE: {said}. Outputs are compared with its own plain ones."
 
 
+def rounding_words(model: ModelInfo | None) -> list[str]:
+    """A sentence where the check at load saw roundings choose other tokens."""
+    check = (model and model.self_check) or {}
+    if not check.get("moved"):
+        return []
+    return [
+        "ROUNDINGS MOVE TOKENS: at load, the model's own passes of one row and of many over the "
+        f"same text chose different tokens at {check['moved']} of {check['positions']} positions."
+    ]
+
+
 def run_caption(
     records: Sequence[CaseRecord], manifest: RunManifest, rows: Sequence[SummaryRow]
 ) -> str:
@@ -207,6 +218,7 @@ def run_caption(
             "speedup over ar sampling with the same seeds; outputs not audited."
         )
     parts += fallback_words(records)
+    parts += rounding_words(manifest.model)
     if any(record.lossy for record in records):
         parts.append("LOSSY: outputs of labels that draft do not follow the model's distribution.")
     return " ".join(parts)

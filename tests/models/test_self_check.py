@@ -172,8 +172,8 @@ def test_windows_are_outgrown_where_that_is_cheap(window, longest, said, monkeyp
     model = tiny_model("mistral")
     model.config.sliding_window = window
     target = Target(tiny_model("llama"), max_len=60, max_nodes=12)
-    text, windows = self_check._make_text(model, longest)
-    assert said in windows[str(window)]
+    text, lengths = self_check._make_text(model, longest)
+    assert said in lengths[f"window of {window}"]
     assert (len(text.prompt) > window) == (said == "outgrown")
     assert target.cache.max_len > len(text.prompt)
 
