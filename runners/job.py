@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class Job:
         folder: where the files go; exists.
         entries: methods in the order of the interleaving, the baseline first.
         cases: what is asked, in order, all shards.
+        optional: labels that may be left out where they cannot run.
         shard: ``(i, n)``: this job measures the blocks whose index modulo n is i (from 0).
     """
 
@@ -87,6 +88,7 @@ class Job:
     entries: tuple[Entry, ...]
     cases: tuple[Case, ...]
     shard: tuple[int, int] = (0, 1)
+    optional: frozenset[str] = frozenset()
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -108,6 +110,11 @@ class Job:
     def baseline(self) -> str | None:
         """The baseline's label, or None under ``baseline=false``."""
         return BASELINE if BASELINE in self.labels else None
+
+    def without(self, labels: Collection[str]) -> Job:
+        """This job less these labels."""
+        kept = tuple(entry for entry in self.entries if entry.label not in labels)
+        return replace(self, entries=kept)
 
     def with_eager_baseline(self) -> Job:
         """This job with the baseline once more, launched pass by pass whatever the engine."""

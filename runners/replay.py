@@ -28,6 +28,7 @@ from runners.session.method_runs import (
     describe_files,
     find_heads,
     fitting,
+    needs_of,
 )
 from runners.session.open_run import OpenRun, complete
 from specbench.config import compose
@@ -148,7 +149,7 @@ class Replay(Runner):
 
     def run(self, job: Job) -> int:
         traces = _traces(job.config)
-        for method_run in build_method_runs(job):
+        for method_run in build_method_runs(job.without(job.optional)):
             replay_kind(method_run.drafter, traces)  # refuses before the folder is anybody's
         return complete(job, _replay)
 
@@ -184,10 +185,11 @@ def _replay(run: OpenRun) -> None:
         cache_dir=Path(job.config.cache_dir),
         seed=job.config.seed,
     )
-    kinds = {r.label: replay_kind(r.drafter, traces) for r in run.runs}
+    kinds = {}
     for method_run in run.runs:
-        method_run.heads = find_heads(job.config, method_run)
-        with fitting(method_run.entry):
+        with needs_of(method_run.entry), fitting(method_run.entry):
+            kinds[method_run.label] = replay_kind(method_run.drafter, traces)
+            method_run.heads = find_heads(job.config, method_run)
             method_run.drafter = replayer.prepare(method_run.drafter, method_run.heads)
     manifest.model = ModelInfo.from_json(traces.model)
     manifest.model.artefacts = describe_files(run.runs)

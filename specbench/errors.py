@@ -27,6 +27,18 @@ class NeedsNotMet(ConfigurationError):
     """A method needs something (weights, a table, a datastore) that this run does not have."""
 
 
+class MethodCannotRun(NeedsNotMet):
+    """One of a run's methods cannot work; a comparison may go on without it.
+
+    Attributes:
+        label: the method's in the run; the cause says the reason.
+    """
+
+    def __init__(self, label: str, reason: str) -> None:
+        super().__init__(reason)
+        self.label = label
+
+
 class WeightsNotFound(ConfigurationError):
     """The weights of a model are neither in the local cache nor reachable."""
 

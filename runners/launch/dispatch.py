@@ -150,6 +150,7 @@ def execute(
     entries = runner.entries(cfg)
     if entries is None:
         entries = resolve_entries(cfg)
+    n_required = len(entries) - len(cfg.compare)
     # Shards of one run share its key, so that their records can be put together.
     identity = run_identity(cfg)
     key, own = key_of(identity), {**identity, "shard": cfg.shard}
@@ -189,6 +190,7 @@ def execute(
         entries=entries,
         cases=questions,
         shard=shard,
+        optional=frozenset() if config.strict else frozenset(e.label for e in entries[n_required:]),
     )
     launch = launch or (run_in_child if runner.in_child else None)
     exit_code = launch(runner.run, job) if launch else runner.run(job)

@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runners.job import Job
-from runners.session.method_runs import MethodRun, find_artifacts, find_heads
+from runners.session.method_runs import MethodRun, find_artifacts, find_heads, needs_of
 from runners.session.session import Session
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig, RunConfig, packed_bytes, verifier_name
@@ -66,14 +66,16 @@ def make_session(
     """
     config = job.config
     for run in runs:
-        run.artifacts = find_artifacts(config, run, tokenizer)
-        run.heads = find_heads(config, run)
+        with needs_of(run.entry):
+            run.artifacts = find_artifacts(config, run, tokenizer)
+            run.heads = find_heads(config, run)
     # Before the weights: a large target takes minutes to load.
-    asked = [*(run.entry.draft for run in runs if run.drafter.needs.draft_model), *more_drafts]
-    for i, draft in enumerate(asked):
-        wanted = draft_weights(draft, config.model)
-        if draft not in asked[:i] and wanted is not None and not wanted.shape:
-            check_same_tokenizer(wanted, tokenizer)
+    for run in runs:
+        if run.drafter.needs.draft_model:
+            with needs_of(run.entry):
+                _check_draft_tokenizer(run.entry.draft, config, tokenizer)
+    for draft in more_drafts:
+        _check_draft_tokenizer(draft, config, tokenizer)
     model = load()
     what = f"{weights.key_of(config.model)}={model.id}"
     self_check.check_tokenizer(model.model, tokenizer, what)
@@ -99,6 +101,14 @@ def make_session(
     )
     _load_drafts(config, runs, target, tokenizer, max_len)
     return kind(job, runs, template, model, target, max_len)
+
+
+def _check_draft_tokenizer(
+    draft: DraftConfig, config: RunConfig, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    wanted = draft_weights(draft, config.model)
+    if wanted is not None and not wanted.shape:
+        check_same_tokenizer(wanted, tokenizer)
 
 
 def _longest_turn(job: Job, template: PromptTemplate | TokenIdPrompts) -> int:
@@ -130,15 +140,16 @@ def _load_drafts(
             run.draft = same[0]
             run.draft[0].reserve(max_len, max_nodes)
             continue
-        run.draft = load_draft_model(
-            run.entry.draft,
-            config.model,
-            target,
-            tokenizer,
-            max_len=max_len,
-            max_nodes=max_nodes,
-            make_target=partial(make_target, config=config, drafts=True),
-        )
+        with needs_of(run.entry):
+            run.draft = load_draft_model(
+                run.entry.draft,
+                config.model,
+                target,
+                tokenizer,
+                max_len=max_len,
+                max_nodes=max_nodes,
+                make_target=partial(make_target, config=config, drafts=True),
+            )
 
 
 def make_target(

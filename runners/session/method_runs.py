@@ -18,11 +18,19 @@ from runners.job import Entry, Job
 from specbench import paths
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
+from specbench.config.compose import has_yaml
 from specbench.config.draft import draft_weights
 from specbench.config.schema import RunConfig
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
-from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet, first_line
+from specbench.errors import (
+    ArtifactError,
+    ConfigurationError,
+    MethodCannotRun,
+    NeedsNotMet,
+    WeightsNotFound,
+    first_line,
+)
 from specbench.models import loading
 from specbench.models.checkpoints import weights
 from specbench.models.heads import folder as head_folder
@@ -103,17 +111,28 @@ def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> l
     ``given``: drafters by label that the caller made; only what they need is checked.
 
     Raises:
-        NeedsNotMet: a method cannot work in this run; says what to change.
+        MethodCannotRun: a method cannot work in this run; says what to change.
         ConfigurationError: a knob is out of range, or a class is not a drafter.
     """
-    return [
-        MethodRun(
-            entry,
-            _checked((given or {}).get(entry.label) or instantiated(entry), entry, job),
-            job.folder / _STATE / f"{index}.bin",
-        )
-        for index, entry in enumerate(job.entries)
-    ]
+    runs = []
+    for index, entry in enumerate(job.entries):
+        with needs_of(entry):
+            drafter = _checked((given or {}).get(entry.label) or instantiated(entry), entry, job)
+        runs.append(MethodRun(entry, drafter, job.folder / _STATE / f"{index}.bin"))
+    return runs
+
+
+@contextlib.contextmanager
+def needs_of(entry: Entry) -> Iterator[None]:
+    """Around what makes a method ready: what it lacks is said in its label's name.
+
+    Raises:
+        MethodCannotRun: its cause is the reason.
+    """
+    try:
+        yield
+    except (NeedsNotMet, WeightsNotFound, ArtifactError) as error:
+        raise MethodCannotRun(entry.label, str(error)) from error
 
 
 def instantiated(entry: Entry) -> Drafter:
@@ -241,6 +260,7 @@ def find_artifacts(
         bundled=config.model.embedded,
         cache_dir=Path(config.cache_dir),
         model_key=weights.model_key(config) if per_model else None,
+        model_name=config.model.name if has_yaml(config.model.name) else str(config.model.id),
     )
 
 

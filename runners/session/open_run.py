@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,7 @@ from runners.session import interference_rule
 from runners.session.blocks import Answers, BlockResult, BlockRunner
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.decoding.drafter import Drafter
+from specbench.errors import MethodCannotRun
 from specbench.results import records
 from specbench.results.manifest import RunManifest
 from specbench.results.statistics.run_summary import exit_code, run_summary
@@ -135,37 +137,64 @@ def complete(
 ) -> int:
     """Hold the job's folder, have what is missing measured, and close it: `Runner.run`.
 
+    An optional label of the job that turns out not to work here is left out, with its reason. In a
+    folder that holds records already its labels stay as they are.
+
     ``measure`` makes the missing records and appends them to the files; ``given`` as in
     `build_method_runs`.
     """
     with folder.hold_folder(job.folder):
-        runs = build_method_runs(job, given)
-        manifest = _open_manifest(job, runs)
-        # Before any other file: a folder with records and no manifest is nobody's.
-        manifest.write(job.folder)
-        files = ResultFiles(job)
-        run = OpenRun(job, runs, files, manifest)
-        add_start(manifest, len(files.done), files.redone)
-        run.save_manifest()
-        try:
-            if files.pending or run.noisy():
-                measure(run)
-            return _finish(run)
-        except BaseException as error:
-            close(manifest, "failed" if isinstance(error, Exception) else "interrupted", None)
-            # The reason why it could not be written is the error on its way up.
-            with contextlib.suppress(jsonl.DiskError):
-                run.save_manifest()
-            raise
-        finally:
-            for method_run in runs:
-                method_run.drafter.close()
+        begun = _has_records(job)
+        left_out = (RunManifest.read(job.folder).left_out or {}) if begun else {}
+        while True:
+            try:
+                return _complete(job.without(left_out), measure, given, left_out)
+            except MethodCannotRun as error:
+                if begun or error.label not in job.optional:
+                    raise (error.__cause__ or error) from None
+                log.warning("%s is left out: %s", error.label, error)
+                left_out[error.label] = str(error)
+            gc.collect()  # what was loaded for the attempt
+
+
+def _complete(
+    job: Job,
+    measure: Callable[[OpenRun], None],
+    given: Mapping[str, Drafter] | None,
+    left_out: Mapping[str, str],
+) -> int:
+    runs = build_method_runs(job, given)
+    manifest = _open_manifest(job, runs)
+    manifest.left_out = dict(left_out) or None
+    # Before any other file: a folder with records and no manifest is nobody's.
+    manifest.write(job.folder)
+    files = ResultFiles(job)
+    run = OpenRun(job, runs, files, manifest)
+    add_start(manifest, len(files.done), files.redone)
+    run.save_manifest()
+    try:
+        if files.pending or run.noisy():
+            measure(run)
+        return _finish(run)
+    except BaseException as error:
+        close(manifest, "failed" if isinstance(error, Exception) else "interrupted", None)
+        # The reason why it could not be written is the error on its way up.
+        with contextlib.suppress(jsonl.DiskError):
+            run.save_manifest()
+        raise
+    finally:
+        for method_run in runs:
+            method_run.drafter.close()
+
+
+def _has_records(job: Job) -> bool:
+    path, cases = job.folder / records.MANIFEST, job.folder / records.CASES
+    return path.exists() and cases.exists() and cases.stat().st_size > 0
 
 
 def _open_manifest(job: Job, runs: Sequence[MethodRun]) -> RunManifest:
     machine = environment.describe()
-    path, cases = job.folder / records.MANIFEST, job.folder / records.CASES
-    if not path.exists() or not cases.exists() or cases.stat().st_size == 0:
+    if not _has_records(job):
         return begin(job, {run.label: run.describe() for run in runs}, machine)
     folder.check_owner(job.folder, job.run_key, job.identity)
     manifest = RunManifest.read(job.folder)
@@ -179,7 +208,7 @@ def _open_manifest(job: Job, runs: Sequence[MethodRun]) -> RunManifest:
 def _finish(run: OpenRun) -> int:
     errors, _ = jsonl.read_jsonl(run.job.folder / records.ERRORS)
     superseded, _ = records.read_records(run.job.folder / records.DISTURBED)
-    code = exit_code(run.files.done, errors)
+    code = max(exit_code(run.files.done, errors), int(bool(run.manifest.left_out)))
     summary = run_summary(run.files.done, errors, run.manifest, superseded)
     close(run.manifest, "complete", code)
     run.files.finish(summary, run.manifest)

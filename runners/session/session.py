@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from runners.job import Job
-from runners.session.method_runs import MethodRun, describe_files, fitting
+from runners.session.method_runs import MethodRun, describe_files, fitting, needs_of
 from specbench.arrays import IntArray
 from specbench.config.schema import VERIFIERS, VerifierConfig, verifier_name
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
@@ -125,7 +125,7 @@ class Session:
                 if draft
                 else None,
             )
-            with fitting(run.entry):
+            with needs_of(run.entry), fitting(run.entry):
                 run.drafter.setup(context)
             # Behind `setup`: a head's own configuration may say which states it reads.
             if layers := run.drafter.needs.hidden_layers:

@@ -63,6 +63,7 @@ def resolve(
     bundled: bool,
     cache_dir: str | Path,
     model_key: str | None = None,
+    model_name: str = "MODEL",
     progress: Progress | None = None,
 ) -> dict[str, Path]:
     """The file of each artifact, built now if it is missing and may be built.
@@ -74,6 +75,7 @@ def resolve(
         cache_dir: default files lie in its folder ``artefacts``.
         model_key: ``models.checkpoints.weights.model_key`` of the run's model; required where an
             artifact is ``per_model``.
+        model_name: what to type for the run's model in a command that builds a file.
         progress: called with what is being done, and how much of how much (0 where unknown);
             None shows a bar on a terminal and a line every few seconds elsewhere.
 
@@ -101,7 +103,7 @@ def resolve(
                     owner = "model" if artifact.per_model else "model's tokenizer"
                     raise NeedsNotMet(
                         f"{artifact.name} has not been built for this {owner} (looked: {path}). "
-                        f"Type, with the run's model for MODEL: {artifact.command}"
+                        f"Type: {artifact.command.replace('MODEL', model_name)}"
                     )
                 _build(artifact, path, _loaded(tokenizer), progress)
         files[artifact.name] = path

@@ -24,6 +24,7 @@ _NOT_IDENTITY = (
     "logger",
     "fresh",
     "resume",
+    "strict",
     "shard",
     "hydra",
     "model.cache_dir",

@@ -121,6 +121,7 @@ class Replayer:
                     bundled=self._model.embedded,
                     cache_dir=self._cache_dir,
                     model_key=self._model_key(),
+                    model_name=str(self._model.name),
                 ),
                 seed=self._seed,
                 target=self._stored_target() if kind == ROUNDED else None,

@@ -263,6 +263,7 @@ class RunManifest(_Node):
     traces: Replayed | None = None
     replay: dict[str, Text] | None = None
     replay_s: Number | None = None
+    left_out: dict[str, Text] | None = None
     notes: list[Text] | None = None
     servers: dict[str, JsonObject] | None = None
     synthetic: Flag | None = None

@@ -127,7 +127,7 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
         (["shard=4/4"], "shard=4/4"),
         (["shard=99998/99999"], "shard=99998/99999 holds no case: there are 5"),
         (["method.num_tokens=1000000"], "drafts of up to 1000000 nodes"),
-        (["compare=[{method: cacheback, leader_len: 100000000000}]"], "(label 'cacheback')"),
+        (["method=cacheback", "method.leader_len=100000000000"], "(label 'cacheback')"),
         (["shard=0/2", "method.state_scope=run"], "shard=0/2 cannot be combined"),
         (["generation.temperature=0.7", "verifier=greedy"], "Type verifier=rejection"),
         (["verifier=typical"], "Type verifier=greedy"),
@@ -320,3 +320,33 @@ def test_a_knob_out_of_its_range_is_named_before_the_folder_s_owner(execute, tmp
 def test_a_cache_that_cannot_be_made_is_refused_before_weights_load(execute, tmp_path, place):
     with pytest.raises(OutputRefused, match=f"cache_dir={place} cannot be used"):
         execute(f"output_dir={tmp_path}", f"cache_dir={place}")
+
+
+def test_a_method_of_compare_that_cannot_run_is_left_out_with_its_reason(
+    execute, tmp_path, checkpoint, capsys
+):
+    """N-Grammys lacks its table, SpS its draft model: the others are measured all the same."""
+    typed = (f"output_dir={tmp_path}", "compare=[ngrammys,sps,token_recycling]", "dataset.limit=2")
+    assert execute(*typed) == 1, "as for cases that fail"
+    assert {r.label for r in records.read_records(tmp_path)[0]} == {"ar", "pld", "token_recycling"}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "LEFT OUT: ngrammys. " in said
+    assert f"build_artifact.py bigram_table --model {checkpoint}" in said
+    assert "LEFT OUT: sps. method=sps needs a draft model" in said
+    assert execute(*typed, launch=no_work) == 1, "a finished run is shown again"
+    capsys.readouterr()
+
+
+def test_strict_ends_a_comparison_whose_method_cannot_run(execute, tmp_path):
+    with pytest.raises(NeedsNotMet, match="needs a draft model"):
+        execute(f"output_dir={tmp_path}", "compare=[sps]", "strict=true")
+    with pytest.raises(NeedsNotMet, match="needs a draft model"):
+        execute(f"output_dir={tmp_path}/main", "method=sps", "compare=[pld]")
+
+
+def test_a_run_that_left_a_method_out_resumes_without_it(execute, tmp_path):
+    typed = (f"output_dir={tmp_path}", "compare=[sps]")
+    with interrupted_after(2):
+        execute(*typed)
+    assert execute(*typed) == 1
+    assert Counter(r.label for r in records.read_records(tmp_path)[0]) == {"ar": 7, "pld": 7}

@@ -158,7 +158,7 @@ def test_token_recycling_is_replayed_and_labelled_approximate(again):
 @pytest.mark.parametrize("method", ["lookahead", "jacobi"])
 def test_methods_that_need_the_model_are_refused(again, method):
     with pytest.raises(NeedsNotMet, match=f"method={method} needs .*cannot be replayed") as refusal:
-        again(f"compare=[{method}]")
+        again(f"compare=[{method}]", "strict=true")
     assert refusal.value.exit_code == 2
 
 
@@ -179,11 +179,11 @@ def test_candidates_that_are_not_there_are_asked_for(again, live):
     (live / records.CANDIDATES).unlink()
     try:
         with pytest.raises(NeedsNotMet, match="record=true"):
-            again("compare=[token_recycling]")
+            again("compare=[token_recycling]", "strict=true")
     finally:
         (live / records.CANDIDATES).write_bytes(kept)
     with pytest.raises(NeedsNotMet, match="learn_prompt=false"):
-        again("compare=[{method: token_recycling, learn_prompt: true}]")
+        again("compare=[{method: token_recycling, learn_prompt: true}]", "strict=true")
 
 
 @pytest.mark.parametrize(

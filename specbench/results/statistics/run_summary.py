@@ -54,6 +54,7 @@ def run_summary(
         "disturbed": disturbed,
         "caption": run_caption(records, manifest, rows),
         "notes": [
+            *(f"LEFT OUT: {label}. {why}" for label, why in (manifest.left_out or {}).items()),
             *(manifest.notes or []),
             *accepted_by_part(records),
             *_failures(records, errors, labels),
