@@ -1,21 +1,22 @@
 """Verdicts: whether a run bears out a claim, counted as the claim's source counts.
 
-For a claim about the same model, data set, task and settings:
+An equivalence test for a claim about the same model, data set, task and settings. A number
+``agrees`` where its whole 95 % interval lies within the margin of the claimed value, it
+``disagrees`` where the whole interval lies outside; else, and without an interval, as of fewer than
+three cases, the run ``cannot tell``. So a wide interval never agrees. Few sources state the error
+of a claim: it counts for nothing here.
 
-- MAT agrees where the claimed value lies within the measured 95 % interval widened by 5 % at both
-  ends. Where the source counts the prompt's pass and its token as a step, so does the verdict.
-- Speed agrees likewise with 10 %. It is compared only where it was measured, on the same hardware,
-  by the source's formula (end to end, or Spec-Bench's ``speed.py``) and over plain decoding as
-  the source ran it, which is eager: ``ar_eager`` beside CUDA graphs, ``ar`` itself on a CPU, where
-  there are none. Where the run lacks one of these, the verdict says what to run.
-- An interval whose upper end is more than 1.5 times its lower one agrees with nearly anything, and
-  without one, as of fewer than three cases, nothing is known: neither agrees nor disagrees.
-- ``reproduced``: all that is claimed and can be compared agrees, speedup among it;
-  ``MAT only``: MAT agrees, but speedup does not or cannot be compared; ``not``: MAT does not agree,
-  or speedup alone is claimed and does not; ``too few to tell``: what could be compared has such a
-  wide interval or none; ``not compared``: there is nothing to compare; ``other model``: the claim
-  is about another model and stands there for orientation. Of those that are stated it is the
-  nearest in size (by ratio; the sizes are in ``claims.yaml``).
+- MAT's margin is 5 % (a factor of 1.05 either way). Where the source counts the prompt's pass and
+  its token as a step, so does the verdict.
+- Speed's is 10 %. It is compared only where it was measured, on the same hardware, by the source's
+  formula (end to end, or Spec-Bench's ``speed.py``) and over plain decoding as the source ran it,
+  which is eager: ``ar_eager`` beside CUDA graphs, ``ar`` itself on a CPU, where there are none.
+  Where the run lacks one of these, the verdict says what to run.
+- Where a claim states both, and the two verdicts differ or one number is not compared, the verdict
+  names what it is about: ``MAT agrees``, ``MAT agrees, speed disagrees``.
+- ``not compared``: there is nothing to compare; ``other model``: the claim is about another model
+  and stands there for orientation. Of those that are stated it is the nearest in size (by ratio;
+  the sizes are in ``claims.yaml``).
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import SummaryRow, interval, n_of, number
 from specbench.results.tasks import OVERALL
 
-MAT_TOLERANCE = 0.05
-SPEEDUP_TOLERANCE = 0.10
-WIDEST = 1.5  # upper end of an interval over its lower one, for a verdict
+MAT_MARGIN = 0.05
+SPEED_MARGIN = 0.10
 
-REPRODUCED, MAT_ONLY, NOT, TOO_FEW = "reproduced", "MAT only", "not", "too few to tell"
+AGREES, DISAGREES, CANNOT_TELL = "agrees", "disagrees", "cannot tell"
 NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
 
 # The rule at the head of this module, for the foot of a table; the words of its verdicts.
 VERDICT_RULE = (
-    "Verdict: a claim is reproduced where it lies in the 95 % interval measured for the same "
-    f"model, data, settings and, for speed, hardware, widened by {100 * MAT_TOLERANCE:.0f} % for "
-    f"MAT and {100 * SPEEDUP_TOLERANCE:.0f} % for speed, both counted as its source counts them "
-    "(speed end to end or by Spec-Bench's speed.py, over eager plain decoding)."
+    f'Verdict: a run "{AGREES}" with a claim where the whole 95 % interval measured for the same '
+    "model, data, settings and, for speed, hardware lies within "
+    f"{100 * MAT_MARGIN:.0f} % of the claimed MAT and {100 * SPEED_MARGIN:.0f} % of the claimed "
+    f'speed; it "{DISAGREES}" where the whole interval lies outside, and "{CANNOT_TELL}" else. Both '
+    "are counted as the claim's source counts them (speed end to end or by Spec-Bench's speed.py, "
+    "over eager plain decoding)."
 )
 VERDICT_WORDS = (
-    f'"{MAT_ONLY}": speed does not agree, or cannot be compared, as on other hardware or '
-    "predicted; where a run is lacking, the verdict says which. "
-    f'"{TOO_FEW}": the upper end of an interval is more than {WIDEST:g} times its lower one, or '
-    f"there is none, as of fewer than {FEWEST} cases. A claim is shown with its own settings only; "
-    "one for another model, the nearest in size that is stated, is there for orientation."
+    f'"MAT {AGREES}": speed is not compared, as on other hardware or predicted; where a run is '
+    f"lacking, the verdict says which. Fewer than {FEWEST} cases have no interval and cannot tell. "
+    "A claim is shown with its own settings only; one for another model, the nearest in size that "
+    "is stated, is there for orientation."
 )
 
 # What a run lacks that has no speed on a claim's terms.
@@ -138,26 +139,30 @@ def _estimate(row: SummaryRow, key: str) -> Estimate:
 
 def compare(claim: Claim, task: str, mat: Estimate, speedup: Estimate, lacking: str = "") -> str:
     """The verdict on numbers that are counted as the claim's; a speed may be ``lacking``."""
-    accepted = _agrees(claim.value("mat", task), mat, MAT_TOLERANCE)
-    # Speed is asked where MAT agrees or is not claimed.
-    if accepted not in (None, REPRODUCED):
-        return accepted
-    speed = _agrees(claim.value("speedup", task), speedup, SPEEDUP_TOLERANCE)
-    if accepted is None:
-        found = speed or NOT_COMPARED
+    claimed = {"MAT": claim.value("mat", task), "speed": claim.value("speedup", task)}
+    tested = {
+        "MAT": equivalent(claimed["MAT"], mat, MAT_MARGIN),
+        "speed": equivalent(claimed["speed"], speedup, SPEED_MARGIN),
+    }
+    known = {name: word for name, word in tested.items() if word is not None}
+    words = set(known.values())
+    if len(words) == 1 and known.keys() == {name for name, value in claimed.items() if value}:
+        found = words.pop()
     else:
-        found = REPRODUCED if speed == REPRODUCED else MAT_ONLY
+        found = ", ".join(f"{name} {word}" for name, word in known.items()) or NOT_COMPARED
     return f"{found}; {lacking}" if lacking else found
 
 
-def _agrees(claimed: float | None, measured: Estimate, tolerance: float) -> str | None:
-    """One number's part of the verdict: reproduced, not, or too few to tell.
+def equivalent(claimed: float | None, measured: Estimate, margin: float) -> str | None:
+    """Whether a number is the claimed one, up to a factor of ``1 + margin`` either way.
 
     None where it is not claimed or not measured.
     """
     if claimed is None or measured.value is None:
         return None
-    low, high = measured.interval or (0.0, 1.0)
-    if high > WIDEST * low:
-        return TOO_FEW
-    return REPRODUCED if low / (1 + tolerance) <= claimed <= high * (1 + tolerance) else NOT
+    low, high = claimed / (1 + margin), claimed * (1 + margin)
+    if measured.interval is None:
+        return CANNOT_TELL
+    if low <= measured.interval[0] and measured.interval[1] <= high:
+        return AGREES
+    return DISAGREES if measured.interval[1] < low or high < measured.interval[0] else CANNOT_TELL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
+from analysis.runs.settings import setting_words
 from specbench.results.statistics import pairs
 from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import LogRatios
@@ -120,4 +122,23 @@ def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:
         row[names.index((entry.run.path, entry.label))] = 1.0
         if key != "mat" and entry.run.baseline is not None:
             row[names.index((entry.run.path, entry.run.baseline))] = -1.0
-    return found.of(contrasts)
+    return _with_runs(entries, found.of(contrasts))
+
+
+def _with_runs(entries: Sequence[ComparedLabel], ratios: LogRatios) -> LogRatios:
+    """The entries' ratios with the spread between runs in their errors.
+
+    It is known where labels were measured in several runs with the same settings: the variance of
+    the logarithms among these, pooled over labels. Every entry is one run's, so every one has it;
+    two labels of one run differ by less, and comparing them errs on the wide side.
+    """
+    words = setting_words([(entry.run, entry.label) for entry in entries])
+    alike: dict[tuple[str, str], list[float]] = {}
+    for entry, said, value in zip(entries, words, ratios.values, strict=True):
+        alike.setdefault((entry.label, said), []).append(float(value))
+    squares = math.fsum(np.var(values) * len(values) for values in alike.values())
+    freedom = len(entries) - len(alike)
+    if not freedom or not squares:
+        return ratios
+    spread = squares / freedom * np.eye(len(entries))
+    return replace(ratios, repeats=spread, repeats_freedom=freedom)

@@ -290,7 +290,7 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
                     "first": names.get((run.path, pair["first"]), pair["first"]),
                     "second": names.get((run.path, pair["second"]), pair["second"]),
                     "ratio [95 %]": Estimate(pair["ratio"], pair["ratio_ci"], 3, few),
-                    "p": Fact(p_words(pair["p_holm"]), {"p": pair["p_holm"]}),
+                    "p": Fact(p_words(pair["p_family"]), {"p": pair["p_family"]}),
                     "first is": Fact(pair_words(pair), {"first is": pair["verdict"]}),
                     "detectable": Estimate(pair["detectable"], digits=3),
                     "cases": str(pair["n_cases"]),

@@ -9,7 +9,7 @@ from analysis.runs.comparisons import make_comparisons
 from analysis.runs.leaders import leaders
 from analysis.runs.load import load_runs
 from specbench.results.statistics.pairs import compare_pairs, leaders_of
-from tests.analysis.folders import copy_run, edit_records
+from tests.analysis.folders import copy_run, edit_manifest, edit_records
 
 
 def only(cases, factor=1.0, repeats=(0,)):
@@ -24,6 +24,13 @@ def only(cases, factor=1.0, repeats=(0,)):
         return record
 
     return change
+
+
+def other_settings(folder):
+    """The run's pld becomes one with another knob, which is no second measurement of the first."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["labels"]["pld"]["knobs"]["max_ngram"] = 9
+    edit_manifest(folder, labels=manifest["labels"])
 
 
 @pytest.fixture
@@ -57,15 +64,17 @@ def test_two_runs_are_compared_case_by_case(results, case_ids):
     _, alike = led(results)
     assert {"cacheback (one)", "cacheback (two)"} <= set(alike), "nothing parts a run from its copy"
     edit_records(results / "two", only(case_ids, factor=0.4))
-    _, found = led(results)
-    assert found == ["pld (two)"]
+    assert len(led(results)[1]) > 1, "runs of the same settings differ as much as the methods do"
+    other_settings(results / "two")
+    assert led(results)[1] == ["pld (max_ngram=9)"]
 
 
 def test_repeats_of_one_of_the_runs_do_no_harm(results, case_ids):
     edit_records(results / "one", only(case_ids, repeats=(0, 1)))
     copy_run(results / "one", results / "two", "other")
     edit_records(results / "two", only(case_ids, factor=0.4))
-    assert led(results)[1] == ["pld (two)"]
+    other_settings(results / "two")
+    assert led(results)[1] == ["pld (max_ngram=9)"]
 
 
 @pytest.mark.parametrize("key", ["speedup", "mat"])

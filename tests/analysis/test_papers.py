@@ -297,8 +297,8 @@ def test_table_3_compares_speed_on_its_own_model_and_hardware():
     llama2 = replace(there, records=[replace(r, model="llama2_70b") for r in there.records])
     for measured, card, opt_tree in (
         (run, "not compared", "other model"),
-        (there, "too few to tell", "other model"),
-        (llama2, "other model", "too few to tell"),
+        (there, "disagrees", "other model"),
+        (llama2, "other model", "cannot tell"),
     ):
         (table,) = reproduction("card_table3").tables([measured])
         verdicts = {row[1]: row[-1] for row in table.rows}

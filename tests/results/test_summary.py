@@ -282,7 +282,7 @@ class TestComparePairs:
                 cases.append(record(label, str(i), 11, 5, 4.4 + 0.2 * j + 0.1 * (i * (j + 2) % 5)))
         against_ar = compare_pairs(cases, ["ar", *"abcd"])[:4]
         assert [found["verdict"] for found in against_ar] == ["faster"] * 4
-        assert all(found["ratio_ci"][0] > 1 and found["p_holm"] < 0.05 for found in against_ar)
+        assert all(found["ratio_ci"][0] > 1 and found["p_family"] < 0.05 for found in against_ar)
 
     def test_too_few_cases_say_how_many_it_takes(self):
         for found in self.sample(1.5, n=2):

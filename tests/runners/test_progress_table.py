@@ -123,6 +123,14 @@ def test_summaries_of_earlier_versions_are_shown(tmp_path):
     assert line.split()[:7] == ["pld", "1.73", "1.46", "[1.31,", "1.60]", "–", "–"]
 
 
+def test_the_p_value_of_a_family_is_read_by_its_earlier_name_too(tmp_path):
+    against = {"family": "ar", "second": "ar", "ratio": 1.4, "verdict": "faster"}
+    for name in ("p_family", "p_holm"):
+        old = summary() | {"pairs": [{"first": "pld", name: 0.0321, **against}]}
+        del old["against_best"]
+        assert "slower, p 0.032" in printed(old, tmp_path, 120)
+
+
 def test_columns_that_find_no_room_are_named_and_the_headline_stays():
     frame = pd.DataFrame(
         [

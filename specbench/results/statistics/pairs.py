@@ -20,7 +20,7 @@ from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import N_RESAMPLES, LogRatios
 from specbench.results.statistics.multiple import Against, against, against_best
 from specbench.results.statistics.summary import Sample
-from specbench.results.summary_schema import Pair, Standing
+from specbench.results.summary_schema import Pair, Standing, p_family
 
 DEFAULT_MARGIN = 0.02
 
@@ -115,7 +115,7 @@ def _pair(
         "ratio": sample.speedup(first, second)[0],
         "ratio_ci": interval,
         "p": found.p if found else 1.0,
-        "p_holm": found.p_family if found else 1.0,
+        "p_family": found.p_family if found else 1.0,
         "verdict": verdict(interval, margin),
         "margin": margin,
         "detectable": found.detectable if found else None,
@@ -151,11 +151,11 @@ def standings_of(pairs: Sequence[Pair]) -> dict[str, Standing]:
     if not pairs:
         return {}
     top = best[0]["second"] if best else pairs[0]["first"]
-    others = {pair["first"]: Standing(verdict=pair["verdict"], p=pair["p_holm"]) for pair in best}
+    others = {pair["first"]: Standing(verdict=pair["verdict"], p=p_family(pair)) for pair in best}
     if top not in over:
         return standings(top, others)
     plain = over[top]
-    over_plain = Standing(verdict=plain["verdict"], p=plain["p_holm"])
+    over_plain = Standing(verdict=plain["verdict"], p=p_family(plain))
     return standings(top, others, plain["second"], over_plain, behind=(plain["ratio"] or 1.0) < 1)
 
 
