@@ -252,6 +252,7 @@ def _read_folder(path: Path) -> Traces:
     candidates = {(line["label"], line["case_id"], line["turn"]): line["top"] for line in rows}
     found, _ = read_records(path, run_key=manifest.run_key, labels=manifest.labels)
     failed: dict[str, None] = {}
+    plain = {(r.case_id, r.turn): r for r in found if r.label == BASELINE and not r.repeat}
     turns = []
     for record in found:
         if record.repeat:
@@ -260,6 +261,9 @@ def _read_folder(path: Path) -> Traces:
             failed.setdefault(record.case_id)
             continue
         top = candidates.get((record.label, record.case_id, record.turn))
+        beside = plain.get((record.case_id, record.turn))
+        if top is None and beside is not None and beside.output_ids == record.output_ids:
+            top = candidates.get((BASELINE, record.case_id, record.turn))  # of the same text
         kept = states.path_of(path, record.stream_index, record.turn)
         turns.append(
             RecordedTurn(

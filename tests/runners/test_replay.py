@@ -363,3 +363,24 @@ def test_recorded_values_are_checked_as_typed_ones_are(again, foreign, group, ke
     error = translate_hydra_error(caught.value)
     assert error is not None and error.exit_code == 2
     assert "foreign" in str(error) and key in str(error)
+
+
+def test_a_recording_of_a_learner_s_own_run_can_be_replayed(small, tmp_path, capsys):
+    """Likeliest tokens are kept along plain decoding, whose text the learner's own is."""
+    typed = [*small, "dataset.limit=2", "compare=[token_recycling]"]
+    assert run_here([*typed, "record=true", f"output_dir={tmp_path}/live"]) == 0
+    traces = f"runner.traces={tmp_path}/live"
+    assert run_here([*typed, "runner=replay", traces, f"output_dir={tmp_path}/again"]) == 0
+    done, _ = records.read_records(tmp_path / "again")
+    assert {r.status for r in done} == {"ok"}
+    assert sum(r.label == "token_recycling" for r in done) == sum(r.label == "ar" for r in done)
+
+
+def test_a_speedup_above_its_mat_is_explained(again, surface, monkeypatch):
+    def shorter_where_wide(self, k, width, context):
+        return 1e-3 / width
+
+    monkeypatch.setattr(CostSurface, "pass_s", shorter_where_wide)
+    _, out = again(f"runner.surface={surface}")
+    notes = jsonl.read_json(out / records.SUMMARY)["notes"]
+    assert any(n.startswith("pld: its steps are") and "exceeds its MAT" in n for n in notes)
