@@ -22,10 +22,9 @@ from analysis.notebooks import shared
 from analysis.papers.reproduction import captions
 from analysis.plots.charts import Panel, bars, curves
 from analysis.runs.acceptance import by_depth, by_position, stream_parts
-from analysis.runs.comparisons import make_comparisons
+from analysis.runs.comparisons import ComparedLabel, make_comparisons
 from analysis.runs.estimates import mat, pooled_ratio, steps
 from specbench.results.estimate import Estimate
-from specbench.results.records import CaseRecord
 
 comparisons = make_comparisons(shared.runs())
 
@@ -45,10 +44,10 @@ for comparison in comparisons:
 
 
 # %%
-def shares(records: list[CaseRecord], most: int) -> list[tuple[int, Estimate]]:
+def shares(entry: ComparedLabel, most: int) -> list[tuple[int, Estimate]]:
     def share(committed: int) -> Estimate:
         return pooled_ratio(
-            records, lambda r: list(r.committed_per_step).count(committed), steps, at_most=1
+            entry.records, lambda r: list(r.committed_per_step).count(committed), steps, at_most=1
         )
 
     return [(n - 1, share(n)) for n in range(1, most + 1)]
@@ -70,8 +69,9 @@ for comparison in comparisons:
     shared.table(frame, f"Share of steps: {comparison.printed_title}")
 
 # %% [markdown]
-# How deep does a draft hold: share of all steps that accepted at least so many draft tokens? If
-# every token were accepted with the same chance p, the shares would fall as p, p², p³.
+# How deep does a draft hold: share of the steps with a draft that accepted at least so many of its
+# tokens? If every token were accepted with the same chance p, the shares would fall as p, p², p³.
+# (Of all steps where the run's `steps.parquet` is not there.)
 #
 # Where do methods that learn get better: within an answer (MAT of the steps that begin within each
 # stretch of it), and, with state kept for the run (`python run.py state_scope=paper`), from
@@ -79,17 +79,19 @@ for comparison in comparisons:
 
 
 # %%
-def over_the_stream(records: list[CaseRecord]) -> list[tuple[float, Estimate]]:
-    return [(size, mat(turns)) for size, turns in stream_parts(records, 5)]
+def over_the_stream(entry: ComparedLabel) -> list[tuple[float, Estimate]]:
+    return [(size, mat(turns)) for size, turns in stream_parts(entry.records, 5)]
 
 
 # %%
 for comparison in comparisons:
-    depth, left_out = shared.drawn(comparison, by_depth)
-    within, _ = shared.drawn(comparison, by_position)
+    depth, left_out = shared.drawn(
+        comparison, lambda entry: by_depth(entry.records, depths=entry.run.depths)
+    )
+    within, _ = shared.drawn(comparison, lambda entry: by_position(entry.records))
     over, _ = shared.drawn(comparison, over_the_stream)
     panels = [
-        Panel("", "draft tokens accepted, at least", "share of steps", depth, top=1.0),
+        Panel("", "draft tokens accepted, at least", "share of drafts", depth, top=1.0),
         Panel("within an answer", "position (tokens)", "MAT", within, bottom=1.0),
         Panel("over the stream", "tokens of finished requests", "MAT", over, bottom=1.0),
     ]

@@ -23,13 +23,12 @@ from analysis.plots.charts import Point, Series
 from analysis.plots.layout import Drawing, save, write_words
 from analysis.plots.style import RC
 from analysis.plots.sweeps import figure_name
-from analysis.runs.comparisons import ComparedRuns
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run, usable_runs
 from analysis.tabular.records_sheet import records_sheet
 from specbench.errors import SpecBenchError
 from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate
-from specbench.results.records import CaseRecord
 from specbench.results.tasks import OVERALL
 
 MOST = 6  # lines or kinds of bars that can be told apart
@@ -71,7 +70,7 @@ def _in_notebook() -> bool:
 
 def drawn(
     comparison: ComparedRuns,
-    numbers: Callable[[list[CaseRecord]], Iterable[tuple[float, Estimate]]],
+    numbers: Callable[[ComparedLabel], Iterable[tuple[float, Estimate]]],
 ) -> tuple[list[Series], str]:
     """A line through the numbers of as many labels as a picture can show, and words on the rest."""
     entries = comparison.drafting
@@ -79,7 +78,7 @@ def drawn(
         Series(
             figure_name(comparison, entry),
             entry.method,
-            [Point.at(x, number) for x, number in numbers(entry.records)],
+            [Point.at(x, number) for x, number in numbers(entry)],
         )
         for entry in entries[:MOST]
     ]

@@ -15,12 +15,17 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.surfaces import cost_of_pass, cost_on
 from specbench.results.estimate import Estimate
 from specbench.results.names import display_name
+from specbench.results.records import STEPS
 
 _DEEPEST = 8  # position that is drawn
 _FEWEST = 3  # sizes of a draft, from which a line is drawn
 ACCEPTANCE_TEXT = (
-    "Position 1 is the first drafted token. Left: of all steps, those that accepted it; right: of "
-    "the steps that accepted the one before."
+    "Position 1 is the first drafted token. Left: of the steps with a draft, those that accepted "
+    "it; right: of the steps that accepted the one before and drafted so deep."
+)
+_NO_DEPTHS_TEXT = (
+    "The steps of a run here were not kept ({steps}): of it all steps count, and a draft that ends "
+    "before a position looks like one that was rejected there."
 )
 _ROWS_TEXT = (
     "A chain and a tree at one place read as many rows in a target pass, the root included."
@@ -55,25 +60,30 @@ def acceptance_picture(comparison: ComparedRuns, caption: str) -> Drawing | None
     widest = {method: found[max(common & found.keys() or found)] for method, found in sizes.items()}
 
     def lines(shares: Callable[..., list[tuple[int, Estimate]]]) -> list[Series]:
+        def numbers(entry: ComparedLabel) -> list[tuple[int, Estimate]]:
+            return shares(entry.records, entry.run.seed, _DEEPEST, entry.run.depths)
+
         return [
             Series(
                 figure_name(comparison, entry),
                 method,
-                [Point.at(x, y) for x, y in shares(entry.records, entry.run.seed, _DEEPEST)],
+                [Point.at(x, y) for x, y in numbers(entry)],
             )
             for method, entry in widest.items()
         ]
 
     place = "position in the draft"
     panels = [
-        Panel("all steps", place, "share that accepts it", lines(by_depth), top=1.0),
+        Panel("steps with a draft", place, "share that accepts it", lines(by_depth), top=1.0),
         Panel(
             "after the one before", place, "share that accepts it", lines(where_the_one_before),
             top=1.0,
         ),
     ]  # fmt: skip
     title = f"Acceptance by position ({comparison.printed_title})"
-    return curves([panels], title, f"{ACCEPTANCE_TEXT}\n{caption}")
+    known = all(entry.run.depths for entry in widest.values())
+    text = ACCEPTANCE_TEXT if known else f"{ACCEPTANCE_TEXT} {_NO_DEPTHS_TEXT.format(steps=STEPS)}"
+    return curves([panels], title, f"{text}\n{caption}")
 
 
 def is_chain(entry: ComparedLabel) -> bool:

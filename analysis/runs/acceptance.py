@@ -6,8 +6,9 @@ counted over the turns of a label: draft passes, cache hits, rows, time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,34 +17,71 @@ from analysis.runs.estimates import STEP_PHASES, phase_s, pooled_ratio, steps
 from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.records import CaseRecord
 
+# Depth of each step's draft by turn, 0 where nothing was drafted.
+Depths: TypeAlias = Mapping[tuple[int, str, int, str], Sequence[int]]
+
 
 def by_depth(
-    records: Sequence[CaseRecord], seed: int = 0, deepest: int = 12
+    records: Sequence[CaseRecord],
+    seed: int = 0,
+    deepest: int = 12,
+    depths: Depths | None = None,
 ) -> list[tuple[int, Estimate]]:
-    """By depth from 1 to where nothing is accepted: share of steps that accepted so many tokens."""
-    return _shares(records, lambda depth: steps, seed, deepest)
+    """By depth from 1 to where nothing is accepted: share of drafts that had so much accepted.
+
+    Engines call it the marginal acceptance of a position: of the steps with a draft, those that
+    accepted so many tokens. One plus the sum over all depths is the acceptance length of these
+    steps. Where nobody kept the depths of drafts, all steps count instead.
+
+    Args:
+        records: of one label.
+        seed: of the bootstrap.
+        deepest: the last depth.
+        depths: of the run (`analysis.runs.load.Run.depths`).
+    """
+    return _shares(records, lambda depth: (0, 1), seed, deepest, depths)
 
 
 def where_the_one_before(
-    records: Sequence[CaseRecord], seed: int = 0, deepest: int = 12
+    records: Sequence[CaseRecord],
+    seed: int = 0,
+    deepest: int = 12,
+    depths: Depths | None = None,
 ) -> list[tuple[int, Estimate]]:
-    """As :func:`by_depth`, of the steps that accepted the token before it alone."""
-    return _shares(records, lambda depth: _accepted(depth - 1), seed, deepest)
+    """As :func:`by_depth`, of the steps that accepted the token before it and drafted so deep.
 
-
-def _accepted(depth: int) -> Callable[[CaseRecord], float]:
-    return lambda record: sum(n > depth for n in record.committed_per_step)
+    Engines call it conditional. A draft that ends before rejects nothing; of a tree, one that is
+    as deep on another branch counts as drafted so deep.
+    """
+    return _shares(records, lambda depth: (depth - 1, depth), seed, deepest, depths)
 
 
 def _shares(
     records: Sequence[CaseRecord],
-    among: Callable[[int], Callable[[CaseRecord], float]],
+    among: Callable[[int], tuple[int, int]],
     seed: int,
     deepest: int,
+    depths: Depths | None,
 ) -> list[tuple[int, Estimate]]:
+    """Shares of the steps that accepted and drafted at least as much as ``among`` says."""
+
+    def steps_with(accepted: int, drafted: int) -> Callable[[CaseRecord], float | None]:
+        def count(record: CaseRecord) -> float | None:
+            committed = record.committed_per_step
+            deep = [math.inf] * len(committed) if not depths else depths.get(record.key, [])
+            if len(deep) != len(committed):
+                return None
+            pairs = zip(committed, deep, strict=True)
+            return sum(n > accepted and d >= drafted for n, d in pairs)
+
+        return count
+
     reached = max((n - 1 for record in records for n in record.committed_per_step), default=0)
     return [
-        (depth, pooled_ratio(records, _accepted(depth), among(depth), seed, 1))
+        (
+            depth,
+            pooled_ratio(records, steps_with(depth, depth), steps_with(*among(depth)), seed, 1),
+        )
         for depth in range(1, min(reached, deepest) + 1)
     ]
 

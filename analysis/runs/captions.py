@@ -20,6 +20,7 @@ from specbench.results.wording import (
     fallback_words,
     interval_words,
     rounding_words,
+    template_words,
     verdict_words,
 )
 
@@ -52,6 +53,11 @@ def decoding_words(run: Run) -> str:
     return "greedy" if run.temperature == 0 else f"temperature {run.temperature:g}"
 
 
+def _conditions(run: Run) -> list[str]:
+    """Number format, decoding, and how prompts are written where that was recorded."""
+    return list(filter(None, [run.dtype, decoding_words(run), template_words(run.manifest)]))
+
+
 def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = True) -> list[str]:
     first = comparison.runs[0]
     made_up = "SYNTHETIC RECORDS, not a measurement. " if first.synthetic else ""
@@ -71,7 +77,7 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
     moved = [word for run in comparison.runs for word in rounding_words(run.manifest.model)]
     elsewhere = engine_words(record for run in comparison.runs for record in run.records)
     return [
-        f"{made_up}{first.model} ({first.dtype}, {decoding_words(first)}) on {first.dataset}"
+        f"{made_up}{first.model} ({', '.join(_conditions(first))}) on {first.dataset}"
         + (f", {comparison.told}: " if comparison.told else ": ")
         + cases
         + (f" of at most {limit} new tokens a turn" if limit else "")

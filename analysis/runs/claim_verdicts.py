@@ -44,9 +44,9 @@ VERDICT_RULE = (
     f'Verdict: a run "{AGREES}" with a claim where the whole 95 % interval measured for the same '
     "model, data, settings and, for speed, hardware lies within "
     f"{100 * MAT_MARGIN:.0f} % of the claimed MAT and {100 * SPEED_MARGIN:.0f} % of the claimed "
-    f'speed; it "{DISAGREES}" where the whole interval lies outside, and "{CANNOT_TELL}" else. Both '
-    "are counted as the claim's source counts them (speed end to end or by Spec-Bench's speed.py, "
-    "over eager plain decoding)."
+    f'speed; it "{DISAGREES}" where the whole interval lies outside, and "{CANNOT_TELL}" else. '
+    "Both are counted as the claim's source counts them (speed end to end or by Spec-Bench's "
+    "speed.py, over eager plain decoding)."
 )
 VERDICT_WORDS = (
     f'"MAT {AGREES}": speed is not compared, as on other hardware or predicted; where a run is '

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
+from specbench.results.lines import read_steps
 from specbench.results.manifest import Hardware, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,
@@ -18,10 +19,12 @@ from specbench.results.records import (
     DONE,
     MANIFEST,
     OWN_ENGINE,
+    STEPS,
     SURFACE,
     CaseRecord,
     read_records,
 )
+from specbench.results.wording import thinking
 from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED, JsonObject
 
@@ -87,6 +90,16 @@ class Run:
     def superseded(self) -> Sequence[CaseRecord]:
         """The measurements that were made again, in the order they were given up."""
         return _read(self.path / DISTURBED, self.manifest)[0]
+
+    @functools.cached_property
+    def depths(self) -> Mapping[tuple[int, str, int, str], Sequence[int]]:
+        """Depth of each step's draft by turn; empty where the run's steps were not kept.
+
+        Raises:
+            specbench.storage.jsonl.RecordError: the table of steps cannot be read.
+        """
+        path = self.path / STEPS
+        return {trace.key: trace.depth for trace in read_steps(path)} if path.exists() else {}
 
     @functools.cached_property
     def questions(self) -> Mapping[str, int]:
@@ -227,9 +240,10 @@ class Run:
     def terms(self, label: str) -> Mapping[str, object]:
         """What numbers of a label depend on besides its knobs, as far as the run recorded it.
 
-        ``dtype``, ``max_new_tokens``, ``prompt_form`` of the data set, ``draft`` (the last part of
-        its id), and as sets ``questions`` (ids of the cases) and ``corpus`` (what the files that
-        the method reads were made from).
+        ``dtype``, ``max_new_tokens``, ``prompt_form`` of the data set, ``template`` of the prompts
+        and whether it asks for ``thinking``, ``draft`` (the last part of its id), and as sets
+        ``questions`` (ids of the cases) and ``corpus`` (what the files that the method reads were
+        made from).
         """
         draft = self._loaded.drafts.get(label)
         files = (self._loaded.artefacts or {}).get(label, {}).values()
@@ -237,6 +251,8 @@ class Run:
             "dtype": None if self.dtype == _NO_DTYPE else self.dtype,
             "max_new_tokens": self.max_new_tokens,
             "prompt_form": self.manifest.setting("dataset", "prompt_form"),
+            "template": self.manifest.setting("model", "template"),
+            "thinking": thinking(self.manifest),
             "draft": Path(draft.id).name if draft and draft.id else None,
             "questions": {record.case_id for record in self.records},
             "corpus": {

@@ -18,6 +18,8 @@ class SummaryRow(TypedDict):
         n_dropped: cases left out for all labels because one failed.
         n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: some of them are
             timed all the same.
+        mat: pooled; ``mat_per_request``, ``mat_token_weighted``: the two other means in use, over
+            turns and over tokens (docs/metrics.md).
         phase_share: each phase's part of the wall time, under ``measure=phases``.
         speedup_eager, speedup_graph: over plain decoding by that engine.
         end_to_end_speedup: of all new tokens over all time, the prompt's pass included.
@@ -35,6 +37,8 @@ class SummaryRow(TypedDict):
     disturbed_counted: bool
     mat: float | None
     mat_ci: Interval | None
+    mat_per_request: float | None
+    mat_token_weighted: float | None
     tokens_per_s: float | None
     tokens_per_s_ci: Interval | None
     end_to_end_tokens_per_s: float | None

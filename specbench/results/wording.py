@@ -23,6 +23,9 @@ _VERDICTS = {
 
 _LEADERS_NAMED = 4
 
+# The chat templates' word for it (Qwen 3 and others).
+_THINKING = "enable_thinking"
+
 # What a caption of several runs says first about times that were not measured.
 TIMES = {
     "measured": "",
@@ -166,6 +169,26 @@ def fallback_words(records: Iterable[CaseRecord]) -> list[str]:
     return words
 
 
+def thinking(manifest: RunManifest) -> bool | None:
+    """Whether the prompts ask the model to think first; None where nobody said."""
+    found = (manifest.setting("model", "template_kwargs") or {}).get(_THINKING)
+    return None if found is None else bool(found)
+
+
+def template_words(manifest: RunManifest) -> str:
+    """``template vicuna_v1.1``, ``template auto, thinking off``; "" where it was not recorded.
+
+    A server writes its prompts itself.
+    """
+    if manifest.servers:
+        return ""
+    template, thinks = manifest.setting("model", "template"), thinking(manifest)
+    words = [f"template {template}"] if template else []
+    if thinks is not None:
+        words.append(f"thinking {'on' if thinks else 'off'}")
+    return ", ".join(words)
+
+
 def engine_words(records: Iterable[CaseRecord]) -> str:
     """Which other engines answered, and in which numbers; "" where ours decoded."""
     found = {(r.engine, r.numerics) for r in records if r.engine != OWN_ENGINE}
@@ -198,7 +221,8 @@ def run_caption(
     cases = cases_words(row for row in rows if row["task"] == OVERALL)
     parts = [
         ("PREDICTED times, not measured ones. " if predicted else "")
-        + f"{model} on {dataset}: {cases}, repeats={manifest.config['repeats']}. "
+        + f"{model} on {dataset}{f' ({said})' if (said := template_words(manifest)) else ''}: "
+        + f"{cases}, repeats={manifest.config['repeats']}. "
         + (answered or f"State kept per {kept}.")
     ]
     if (estimator := manifest.config["estimator"]) != "paired":

@@ -278,6 +278,9 @@ class TestFindClaim:
             ({"corpus": "ultrachat"}, False),
             ({"questions": [str(i) for i in range(81, 200)]}, True),
             ({"questions": [str(i) for i in range(82, 200)]}, False),
+            ({"template": "plain", "thinking": False}, True),
+            ({"template": "vicuna_v1.1"}, False),
+            ({"thinking": True}, False),
         ],
     )
     def test_a_claim_about_the_same_model_must_be_on_the_run_s_terms(self, run, terms, shown):
@@ -289,7 +292,12 @@ class TestFindClaim:
                 },
             }
         )
-        config = {**run.manifest.config, "generation": {"max_new_tokens": 64}}
+        written = {"template": "plain", "template_kwargs": {"enable_thinking": False}}
+        config = {
+            **run.manifest.config,
+            "generation": {"max_new_tokens": 64},
+            "model": {**run.manifest.config.get("model", {}), **written},
+        }
         manifest = run.manifest.model_copy(update={"model": info, "config": config})
         run = dataclasses.replace(run, manifest=manifest)
         judged, other = claim(terms=terms), claim(terms=terms, model="vicuna13b")

@@ -8,7 +8,12 @@ import pytest
 
 from analysis import tables
 from analysis.papers import REPRODUCTIONS, by_reproduction
-from analysis.runs.acceptance import by_depth, by_position, stream_parts
+from analysis.runs.acceptance import (
+    by_depth,
+    by_position,
+    stream_parts,
+    where_the_one_before,
+)
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.runs.sweeps import sweeps
@@ -213,6 +218,25 @@ def test_acceptance_by_depth_position_and_part_of_the_stream_by_hand(run):
     assert [*shares.values()] == pytest.approx(
         [sum(n > depth for n in steps) / len(steps) for depth in shares]
     )
+    # Depths: none at every third step, else as deep as what was accepted, or one deeper.
+    depths = {
+        record.key: [
+            0 if n == 1 and i % 3 == 0 else n - 1 + i % 2
+            for i, n in enumerate(record.committed_per_step)
+        ]
+        for record in own
+    }
+    seen = [
+        (n - 1, d) for r in own for n, d in zip(r.committed_per_step, depths[r.key], strict=True)
+    ]
+    drafts = [accepted for accepted, depth in seen if depth]
+    assert 0 < len(drafts) < len(seen)
+    marginal = {depth: share.value for depth, share in by_depth(own, depths=depths)}
+    assert 1 + sum(marginal.values()) == pytest.approx(1 + sum(drafts) / len(drafts))
+    conditional = {d: share.value for d, share in where_the_one_before(own, depths=depths)}
+    for d, share in conditional.items():
+        asked = [accepted for accepted, depth in seen if accepted >= d - 1 and depth >= d]
+        assert share == pytest.approx(sum(accepted >= d for accepted in asked) / len(asked))
     stretches = by_position(own, width=8)
     assert [at for at, _ in stretches] == [4.0 + 8 * i for i in range(len(stretches))]
     ((_, whole),) = by_position(own, width=10_000)

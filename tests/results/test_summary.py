@@ -58,6 +58,9 @@ class TestByHand:
     def test_numbers(self):
         ar, pld = (row(self.rows(), label) for label in LABELS)
         assert (ar["mat"], pld["mat"]) == (1.0, 40 / 25), "pooled over cases"
+        assert pld["mat_per_request"] == pytest.approx((2 + 1.5) / 2)
+        assert pld["mat_token_weighted"] == pytest.approx((10 * 2 + 30 * 1.5) / 40)
+        assert ar["mat_per_request"] == ar["mat_token_weighted"] == 1.0
         assert (ar["tokens_per_s"], pld["tokens_per_s"]) == (40 / 25, 40 / 15)
         assert pld["end_to_end_tokens_per_s"] == 42 / 17
         assert pld["speedup"] == pytest.approx(25 / 15), "ratio of totals"

@@ -24,7 +24,8 @@ LEFT_OUT_SHARE = 0.25
 # Columns of a label's totals per case.
 (
     COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW, SPEC_BENCH_NEW,
-) = range(9)  # fmt: skip
+    REQUESTS, REQUEST_MATS, TOKEN_MATS,
+) = range(12)  # fmt: skip
 
 
 def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
@@ -95,7 +96,7 @@ class Pooled:
 
     Attributes:
         cases, tasks, categories: ``[n]`` of each case that did not drop out.
-        totals: by label ``[1 + R, n, 9]``, first over all repeats, then in each of the R; see the
+        totals: by label ``[1 + R, n, 12]``, first over all repeats, then in each of the R; see the
             column constants.
         dropped, noisy: tasks of the cases that dropped out, or hold a disturbed turn.
         noisy_counted: whether some of the disturbed ones count in times all the same.
@@ -181,7 +182,7 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
             if len(repeats) > 1:
                 each = [_add_up([turn for turn in own if turn.repeat == r], timed) for r in repeats]
             totals[label].append([whole, *each])
-    shape = (len(cases), 1 + len(repeats), SPEC_BENCH_NEW + 1)
+    shape = (len(cases), 1 + len(repeats), TOKEN_MATS + 1)
     return Pooled(
         cases=[case for case, _, _ in cases],
         tasks=[task for _, task, _ in cases],
@@ -224,6 +225,7 @@ def is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
 
 def _add_up(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[float]:
     timed = [turn for turn in turns if (turn.repeat, turn.case_id) in timed_blocks]
+    lengths = [(t.n_new - 1, t.n_target_passes) for t in turns if t.n_target_passes]
     return [
         # A turn whose server did not say its steps counts in neither.
         sum(turn.n_new - 1 for turn in turns if turn.n_target_passes),
@@ -235,6 +237,9 @@ def _add_up(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[fl
         math.fsum(turn.energy_j or 0.0 for turn in timed),
         sum(turn.n_new for turn in timed if turn.energy_j is not None),
         sum(_spec_bench_new(turn) for turn in timed),
+        len(lengths),
+        math.fsum(committed / steps for committed, steps in lengths),
+        math.fsum(committed**2 / steps for committed, steps in lengths),
     ]
 
 

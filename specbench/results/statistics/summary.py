@@ -9,6 +9,8 @@ How records become numbers (words as in :mod:`specbench.results.records`):
   and repeat) out of all that is timed, for all labels, but never more than a quarter of the run's
   blocks: of more, some count (``disturbed_counted``). ``n_disturbed`` counts the cases concerned.
   The numbers without this rule: :mod:`specbench.results.statistics.disturbed`.
+- ``mat`` is pooled: tokens over steps, summed first. ``mat_per_request`` is the plain mean of the
+  turns' own, ``mat_token_weighted`` the mean over tokens of the turn's that each stands in.
 - No interval is made of fewer than three cases.
 - ``joules_per_token`` is energy over new tokens, prefill included, of turns whose energy is known;
   ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).
@@ -48,10 +50,13 @@ from specbench.results.statistics.aggregate import (
     DECODE,
     ENERGY,
     ENERGY_NEW,
+    REQUEST_MATS,
+    REQUESTS,
     SPEC_BENCH_NEW,
     STEPS,
     TIMED_COMMITTED,
     TIMED_NEW,
+    TOKEN_MATS,
     WALL,
     Pooled,
     pool,
@@ -70,7 +75,7 @@ from specbench.results.tasks import OVERALL, TASKS
 
 NO_CONTEXT = BaselineContext()
 
-# What each case adds above and below the line of a ratio, of totals ``[..., n, 8]``.
+# What each case adds above and below the line of a ratio, of totals ``[..., n, 12]``.
 Part: TypeAlias = tuple[FloatArray, FloatArray]
 Parts: TypeAlias = Callable[[FloatArray], Part]
 
@@ -189,6 +194,12 @@ class Sample:
             "disturbed_counted": pooled.noisy_counted and bool(pooled.noisy),
             "mat": mat,
             "mat_ci": mat_ci,
+            "mat_per_request": _finite(
+                ratio_of_totals(totals[:, REQUEST_MATS], totals[:, REQUESTS])
+            ),
+            "mat_token_weighted": _finite(
+                ratio_of_totals(totals[:, TOKEN_MATS], totals[:, COMMITTED])
+            ),
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_ci": self._interval(self.speeds, tokens_per_s, label),
             "end_to_end_tokens_per_s": _finite(
