@@ -1,234 +1,217 @@
-"""Tune methods on recorded outputs and a cost surface, each with the same number of trials.
+"""Find each method's budget with the same effort, on questions that are never measured.
 
-    python scripts/tune.py RUN surfaces/FILE.json pld cacheback ngrammys --trials 40
+    python scripts/tune.py data_dir=DIR --out tuned                      # all methods
+    python scripts/tune.py data_dir=DIR --methods pld,eagle2 --settings 8
+    python scripts/tune.py dataset=jsonl dataset.path=MY.jsonl           # by your questions
 
-RUN is a run folder or a trace pack. Its cases are split once, by task, into a development split
-that trials are scored on and a held-out split that nothing is chosen by. A score is the predicted
-speedup over plain decoding (target passes by the surface, drafting measured here). Three settings
-of each method are reported on the held-out split: the default (its yaml), the tuned one (best on
-the development split) and the best in hindsight (of all trials, the one that happens to be best on
-the held-out split: what perfect choosing would have given, an upper bound and not a result).
+Words with = are keys of a run (model, data_dir, generation, ...). The questions are the selection
+set, which samples of Spec-Bench leave out: dataset=specbench dataset.part=selection.
 
-A method's space is ``search`` in its yaml: for each knob a list of choices, or whole numbers
-``{from, to}``, with ``log: true`` where doubling matters and adding does not. Knobs that are not
-there stay at the method's own values. Optuna only suggests (ask) and learns (tell); --seed
-is its seed and the split's.
+Each method gets as many settings of the space in its yaml (search), its own among them, and they
+are halved twice: all on a quarter of the cases, half on half of them, a quarter on all. A setting
+whose replay is exact is replayed from one recording of plain decoding, its passes priced by this
+machine's cost surface (PREDICTED); others are run, interleaved with plain decoding (measured).
+Scores on these questions are no results, since settings were chosen by them.
+
+Everything lies in --out, and the same command goes on there. It writes a file for conf/pair for
+each method: the settings chosen, beside what the present file says of the draft model.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra.utils
-import numpy as np
-import optuna
 import pandas as pd
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
-from specbench.config.compare import method_node
-from specbench.config.compose import compose, model_words, option_names
-from specbench.errors import ConfigurationError, unknown_name
-from specbench.paths import CONF_DIR
+from runners.search import entries, jobs
+from runners.search.halving import Candidate, Searched, successive_halving
+from runners.search.live import LiveRuns
+from runners.search.replayed import Replays
+from runners.search.space import load_spaces, shown
+from runners.search.split import mixed
+from runners.search.trials import remembered
+from specbench import paths
+from specbench.config import compose
+from specbench.data.cases import Case, load_cases
+from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.replay.cost_surface import CostSurface
-from specbench.replay.replayer import Replayer
-from specbench.replay.traces import RecordedTurn, Traces, load_traces
+from specbench.replay.replayer import APPROXIMATE
+from specbench.replay.traces import load_traces
 from specbench.results.fitted_table import FittedTable
-from specbench.results.manifest import BASELINE
 from specbench.storage import jsonl
 
-console = Console(width=118)
-DEFAULT, TUNED, HINDSIGHT = "default", "tuned", "best in hindsight"
+REPLAYED, LIVE, NOT_RUN = "replayed: PREDICTED", "live: measured", "not run"
+
+console = Console(width=160)
 
 
-@dataclass
-class Trial:
-    """One setting of a method: what differs from its yaml, and the speedup on each split.
+class Tuning:
+    """The search of one model's settings on one set of questions, in a folder."""
 
-    The speedup is over plain decoding; None where the setting is refused.
-    """
-
-    knobs: Mapping[str, Any]
-    speedup: dict[str, float | None]
-
-
-class Scorer:
-    def __init__(self, traces: Traces, surface: CostSurface, share: float, seed: int) -> None:
-        self._model = model_words(traces.config["model"])
-        config = compose([self._model])
-        self._replayer = Replayer(
-            traces,
-            surface,
-            model=config.model,
-            cache_dir=Path(config.cache_dir),
-            seed=int(traces.config["seed"]),
+    def __init__(self, overrides: Sequence[str], folder: Path, count: int, seed: int) -> None:
+        self.cfg = compose.compose(
+            ["method=ar", "dataset=specbench", "dataset.part=selection", *overrides]
+            if not any(word.startswith("dataset=") for word in overrides)
+            else ["method=ar", *overrides]
         )
-        self.splits = split(traces, share, seed)
-        self._plain = {
-            name: self._speed(BASELINE, {}, turns) for name, turns in self.splits.items()
-        }
+        self.folder, self.count, self.seed = folder, count, seed
+        config = compose.typed(self.cfg)
+        self.cases: list[Case] = mixed(load_cases(config.dataset, config.data_dir), seed)
+        self.asked = jobs.asked_from(self.cfg, self.cases, folder / "questions.jsonl")
 
-    def score(self, method: str, knobs: Mapping[str, Any]) -> Trial:
-        """The speedup of a setting on both splits.
-
-        Raises:
-            ConfigurationError: the method cannot be replayed.
-        """
-        found = Trial(knobs, {})
-        for name, turns in self.splits.items():
-            speed = self._speed(method, knobs, turns)
-            found.speedup[name] = None if speed is None else speed / (self._plain[name] or 1.0)
-        return found
-
-    def _speed(
-        self, method: str, knobs: Mapping[str, Any], turns: Sequence[RecordedTurn]
-    ) -> float | None:
-        """Predicted tokens/s; None where the knobs contradict each other."""
-        try:
-            node = method_node(method, knobs, self._model)
-            drafter = hydra.utils.instantiate(node, _convert_="all")
-        except hydra.errors.InstantiationException as error:
-            if isinstance(error.__cause__, ConfigurationError):
-                return None
-            raise
-        played = self._replayer.replay_turns(self._replayer.prepare(drafter), turns)
-        tokens = sum(len(p.decoded.output_ids) - 1 for p in played)
-        return tokens / sum(p.decode_s for p in played)
-
-
-def split(traces: Traces, share: float, seed: int) -> dict[str, list[RecordedTurn]]:
-    """The turns of the development and of the held-out cases; every task is cut alike."""
-    cases = traces.cases()
-    by_task: dict[str, list[str]] = {}
-    for case_id, turns in cases.items():
-        by_task.setdefault(turns[0].task, []).append(case_id)
-    rng = np.random.default_rng(seed)
-    development: set[str] = set()
-    for members in by_task.values():
-        development.update(rng.permutation(members)[: round(share * len(members))].tolist())
-    if not development or len(development) == len(cases):
-        raise ConfigurationError(
-            f"{len(cases)} cases cannot be split with --share {share}: record more, at least two a "
-            "task."
-        )
-    return {
-        "development": [t for case, turns in cases.items() if case in development for t in turns],
-        "held-out": [t for case, turns in cases.items() if case not in development for t in turns],
-    }
-
-
-def load_spaces(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The search space of each method, from its yaml.
-
-    Raises:
-        ConfigurationError: there is no such method, or its yaml names no space.
-    """
-    spaces: dict[str, dict[str, Any]] = {}
-    for method in methods:
-        if method not in option_names("method"):
-            raise unknown_name("method", method, option_names("method"))
-        node: Any = OmegaConf.load(CONF_DIR / "method" / f"{method}.yaml")
-        space: Any = OmegaConf.to_container(node.get("search") or OmegaConf.create())
-        if not space:
-            raise ConfigurationError(
-                f"method={method} has no search space: add `search` to conf/method/{method}.yaml, "
-                "e.g. search: {num_tokens: {from: 1, to: 32, log: true}}."
+    def run(self, methods: Sequence[str] | None) -> list[dict[str, Any]]:
+        """A row of the report for each method."""
+        surface = jobs.measure_surface(self.cfg)
+        traces = load_traces(jobs.record(self.asked, self.folder / "recording"))
+        replays = Replays(self.asked, traces, CostSurface.read(surface))
+        spaces = load_spaces(methods)
+        rows: dict[str, dict[str, Any]] = {}
+        ways: dict[str, str] = {}
+        for method in spaces:
+            if reason := entries.why_not(self.asked, method):
+                rows[method] = _row(method, NOT_RUN, reason=reason)
+                continue
+            try:
+                rough = replays.kind(method, {}) == APPROXIMATE
+            except NeedsNotMet:
+                rough = True
+            ways[method] = LIVE if rough else REPLAYED
+        for way in (REPLAYED, LIVE):
+            chosen = {m: space for m, space in spaces.items() if ways.get(m) == way}
+            found = self._search(
+                way, entries.candidates(self.asked, chosen, self.count, self.seed), replays
             )
-        spaces[method] = space
-    return spaces
+            for method, (candidates, searched) in found.items():
+                rows[method] = _row(method, way, candidates[0], searched, self._ids)
+        return [rows[method] for method in spaces]
 
+    @property
+    def _ids(self) -> list[str]:
+        return [case.case_id for case in self.cases]
 
-def suggest(trial: optuna.Trial, space: Mapping[str, Any]) -> dict[str, Any]:
-    """Knobs by Optuna's suggestion; a knob is a list of choices, or ``{from, to, log}``."""
-
-    def value(key: str, values: Any) -> Any:
-        if isinstance(values, list):
-            return trial.suggest_categorical(key, values)
-        return trial.suggest_int(key, values["from"], values["to"], log=values.get("log", False))
-
-    return {key: value(key, values) for key, values in space.items()}
-
-
-def tune(
-    scorer: Scorer, method: str, space: Mapping[str, Any], trials: int, seed: int
-) -> dict[str, Any]:
-    """Spend the budget on a method; returns its row of the report."""
-    sampler = optuna.samplers.TPESampler(seed=seed)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
-    done = [scorer.score(method, {})]
-    refused = 0
-    for _ in range(trials):
-        asked = study.ask()
-        trial = scorer.score(method, suggest(asked, space))
-        score = trial.speedup["development"]
-        if score is None:
-            # Counts in the budget: who knows the method's rules would not have asked.
-            study.tell(asked, state=optuna.trial.TrialState.FAIL)
-            refused += 1
+    def _search(
+        self, way: str, candidates: Mapping[str, list[Candidate]], replays: Replays
+    ) -> dict[str, tuple[list[Candidate], Searched]]:
+        if way == REPLAYED:
+            measure = remembered(replays, self.folder / "replayed.jsonl", _say)
         else:
-            study.tell(asked, score)
-            done.append(trial)
-    chosen = {
-        DEFAULT: done[0],
-        TUNED: max(done, key=lambda t: t.speedup["development"] or 0.0),
-        HINDSIGHT: max(done, key=lambda t: t.speedup["held-out"] or 0.0),
-    }
+            by_id = {case.case_id: case for case in self.cases}
+
+            def run(items: Sequence[Mapping[str, Any]], cases: Sequence[str], path: Path) -> None:
+                asked = [by_id[case] for case in cases]
+                jobs.try_live(
+                    jobs.asked_from(self.cfg, asked, path.with_suffix(".jsonl")), items, path
+                )
+
+            measure = LiveRuns(run, self.folder / "live")
+        searched = successive_halving(candidates, self._ids, measure)
+        return {method: (candidates[method], one) for method, one in searched.items()}
+
+
+def _say(one: Candidate) -> None:
+    console.print(f"{one.method}: {shown(one.knobs)}", style="dim", highlight=False, markup=False)
+
+
+def _row(
+    method: str,
+    way: str,
+    own: Candidate | None = None,
+    searched: Searched | None = None,
+    cases: Sequence[str] = (),
+    reason: str = "",
+) -> dict[str, Any]:
+    best = searched.best if searched else None
     return {
         "method": method,
-        "trials": trials,
-        "refused": refused,
-        **{name: {"knobs": dict(trial.knobs), **trial.speedup} for name, trial in chosen.items()},
+        "way": way if best or not searched else NOT_RUN,
+        "settings": searched.tried if searched else 0,
+        "replays": searched.effort if searched else 0,
+        "knobs": dict(best.knobs) if best else {},
+        "speedup": best.speedup(cases) if best else None,
+        "own": own.speedup(cases) if own and own.costs else None,
+        "reason": reason or ("; ".join(searched.refused) if searched and not best else ""),
     }
 
 
-def table_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    for row in rows:
-        for name in (DEFAULT, TUNED, HINDSIGHT):
-            part = row[name]
-            knobs = " ".join(f"{key}={value}" for key, value in part["knobs"].items())
-            scores = (f"{part[split]:.3f}" for split in ("development", "held-out"))
-            yield [row["method"] if name == DEFAULT else "", name, *scores, knobs or "its yaml"]
+def pair_file(cfg: DictConfig, method: str, knobs: Mapping[str, Any], head: str) -> str:
+    """The text of ``conf/pair/<method>_<model>.yaml`` with these knobs, its other keys kept."""
+    model = str(cfg.model.name)
+    name = compose.pair_name(method, model)
+    old = paths.CONF_DIR / "pair" / f"{name}.yaml"
+    node: Any = OmegaConf.to_container(OmegaConf.load(old)) if old.is_file() else {}
+    if name == f"draft_{model}":  # a file of its own would hide the model's common one
+        node = {"defaults": [f"{name}@pair", "_self_"]}
+    node["method"] = OmegaConf.to_container(
+        OmegaConf.merge(node.get("method", {}), OmegaConf.create(dict(knobs)))
+    )
+    return f"# @package _global_\n# {head}\n{OmegaConf.to_yaml(OmegaConf.create(node))}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("run", type=Path)
-    add("surface", type=Path)
-    add("methods", nargs="+")
-    add("--trials", type=int, default=40, help="of each method (default: 40)")
-    add("--share", type=float, default=0.5, help="of the development split")
-    add("--seed", type=int, default=0)
-    add("--out", type=Path, help="write the report as JSON")
+    add("keys", nargs="*", metavar="KEY=VALUE", help="of a run, as for run.py")
+    add("--methods", help="comma-separated (default: every method with a search space)")
+    add("--settings", type=int, default=16, help="of each method (default: 16)")
+    add("--seed", type=int, default=0, help="of the settings and of the order of cases")
+    add("--out", type=Path, default=Path("results/tuned"), help="folder (default: results/tuned)")
     options = parser.parse_args(arguments)
-    if options.trials < 1 or not 0 < options.share < 1:
-        raise ConfigurationError("--trials must be at least 1, and --share between 0 and 1.")
-    spaces = load_spaces(options.methods)
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    traces = load_traces(options.run)
-    scorer = Scorer(traces, CostSurface.read(options.surface), options.share, options.seed)
-    rows = []
-    for method, space in spaces.items():
-        rows.append(tune(scorer, method, space, options.trials, options.seed))
-        console.print(f"{method}: {options.trials} trials, {rows[-1]['refused']} refused")
-    counts = {name: len({t.case_id for t in turns}) for name, turns in scorer.splits.items()}
-    title = (
-        f"{options.trials} trials a method, {counts['development']} development and "
-        f"{counts['held-out']} held-out cases"
+    if options.settings < 1:
+        raise ConfigurationError("--settings must be at least 1.")
+    if wrong := [word for word in options.keys if "=" not in word]:
+        raise ConfigurationError(f"{wrong[0]!r} is no KEY=VALUE. Methods go behind --methods.")
+    methods = options.methods.split(",") if options.methods else None
+    load_spaces(methods)  # refuses a name before anything is measured
+    tuning = Tuning(options.keys, options.out, options.settings, options.seed)
+    rows = tuning.run(methods)
+    head = (
+        f"Chosen by scripts/tune.py among {options.settings} settings on {len(tuning.cases)} "
+        "questions."
     )
-    columns = ["method", "setting", "development", "held-out", "knobs"]
-    frame = pd.DataFrame([*table_rows(rows)], columns=columns)
-    console.print(FittedTable(frame, title, "speedups are PREDICTED, not measured"))
-    if options.out:
-        report = {"seed": options.seed, "share": options.share, "cases": counts, "rows": rows}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        jsonl.write_json(options.out, report)
+    for row in rows:
+        if row["speedup"]:
+            name = f"{row['method']}_{tuning.cfg.model.name}.yaml"
+            text = pair_file(tuning.cfg, row["method"], row["knobs"], head)
+            jsonl.write_text(options.out / name, text)
+    jsonl.write_json(options.out / "tuned.json", {"cases": len(tuning.cases), "rows": rows})
+    console.print(
+        FittedTable(_table(rows), f"{len(tuning.cases)} questions, all for choosing", _CAPTION)
+    )
+    console.print(f"files for conf/pair: {options.out}/", markup=False, highlight=False)
     return 0
+
+
+_CAPTION = (
+    "Scores are the choice's reasons, not results: settings were chosen by these questions. Those "
+    "of replays are PREDICTED, those of live runs measured; compare them within one way only."
+)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {
+                "method": row["method"],
+                "way": row["way"],
+                "settings tried": str(row["settings"]),
+                "cases × settings": str(row["replays"]),
+                "own": _number(row["own"]),
+                "chosen": _number(row["speedup"]),
+                "setting": shown(row["knobs"]) if row["speedup"] else row["reason"],
+            }
+            for row in rows
+        ]
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":

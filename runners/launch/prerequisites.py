@@ -39,8 +39,8 @@ def ensure(cfg: DictConfig, execute: Callable[[DictConfig], int]) -> DictConfig:
     if cfg.runner.name != "replay":
         return cfg  # an experiment in the paper's size measures, whatever its small one replays
     wanted = {
-        "traces": (cfg.runner.traces == RECORD, _recording),
-        "surface": (cfg.runner.surface == MEASURE, _measurement),
+        "traces": (cfg.runner.traces == RECORD, recording),
+        "surface": (cfg.runner.surface == MEASURE, measurement),
     }
     for key, (asked, describe) in wanted.items():
         if not asked:
@@ -66,7 +66,8 @@ def _home(cfg: DictConfig, job: DictConfig) -> Path:
     return Path(cfg.runner.recordings) / f"{cfg.model.name}_{job.runner.name}-{key}"
 
 
-def _recording(cfg: DictConfig) -> DictConfig:
+def recording(cfg: DictConfig) -> DictConfig:
+    """The run of plain decoding on a configuration's questions."""
     job = compose_entry(cfg, BASELINE)
     job.runner = compose.compose(["runner=offline"]).runner
     plain = {"compare": [], "state_scope": "prompt", "repeats": 1, "shard": None, "fresh": False}
@@ -76,7 +77,8 @@ def _recording(cfg: DictConfig) -> DictConfig:
     return job
 
 
-def _measurement(cfg: DictConfig) -> DictConfig:
+def measurement(cfg: DictConfig) -> DictConfig:
+    """The run that times the passes of a configuration's model."""
     job = compose.compose([f"method={BASELINE}", "runner=cost"])
     for key in ("model", "engine", "paths", "cache_dir"):
         job[key] = cfg[key]

@@ -10,6 +10,7 @@ from typing import Any
 MISSING: Any = "???"
 
 SPECIAL_TOKENS = ("parse", "text")
+PARTS = ("all", "selection")
 
 
 @dataclass
@@ -80,6 +81,9 @@ class DatasetConfig:
         limit: cases at most.
         sample: how ``limit`` chooses: ``head``, or ``stratified``: evenly over the tasks and
             evenly spaced within each.
+        selection: ids of the questions that settings are chosen by.
+        part: which questions: ``all`` (of which a ``limit`` below their number takes none of
+            ``selection``), or ``selection``.
         shuffle: seed of a shuffle; null keeps the order. It comes before a ``head`` sample, which
             is then a random one, and after a ``stratified`` one, which keeps its questions.
         special_tokens: what a special token's text in a question is: ``parse``: that token, as in
@@ -105,6 +109,8 @@ class DatasetConfig:
     tasks: list[str] | None = None
     limit: int | None = None
     sample: str = "head"
+    selection: list[int] = field(default_factory=list)
+    part: str = "all"
     shuffle: int | None = None
     special_tokens: str = "parse"
     dialogue: str = "ar"

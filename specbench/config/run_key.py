@@ -64,6 +64,9 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
         plain.pop("server", None)
     if plain["dataset"].get("special_tokens") == SPECIAL_TOKENS[0]:
         del plain["dataset"]["special_tokens"]
+    if not plain["dataset"].get("selection"):
+        plain["dataset"].pop("selection", None)
+        plain["dataset"].pop("part", None)
     if plain["measure"].get("rerun_minutes") == MeasureConfig.rerun_minutes:
         del plain["measure"]["rerun_minutes"]
     if plain.get("record_layers") is None:

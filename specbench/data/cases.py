@@ -322,6 +322,11 @@ def _filled(template: str, row: _Row, shots: str = "") -> str:
 
 
 def _select(cases: list[Case], dataset: DatasetConfig) -> list[Case]:
+    apart = set(map(str, dataset.selection))
+    if dataset.part == "selection":
+        cases = [case for case in cases if case.case_id in apart]
+        if not cases:
+            raise DatasetError(f"dataset={dataset.name} has none of the ids in dataset.selection.")
     if dataset.tasks is not None:
         known = {case.task for case in cases} | {case.category for case in cases}
         for name in dataset.tasks:
@@ -334,6 +339,9 @@ def _select(cases: list[Case], dataset: DatasetConfig) -> list[Case]:
     limit = dataset.limit
     if limit is not None and limit < 1:
         raise DatasetError(f"dataset.limit={limit} leaves no case: type a number from 1, or null.")
+    if dataset.part == "all" and limit is not None and limit < len(cases):
+        others = [case for case in cases if case.case_id not in apart]
+        cases = others if limit <= len(others) else cases
     if limit is not None and limit < len(cases) and dataset.sample == "stratified":
         # Before the shuffle, so that a run in mixed order answers the same questions as the others.
         cases = _stratified(cases, limit)

@@ -7,6 +7,8 @@ import hydra.errors
 import numpy as np
 import pytest
 
+from runners.search import entries
+from runners.search.space import load_spaces
 from specbench.config import compose
 from specbench.config.schema import STATE_SCOPES
 from specbench.decoding.drafter import Drafter
@@ -206,3 +208,15 @@ def test_random_drafts_have_the_shape_asked_for(shape, parents, monkeypatch, tmp
         assert all(tree.parents.tolist() == parents for tree in trace.trees)
     else:
         assert len({tuple(tree.parents.tolist()) for tree in trace.trees}) > 3
+
+
+def test_every_method_that_drafts_has_a_space_of_settings_that_can_be_built(name):
+    """A later method is searched by its yaml alone; the two for calibration are never advised."""
+    if name in ("ar", "oracle", "random_drafts"):
+        assert name not in load_spaces()
+        return
+    cfg = compose.compose(["method=ar"])
+    made = entries.candidates(cfg, load_spaces([name]), 6, 0)[name]
+    assert len(made) >= 4, "most of a space must be of use"
+    for one in made:
+        assert entries.entry(cfg, name, one.knobs).method["name"] == name

@@ -1,0 +1,88 @@
+"""The runs that a search stands on: plain decoding recorded, passes timed, settings tried live."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runners.launch import prerequisites
+from runners.launch.dispatch import Invocation, execute
+from runners.run_folder import folder
+from specbench.config import compose
+from specbench.config.run_key import run_key
+from specbench.config.schema import RECORD_STATES
+from specbench.data.cases import Case
+from specbench.errors import SpecBenchError
+from specbench.results.records import SURFACE
+from specbench.storage import jsonl
+from specbench.system import environment
+
+# A surface in a minute: predictions between its points are within a few percent, and say so.
+_GRID: Mapping[str, list[int]] = {
+    "contexts": [32, 256, 768],
+    "tree_rows": [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64],
+    "batch_contexts": [32, 512],
+    "batch_k": [1, 2, 4, 8, 16],
+    "batch_w": [0, 1, 3, 6, 12],
+}
+_PASSES = 3
+
+
+def asked_from(cfg: DictConfig, cases: Sequence[Case], path: Path) -> DictConfig:
+    """The configuration of runs on these cases alone, which are written to ``path``."""
+    lines = [
+        {"question_id": case.case_id, "category": case.category, "turns": list(case.turns)}
+        for case in cases
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    jsonl.write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    job = cfg.copy()
+    own = compose.compose(["dataset=jsonl", f"dataset.path={json.dumps(str(path))}"]).dataset
+    for key in ("raw", "task", "special_tokens", "dialogue"):
+        own[key] = cfg.dataset[key]
+    job.dataset = own
+    return job
+
+
+def record(cfg: DictConfig, path: Path) -> Path:
+    """The folder of plain decoding on the configuration's questions, with what replays read."""
+    job = prerequisites.recording(cfg)
+    job.record, job.output_dir = RECORD_STATES, str(path)
+    return _done(job, path, "plain decoding")
+
+
+def try_live(cfg: DictConfig, items: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """The folder of a run of plain decoding and ``compare=items``, interleaved."""
+    job = prerequisites.recording(cfg)
+    OmegaConf.update(job, "record", False)
+    job.compare, job.output_dir = list(items), str(path)
+    return _done(job, path, "a live run", failures=True)
+
+
+def measure_surface(cfg: DictConfig) -> Path:
+    """The file of this machine's cost surface for the model; measured where there is none yet."""
+    job = prerequisites.measurement(cfg)
+    limit = cfg.model.context_length
+    for key, values in _GRID.items():
+        fits = [v for v in values if "contexts" not in key or limit is None or v < limit]
+        job.runner[key] = fits
+    job.runner.passes = _PASSES
+    machine = environment.fingerprint(environment.describe())
+    key = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:8]
+    path = Path(cfg.cache_dir) / "surfaces" / f"{cfg.model.name}-{run_key(job)}-{key}"
+    return _done(job, path, "timing passes") / SURFACE
+
+
+def _done(job: DictConfig, path: Path, what: str, failures: bool = False) -> Path:
+    """Run a job to its end, unless that was reached before."""
+    if folder.is_complete(path):
+        return path
+    job.output_dir = str(path)
+    if execute(job, Invocation()) and not failures:
+        raise SpecBenchError(f"{what} failed: see {path}.")
+    return path

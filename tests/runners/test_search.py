@@ -1,0 +1,141 @@
+"""Search spaces and successive halving, against trying everything."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from runners.search.halving import Candidate, CaseCost, cases_of_round, successive_halving
+from runners.search.space import settings, shown, typed
+from runners.search.split import halves, mixed
+from runners.search.trials import remembered
+from specbench.config import compose
+from specbench.data.cases import Case
+
+SPACE = {"n": {"from": 1, "to": 32, "log": True}, "m": {"from": 0, "to": 2}, "kind": ["a", "b"]}
+CASES = [f"c{i}" for i in range(8)]
+
+
+def test_settings_fill_the_space_and_begin_alike():
+    found = settings(SPACE, 48, seed=0)
+    assert found[0] == {}
+    assert len({json.dumps(knobs, sort_keys=True) for knobs in found}) == 48
+    assert found[:10] == settings(SPACE, 10, seed=0) != settings(SPACE, 10, seed=1)
+    assert {knobs["m"] for knobs in found[1:]} == {0, 1, 2}
+    counts = Counter(knobs["kind"] for knobs in found[1:])
+    assert min(counts.values()) > 15
+    # By doublings: about as many from 1 to 5 as from 6 to 32.
+    small = sum(knobs["n"] <= 5 for knobs in found[1:])
+    assert 15 < small < 32
+    assert {knobs["n"] for knobs in found[1:]} <= set(range(1, 33))
+
+
+def test_a_small_space_is_tried_whole_and_refused_settings_are_replaced():
+    assert len(settings({"kind": ["a", "b", "c"]}, 16, 0)) == 4
+    found = settings(SPACE, 8, 0, usable=lambda knobs: knobs["m"] == 1)
+    assert len(found) == 8
+    assert {knobs["m"] for knobs in found[1:]} == {1}
+
+
+def test_settings_are_written_as_they_are_typed():
+    knobs = {"levels": [2, 1], "part": {"total": 4, "of": None}, "on": True}
+    assert typed(knobs) == [
+        "method.levels=[2,1]", "method.part.total=4", "method.part.of=null", "method.on=true"
+    ]  # fmt: skip
+    assert shown({}) == "its own"
+    parts = {"drafters": ["sam", {"method": "eagle2", "total": 4}]}
+    assert typed(parts) == ["method.drafters=[sam,{method:eagle2,total:4}]"]
+    assert compose.compose(["method=union", *typed(parts)]).method.drafters[1].total == 4
+
+
+def priced(speed):
+    """A measure in which a setting takes a second over its speed; plain decoding takes one."""
+
+    def measure(candidates, cases):
+        for one in candidates:
+            if one.knobs.get("bad"):
+                one.refused = "bad"
+                continue
+            for case in cases:
+                one.costs.setdefault(case, CaseCost(10, 1 / speed(one, case), 10, 1.0))
+
+    return measure
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_of_all_is_found_where_cases_agree(seed):
+    rng = np.random.default_rng(seed)
+    speeds = {"a": rng.random(13) + 0.5, "b": rng.random(13) + 0.5}
+    made = {m: [Candidate(m, {"i": i}) for i in range(13)] for m in speeds}
+    measure = priced(lambda one, case: speeds[one.method][one.knobs["i"]])
+    found = successive_halving(made, CASES, measure)
+    for method, values in speeds.items():
+        assert found[method].best.knobs["i"] == int(np.argmax(values))
+        assert found[method].best.speedup(CASES) == pytest.approx(values.max())
+        # 13 on 2 cases, 7 on 4, 4 on 8; the first one goes through.
+        assert found[method].tried == 13
+        assert 13 * 2 + 7 * 2 + 4 * 4 <= found[method].effort <= 13 * 2 + 8 * 2 + 5 * 4
+        assert made[method][0] in found[method].finalists
+    assert found["a"].effort - found["b"].effort in range(-6, 7)
+
+
+def test_what_was_only_good_at_first_is_given_up():
+    """Later cases decide: a setting that leads on the first two loses to one that is steady."""
+    made = {"a": [Candidate("a", {"i": i}) for i in range(4)]}
+    early = priced(lambda one, case: 3.0 if (one.knobs["i"] == 1) == (case in CASES[:2]) else 1.2)
+    found = successive_halving(made, CASES, early)
+    truth = {i: made["a"][i].speedup(CASES) for i in (0, 1)}
+    assert found["a"].best.knobs["i"] == max(truth, key=truth.get) == 0
+    assert [cases_of_round(5, n, 3) for n in range(3)] == [2, 3, 5]
+
+
+def test_refused_settings_are_counted_and_never_chosen():
+    made = {
+        "a": [Candidate("a", {}), Candidate("a", {"bad": 1})],
+        "b": [Candidate("b", {"bad": 1})],
+    }
+    found = successive_halving(made, CASES, priced(lambda one, case: 2.0))
+    assert found["a"].best.knobs == {}
+    assert found["a"].refused == found["b"].refused == {"bad": 1}
+    assert found["b"].best is None
+
+
+def test_an_interrupted_search_goes_on(tmp_path):
+    asked = []
+
+    def measure(candidates, cases):
+        asked.extend((one.method, case) for one in candidates for case in cases)
+        if len(asked) > 9:
+            raise KeyboardInterrupt
+        priced(lambda one, case: 1 + one.knobs["i"])(candidates, cases)
+
+    def made():
+        return {"a": [Candidate("a", {"i": i}) for i in range(4)]}
+
+    with pytest.raises(KeyboardInterrupt):
+        successive_halving(made(), CASES, remembered(measure, tmp_path / "t.jsonl"))
+    done = len(asked) - 2
+    asked.clear()
+    whole = successive_halving(made(), CASES, priced(lambda one, case: 1 + one.knobs["i"]))
+    resumed = remembered(priced(lambda one, case: 1 + one.knobs["i"]), tmp_path / "t.jsonl")
+    found = successive_halving(made(), CASES, resumed)
+    assert done
+    assert found["a"].best.knobs == whole["a"].best.knobs == {"i": 3}
+    assert found["a"].effort == whole["a"].effort
+
+
+def case(name, task):
+    return Case(name, task, task, ("x",))
+
+
+def test_halves_are_disjoint_complete_and_even_over_tasks():
+    cases = [case(f"q{i}", "qa") for i in range(8)] + [case(f"r{i}", "rag") for i in range(4)]
+    cases.append(case("lone", "math"))
+    first, second = halves(cases, seed=1)
+    assert {c.case_id for c in first} | {c.case_id for c in second} == {c.case_id for c in cases}
+    assert not {c.case_id for c in first} & {c.case_id for c in second}
+    assert [Counter(c.task for c in half)["qa"] for half in (first, second)] == [4, 4]
+    assert [Counter(c.task for c in half)["rag"] for half in (first, second)] == [2, 2]
+    assert halves(cases, 1) == (first, second)
+    assert {c.task for c in mixed(cases, 0)[:3]} == {"qa", "rag", "math"}
