@@ -23,7 +23,7 @@ from specbench.storage import jsonl
 from specbench.system import environment
 
 # A surface in a minute: predictions between its points are within a few percent, and say so.
-_GRID: Mapping[str, list[int]] = {
+GRID: Mapping[str, list[int]] = {
     "contexts": [32, 256, 768],
     "tree_rows": [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64],
     "batch_contexts": [32, 512],
@@ -68,7 +68,7 @@ def measure_surface(cfg: DictConfig) -> Path:
     """The file of this machine's cost surface for the model; measured where there is none yet."""
     job = prerequisites.measurement(cfg)
     limit = cfg.model.context_length
-    for key, values in _GRID.items():
+    for key, values in GRID.items():
         fits = [v for v in values if "contexts" not in key or limit is None or v < limit]
         job.runner[key] = fits
     job.runner.passes = _PASSES

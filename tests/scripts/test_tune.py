@@ -5,10 +5,17 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from runners.search import jobs
 from scripts import tune
 from specbench.config import compose
 from specbench.errors import ConfigurationError
+from specbench.system import bandwidth
 from tests.small_run import in_process
+
+SMALL_GRID = {
+    "contexts": [32, 200], "tree_rows": [1, 8, 32], "batch_contexts": [32], "batch_k": [1, 8],
+    "batch_w": [1, 12],
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -22,9 +29,12 @@ def here(monkeypatch):
             return lambda: None
 
     monkeypatch.setattr(dispatch, "run_in_child", in_process)
+    monkeypatch.setattr(jobs, "GRID", SMALL_GRID)
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)
     monkeypatch.setattr(live, "gc", Off())
 
 
+@pytest.mark.slow  # a recording, a surface and three rounds of runs
 def test_replayed_and_live_methods_are_tuned_with_one_effort(small, here, tmp_path, capsys):
     keys = [word for word in small if not word.startswith("method=")]
     arguments = [*keys, "--methods", "pld,jacobi,sps", "--settings", "3", "--out", str(tmp_path)]
