@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Entry, Job, refuse_doubled
-from runners.launch import prerequisites, stopping
+from runners.launch import added, prerequisites, stopping
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
 from runners.launch.sweep import JobOutcome, arrived, finish_sweep
@@ -168,6 +168,12 @@ def execute(
             for entry in entries:
                 instantiated(entry)  # a knob out of its range is the nearer cause
             raise
+    if cfg.add:
+        later = Invocation(invocation.overrides, multirun=True)  # a folder below the run's
+        places: list[Path] = []
+        exit_code = execute(added.job_of(cfg, path), later, launch, claimed=places.append)
+        sys.stdout.write(f"{added.agreement(path, places[0])}\n")
+        return exit_code
     if claimed is not None:
         claimed(path)
     if not cfg.fresh and folder.is_complete(path):
@@ -232,6 +238,7 @@ def _reprint(config: RunConfig, path: Path, runner: Runner) -> int:
         check_questions(manifest, config, asked, path)
     exit_code = folder.check_finished(path, manifest)
     runner.show(path)
+    added.show_added(path, runner.show)
     log.info("%s is complete: nothing was measured (fresh=true measures again)", path)
     return exit_code
 

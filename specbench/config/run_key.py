@@ -25,6 +25,7 @@ _NOT_IDENTITY = (
     "fresh",
     "resume",
     "strict",
+    "add",
     "shard",
     "hydra",
     "model.cache_dir",

@@ -338,6 +338,7 @@ class RunConfig:
     data_dir: str | None = None
     cache_dir: str = "${paths.cache}"
     compare: list[Any] = field(default_factory=list)
+    add: list[Any] = field(default_factory=list)
     strict: bool = False
     baseline: bool = True
     state_scope: str = "prompt"

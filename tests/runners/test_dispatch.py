@@ -350,3 +350,22 @@ def test_a_run_that_left_a_method_out_resumes_without_it(execute, tmp_path):
         execute(*typed)
     assert execute(*typed) == 1
     assert Counter(r.label for r in records.read_records(tmp_path)[0]) == {"ar": 7, "pld": 7}
+
+
+def test_a_method_is_added_to_a_finished_run_and_its_ar_is_compared(execute, tmp_path, capsys):
+    out = f"output_dir={tmp_path}"
+    with pytest.raises(ConfigurationError, match="Type the command without add first"):
+        execute(out, "add=[cacheback]")
+    assert execute(out) == 0
+    first = (tmp_path / records.CASES).read_bytes()
+    with pytest.raises(ConfigurationError, match=r"has the label 'pld' already.*label: pld_2"):
+        execute(out, "add=[pld]")
+    capsys.readouterr()
+    assert execute(out, "add=[{method: pld, num_tokens: 2, label: short}]") == 0
+    assert f"ar here over ar in {tmp_path}: " in capsys.readouterr().out
+    (folder,) = (tmp_path / "added").iterdir()
+    assert {r.label for r in records.read_records(folder)[0]} == {"ar", "short"}
+    assert (tmp_path / records.CASES).read_bytes() == first, "the run itself is left as it was"
+    assert execute(out, launch=no_work) == 0
+    shown = capsys.readouterr().out
+    assert "adding" not in shown and "added later" in shown and "short" in shown

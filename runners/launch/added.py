@@ -1,0 +1,90 @@
+"""Methods measured later into a finished run: ``add=[sam]`` behind the run's own command.
+
+They are measured with plain decoding again, interleaved, on the same questions, and lie below the
+run's folder in one of their own. A ratio stands on the plain decoding that was measured beside it;
+whether the two agree is said.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runners.run_folder import folder
+from specbench.config.compare import compose_entry
+from specbench.errors import ConfigurationError
+from specbench.results import records
+from specbench.results.manifest import BASELINE, RunManifest
+
+_FOLDER = "added"
+_AGAIN = "ar again"
+
+
+def job_of(cfg: DictConfig, path: Path) -> DictConfig:
+    """The configuration of the job that measures ``add`` into the finished run at ``path``.
+
+    Raises:
+        ConfigurationError: the run is not finished or has no plain decoding; an unknown method.
+    """
+    if not folder.is_complete(path):
+        raise ConfigurationError(
+            f"add measures methods into a finished run, and {path} is not one. Type the command "
+            "without add first, or name the methods in compare."
+        )
+    manifest = RunManifest.read(path)
+    if manifest.baseline != BASELINE:
+        raise ConfigurationError(
+            f"{path} was measured with baseline=false, so what is added could not be compared. "
+            "Measure all methods in one run: compare=[...]."
+        )
+    wanted: Any = OmegaConf.to_container(cfg.add, resolve=True)
+    first, *others = wanted
+    job = compose_entry(cfg, first)
+    label = str(job.method.get("label") or job.method.name)
+    if label in manifest.labels:
+        raise ConfigurationError(
+            f"{path} has the label {label!r} already. Name this one: "
+            f"'add=[{{method: {job.method.name}, label: {label}_2}}]'."
+        )
+    OmegaConf.update(job, "add", [])
+    OmegaConf.update(job, "compare", others)
+    OmegaConf.update(job, "output_dir", str(path / _FOLDER))
+    return job
+
+
+def show_added(path: Path, show: Callable[[Path], None]) -> None:
+    """Print what was added to the run at ``path``, and whether its plain decoding agrees."""
+    for added in sorted((path / _FOLDER).glob("*")):
+        if folder.is_complete(added):
+            sys.stdout.write(f"\nadded later, over its own {BASELINE}:\n")
+            sys.stdout.flush()
+            show(added)
+            sys.stdout.write(f"{agreement(path, added)}\n")
+
+
+def agreement(path: Path, added: Path) -> str:
+    """How fast plain decoding was beside what was added, over what it was in the run; in words."""
+    from specbench.results.statistics.pairs import compare_pairs
+
+    again = [replace(r, label=_AGAIN, method=_AGAIN) for r in _plain(added)]
+    pairs = compare_pairs([*_plain(path), *again], [BASELINE, _AGAIN])
+    if not pairs or not pairs[0]["ratio"]:
+        return f"{BASELINE} here and in {path}: no cases to compare."
+    pair = pairs[0]
+    low, high = pair["ratio_ci"] or (None, None)
+    within = "" if low is None else f" [{low:.2f}, {high:.2f}]"
+    words = {
+        "tie": "the two agree",
+        "faster": "it was FASTER here: do not compare ratios across the two tables",
+        "slower": "it was SLOWER here: do not compare ratios across the two tables",
+    }.get(pair["verdict"], "the cases are too few to tell whether the two agree")
+    return f"{BASELINE} here over {BASELINE} in {path}: {pair['ratio']:.2f}{within}; {words}."
+
+
+def _plain(path: Path) -> Sequence[records.CaseRecord]:
+    return [r for r in records.read_records(path)[0] if r.label == BASELINE]
