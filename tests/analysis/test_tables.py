@@ -241,6 +241,14 @@ def test_spec_bench_s_estimator_on_request(results, capsys):
     assert [row["speedup"] for row in theirs] != [row["speedup"] for row in paired]
 
 
+def test_captions_say_where_roundings_moved_tokens(results):
+    check = {"moved": 2, "positions": 21}
+    edit_manifest(results / "one", model={"device": "cpu", "self_check": check})
+    (comparison,) = make_comparisons(load_runs([results / "one"]))
+    assert "ROUNDINGS MOVE TOKENS" in caption(comparison)
+    assert "different tokens at 2 of 21 positions" in caption(comparison, times=False)
+
+
 @pytest.fixture
 def two_models(results):
     shutil.copytree(results / "one", results / "two")

@@ -21,6 +21,8 @@ from specbench.models import target as target_module
 from specbench.models.checks import self_check
 from specbench.models.loading import offered_attention
 from specbench.models.target import Target
+from specbench.results.manifest import ModelInfo
+from specbench.results.wording import rounding_words
 
 LONGEST, NODES = 90, 12
 ALL_PACKED = 10**9
@@ -515,3 +517,20 @@ def test_positions_of_the_check_lie_on_both_sides_of_a_step():
     found = check(build("Ministral-3"))[1]
     assert (found.prompt, list(found.lengths.values())) == (64 - 5, ["reached"])
     assert np.isfinite(found.spread)
+
+
+def test_tokens_that_roundings_move_are_counted_and_said():
+    """Each id has a twin with nearly the same weights: near ties everywhere."""
+    moved = None
+    for seed in range(20):
+        model = build("Llama", seed=seed)
+        head = model.lm_head.weight.data
+        head[48:] = head[:48] * (1 + 3e-7 * torch.randn_like(head[:48]))
+        found = check(model)[1]
+        if found.moved:
+            moved = ModelInfo(self_check=found.to_json())
+            break
+    assert moved is not None
+    assert rounding_words(moved)[0].endswith(f"at {found.moved} of {found.positions} positions.")
+    assert not rounding_words(ModelInfo(self_check=check(build("Llama"))[1].to_json()))
+    assert not rounding_words(None)
