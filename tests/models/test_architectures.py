@@ -2,8 +2,9 @@
 
 Tiny models with random weights, made by transformers' own configuration classes. Each is put
 through the self-check of a run in four dtypes. In float64 it answers three prompts greedily, plain
-and with random draft trees, and ``model.generate`` answers them, too. `make check-architectures`
-runs all of them and writes the page; run it again on a new transformers.
+and with random draft trees, and ``model.generate`` answers them, too. All other causal models that
+transformers has are made with one set of sizes, where that gives a small model.
+`make check-architectures` runs all of them and writes the page; run it again on a new transformers.
 """
 
 import copy
@@ -16,7 +17,9 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from methods.random_drafts import RandomDrafts
 from specbench.decoding.drafter import Drafter
@@ -168,12 +171,42 @@ ARCHITECTURES = {
     "Llama-4 within a chunk": ("llama4_text", _LLAMA_4 | {"attention_chunk_size": 128}),
 }
 
+TESTED = {model_type for model_type, *_ in ARCHITECTURES.values()}
+OTHERS = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - TESTED)
+SMALL = 3_000_000  # parameters of a model that is made of `_ANY` sizes
+# Names that configurations have for the same few sizes; most know no other name than their own.
+_ANY = {
+    **_SIZES, **_EXPERTS, **_SHARED, **_GPT, **_MPT, "num_key_value_heads": 2, "head_dim": 8,
+    "num_local_experts": 4, "n_routed_experts": 4, "moe_num_experts": 4, "num_layers": 2,
+    "num_heads": 4, "ffn_dim": 48, "ffn_hidden_size": 48, "d_ff": 48, "word_embed_proj_dim": 32,
+    "embedding_size": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
+    "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "is_decoder": True,
+}  # fmt: skip
+_ANY_SIZES = (_ANY, _ANY | _MANY_HEADS, _SIZES | _MANY_HEADS | {"is_decoder": True})
+
+
+def made_small(model_type, sizes):
+    """Of ``sizes``, where that gives a small model; else why not."""
+    try:
+        config = AutoConfig.for_model(model_type, **sizes)
+        if config.get_text_config() is not config:
+            return "it has parts besides a language model"
+        with init_empty_weights():
+            parts = AutoModelForCausalLM.from_config(config).parameters()
+        count = sum(part.numel() for part in parts)
+        return network(config, torch.float64) if count <= SMALL else f"{count:,} parameters"
+    except Exception as error:  # sizes that do not fit each other, a part that is not installed
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
 
 def build(name, dtype):
     """Random weights, with the attention that transformers would give it."""
-    torch.manual_seed(0)
     model_type, *numbers = ARCHITECTURES[name]
-    config = AutoConfig.for_model(model_type, **(_SIZES | dict(*numbers)))
+    return network(AutoConfig.for_model(model_type, **(_SIZES | dict(*numbers))), dtype)
+
+
+def network(config, dtype):
+    torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(
         config, dtype=dtype, attn_implementation=offered_attention(config, "sdpa")
     )
@@ -220,25 +253,35 @@ def answered(target):
             yield engine(target).decode(prompt, drafter, max_new_tokens=NEW_TOKENS).output_ids
 
 
-def why_refused(name, dtype):
+def refusal(model):
     """What a run says of it; nothing where it takes it."""
     try:
-        checked_target(build(name, getattr(torch, dtype)))
+        checked_target(model)
     except ConfigurationError as error:
         return message_line(error)
     return ""
 
 
+def why_refused(name, dtype):
+    return refusal(build(name, getattr(torch, dtype)))
+
+
 def equal_answers(name):
     """How many answers are `generate`'s, of six."""
-    model = build(name, torch.float64)
+    return equal_of(build(name, torch.float64))
+
+
+def equal_of(model):
     wanted = generated(copy.deepcopy(model)) * 2
     return sum(a == b for a, b in zip(answered(checked_target(model)), wanted, strict=True))
 
 
 @pytest.fixture(scope="module")
 def findings():
-    """By architecture: why it is refused, by dtype, and its equal answers; at the end the page."""
+    """By architecture: why it is refused, by dtype, and its equal answers; at the end the page.
+
+    Of `OTHERS` what became of them in a word, and why.
+    """
     found = {}
     yield found
     if os.environ.get("ARCHITECTURES_PAGE"):
@@ -255,6 +298,25 @@ def test_an_architecture_decodes_as_in_transformers_or_is_refused_in_every_dtype
     assert bool(refused) or equal == 2 * PROMPTS
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_causal_model_decodes_as_in_transformers_or_is_refused(name, findings):
+    why, refused = "", ""
+    for sizes in _ANY_SIZES:
+        model = made_small(name, sizes)
+        if isinstance(model, str):
+            why = why or model
+        elif refused := refusal(copy.deepcopy(model)):
+            continue
+        else:
+            findings[name] = ("decodes", "")
+            assert equal_of(model) == 2 * PROMPTS
+            return
+    findings[name] = ("refused", refused) if refused else ("not tried", why)
+    if not refused:
+        pytest.skip(why)
+
+
 PAGE = """# Architectures
 
 Checked on {date} with {versions}, on a CPU.
@@ -263,7 +325,7 @@ Checked on {date} with {versions}, on a CPU.
 Before a run measures anything, it compares logits of a chain and of a tree through this project's
 attention, cache and masks with those of the model as transformers loads it. The model's own passes
 of one row and of many differ, too; a difference over {times} times as large refuses the run (exit
-code 2). An architecture that is not on this page is checked like any other when it is loaded.
+code 2), and so do passes of its own that are further apart than roundings can be. An architecture that is not on this page is checked like any other when it is loaded.
 
 Below are tiny models with random weights. The self-check ran in {dtypes}. The last
 column counts greedy answers of {tokens} tokens in float64 to {prompts} prompts, plain and with
@@ -276,24 +338,54 @@ random draft trees.
 ## These are refused
 
 {refuse}
+
+## All other causal models of transformers
+
+Each was made with one set of sizes, without what sets it apart, and checked in float64.
+
+**Decode, with {n_decode} x {answers} equal answers:** {decode_too}.
+
+**Not tried**, because these sizes give no small model: {untried}.
+
+**Refused:**
+
+{refuse_too}
 """
+
+
+def shortened(why):
+    """A refusal without what is the same in all."""
+    why = why.removeprefix("the model does not decode here")
+    why = why.removeprefix("the model").removeprefix(" as it does in transformers")
+    for rest in (" Take a model that", " This run's texts", " What it answers depends"):
+        why = why.split(rest)[0]
+    return why.removeprefix(":").strip()
 
 
 def page(findings):
     decode, refuse = [], []
+    others = {name: findings[name] for name in OTHERS if name in findings}
     for name, (refused, equal) in findings.items():
+        if name in others:
+            continue
         row = {"architecture": name, "`model_type`": ARCHITECTURES[name][0]}
         if "float64" in refused:
-            why = refused["float64"].removeprefix("the model does not decode here")
-            why = why.removeprefix("the model").removeprefix(" as it does in transformers")
-            for rest in (" Take a model that", " This run's texts"):
-                why = why.split(rest)[0]
-            refuse.append(row | {"why": why.removeprefix(":").strip()})
+            refuse.append(row | {"why": shortened(refused["float64"])})
         else:
             checked = "; ".join(f"{dtype}: {why}" for dtype, why in refused.items()) or "passes"
             answers = {"answers equal to `generate`": f"{equal} of {2 * PROMPTS}"}
             decode.append(row | {"self-check": checked} | answers)
+    became = {
+        word: [name for name, (what, _) in others.items() if what == word]
+        for word in ("decodes", "not tried", "refused")
+    }
+    too = [{"`model_type`": n, "why": shortened(others[n][1])} for n in became["refused"]]
     return PAGE.format(
+        n_decode=len(became["decodes"]),
+        answers=2 * PROMPTS,
+        decode_too=", ".join(became["decodes"]),
+        untried=", ".join(became["not tried"]),
+        refuse_too=pd.DataFrame(too).to_markdown(index=False),
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
         times=self_check.TIMES_SPREAD,
