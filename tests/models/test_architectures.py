@@ -26,7 +26,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftContext
 from specbench.errors import ConfigurationError, message_line
 from specbench.kernels.architectures import usable_context
-from specbench.models.checks import self_check
+from specbench.models.checks import own_passes, self_check
 from specbench.models.loading import offered_attention
 from specbench.models.target import Target
 from tests.conftest import engine
@@ -325,7 +325,8 @@ Checked on {date} with {versions}, on a CPU.
 Before a run measures anything, it compares logits of a chain and of a tree through this project's
 attention, cache and masks with those of the model as transformers loads it. The model's own passes
 of one row and of many differ, too; a difference over {times} times as large refuses the run (exit
-code 2), and so do passes of its own that are further apart than roundings can be. An architecture that is not on this page is checked like any other when it is loaded.
+code 2), and so do passes of its own that are further apart than roundings can be. An architecture
+that is not on this page is checked like any other when it is loaded.
 
 Below are tiny models with random weights. The self-check ran in {dtypes}. The last
 column counts greedy answers of {tokens} tokens in float64 to {prompts} prompts, plain and with
@@ -388,7 +389,7 @@ def page(findings):
         refuse_too=pd.DataFrame(too).to_markdown(index=False),
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
-        times=self_check.TIMES_SPREAD,
+        times=own_passes.TIMES_SPREAD,
         dtypes=", ".join(DTYPES),
         tokens=NEW_TOKENS,
         prompts=PROMPTS,

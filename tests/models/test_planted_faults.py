@@ -19,6 +19,7 @@ from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.packed_linear import PackedLinear, SiblingLinear
 from specbench.models import target as target_module
 from specbench.models.checks import self_check
+from specbench.models.hidden_states import decoder_layers
 from specbench.models.loading import offered_attention
 from specbench.models.target import Target
 from specbench.results.manifest import ModelInfo
@@ -143,7 +144,7 @@ def test_a_right_model_passes(family, width, spread, products):
 
 
 def layers(model):
-    return self_check.decoder_layers(model)
+    return decoder_layers(model)
 
 
 def attending(change):

@@ -8,8 +8,8 @@ import torch
 
 from specbench.errors import ConfigurationError
 from specbench.kernels.attention import AttentionPlan, attend
-from specbench.models.checks import self_check
-from specbench.models.checks.self_check import measure_spread
+from specbench.models.checks import check_text, self_check
+from specbench.models.checks.own_passes import measure_spread
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import tiny_model
@@ -168,11 +168,11 @@ def test_a_routers_near_tie_is_no_fault(monkeypatch):
     [(12, 60, "outgrown"), (300, 60, "not reached"), (300, 10_000_000, "too long")],
 )
 def test_windows_are_outgrown_where_that_is_cheap(window, longest, said, monkeypatch):
-    monkeypatch.setitem(self_check._FLOPS, "cpu", 5e6)
+    monkeypatch.setitem(check_text.FLOPS, "cpu", 5e6)
     model = tiny_model("mistral")
     model.config.sliding_window = window
     target = Target(tiny_model("llama"), max_len=60, max_nodes=12)
-    text, lengths = self_check._make_text(model, longest)
+    text, lengths = check_text.make_text(model, longest)
     assert said in lengths[f"window of {window}"]
     assert (len(text.prompt) > window) == (said == "outgrown")
     assert target.cache.max_len > len(text.prompt)

@@ -21,7 +21,7 @@ import torch
 from specbench.arrays import IntArray
 from specbench.decoding.lossless import TOLERANCE
 from specbench.decoding.structs import NO_TOKENS, DraftTree
-from specbench.models.checks.self_check import measure_spread
+from specbench.models.checks.own_passes import measure_spread
 from specbench.models.target import Target
 
 TOKENS = 32  # of an answer that are read again

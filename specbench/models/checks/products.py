@@ -26,7 +26,7 @@ _SMALL = 0.03  # inputs of norms, whose epsilon then counts
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ProductSample:
     """A few outputs of a linear, in float64 ``[rows, outputs]``, and what their roundings allow."""
 
     outputs: torch.Tensor  # which
@@ -35,7 +35,7 @@ class Sample:
 
 
 @torch.inference_mode()
-def sample_products(model: nn.Module) -> dict[str, Sample]:
+def sample_products(model: nn.Module) -> dict[str, ProductSample]:
     """By name, of the float32 linears on the CPU, which may be packed."""
     found = {}
     for name, linear in model.named_modules():
@@ -49,12 +49,12 @@ def sample_products(model: nn.Module) -> dict[str, Sample]:
         bias = rows.new_zeros(_OUTPUTS) if linear.bias is None else linear.bias[outputs].double()
         absolute = x.abs() @ rows.abs().T + bias.abs()
         unit = _ROUNDINGS * torch.finfo(torch.float32).eps
-        found[name] = Sample(outputs, x @ rows.T + bias, unit * absolute)
+        found[name] = ProductSample(outputs, x @ rows.T + bias, unit * absolute)
     return found
 
 
 @torch.inference_mode()
-def differing_product(model: nn.Module, samples: dict[str, Sample]) -> str:
+def differing_product(model: nn.Module, samples: dict[str, ProductSample]) -> str:
     """The first packed linear whose outputs are not those of ``samples``; "" where none is."""
     inputs: dict[int, torch.Tensor] = {}  # one tensor for siblings, which share a product
     for name, sample in samples.items():
