@@ -175,10 +175,10 @@ def test_a_missing_draft_is_refused_before_anything_is_loaded(tmp_path):
     looked_for = "neither conf/pair/sps_mistral7b.yaml nor conf/pair/draft_mistral7b.yaml"
     assert looked_for in str(nowhere.value)
     assert "Type pair.draft.path=FOLDER" in str(nowhere.value)  # no file that is not there
-    with pytest.raises(WeightsNotFound, match=r"pair\.draft\.path=.*no such folder") as missing:
+    with pytest.raises(NeedsNotMet, match=r"pair\.draft\.path=.*no such folder") as missing:
         build(f"pair.draft.path={tmp_path / 'none'}")
     assert "pair.draft.path=FOLDER" in str(missing.value)
-    with pytest.raises(WeightsNotFound, match=r"the draft of smollm2_135m \(pair\.draft\.id\)"):
+    with pytest.raises(NeedsNotMet, match=r"the draft of smollm2_135m \(pair\.draft\.id\)"):
         build("pair=none", "pair.draft.id=org/none")
     build("pair=random_draft")
 
