@@ -67,7 +67,7 @@ def again(with_heads, live, tmp_path):
 
     def run(*typed, traces=live, out="replay"):
         base = [*plain, "runner=replay", f"runner.traces={traces}", f"output_dir={tmp_path / out}"]
-        assert run_here(base, *typed, launch=None) == 0
+        assert run_here(base, "strict=true", *typed, launch=None) == 0
         return tmp_path / out
 
     return run
