@@ -37,7 +37,7 @@ from analysis.runs.acceptance import rows_of_target_pass
 from analysis.runs.captions import caption
 from analysis.runs.command import reporting_errors
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, make_comparisons
-from analysis.runs.leaders import standings
+from analysis.runs.leaders import standings, verdict_of
 from analysis.runs.load import Run, load_runs, load_surfaces
 from analysis.runs.settings import without_names
 from analysis.tabular.records_sheet import records_sheet
@@ -148,7 +148,7 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
             drawn = saved(label_figures(comparison))
         sheet = records_sheet([comparison]).astype(object)
         sheet = sheet.where(sheet.notna(), None)
-        stands = standings(comparison)
+        stands, sentence = standings(comparison), verdict_of(comparison)
         for entry in comparison.entries:
             predicted = PREDICTED if run.timing == "predicted" else ""
             rows = sheet[sheet.label == entry.label].values.tolist()
@@ -159,6 +159,8 @@ def publish(run: Run, given: Mapping[str, Any] | None = None) -> str:
                 live.summary.update(label_numbers(entry))
                 state = {"timing": run.timing, "complete": run.complete}
                 live.summary.update(state | {"caption": caption(comparison)})
+                if sentence:
+                    live.summary[f"{predicted}verdict"] = sentence
                 if standing := stands.get((run.path, entry.label)):
                     live.summary[f"{predicted}against_the_best"] = standing["verdict"]
     count = f"{len(urls)} W&B {'run' if len(urls) == 1 else 'runs'}, group {group_of(run)}"

@@ -25,19 +25,20 @@ from analysis.plots.style import styled
 from analysis.runs.captions import disturbed_words, slow_baseline_words, verdict_totals
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
-from analysis.runs.leaders import leaders_of
+from analysis.runs.leaders import leaders_of, shown_faster
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, pairs_table
 from analysis.tabular.overviews import claims_table, leaders_table, lossless_table, titled
-from analysis.tabular.provenance import environments, settings, sources
+from analysis.tabular.provenance import environments, settings, sources, uncommitted
 from analysis.tabular.records_sheet import records_sheet
 from analysis.tabular.table import ResultTable, column_name, csv_text, sheet
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.names import display_name
 from specbench.results.records import TIMINGS
+from specbench.results.repeat import citation
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.summary import ESTIMATORS
-from specbench.results.wording import DECISION_TEXT, DEFINITIONS, verdict_words
+from specbench.results.wording import DECISION_TEXT, DEFINITIONS, parted, verdict_words
 
 # Methods or settings of one comparison in the first table.
 _MOST = 8
@@ -114,6 +115,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
     environment.tests["measured"] = lambda cell: isinstance(cell, Estimate)
     environment.filters |= {
         "numeric": numeric_columns,
+        "parted": parted,
         "csv": lambda table: _csv_address(csv_text(sheet([table]))),
         "file": lambda title: f"{column_name(title)}.csv",
     }
@@ -135,6 +137,8 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
         settings=settings(recorded),
         environments=environments(runs),
         sources=sources(runs),
+        code=uncommitted(runs),
+        citation=citation(),
     )
 
 
@@ -219,7 +223,19 @@ def first_table(
     drafting = [comparison for comparison in timed if leaders_of(comparison)]
     numbers = [_section_of(comparison, sections) for comparison in drafting]
     places = [sections[number - 1].place if number else ABSENT for number in numbers]
-    return FirstTable(leaders_table(drafting, places), methods, numbers, records)
+    fastest = leaders_table(drafting, places)
+    if drafting and drafting[0].timing != "none":
+        fastest = replace(fastest, head=[_how_many(drafting)])
+    return FirstTable(fastest, methods, numbers, records)
+
+
+def _how_many(comparisons: Sequence[ComparedRuns]) -> str:
+    """In how many of many comparisons a method gains, in a sentence."""
+    faster = sum(bool(shown_faster(comparison)) for comparison in comparisons)
+    return (
+        f"In {faster} of {len(comparisons)} comparisons a method is shown faster than plain "
+        "decoding."
+    )
 
 
 def _section_of(comparison: ComparedRuns, sections: Sequence[Section]) -> int:

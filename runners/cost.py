@@ -24,6 +24,7 @@ from rich.text import Text
 from runners.job import Job
 from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, close
+from runners.run_folder.repeat import leave_repeat
 from runners.runner import Runner
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.config.schema import CostConfig, RunConfig
@@ -108,6 +109,7 @@ class Cost(Runner):
                 check_resume(manifest, machine, force=job.config.resume == "force")
             else:
                 manifest = begin(job, {run.label: run.describe() for run in runs}, machine)
+                leave_repeat(job.folder, manifest, {})
             add_start(manifest, 0, 0)
             manifest.write(job.folder)
             surface = _measure(job, runs, machine, manifest)

@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.settings import setting_words
+from specbench.results.decision import verdict_sentence
 from specbench.results.statistics import pairs
 from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import LogRatios
@@ -85,6 +86,29 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
     )
     of_plain = {(each.path, plain): found[plain] for each in comparison.runs}
     return {**of_plain, **{place: found[name] for name, place in places.items()}}
+
+
+def verdict_of(comparison: ComparedRuns) -> str:
+    """The comparison in one sentence, over all its runs; "" where nothing was timed so."""
+    entries = [entry for entry in _timed(comparison) if entry.run.baseline is not None]
+    if not entries:
+        return ""
+    return verdict_sentence(
+        {comparison.name_of(entry): entry.overall["speedup_ci"] for entry in entries},
+        [comparison.name_of(entry) for entry in leaders(entries, "speedup")],
+        [comparison.name_of(entry) for entry in shown_faster(comparison)],
+        comparison.timing,
+    )
+
+
+def shown_faster(comparison: ComparedRuns) -> list[ComparedLabel]:
+    """The methods that are shown faster than plain decoding, over all its runs."""
+    entries = [entry for entry in _timed(comparison) if entry.run.baseline is not None]
+    ratios = _log_ratios(entries, "speedup") if entries else None
+    if ratios is None:
+        return []
+    found = zip(entries, against(ratios), strict=True)
+    return [entry for entry, over in found if pairs.verdict(over.interval) == "faster"]
 
 
 def _standing(found: Against) -> Standing:

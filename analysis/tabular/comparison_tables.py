@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from analysis.runs.captions import captions_once, decoding_words
 from analysis.runs.claim_verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
-from analysis.runs.leaders import standings
+from analysis.runs.leaders import standings, verdict_of
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import (
     DECISION,
@@ -74,7 +75,7 @@ def comparison_table(*comparisons: ComparedRuns, most: int | None = None) -> Res
             rows.append({**where, "method": claim.method, **_not_run_cells(claim)})
             notes.append(claim.note(claim.method))
     title = comparisons[0].title if len(comparisons) == 1 else "Methods compared"
-    return ResultTable.of(
+    made = ResultTable.of(
         title + TITLE_TIMES[comparisons[0].timing],
         "\n".join(text),
         rows,
@@ -82,6 +83,13 @@ def comparison_table(*comparisons: ComparedRuns, most: int | None = None) -> Res
         DECISION,
         len(apart),
     )
+    return replace(made, head=verdicts(comparisons))
+
+
+def verdicts(comparisons: Sequence[ComparedRuns]) -> list[str]:
+    """What each comparison says, in a sentence; of several with their titles."""
+    said = [(comparison.title, verdict_of(comparison)) for comparison in comparisons]
+    return [words if len(said) == 1 else f"{title}: {words}" for title, words in said if words]
 
 
 def _fastest(comparison: ComparedRuns, most: int | None, text: list[str]) -> list[ComparedLabel]:

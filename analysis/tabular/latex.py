@@ -12,10 +12,17 @@ import pandas as pd
 from analysis.tabular.table import ResultTable, column_name
 from specbench.results.estimate import Cell, Estimate, numeric_columns
 from specbench.results.names import DATASETS, MODELS, display_name
+from specbench.results.wording import parted
 
 _ROWS = 40  # of a float; more do not fit a page
 _COLUMN, _TEXT = 48, 28  # characters across a paper's column, and of a cell that is not broken
 _LONGEST = 2000  # characters below a table; where claims need more, theirs are comments
+# Of a long caption these sentences are printed beside its first one and warnings; others are
+# comments.
+_PRINTED = (
+    "Hardware", "State kept", "Lossless", "Outputs", "Speedup: ", "Speedup and", "Intervals",
+    "end-to-end",
+)  # fmt: skip
 # Only a table that is wider than its column or page is made smaller.
 _FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 _BROKEN = r">{\raggedright\arraybackslash}p{3.4cm}"
@@ -47,11 +54,12 @@ def to_latex(tables: Sequence[ResultTable]) -> str:
 
 def _floats(table: ResultTable, label: str) -> Iterator[str]:
     leads = any(isinstance(cell, Estimate) and cell.leads for row in table.rows for cell in row)
-    notes = [*table.caption.split("\n"), *([_BOLD] if leads else []), *table.foot]
-    text, comments = _text(" ".join(filter(None, notes))), ""
+    caption, rest = parted(table.caption, _PRINTED)
+    notes = [*table.head, caption, *([_BOLD] if leads else []), *table.foot]
+    text, comments = _text(" ".join(filter(None, notes))), f"% {rest}\n" if rest else ""
     if len(text) > _LONGEST:
         text = _text(" ".join(note for note in notes if note and note not in table.notes))
-        comments = "".join(f"% {note}\n" for note in table.notes)
+        comments += "".join(f"% {note}\n" for note in table.notes)
     below = f"\\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize {text}}}\n" if text else ""
     named = table.frame.iloc[:, table.groups :]
     cells = {name: [_named(str(name), cell) for cell in named[name]] for name in named}

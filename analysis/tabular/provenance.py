@@ -19,6 +19,7 @@ from analysis.runs.settings import flat
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, Cell
 from specbench.results.manifest import LabelInfo
+from specbench.results.repeat import CHANGES, SOURCES, command
 
 # The keys that the report shows; the manifest has the others.
 _ENVIRONMENT = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
@@ -26,6 +27,7 @@ _LONG = {"packed", "drafts"}
 # Two folders and more, or a file in the home folder, from the file system's root.
 _PATH = re.compile(r"(?<![\w.:/])(?:~|/[^\s/,;:'\"\]})]+)(?:/[^\s/,;:'\"\]})]+)+/?")
 _UNITS = {"bytes_per_s": "GB/s", "bytes": "GB"}
+_MOST_CODE = 100_000  # characters of a file of code on a page
 _NOT_KNOBS = {"name", "version", "state_scope", "paper_scope", "_target_"}
 
 
@@ -98,6 +100,21 @@ def last_parts(text: str) -> str:
     return _PATH.sub(lambda found: f"…/{PurePath(found[0]).name}", text)
 
 
+def uncommitted(runs: Sequence[Run]) -> dict[str, str]:
+    """Code that no commit holds, by run and file: its differences, and methods from elsewhere."""
+    names = run_names(runs)
+    found = {
+        f"{names[run.path]}/{file.relative_to(run.path)}": file.read_text(encoding="utf-8")
+        for run in runs
+        for file in [run.path / CHANGES, *sorted((run.path / SOURCES).glob("*.py"))]
+        if file.exists()
+    }
+    return {
+        name: text if len(text) <= _MOST_CODE else f"{text[:_MOST_CODE]}\n[cut here: see the file]"
+        for name, text in found.items()
+    }
+
+
 def sources(runs: Sequence[Run]) -> ResultTable:
     """The run folders, so that every number can be traced to its records."""
     names = run_names(runs)
@@ -105,7 +122,7 @@ def sources(runs: Sequence[Run]) -> ResultTable:
         {
             "folder": names[run.path],
             "experiment": run.experiment or ABSENT,
-            "typed": last_parts(" ".join(run.manifest.overrides)) or ABSENT,
+            "command": last_parts(command(run.manifest)),
             "began": min((record.started_at for record in run.records), default="")[:19] or ABSENT,
             "turns": str(len(run.records)),
             "run key": (run.manifest.run_key or ABSENT)[:8],

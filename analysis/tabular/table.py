@@ -38,6 +38,7 @@ class ResultTable:
         short: the columns that are shown at first, one with intervals by its name without
             ``[95 %]`` where it is shown without them; none: by :data:`_FURTHER`.
         groups: so many leading columns head the rows that share them.
+        head: sentences above the table, which say what it shows.
     """
 
     title: str
@@ -46,6 +47,7 @@ class ResultTable:
     notes: Sequence[str] = ()
     short: Sequence[str] = ()
     groups: int = 0
+    head: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -116,7 +118,8 @@ def to_rich(table: ResultTable) -> FittedTable:
     """For a terminal; of the foot what holds for all rows, not where each claim is from."""
     shared = [note for note in table.foot if note in (VERDICT_RULE, VERDICT_WORDS, _FEW, _ALIKE)]
     text = "\n".join([table.caption, *shared])
-    return FittedTable(table.frame, table.title, text, table.groups)
+    title = "\n".join([table.title, *table.head])
+    return FittedTable(table.frame, title, text, table.groups)
 
 
 def to_markdown(tables: Sequence[ResultTable]) -> str:
@@ -126,7 +129,8 @@ def to_markdown(tables: Sequence[ResultTable]) -> str:
         words = table.frame.map(_markdown_cell).rename(columns=_markdown_cell)
         grid = words.to_markdown(index=False, tablefmt="github", disable_numparse=True)
         title = _one_line(_without_tags(table.title))
-        parts.append(f"### {title}\n\n{grid}\n\n{_without_tags(table.caption)}\n")
+        head = "".join(f"**{_without_tags(_one_line(said))}**\n\n" for said in table.head)
+        parts.append(f"### {title}\n\n{head}{grid}\n\n{_without_tags(table.caption)}\n")
         if table.foot:
             parts[-1] += "\n" + "".join(f"- {_without_tags(note)}\n" for note in table.foot)
     return "\n".join(parts)

@@ -30,6 +30,7 @@ from runners.run_folder.manifest import (
     check_resume,
     close,
 )
+from runners.run_folder.repeat import leave_repeat
 from runners.run_folder.resumable_files import ResultFiles
 from runners.session import interference_rule
 from runners.session.blocks import Answers, BlockResult, BlockRunner
@@ -166,8 +167,12 @@ def _complete(
     runs = build_method_runs(job, given)
     manifest = _open_manifest(job, runs)
     manifest.left_out = dict(left_out) or None
+    begun = _has_records(job)
     # Before any other file: a folder with records and no manifest is nobody's.
     manifest.write(job.folder)
+    if not begun:
+        methods = {run.entry.name: type(run.drafter) for run in runs}
+        leave_repeat(job.folder, manifest, methods, typed=given is None)
     files = ResultFiles(job)
     run = OpenRun(job, runs, files, manifest)
     add_start(manifest, len(files.done), files.redone)

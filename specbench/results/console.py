@@ -50,6 +50,8 @@ def print_summary(summary: Summary, console: Console) -> None:
 
     from specbench.results.statistics.served import SERVED_TEXT, served_cells, served_notes
 
+    if verdict := summary.get("verdict"):
+        console.print(f"{verdict}\n", markup=False, highlight=False, style="bold")
     console.print(render(summary))
     served = summary.get("served", [])
     if served:

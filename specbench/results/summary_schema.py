@@ -194,6 +194,7 @@ class Summary(TypedDict):
     Attributes:
         leaders: the methods that may be the fastest, the first first.
         against_best: by label; empty where nothing was timed.
+        verdict: what the comparison says in one sentence; files of earlier versions lack it.
         disturbed: None where no time was measured.
         served: where servers answered.
     """
@@ -205,6 +206,7 @@ class Summary(TypedDict):
     leaders: list[str]
     against_best: dict[str, Standing]
     disturbed: Disturbance | None
+    verdict: NotRequired[str]
     caption: str
     notes: list[str]
     served: NotRequired[list[ServedLabel]]

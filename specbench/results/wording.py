@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,7 +22,7 @@ _VERDICTS = {
     "lossy": "lossy",
 }
 
-_LEADERS_NAMED = 4
+LEADERS_NAMED = 4
 
 # The chat templates' word for it (Qwen 3 and others).
 _THINKING = "enable_thinking"
@@ -33,6 +34,11 @@ TIMES = {
     "none": "Replay without times: steps only. ",
 }
 
+
+# Where a caption is parted, and which of its sentences warn.
+_SHORT_CAPTION = 320
+_SENTENCES = re.compile(r"(?<=\.) +(?=[A-Z])")
+_WARNING = re.compile(r"[A-Z]{3,} ")
 
 # What a speedup is, by estimator.
 SPEEDUPS = {
@@ -81,7 +87,7 @@ def p_words(p: float) -> str:
 
 def leader_words(leaders: Sequence[str]) -> str:
     """``sam``; ``sam or pld`` where the data cannot tell; many are counted."""
-    if len(leaders) <= _LEADERS_NAMED:
+    if len(leaders) <= LEADERS_NAMED:
         return " or ".join(leaders) or ABSENT
     return f"{leaders[0]} or one of {len(leaders) - 1} others"
 
@@ -132,6 +138,26 @@ PAIRS_TEXT = (
     "p: corrected for the number of comparisons. detectable: smallest ratio shown with a power of "
     "80 %; cases needed: those that would show the measured ratio so."
 )
+
+
+def parted(caption: str, also: tuple[str, ...] = ()) -> tuple[str, str]:
+    """A long caption in two: what belongs beside the numbers, and the rest.
+
+    The first are its opening sentence, warnings (which begin with a word in capitals) and
+    sentences that begin with a word of ``also``. A short caption is not parted.
+    """
+    if len(caption) <= _SHORT_CAPTION:
+        return caption, ""
+    sentences = [said for line in caption.split("\n") for said in _SENTENCES.split(line) if said]
+    kept = [
+        i == 0 or _WARNING.match(said) is not None or said.startswith(also)
+        for i, said in enumerate(sentences)
+    ]
+    first, rest = (
+        " ".join(said for said, beside in zip(sentences, kept, strict=True) if beside == wanted)
+        for wanted in (True, False)
+    )
+    return first, rest
 
 
 def verdict_words(counts: Mapping[str, int], counted: bool = True) -> str:
@@ -241,6 +267,8 @@ def run_caption(
             f"Sampled at temperature {temperature:g}{filters}; verifier {verifiers}; "
             "speedup over ar sampling with the same seeds; outputs not audited."
         )
+    elif not any(record.lossless.verdict != "not_audited" for record in records):
+        parts.append("Outputs not audited.")
     parts += fallback_words(records)
     parts += rounding_words(manifest.model)
     if any(record.lossy for record in records):

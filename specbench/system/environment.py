@@ -8,6 +8,7 @@ holds nothing that changes by itself; what does (load, stolen time, GPU clocks) 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import hashlib
 import importlib.metadata
@@ -174,6 +175,22 @@ def git_state(root: Path = PROJECT) -> GitState | None:
         difference = _output_of("git", "diff", "HEAD", "--", *_CODE, cwd=root) or ""
         state["changes"] = hashlib.sha256(f"{status}\n{difference}".encode()).hexdigest()[:16]
     return state
+
+
+def code_changes(root: Path = PROJECT) -> str:
+    """What the code below ``root`` has that its commit lacks, as ``git apply`` takes it.
+
+    New files stand there in full. "" outside a repository.
+    """
+    changed = _output_of("git", "diff", "HEAD", "--", *_CODE, cwd=root)
+    listed = _output_of("git", "ls-files", "--others", "--exclude-standard", "--", *_CODE, cwd=root)
+    parts = [f"{changed}\n"] if changed else []
+    for name in (listed or "").splitlines():
+        with contextlib.suppress(OSError, UnicodeError):
+            lines = (root / name).read_text(encoding="utf-8").splitlines(keepends=True)
+            new = difflib.unified_diff([], lines, "/dev/null", f"b/{name}")
+            parts.append("".join(line if line.endswith("\n") else f"{line}\n" for line in new))
+    return "".join(parts)
 
 
 def _output_of(*command: str, cwd: Path | None = None) -> str | None:

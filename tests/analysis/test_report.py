@@ -103,6 +103,20 @@ def test_the_summary_comes_first_with_its_warnings(text):
     assert order[0] < text.index("against the best") < text.index("<figure>") < order[1]
 
 
+def test_how_to_repeat_it_is_there_with_the_code_that_no_commit_holds(run):
+    run.manifest.overrides[:] = ["compare=[pld,cacheback]", "model=vicuna7b"]
+    (run.path / "changes.diff").write_text("+if a < b:\n")
+    (run.path / "sources").mkdir()
+    (run.path / "sources" / "mine.py").write_text("class Mine: ...\n")
+    made = report.page([run])
+    assert "python run.py &#39;compare=[pld,cacheback]&#39; model=vicuna7b" in made
+    assert "+if a &lt; b:" in made
+    assert "class Mine: ..." in made
+    assert "@software{specbench," in made
+    verdict = "cacheback is 1.81 to 2.03 times as fast as plain decoding; no_frozen may be as fast."
+    assert made.index(verdict) < made.index("against the best")
+
+
 def test_day_and_machine_stand_at_the_head(text, run):
     day = min(record.started_at for record in run.records)[:10]
     head = text[text.index("<header>") : text.index("</header>")]

@@ -18,7 +18,7 @@ from analysis.runs.captions import caption
 from analysis.runs.claim_verdicts import VERDICT_RULE
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
-from analysis.tabular.comparison_tables import settings_table, task_table
+from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
 from analysis.tabular.latex import to_latex
 from analysis.tabular.table import ResultTable, csv_text, sheet, to_markdown, to_rich
 from specbench.results.wording import verdict_words
@@ -37,7 +37,8 @@ def test_the_bare_command_prints_a_table(results, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     assert tables.main([str(results)]) == 0
     shown = capsys.readouterr().out
-    heads = shown.splitlines()[1]
+    verdict, heads = shown.splitlines()[1:3]
+    assert verdict.startswith("cacheback is 1.81 to 2.03 times as fast as plain decoding; ")
     assert re.split(r" {2,}", heads.strip()) == [
         "method", "MAT", "speedup [95 %]", "end-to-end", "against the best", "outputs",
     ]  # fmt: skip
@@ -287,7 +288,7 @@ def test_columns_are_chosen_by_the_names_of_csv_files(results, capsys):
     ]  # fmt: skip
     assert tables.main([str(results), "--columns", "claimed_mat, tokens_per_s"]) == 0
     shown = capsys.readouterr().out
-    assert re.split(r" {2,}", shown.splitlines()[1].strip()) == [
+    assert re.split(r" {2,}", shown.splitlines()[2].strip()) == [
         "method", "claimed MAT", "tokens/s [95 %]",
     ]  # fmt: skip
     assert "token_recycling" in shown, "claimed and not run"
@@ -341,6 +342,16 @@ def test_a_caption_says_that_nothing_was_audited_without_counting():
     assert found == "3 equal, others not audited"
     assert verdict_words({"equal": 3, "not_audited": 84}) == "3 equal, 84 not audited"
     assert verdict_words({"equal": 3, "bug": 2}) == "2 BUG, 3 equal"
+
+
+def test_what_nobody_audited_is_no_column(results, tmp_path):
+    edit_records(results / "one", lambda r: r | {"lossless": {"verdict": "not_audited"}})
+    (comparison,) = make_comparisons(load_runs([results]))
+    table = comparison_table(comparison).in_short()
+    assert {str(cell) for cell in table.frame["outputs"]} == {"–"}
+    text = to_latex([table])
+    assert "outputs" not in text
+    assert "Lossless: not audited." in text
 
 
 HOSTILE = ["=cmd|'/c calc'!A1", "@SUM(A1)", "+1-1", "-x", "<script>alert(1)</script>", "a\\|b\nc"]

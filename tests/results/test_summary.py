@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbench.results.decision import verdict_sentence
 from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.pairs import compare_pairs, leaders_of
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.results.statistics.summary import summarize, task_order
-from specbench.results.wording import SPEEDUPS
+from specbench.results.wording import SPEEDUPS, parted
 from tests.small_run import case_record
 
 
@@ -44,6 +45,54 @@ def row(rows, label, task="overall"):
 
 
 LABELS = ("ar", "pld")
+
+
+@pytest.mark.parametrize(
+    ("speedups", "leaders", "faster", "timing", "said"),
+    [
+        (
+            {"pld": (1.3, 1.6), "sam": (1.2, 1.7), "rest": (0.8, 0.9)}, ["pld", "sam"],
+            ["sam", "pld"], "measured",
+            "pld is 1.30 to 1.60 times as fast as plain decoding; sam may be as fast.",
+        ),
+        (
+            {"pld": (1.3, 1.6), "sam": (1.1, 1.2)}, ["pld"], ["pld", "sam"], "predicted",
+            "Predicted, not measured: pld is 1.30 to 1.60 times as fast as plain decoding; the "
+            "other methods are slower than it.",
+        ),
+        # The fastest here is the least certain: what is shown comes first.
+        (
+            {"pld": (0.9, 2.1), "sam": (1.1, 1.2)}, ["pld", "sam"], ["sam"], "measured",
+            "sam is 1.10 to 1.20 times as fast as plain decoding; pld may be as fast.",
+        ),
+        (
+            {"pld": (0.9, 1.1)}, ["pld"], [], "measured",
+            "Nothing is shown faster than plain decoding; pld, the fastest here, is 0.90 to 1.10 "
+            "times as fast.",
+        ),
+        (
+            {name: (1.3, 1.6) for name in "abcdefg"}, list("abcdefg"), list("abcdefg"), "measured",
+            "a is 1.30 to 1.60 times as fast as plain decoding; b, c, d and 3 others may be as "
+            "fast.",
+        ),
+        (
+            {"pld": None}, ["pld"], [], "measured",
+            "Too few cases to say what is faster than plain decoding: 3 are needed at least.",
+        ),
+        ({"pld": None}, ["pld"], [], "none", ""),
+        ({}, [], [], "measured", ""),
+    ],
+)  # fmt: skip
+def test_a_comparison_in_one_sentence(speedups, leaders, faster, timing, said):
+    assert verdict_sentence(speedups, leaders, faster, timing) == said
+
+
+def test_a_long_caption_keeps_its_warnings_in_sight():
+    first, warning = "pld on demo: 9 cases, v1.1.", "SLOW BASELINE: a part of each speedup."
+    rest = "State kept per prompt. " + "Intervals cover prompts. " * 20
+    assert parted(f"{first} {rest}{warning}") == (f"{first} {warning}", rest.strip())
+    assert parted(f"{first} {warning}") == (f"{first} {warning}", "")
+    assert "Intervals" in parted(f"{first} {rest}", ("Intervals",))[0]
 
 
 class TestByHand:

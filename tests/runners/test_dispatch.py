@@ -40,6 +40,7 @@ def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
     entries = "compare=[{method: pld, num_tokens: 2, label: short},oracle]"
     assert execute(f"output_dir={out}", entries) == 0
     names = {path.name for path in out.iterdir() if not path.name.startswith(".")}
+    names -= {"changes.diff"}  # of whoever has edited the code
     assert names == {
         "manifest.json",
         "cases.jsonl",
@@ -47,8 +48,10 @@ def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
         "dialogue.jsonl",
         "steps.parquet",
         "summary.json",
+        "repeat.md",
         "DONE",
     }
+    assert "python run.py " in (out / "repeat.md").read_text()
     done = records.read_records(out)[0]
     assert [r.label for r in done if (r.case_id, r.turn) == ("81", 0)] == [
         "ar",

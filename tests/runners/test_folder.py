@@ -1,6 +1,7 @@
 """The output folder: owner, lock, resume of growing files."""
 
 import errno
+import importlib
 import json
 import os
 import subprocess
@@ -10,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from runners.run_folder import folder, manifest
+from runners.run_folder.repeat import leave_repeat
 from runners.run_folder.resumable_files import ResultFiles
 from runners.session import open_run
 from specbench.errors import OutputRefused
 from specbench.results import records
 from specbench.results.manifest import ModelInfo, RunManifest
+from specbench.results.repeat import REPEAT, SOURCES
 from specbench.storage import jsonl
 from tests.runners.test_blocks import TWO
 from tests.runners.toy import Recorder, make_job, make_runner
@@ -241,3 +244,20 @@ def test_passes_on_other_threads_or_kernels_must_be_forced(change, named):
     with pytest.raises(OutputRefused, match=named):
         manifest.check_passes(then, now, force=False)
     assert manifest.check_passes(then, now, force=True)
+
+
+def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "from_elsewhere.py").write_text("class Mine:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("from_elsewhere").Mine
+    made = RunManifest(**ENVIRONMENT, overrides=["compare=[pld,mine]"])
+    leave_repeat(tmp_path, made, {"mine": mine, "recorder": Recorder, "builtin": int})
+    text = (tmp_path / REPEAT).read_text()
+    assert "\npython run.py 'compare=[pld,mine]'\n" in text
+    assert "Commit abc. Versions: python 3.11, torch 2.13.0" in text
+    assert "version = {" in text
+    assert {path.name for path in (tmp_path / SOURCES).iterdir()} == {"mine.py"}
+    leave_repeat(tmp_path, made, {}, typed=False)
+    assert "run.py" not in (tmp_path / REPEAT).read_text()

@@ -61,6 +61,27 @@ def test_git_state(tmp_path):
     assert environment.git_state(tmp_path)["dirty"] is True
 
 
+def test_uncommitted_code_can_be_applied_to_its_commit(tmp_path):
+    assert environment.code_changes(tmp_path) == ""
+    git(tmp_path, "init")
+    (tmp_path / "a.py").write_text("1\n2\n3\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "first")
+    assert environment.code_changes(tmp_path) == ""
+    written = {"a.py": "1\n2\n4\n", "methods/new.py": "def f():\n    pass\n"}
+    (tmp_path / "methods").mkdir()
+    for name, text in written.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "notes.md").write_text("prose\n")
+    changes = tmp_path / "changes.diff"
+    changes.write_text(environment.code_changes(tmp_path))
+    git(tmp_path, "checkout", "--", "a.py")
+    (tmp_path / "methods" / "new.py").unlink()
+    git(tmp_path, "apply", str(changes))
+    for name, text in written.items():
+        assert (tmp_path / name).read_text() == text
+
+
 def test_a_machine_without_git(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert environment.git_state() is None

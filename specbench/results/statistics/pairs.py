@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from specbench.arrays import FloatArray
+from specbench.results.decision import verdict_sentence
 from specbench.results.estimate import FEWEST, Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
@@ -20,7 +21,8 @@ from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import N_RESAMPLES, LogRatios
 from specbench.results.statistics.multiple import Against, against, against_best
 from specbench.results.statistics.summary import Sample
-from specbench.results.summary_schema import Pair, Standing, p_family
+from specbench.results.summary_schema import Pair, Standing, SummaryRow, p_family
+from specbench.results.tasks import OVERALL
 
 DEFAULT_MARGIN = 0.02
 
@@ -131,6 +133,21 @@ def leaders(speeds: LogRatios, margin: float = DEFAULT_MARGIN) -> list[int]:
     found = against_best(speeds)
     behind = {i for i in found if verdict(found[i].interval, margin) == "slower"}
     return [i for i in order if i not in behind]
+
+
+def verdict_of(pairs: Sequence[Pair], rows: Iterable[SummaryRow]) -> str:
+    """A run in one sentence, of its pairs and its rows over the whole run."""
+    against_plain = [pair for pair in pairs if pair["family"] == BASELINE]
+    if not against_plain:
+        return ""
+    methods = {pair["first"] for pair in against_plain}
+    own = {row["label"]: row for row in rows if row["task"] == OVERALL and row["label"] in methods}
+    return verdict_sentence(
+        {label: row["speedup_ci"] for label, row in own.items()},
+        leaders_of(pairs),
+        {pair["first"] for pair in against_plain if pair["verdict"] == "faster"},
+        next(iter(own.values()))["timing"],
+    )
 
 
 def leaders_of(pairs: Sequence[Pair]) -> list[str]:

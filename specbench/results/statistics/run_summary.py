@@ -13,7 +13,7 @@ from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION, 
 from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
-from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of
+from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of, verdict_of
 from specbench.results.statistics.served import served_labels
 from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import Disturbance, Summary, SummaryRow
@@ -52,6 +52,7 @@ def run_summary(
         "leaders": leaders_of(pairs),
         "against_best": standings_of(pairs),
         "disturbed": disturbed,
+        "verdict": verdict_of(pairs, rows),
         "caption": run_caption(records, manifest, rows),
         "notes": [
             *(f"LEFT OUT: {label}. {why}" for label, why in (manifest.left_out or {}).items()),

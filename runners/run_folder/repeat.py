@@ -1,0 +1,42 @@
+"""What a new run leaves about how to repeat it, and the code that no commit holds."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+
+from specbench.paths import PROJECT
+from specbench.results.manifest import RunManifest
+from specbench.results.repeat import CHANGES, REPEAT, SOURCES, repeat_text
+from specbench.storage import jsonl
+from specbench.system import environment
+
+
+def leave_repeat(
+    folder: Path, manifest: RunManifest, methods: Mapping[str, type], *, typed: bool = True
+) -> None:
+    """Write ``repeat.md``, and what of the code was uncommitted.
+
+    Args:
+        folder: of the run; it is there.
+        manifest: of the run.
+        methods: their classes by name. A file is copied where the project's repository does not
+            hold it: of a method from elsewhere, or where there is no repository.
+        typed: whether a command line made the run.
+
+    Raises:
+        specbench.storage.jsonl.DiskError: the disk is full or broken.
+    """
+    jsonl.write_text(folder / REPEAT, repeat_text(manifest, typed=typed))
+    if manifest.git and manifest.git.get("dirty"):
+        jsonl.write_text(folder / CHANGES, environment.code_changes())
+    for name, kind in methods.items():
+        with contextlib.suppress(TypeError, OSError):  # typed into a notebook
+            file = Path(inspect.getsourcefile(kind) or "").resolve()
+            if manifest.git and file.is_relative_to(PROJECT):
+                continue
+            source = file.read_text(encoding="utf-8")
+            (folder / SOURCES).mkdir(exist_ok=True)
+            jsonl.write_text(folder / SOURCES / f"{name}.py", source)
