@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,17 +152,40 @@ class CaseBlock:
     def place(self) -> tuple[int, str]:
         return (self.repeat, self.case.case_id)
 
-    def order(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Order of labels: forward, then reversed (ABBA), so that slow drift affects all alike.
-
-        Successive repeats of a case see both orders, whatever the number of cases.
-        """
-        return labels if (self.index + self.repeat) % 2 == 0 else labels[::-1]
+    def order(self, labels: Sequence[str], seed: int) -> tuple[str, ...]:
+        """The labels in the order in which this block measures them (`label_order`)."""
+        return label_order(labels, seed, self.index, self.repeat)
 
     def keys(self, labels: tuple[str, ...]) -> set[tuple[int, str, int, str]]:
         """The keys of the records that make the block complete."""
         turns = range(len(self.case.turns))
         return {(self.repeat, self.case.case_id, t, label) for t in turns for label in labels}
+
+
+def label_order(labels: Sequence[str], seed: int, place: int, repeat: int = 0) -> tuple[str, ...]:
+    """The labels in a balanced order that nobody can foresee: a row of a Williams design.
+
+    The rows of a design (as many as labels, twice as many where their number is odd) have every
+    label as often at each position and as often right behind each other label. Successive places
+    take the rows of a design one by one, in an order shuffled anew for each design; successive
+    repeats of a place take the rows behind. So a drift hits all labels alike, and no label always
+    runs after the same one.
+
+    Args:
+        place: of what is asked at once, in the data set or in the run; with ``seed`` and
+            ``repeat`` it decides, so shards and resumed runs agree.
+    """
+    rows = _williams(len(labels))
+    design, row = divmod(place, len(rows))
+    random.Random(f"{seed}/{design}").shuffle(rows)
+    return tuple(labels[i] for i in rows[(row + repeat) % len(rows)])
+
+
+def _williams(n: int) -> list[list[int]]:
+    """The rows of a Williams design of the numbers below ``n``."""
+    zigzag = [(i + 1) // 2 if i % 2 else (n - i // 2) % n for i in range(n)]
+    rows = [[(number + shift) % n for number in zigzag] for shift in range(n)]
+    return rows if n % 2 == 0 or n == 1 else rows + [row[::-1] for row in rows]
 
 
 def derive_seed(seed: int, case_id: str, turn: int, repeat: int) -> int:

@@ -33,6 +33,7 @@ from runners.session.method_runs import (
 )
 from runners.session.open_run import OpenRun, complete
 from specbench.config import compose
+from specbench.config.dataset_schema import ORDERS
 from specbench.config.schema import ReplayConfig, RunConfig
 from specbench.config.validate import check_values
 from specbench.data.cases import Case
@@ -75,7 +76,9 @@ class Replay(Runner):
                 "none. Type measure=timed."
             )
         traces = load_traces(cfg.runner.traces)
-        recorded = traces.config
+        recorded = dict(traces.config)
+        # Recordings from before this key are in the file's order.
+        recorded["dataset"] = {"order": ORDERS[1], **recorded["dataset"]}
         if cfg.model.name != recorded["model"]["name"]:
             raise ConfigurationError(
                 f"runner.traces={cfg.runner.traces} was recorded with model "

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from runners.run_folder import folder
 from specbench.config import compose
 from specbench.config.compare import compose_entry
+from specbench.config.dataset_schema import ORDERS
 from specbench.config.run_key import run_key
 from specbench.errors import SpecBenchError
 from specbench.results.manifest import BASELINE
@@ -71,7 +72,8 @@ def recording(cfg: DictConfig) -> DictConfig:
     job = compose_entry(cfg, BASELINE)
     job.runner = compose.compose(["runner=offline"]).runner
     plain = {"compare": [], "state_scope": "prompt", "repeats": 1, "shard": None, "fresh": False}
-    for key, value in plain.items():
+    # No time of it counts, and a replay that keeps state from case to case needs this order.
+    for key, value in {**plain, "dataset.order": ORDERS[1]}.items():
         OmegaConf.update(job, key, value)
     job.engine.eager_baseline = False  # a replay asks for no other times than the surface's
     return job

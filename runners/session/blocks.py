@@ -178,7 +178,7 @@ class Answers:
 
     def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
         """The labels in the order of a block, or of a batch by its first block."""
-        return block.order(self.job.labels)
+        return block.order(self.job.labels, self.job.config.seed)
 
     def begin_batch(self) -> None:
         """What was learnt from the blocks before must not answer the next ones."""

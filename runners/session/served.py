@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from runners.job import CaseBlock, Job
+from runners.job import CaseBlock, Job, label_order
 from runners.run_folder.manifest import check_subject
 from runners.session import device_lock
 from runners.session.blocks import WARM_UP_TEXT, Answers, Turn, answered
@@ -90,7 +90,7 @@ class ServedAnswers(Answers):
         )
 
     def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
-        return self.job.labels if batch % 2 == 0 else self.job.labels[::-1]
+        return label_order(self.job.labels, self.job.config.seed, batch)
 
     def begin_batch(self) -> None:
         self._servers.forget()

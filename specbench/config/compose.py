@@ -57,6 +57,15 @@ def chosen(name: str, values: Mapping[str, Any], default: Any = None) -> Any:
     return values.get(name, default)
 
 
+def case_order(state_scope: str, shuffle: int | None) -> str:
+    """``dataset.order`` where it is not typed.
+
+    Where the run's methods keep what they learnt from case to case, the data set's order is part of
+    what is measured; and a shuffle is an order that was asked for.
+    """
+    return "interleaved" if shuffle is None and state_scope in ("turn", "prompt") else "file"
+
+
 def methods_that_need(what: str) -> list[str]:
     """Names of the methods whose ``needs`` has ``what`` set, under their own defaults.
 
@@ -121,6 +130,7 @@ for _group, _nodes in (("runner", RUNNERS), ("server", SERVERS)):
         _store.store(group=_group, name=f"_{_name}", node=_keys)
 OmegaConf.register_new_resolver("specbench.pair", pair_name, replace=True)
 OmegaConf.register_new_resolver("specbench.chosen", chosen, replace=True)
+OmegaConf.register_new_resolver("specbench.case_order", case_order, replace=True)
 OmegaConf.register_new_resolver("specbench.and_others", and_others, replace=True)
 OmegaConf.register_new_resolver("specbench.with_heads", with_heads, replace=True)
 

@@ -11,6 +11,7 @@ MISSING: Any = "???"
 
 SPECIAL_TOKENS = ("parse", "text")
 PARTS = ("all", "selection")
+ORDERS = ("interleaved", "file")
 
 
 @dataclass
@@ -86,6 +87,9 @@ class DatasetConfig:
             ``selection``), or ``selection``.
         shuffle: seed of a shuffle; null keeps the order. It comes before a ``head`` sample, which
             is then a random one, and after a ``stratified`` one, which keeps its questions.
+        order: how the chosen cases follow each other. ``interleaved``: tasks mixed evenly, so that
+            a machine that slows down meanwhile slows all tasks alike; ``file``: as in the file, or
+            as ``shuffle`` mixed them, for methods that learn from case to case.
         special_tokens: what a special token's text in a question is: ``parse``: that token, as in
             transformers; ``text``: the characters that it is written with.
         dialogue: ``ar``: later turns see the plain greedy answers; ``own``: the method's own.
@@ -112,6 +116,7 @@ class DatasetConfig:
     selection: list[int] = field(default_factory=list)
     part: str = "all"
     shuffle: int | None = None
+    order: str = "${specbench.case_order:${state_scope},${dataset.shuffle}}"
     special_tokens: str = "parse"
     dialogue: str = "ar"
     source: str = ""

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.compose import option_names
-from specbench.config.dataset_schema import SPECIAL_TOKENS
+from specbench.config.dataset_schema import ORDERS, SPECIAL_TOKENS
 from specbench.config.schema import MeasureConfig
 
 # Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
@@ -68,6 +68,8 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
     if not plain["dataset"].get("selection"):
         plain["dataset"].pop("selection", None)
         plain["dataset"].pop("part", None)
+    if plain["dataset"].get("order") == ORDERS[1]:
+        del plain["dataset"]["order"]
     if plain["measure"].get("rerun_minutes") == MeasureConfig.rerun_minutes:
         del plain["measure"]["rerun_minutes"]
     if plain.get("record_layers") is None:

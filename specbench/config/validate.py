@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from specbench import paths
 from specbench.config import schema
 from specbench.config.compose import option_names, pair_name
-from specbench.config.dataset_schema import PARTS, SPECIAL_TOKENS
+from specbench.config.dataset_schema import ORDERS, PARTS, SPECIAL_TOKENS
 from specbench.config.draft import check_device, draft_weights
 from specbench.config.hydra_errors import unknown_key
 from specbench.config.knobs import check_method
@@ -28,6 +28,7 @@ _ONE_OF: Mapping[str, Sequence[str | None]] = {
     "engine.name": schema.ENGINES,
     "dataset.sample": ("head", "stratified"),
     "dataset.part": PARTS,
+    "dataset.order": ORDERS,
     "dataset.dialogue": ("ar", "own"),
     "dataset.special_tokens": SPECIAL_TOKENS,
     "engine.overlap": schema.OVERLAP_MODES,

@@ -68,7 +68,7 @@ class _Row:
 
 
 def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> list[Case]:
-    """The cases of a data set after task filter, limit and shuffle.
+    """The cases of a data set after task filter, limit and shuffle, in the order to be asked.
 
     ``data_dir`` is the folder where ``dataset.file`` is looked for before the hub is asked.
 
@@ -348,7 +348,19 @@ def _select(cases: list[Case], dataset: DatasetConfig) -> list[Case]:
     if dataset.shuffle is not None:
         cases = list(cases)
         random.Random(int(dataset.shuffle)).shuffle(cases)
-    return cases[:limit]
+    chosen = cases[:limit]
+    return interleaved(chosen) if dataset.order == "interleaved" else chosen
+
+
+def interleaved(cases: list[Case]) -> list[Case]:
+    """The same cases, those of each task evenly spread and in their order."""
+    members: dict[str, list[Case]] = {}
+    for case in cases:
+        members.setdefault(case.task, []).append(case)
+    spots = [
+        ((2 * i + 1) / len(own), case) for own in members.values() for i, case in enumerate(own)
+    ]
+    return [case for _, case in sorted(spots, key=lambda spot: spot[0])]
 
 
 def _stratified(cases: list[Case], limit: int) -> list[Case]:

@@ -143,9 +143,8 @@ def test_files_of_questions_are_read_or_refused_with_their_line(lines, tmp_path)
     path = tmp_path / "questions.jsonl"
     path.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
     columns = {"id": "question_id", "turns": "turns", "category": "category"}
-    dataset = OmegaConf.to_object(
-        OmegaConf.merge(DatasetConfig, {"name": "own", "path": str(path), "columns": columns})
-    )
+    values = {"name": "own", "path": str(path), "columns": columns, "order": "interleaved"}
+    dataset = OmegaConf.to_object(OmegaConf.merge(DatasetConfig, values))
     try:
         found = load_cases(dataset)
     except DatasetError as error:

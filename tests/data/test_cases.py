@@ -68,7 +68,7 @@ def test_demo_has_two_prompts_a_task_and_needs_nothing():
 
 
 def test_columns_turns_and_tasks(mixed):
-    cases = load(mixed)
+    cases = load(mixed, "dataset.order=file")
     assert len(cases) == 30
     assert cases[0] == Case("0", "coding", "mt_bench", ("a0", "b0"))
     assert cases[10] == Case("10", "qa", "qa", ("question 10",))
@@ -380,7 +380,7 @@ def test_tasks_and_a_limit_choose_among_the_questions(mixed):
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 29])
 def test_stratified_limit_is_even_over_tasks(mixed, limit):
-    cases = load(mixed, f"dataset.limit={limit}", "dataset.sample=stratified")
+    cases = load(mixed, f"dataset.limit={limit}", "dataset.sample=stratified", "dataset.order=file")
     assert len(cases) == len({c.case_id for c in cases}) == limit
     counts = Counter(c.task for c in cases)
     assert max(counts.values()) - min(counts.get(t, 0) for t in ("mt_bench", "qa", "rag")) <= 1
@@ -388,7 +388,7 @@ def test_stratified_limit_is_even_over_tasks(mixed, limit):
 
 
 def test_stratified_limit_is_spread_within_a_task(mixed):
-    cases = load(mixed, "dataset.limit=6", "dataset.sample=stratified")
+    cases = load(mixed, "dataset.limit=6", "dataset.sample=stratified", "dataset.order=file")
     assert [c.case_id for c in cases] == ["2", "7", "12", "17", "22", "27"]
 
 
@@ -413,6 +413,36 @@ def test_shuffle_mixes_a_stratified_sample_and_keeps_its_questions(mixed):
     in_order, shuffled = load(mixed, *sample), load(mixed, *sample, "dataset.shuffle=1")
     assert set(shuffled) == set(in_order)
     assert shuffled != in_order
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ((), [0, 10, 20, 1, 11, 21]),
+        (("state_scope=turn",), [0, 10, 20, 1, 11, 21]),
+        # What a method learns from case to case goes by the data set's order.
+        (("state_scope=paper",), [0, 1, 2, 3, 4, 5]),
+        (("state_scope=run",), [0, 1, 2, 3, 4, 5]),
+        (("state_scope=paper", "dataset.order=interleaved"), [0, 10, 20, 1, 11, 21]),
+        (("dataset.order=file",), [0, 1, 2, 3, 4, 5]),
+        # The limit chooses the questions, whatever their order.
+        (("dataset.limit=5",), [0, 1, 2, 3, 4]),
+        (("dataset.limit=13",), [0, 1, 10, 2, 3, 4]),
+        # A task of two among ten: evenly spread.
+        (("dataset.limit=12",), [0, 1, 2, 10, 3, 4]),
+    ],
+)
+def test_tasks_are_interleaved_unless_methods_learn_from_case_to_case(mixed, typed, expected):
+    found = [int(case.case_id) for case in load(mixed, *typed)]
+    assert found[: len(expected)] == expected
+    assert sorted(found) == list(range(len(found)))
+
+
+def test_a_shuffled_order_stays_unless_tasks_are_to_be_interleaved(mixed):
+    shuffled = load(mixed, "dataset.shuffle=3")
+    mixed_more = load(mixed, "dataset.shuffle=3", "dataset.order=interleaved")
+    assert len({c.task for c in shuffled[:3]}) < 3 == len({c.task for c in mixed_more[:3]})
+    assert [c for c in mixed_more if c.task == "qa"] == [c for c in shuffled if c.task == "qa"]
 
 
 def test_prompt_set_hash(mixed):

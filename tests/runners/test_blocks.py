@@ -1,11 +1,13 @@
 """Interleaving, dialogues, references, state scopes and failures, on a target that is a formula."""
 
+import itertools
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
 
 from methods.oracle import Oracle
-from runners.job import derive_seed
+from runners.job import derive_seed, label_order
 from specbench.decoding.drafter import Drafter
 from tests.runners.toy import NEW_TOKENS, Recorder, make_job, run_all
 
@@ -26,17 +28,40 @@ def by_key(records, *names):
     return {(r.label, r.case_id, r.turn): tuple(getattr(r, n) for n in names) for r in records}
 
 
-def test_labels_run_forward_and_backward_by_turns_and_turn_by_turn(tmp_path):
-    journal = []
-    drafters = [Recorder(name, journal) for name in ("ar", "a", "b")]
-    job = make_job(tmp_path, ["ar", "a", "b"], TWO)
-    done, _, _ = run_all(job, drafters)
-    forward, backward = ["ar", "a", "b"], ["b", "a", "ar"]
-    assert journal == forward * 2 + backward * 2 + forward * 2
-    assert [r.position for r in done[:3]] == [0, 1, 2]
+def test_labels_run_turn_by_turn_in_the_order_of_their_block(tmp_path):
+    journal, labels = [], ("ar", "a", "b")
+    job = make_job(tmp_path, labels, TWO)
+    done, _, _ = run_all(job, [Recorder(name, journal) for name in labels])
+    orders = [block.order(labels, job.config.seed) for block in job.blocks()]
+    assert journal == [label for order in orders for label in order * 2]
+    assert [r.position for r in done] == [0, 1, 2] * 6
     assert {r.n_retokenized is None for r in done if r.label == "ar"} == {False}
     assert {r.n_retokenized for r in done if r.label != "ar"} == {None}, "nobody asks"
     assert [r.stream_index for r in done] == [0] * 6 + [1] * 6 + [2] * 6
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_labels_are_balanced_over_positions_neighbors_and_repeats(n):
+    labels = tuple("abcdefgh"[:n])
+    size = n if n % 2 == 0 or n == 1 else 2 * n
+    designs = [[label_order(labels, 7, 3 * size + i, r) for i in range(size)] for r in range(size)]
+    # Each row of blocks, and each block over its repeats.
+    for rows in (*designs, *zip(*designs, strict=True)):
+        assert all(sorted(row) == list(labels) for row in rows)
+        places = Counter((label, i) for row in rows for i, label in enumerate(row))
+        behind = Counter(pair for row in rows for pair in itertools.pairwise(row))
+        assert set(places.values()) == {size // n}
+        assert len(behind) == n * (n - 1)
+        assert len(set(behind.values())) <= 1
+
+
+def test_orders_are_shuffled_by_the_seed_and_the_same_everywhere():
+    def orders(seed):
+        return [label_order(("ar", "a", "b", "c"), seed, i) for i in range(40)]
+
+    assert orders(0) == orders(0) != orders(1)
+    assert len({tuple(orders(0)[i : i + 4]) for i in range(0, 40, 4)}) > 5, "designs differ"
+    assert orders(0)[:2] == [("ar", "a", "c", "b"), ("c", "ar", "b", "a")]
 
 
 def test_repeats_are_the_outer_loop_and_show_a_case_in_both_orders_with_seeds_of_their_own(
@@ -44,8 +69,10 @@ def test_repeats_are_the_outer_loop_and_show_a_case_in_both_orders_with_seeds_of
 ):
     drafters = [Recorder("ar"), Recorder("a")]
     done, _, session = run_all(make_job(tmp_path, ["ar", "a"], ONE[:2], repeats=2), drafters)
-    expected = ["0 c0 ar", "0 c0 a", "0 c1 a", "0 c1 ar", "1 c0 a", "1 c0 ar", "1 c1 ar", "1 c1 a"]
-    assert [f"{r.repeat} {r.case_id} {r.label}" for r in done] == expected
+    asked = [(r.repeat, r.case_id, r.label) for r in done]
+    assert [found[:2] for found in asked[::2]] == [(0, "c0"), (0, "c1"), (1, "c0"), (1, "c1")]
+    first = [label for _, _, label in asked[::2]]
+    assert first in (["ar", "a", "a", "ar"], ["a", "ar", "ar", "a"])
     assert session.audits == [(r.label, r.case_id, 0) for r in done if r.label == "a"]
     seeds = {}
     for record in done:

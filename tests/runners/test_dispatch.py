@@ -53,12 +53,6 @@ def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
     }
     assert "python run.py " in (out / "repeat.md").read_text()
     done = records.read_records(out)[0]
-    assert [r.label for r in done if (r.case_id, r.turn) == ("81", 0)] == [
-        "ar",
-        "pld",
-        "short",
-        "oracle",
-    ]
     assert Counter((r.label, r.method) for r in done) == {
         ("ar", "ar"): 7,
         ("pld", "pld"): 7,

@@ -236,7 +236,12 @@ def run_noisy(small, tmp_path, monkeypatch):
             SystemMonitor, "end", lambda self: Interference(cpu_steal=next(stolen, 0.0))
         )
         limits = ["measure.disturbed.steal=0.05", "measure.disturbed.shortest_s=0"]
-        own = [f"output_dir={tmp_path}/run", "dataset.tasks=[qa,rag]", *limits]
+        own = [
+            f"output_dir={tmp_path}/run",
+            "dataset.tasks=[qa,rag]",
+            "dataset.order=file",
+            *limits,
+        ]
         assert run_here([*small, *own], *overrides) == 0
         return tmp_path / "run"
 

@@ -44,6 +44,9 @@ def run_summary(
     pairs = compare_pairs(records, *how)
     compared = len({pair["first"] for pair in pairs}) > 1
     disturbed = disturbance(records, superseded, rows, baseline, seed)
+    # Blocks are measured in changing orders; words go by the run's own.
+    rank = {label: place for place, label in enumerate(labels)}
+    in_order = sorted(records, key=lambda record: rank.get(record.label, len(rank)))
     found: Summary = {
         "schema_version": SCHEMA_VERSION,
         "run_key": manifest.run_key,
@@ -53,11 +56,11 @@ def run_summary(
         "against_best": standings_of(pairs),
         "disturbed": disturbed,
         "verdict": verdict_of(pairs, rows),
-        "caption": run_caption(records, manifest, rows),
+        "caption": run_caption(in_order, manifest, rows),
         "notes": [
             *(f"LEFT OUT: {label}. {why}" for label, why in (manifest.left_out or {}).items()),
             *(manifest.notes or []),
-            *accepted_by_part(records),
+            *accepted_by_part(in_order),
             *_failures(records, errors, labels),
             *_verdicts(records, baseline, (model and model.dtype) or ""),
             *_near_ties(model),
