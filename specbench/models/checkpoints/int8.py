@@ -97,12 +97,19 @@ def _check_scales(stored: Mapping[str, torch.Tensor], file: Path) -> None:
     """Refuse numbers that no model has, and rows without a scale."""
     for name, value in stored.items():
         if value.dtype != torch.int8:
-            if not value.isfinite().all():
+            # Eight-bit floats cannot be asked themselves.
+            numbers = value.double() if value.element_size() == 1 else value
+            if not numbers.isfinite().all():
                 raise WeightsNotFound(f"{file} is damaged: {name} is not finite. Fetch it again.")
             continue
         scale = stored.get(name + _SCALE)
         if scale is None:
             raise WeightsNotFound(f"{file} lacks {name}{_SCALE}. Fetch it again.")
+        if value.dim() != 2:
+            raise WeightsNotFound(
+                f"{file} is damaged: {name} are bytes of {value.dim()} dimensions, and only "
+                "matrices are kept as bytes. Fetch it again."
+            )
         if scale.shape != value.shape[:1]:
             raise WeightsNotFound(
                 f"{file} is damaged: {name}{_SCALE} has {scale.numel()} numbers for "

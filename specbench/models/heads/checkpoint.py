@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from specbench.paths import PROJECT
 log = logging.getLogger(__name__)
 
 _NAMED = 6  # keys in a message at most
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Checkpoint:
 
     file: Path  # the weight file
     config: Mapping[str, Any]  # of config.json
-    tensors: Mapping[str, torch.Tensor]  # on the CPU, in the file's dtypes
+    tensors: Mapping[str, torch.Tensor]  # in the file's dtypes
 
     def refuse(self, reason: str) -> WeightsNotFound:
         """The error for what is wrong with the file: ``FILE reason``."""
@@ -70,7 +70,7 @@ def read_json(folder: Path, wanted: str = "Fetch it again.") -> dict[str, Any]:
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise WeightsNotFound(f"{file} cannot be read: {first_line(error)}. {wanted}") from error
     if not isinstance(config, dict):
         raise WeightsNotFound(f"{file} is not a JSON object. {wanted}")
@@ -78,21 +78,21 @@ def read_json(folder: Path, wanted: str = "Fetch it again.") -> dict[str, Any]:
 
 
 def _tensors(file: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         if file.suffix == ".safetensors":
-            return int8.restored(load_file(file), file)
-        stored = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
+            stored = load_file(file)
+        else:
+            stored = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises whatever a damaged byte leads to
         raise WeightsNotFound(
             f"{file} is damaged, or holds more than weights: {first_line(error)}. Fetch it again."
         ) from error
-    values = stored.values() if isinstance(stored, dict) else [None]
-    if not all(isinstance(value, torch.Tensor) for value in values):
+    items = stored.items() if isinstance(stored, dict) else [(None, None)]
+    if not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in items):
         raise WeightsNotFound(f"{file} does not hold named tensors. Fetch it again.")
-    return dict(stored)
+    return int8.restored(stored, file) if file.suffix == ".safetensors" else dict(stored)
 
 
 def fill(
@@ -125,20 +125,44 @@ def fill(
     shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     state: dict[str, torch.Tensor] = {}
     for key, name in names.items():
-        tensor = tensors[key]
-        if tuple(tensor.shape) != shapes[name]:
-            raise found.refuse(
-                f"has {key} as {list(tensor.shape)}, where config.json and the target say "
-                f"{list(shapes[name])}. Take the head of this target, with its own config.json."
-            )
-        if not tensor.isfinite().all():
-            raise found.refuse(f"is damaged: {key} is not finite. Fetch it again.")
-        value = tensor.to(device, dtype)
+        value = _weight(found, key, shapes[name], dtype=dtype, device=device)
         if name in state and not torch.equal(state[name], value):
             raise found.refuse(f"has {key} as another matrix than its copies. Fetch it again.")
         state[name] = value
     module.load_state_dict(state, assign=True)
     module.eval().requires_grad_(False)
+
+
+def _weight(
+    found: Checkpoint, key: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A weight in the dtype that the head computes with.
+
+    Raises:
+        WeightsNotFound: it is no matrix of real numbers of this shape, or not finite in ``dtype``.
+    """
+    tensor = found.tensors[key]
+    if tensor.dtype not in _FLOATS or tensor.layout != torch.strided or tensor.is_meta:
+        kind = ", ".join(str(x) for x in (tensor.dtype, tensor.layout, tensor.device))
+        raise found.refuse(
+            f"has {key} as {kind}, which is no matrix of real numbers without a scale. Save it "
+            "as float32, float16 or bfloat16, or fetch the head again."
+        )
+    if tuple(tensor.shape) != shape:
+        raise found.refuse(
+            f"has {key} as {list(tensor.shape)}, where config.json and the target say "
+            f"{list(shape)}. Take the head of this target, with its own config.json."
+        )
+    value = tensor.to(device, dtype)
+    if not value.isfinite().all():
+        if not tensor.isfinite().all():
+            raise found.refuse(f"is damaged: {key} is not finite. Fetch it again.")
+        largest = float(tensor.abs().max())
+        raise found.refuse(
+            f"has numbers up to {largest:.3g} in {key}, too large for {str(dtype)[6:]}. Type "
+            "model.dtype=bfloat16 or model.dtype=float32."
+        )
+    return value
 
 
 def _some(keys: Sequence[str]) -> str:
@@ -149,20 +173,34 @@ def _some(keys: Sequence[str]) -> str:
 def count(keys: Iterable[str], pattern: str) -> int:
     """How many there are by the first group of ``pattern``, a number that counts from 0.
 
-    Configurations say it too, and some of them wrongly.
+    Configurations say it too, and some of them wrongly. Let the group have two digits at most: for
+    a number without end a file would name too many modules to make.
     """
     found = {int(match[1]) for match in map(re.compile(pattern).match, keys) if match}
     return max(found, default=-1) + 1
 
 
 def own_embedding(
-    found: Checkpoint, target: TargetEmbeddings, *, dtype: torch.dtype, device: torch.device
+    found: Checkpoint,
+    target: TargetEmbeddings,
+    width: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> torch.Tensor | None:
-    """``embed_tokens.weight`` where it is not the target's embedding; mostly it is a copy."""
-    stored = found.tensors.get("embed_tokens.weight")
-    if stored is None:
+    """``embed_tokens.weight`` where it is not the target's embedding; mostly it is a copy.
+
+    Args:
+        width: numbers that the head reads of each id.
+
+    Raises:
+        WeightsNotFound: it has not one such row for each of the target's ids, or is not finite.
+    """
+    key = "embed_tokens.weight"
+    if key not in found.tensors:
         return None
-    weight = stored.to(device, dtype)
+    shape = (len(target.embedding), width)
+    weight = _weight(found, key, shape, dtype=dtype, device=device)
     theirs = target.embedding.to(device, dtype)
     # One of the two may have been rounded to float16, the other to bfloat16.
     if weight.shape == theirs.shape and torch.allclose(weight, theirs, rtol=1e-2, atol=1e-5):

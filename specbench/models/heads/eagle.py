@@ -77,6 +77,6 @@ def load(
         head = EagleHead(target, shape, bias=bool(found.config.get("bias", True)))
     names = {name: name for name in head.state_dict()}
     checkpoint.fill(head, names, found, dtype=dtype, device=device, ignored=_OPTIONAL)
-    head.embedding = checkpoint.own_embedding(found, target, dtype=dtype, device=device)
+    head.embedding = checkpoint.own_embedding(found, target, hidden, dtype=dtype, device=device)
     log.info("%s: EAGLE with rope_theta %g", folder, shape.rope_theta)
     return head

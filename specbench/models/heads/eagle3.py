@@ -24,7 +24,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM
 from specbench.errors import ConfigurationError
 from specbench.models.heads import checkpoint
 from specbench.models.heads.decoder import Attention, DecoderLayer, FeatureHead, GatedMLP, Rows
-from specbench.models.heads.layer_shape import LayerShape, read_shape
+from specbench.models.heads.layer_shape import LayerShape, read_shape, read_size
 
 log = logging.getLogger(__name__)
 
@@ -79,11 +79,17 @@ def read_config(
     """
     kind = config.get("speculators_model_type")
     if kind not in (None, "eagle3"):
-        raise ConfigurationError(f"{where}: speculators_model_type is {kind!r}, not eagle3.")
+        raise ConfigurationError(
+            f"{where}: speculators_model_type is {kind!r}, not eagle3. Take an EAGLE-3 head."
+        )
     # The authors' files and SpecForge's nest little. Their ``num_hidden_layers`` is not read: one
     # file says 40. Their ``norm_output`` only means that a norm stands before the LM head, as it
     # always does.
     nested = config.get("eagle_config") or {}
+    if not isinstance(nested, dict):
+        raise ConfigurationError(
+            f"{where}: eagle_config is {nested!r}, not a table. Take the head's own config.json."
+        )
     layer: Any = config
     place = where
     if kind is not None:
@@ -91,29 +97,37 @@ def read_config(
         place = f"{where}, transformer_layer_config"
         if not isinstance(layer, dict):
             raise ConfigurationError(
-                f"{where}: transformer_layer_config is {layer!r}, not the table of a layer."
+                f"{where}: transformer_layer_config is {layer!r}, not the table of a layer. "
+                "Take the head's own config.json."
             )
         layer = {"model_type": "qwen3", **layer}
         if layer["model_type"] not in ("llama", "qwen3"):
             raise ConfigurationError(
                 f"{where}: transformer_layer_config.model_type is {layer['model_type']!r}; only "
-                "llama and qwen3 can be read."
+                "llama and qwen3 can be read. Take another head."
             )
         if config.get("norm_before_fc") and config.get("fc_norm"):
-            raise ConfigurationError(f"{where}: norm_before_fc and fc_norm exclude each other.")
+            raise ConfigurationError(
+                f"{where}: norm_before_fc and fc_norm exclude each other. Take the head's own "
+                "config.json."
+            )
         if config.get("norm_before_residual") is None:
             log.warning("%s: norm_before_residual is missing; taken as true, as vLLM does", where)
     shape = read_shape(layer, place, rope_theta=rope_theta)
     vocab = config.get("draft_vocab_size") or layer.get("vocab_size")
-    if not isinstance(vocab, int) or vocab < 1:
-        raise ConfigurationError(f"{where}: draft_vocab_size is {vocab!r}, not a size.")
+    vocab = read_size({"draft_vocab_size": vocab}, "draft_vocab_size", where)
     named = "eagle_aux_hidden_state_layer_ids"
-    ids = layer_ids or nested.get(named) or config.get(named)
+    ids = layer_ids or nested.get(named) or config.get(named) or ()
+    whole = isinstance(ids, list | tuple) and all(type(i) is int and i >= 0 for i in ids)
+    if not whole:
+        raise ConfigurationError(
+            f"{where}: {named} is {ids!r}, not a list of layers. Type method.layer_ids=[...]."
+        )
     head = Eagle3Config(
         shape=shape,
         draft_vocab_size=vocab,
-        target_hidden_size=int(config.get("target_hidden_size") or shape.hidden_size),
-        layer_ids=tuple(int(i) for i in ids) if ids else None,
+        target_hidden_size=read_size(config, "target_hidden_size", where, shape.hidden_size),
+        layer_ids=tuple(ids) or None,
         joins_states=nested.get("use_aux_hidden_state", True) is not False,
         fc_norm=any(key.startswith("fc_norm.") for key in keys),
     )
@@ -121,7 +135,11 @@ def read_config(
         return head
     return replace(
         head,
-        n_layers=int(layer.get("num_hidden_layers", 1)),
+        # One more than the file has is enough to be told which is missing.
+        n_layers=min(
+            read_size(layer, "num_hidden_layers", place, 1),
+            1 + checkpoint.count(keys, r"layers\.(\d{1,2})\."),
+        ),
         first_layer="layers.0",
         norm_before_fc=bool(config.get("norm_before_fc", False)),
         fc_norm=bool(config.get("fc_norm", False)),
@@ -237,12 +255,12 @@ def load(
         name.replace("layers.0.", f"{config.first_layer}.", 1): name for name in head.state_dict()
     }
     checkpoint.fill(head, names, found, dtype=dtype, device=device, ignored=_OPTIONAL)
-    head.embedding = checkpoint.own_embedding(found, target, dtype=dtype, device=device)
-    width = hidden if head.embedding is None else head.embedding.shape[1]
-    if width != config.shape.hidden_size:
+    width = config.shape.hidden_size
+    head.embedding = checkpoint.own_embedding(found, target, width, dtype=dtype, device=device)
+    if head.embedding is None and width != hidden:
         raise found.refuse(
-            f"has no embed_tokens.weight of width {config.shape.hidden_size}, and the target's "
-            f"embedding has {width}. Take the head's whole file."
+            f"has no embed_tokens.weight of width {width}, and the target's embedding has "
+            f"{hidden}. Take the head's whole file."
         )
     ids = _target_ids(found, config.draft_vocab_size, vocab)
     head.target_ids = None if ids is None else ids.to(device)
@@ -253,27 +271,48 @@ def load(
 
 def _target_ids(found: checkpoint.Checkpoint, draft_vocab: int, vocab: int) -> torch.Tensor | None:
     """``[draft vocab]``; None where the ids agree. ``d2t`` holds offsets, not ids."""
-    offsets, known = found.tensors.get("d2t"), found.tensors.get("t2d")
+    offsets = _whole_numbers(found, "d2t", draft_vocab)
+    known = _whole_numbers(found, "t2d", vocab)
     if offsets is None and known is None and draft_vocab == vocab:
         return None
     if offsets is not None:
-        ids = torch.arange(len(offsets)) + offsets.long()
+        ids = torch.arange(len(offsets)) + offsets
+        if known is None and draft_vocab < vocab and not offsets.any():
+            raise found.refuse(
+                f"has a d2t of zeros alone, which names the target's first {draft_vocab} ids, and "
+                "no t2d to confirm it: it was likely never filled. Take the head's whole file."
+            )
     elif known is not None:
-        ids = known.bool().nonzero()[:, 0]
+        ids = known.nonzero()[:, 0]
     else:
         raise found.refuse(
             f"has {draft_vocab} of the target's {vocab} ids and neither d2t nor t2d to tell which. "
             "Take the head's whole file."
         )
     valid = bool(((ids >= 0) & (ids < vocab)).all()) and len(ids.unique()) == len(ids)
-    if known is not None and len(known) == vocab and valid:
-        valid = bool(known.bool()[ids].all()) and int(known.sum()) == len(ids)
+    if known is not None and valid:
+        valid = bool(known[ids].all()) and int(known.count_nonzero()) == len(ids)
     if not valid or len(ids) != draft_vocab:
         raise found.refuse(
             f"has d2t and t2d that do not name {draft_vocab} ids below the target's {vocab}: "
             "d2t[i] is what is added to the head's id i. Take the head of this target."
         )
     return None if torch.equal(ids, torch.arange(vocab)) else ids
+
+
+def _whole_numbers(found: checkpoint.Checkpoint, key: str, size: int) -> torch.Tensor | None:
+    """``[size]`` int64 of ``d2t`` or ``t2d``; None where the file has none."""
+    tensor = found.tensors.get(key)
+    if tensor is None:
+        return None
+    real = tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
+    if real or tensor.is_meta or tensor.layout != torch.strided or tensor.shape != (size,):
+        raise found.refuse(
+            f"has {key} as {list(tensor.shape)} of {str(tensor.dtype)[6:]}, where the vocabularies "
+            f"of config.json and the target ask for {size} whole numbers. Take the head of this "
+            "target, with its own config.json."
+        )
+    return tensor.long()
 
 
 def default_ids(n_layers: int) -> tuple[int, ...]:

@@ -166,20 +166,24 @@ def load(
     arch = found.config.get("hydra_head_arch")
     if arch not in ("mlp", "prefix-mlp"):
         raise found.refuse(
-            f"has hydra_head_arch {arch!r} in its config.json; only mlp and prefix-mlp can be read."
+            f"has hydra_head_arch {arch!r} in its config.json; only mlp and prefix-mlp can be "
+            "read. Take another head."
         )
     for key, wanted in (("grounded_heads", True), ("hidden_state_offset", 0)):
         if found.config.get(key, wanted) != wanted:
             raise found.refuse(
-                f"has {key}={found.config[key]!r} in its config.json; only {wanted!r} can be read."
+                f"has {key}={found.config[key]!r} in its config.json; only {wanted!r} can be read. "
+                "Take another head."
             )
-    n_heads = checkpoint.count(found.tensors, r"hydra_mlp\.(\d+)\.")
+    n_heads = checkpoint.count(found.tensors, r"hydra_mlp\.(\d{1,2})\.")
     n_blocks = found.config.get("hydra_num_layers")
-    if not n_heads or not isinstance(n_blocks, int) or n_blocks < 1:
+    if not n_heads or type(n_blocks) is not int or n_blocks < 1:
         raise found.refuse(
             f"has {n_heads} heads (keys hydra_mlp.0…) of hydra_num_layers={n_blocks!r} blocks: "
-            "this is not a Hydra head."
+            "this is not a Hydra head. Take one, with its own config.json."
         )
+    # One more than the file has is enough to be told which is missing.
+    n_blocks = min(n_blocks, 1 + checkpoint.count(found.tensors, r"hydra_mlp\.0\.(\d{1,2})\."))
     own = any(key.startswith("hydra_lm_head.") for key in found.tensors)
     prefix = read_shape(target_config, "the target") if arch == "prefix-mlp" else None
     with torch.device("meta"):

@@ -6,16 +6,19 @@ places: every default here is the one that the head was trained with.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from specbench.errors import ConfigurationError
+from specbench.errors import ConfigurationError, first_line
 
 DEFAULT_THETA = 10000.0  # also of heads whose target has another
 _FIXED = ("linear", "llama3", "yarn")  # scalings that no text's length moves
+_LARGEST = 2**20  # of a size; no layer is made of a larger one
+_OWN = "Take the head's own config.json."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,49 +75,85 @@ def read_shape(
     Raises:
         ConfigurationError: a size is missing or makes no layer, or the layer is of another kind.
     """
-    hidden = _size(config, "hidden_size", where)
-    heads = _size(config, "num_attention_heads", where)
+    hidden = read_size(config, "hidden_size", where)
+    heads = read_size(config, "num_attention_heads", where)
     # Older configurations leave it out; every head then has its own keys, whatever the target has.
-    kv_heads = _size(config, "num_key_value_heads", where, heads)
-    head_dim = _size(config, "head_dim", where, hidden // heads)
-    if heads % kv_heads or head_dim % 2:
+    kv_heads = read_size(config, "num_key_value_heads", where, heads)
+    head_dim = read_size(config, "head_dim", where, hidden // heads)
+    if heads % kv_heads or head_dim % 2 or heads * head_dim > _LARGEST:
         raise ConfigurationError(
             f"{where}: {heads} heads of {head_dim} cannot share {kv_heads} key heads "
-            "(num_attention_heads, head_dim, num_key_value_heads). Take the head's own config.json."
+            f"(num_attention_heads, head_dim, num_key_value_heads). {_OWN}"
         )
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise ConfigurationError(f"{where}: hidden_act is {activation!r}; only silu can be read.")
+        raise ConfigurationError(
+            f"{where}: hidden_act is {activation!r}; only silu can be read. Take a head with silu."
+        )
     theta, scaling = _rope(config, where)
     qwen3 = config.get("model_type") == "qwen3"
-    window = config.get("sliding_window")
-    if config.get("use_sliding_window", not qwen3) is False:
-        window = None
+    window = None
+    windowed = config.get("use_sliding_window", not qwen3) is not False
+    if windowed and config.get("sliding_window") is not None:
+        window = read_size(config, "sliding_window", where)
     attention_bias = bool(config.get("attention_bias", False))
-    return LayerShape(
+    shape = LayerShape(
         hidden_size=hidden,
-        intermediate_size=_size(config, "intermediate_size", where),
+        intermediate_size=read_size(config, "intermediate_size", where),
         n_heads=heads,
         n_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_positive(config.get("rms_norm_eps", 1e-6), "rms_norm_eps", where),
         rope_theta=theta if rope_theta is None else rope_theta,
         rope_scaling=scaling,
         qkv_bias=bool(config.get(bias_key, False)),
         o_bias=attention_bias and bias_key == "attention_bias",
         head_norms=qwen3,
-        window=None if window is None else int(window),
+        window=window,
     )
+    _check_positions(shape, where)
+    return shape
 
 
-def _size(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+def read_size(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
+    """A whole number above 0; ``default`` where the key is missing or null.
+
+    Raises:
+        ConfigurationError: it is something else.
+    """
     value = config.get(key)
     value = default if value is None else value
-    if not isinstance(value, int) or value < 1:
-        raise ConfigurationError(
-            f"{where}: {key} is {value!r}, not a size. Take the head's own config.json."
-        )
+    if type(value) is not int or not 1 <= value <= _LARGEST:
+        raise ConfigurationError(f"{where}: {key} is {value!r}, not a size. {_OWN}")
     return value
+
+
+def _positive(value: Any, key: str, where: str) -> float:
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, OverflowError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ConfigurationError(f"{where}: {key} is {value!r}, not a number above 0. {_OWN}")
+    return number
+
+
+def _check_positions(shape: LayerShape, where: str) -> None:
+    """Refuse a scaling that lacks a value, before a text is half read.
+
+    Raises:
+        ConfigurationError: no finite angle comes out.
+    """
+    try:
+        frequencies, factor = shape.inverse_frequencies()
+        reason = "" if frequencies.isfinite().all() and math.isfinite(factor) else "not finite"
+    except Exception as error:  # what transformers raises depends on the value and the scaling
+        reason = first_line(error)
+    if reason:
+        raise ConfigurationError(
+            f"{where}: rope_theta={shape.rope_theta:g} with rope_scaling={shape.rope_scaling} "
+            f"gives no positions ({reason}). {_OWN}"
+        )
 
 
 def _rope(config: Mapping[str, Any], where: str) -> tuple[float, Mapping[str, Any] | None]:
@@ -125,18 +164,22 @@ def _rope(config: Mapping[str, Any], where: str) -> tuple[float, Mapping[str, An
         nested = config.get(place)
         if not nested:
             continue
+        if not isinstance(nested, dict):
+            raise ConfigurationError(f"{where}: {place} is {nested!r}, not a table. {_OWN}")
         if nested.get("rope_theta") is not None:
-            thetas[f"{place}.rope_theta"] = float(nested["rope_theta"])
+            key = f"{place}.rope_theta"
+            thetas[key] = _positive(nested["rope_theta"], key, where)
         kind = nested.get("rope_type", nested.get("type", "default"))
         if kind in _FIXED:
             scaling = {**nested, "rope_type": kind}
         elif kind != "default":
             raise ConfigurationError(
                 f"{where}: {place} is of type {kind!r}, and only {', '.join(_FIXED)} can be "
-                "read: the others change with the length of the text."
+                "read: the others change with the length of the text. Take another "
+                "head."
             )
     if config.get("rope_theta") is not None:
-        thetas["rope_theta"] = float(config["rope_theta"])
+        thetas["rope_theta"] = _positive(config["rope_theta"], "rope_theta", where)
     if len(set(thetas.values())) > 1:
         said = ", ".join(f"{key}={value:g}" for key, value in thetas.items())
         raise ConfigurationError(

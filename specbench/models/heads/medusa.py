@@ -87,10 +87,10 @@ def load(
             "FasterDecoding/medusa-vicuna-7b-v1.3."
         )
     found = checkpoint.read(folder, FILES)
-    n_heads = checkpoint.count(found.tensors, r"(\d+)\.")
-    n_blocks = checkpoint.count(found.tensors, r"0\.(\d+)\.linear\.")
+    n_heads = checkpoint.count(found.tensors, r"(\d{1,2})\.")
+    n_blocks = checkpoint.count(found.tensors, r"0\.(\d{1,2})\.linear\.")
     if not n_heads or not n_blocks:
-        raise found.refuse("has no key 0.0.linear.weight: this is not a Medusa head.")
+        raise found.refuse("has no key 0.0.linear.weight: this is not a Medusa head. Take one.")
     own = any(f"{i}.{n_blocks}.weight" in found.tensors for i in range(n_heads))
     with torch.device("meta"):
         heads = MedusaHeads(target, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own)

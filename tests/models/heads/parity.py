@@ -21,7 +21,7 @@ LOADERS = {
 def load(folder, family, target=None, **kwargs):
     _, _, read = LOADERS[family]
     layer = (tiny_heads.LAYER,) if family == "hydra" else ()
-    return read(folder, target or tiny_heads.target(), *layer, **CPU64, **kwargs)
+    return read(folder, target or tiny_heads.target(), *layer, **{**CPU64, **kwargs})
 
 
 def saved(folder, family, change=None, made=None):

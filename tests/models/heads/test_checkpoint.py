@@ -1,10 +1,15 @@
 """Head checkpoints: every key is accounted for, and each trap of the published files is known."""
 
+import math
+import re
+
+import numpy as np
 import pytest
 import torch
 
 from specbench.errors import ConfigurationError, WeightsNotFound
 from specbench.models.checkpoints import int8
+from specbench.models.heads import checkpoint
 from specbench.models.heads.layer_shape import read_shape
 from tests.models.heads import parity, tiny_heads
 from tests.models.heads.parity import LOADERS, load, saved
@@ -22,13 +27,17 @@ def said(**changes):
     return lambda config, tensors: config.update(changes)
 
 
+def put_in_layer(**changes):
+    return lambda config, tensors: config["transformer_layer_config"].update(changes)
+
+
+def changed(key, change):
+    return lambda config, tensors: tensors.update({key: change(tensors[key])})
+
+
 def half_of_the_keys(config, tensors):
     for key in list(tensors)[:9]:
         del tensors[key]
-
-
-def a_bad_number(config, tensors):
-    tensors["fc.weight"][0, 0] = torch.nan
 
 
 def blocks_that_differ(config, tensors):
@@ -71,7 +80,6 @@ WEIGHTS += [
 WEIGHTS += [
     ("eagle", half_of_the_keys, "and 3 more"),
     ("eagle", said(bias=False), r"unknown: fc\.bias"),
-    ("eagle", a_bad_number, r"fc\.weight is not finite"),
     ("eagle3", ids_in_the_place_of_offsets, "added to the head's id"),
     ("hydra", blocks_that_differ, r"hydra_mlp\.0\.5\.linear\.bias as another"),
     ("hydra", said(hydra_head_arch="cross-attention"), "hydra_head_arch"),
@@ -85,16 +93,109 @@ SPECULATORS = [
     (said(transformer_layer_config={"model_type": "gemma"}), "llama and qwen3"),
     (said(norm_before_fc=True, fc_norm=True), "exclude each other"),
 ]
+EMBEDDING, FC, EYES = "embed_tokens.weight", "fc.weight", torch.eye(tiny_heads.VOCAB)
+ROWS = {n: torch.ones(n, tiny_heads.HIDDEN) for n in (29, 30, 31)}
+
+
+def first(number):
+    """This one in the place of the tensor's first."""
+
+    def change(weight):
+        weight = weight.clone()
+        weight.view(-1)[0] = number
+        return weight
+
+    return change
+
+
+# An embedding of the head's own.
+DAMAGED = [
+    ("eagle", put(**{EMBEDDING: ROWS[29]}), r"embed_tokens\.weight as \[29, 12\].*\[30, 12\]"),
+    ("eagle", put(**{EMBEDDING: ROWS[31]}), r"embed_tokens\.weight as \[31, 12\]"),
+    ("eagle", put(**{EMBEDDING: EYES}), r"embed_tokens\.weight as \[30, 30\]"),
+    ("eagle", put(**{EMBEDDING: ROWS[30][0]}), r"embed_tokens\.weight as \[12\]"),
+    ("eagle", put(**{EMBEDDING: first(torch.nan)(ROWS[30])}), r"embed_tokens\.weight is not fin"),
+    ("eagle", put(**{EMBEDDING: ROWS[30].long()}), r"embed_tokens\.weight as torch\.int64"),
+    ("eagle3", put(**{EMBEDDING: ROWS[29]}), r"embed_tokens\.weight as \[29, 12\]"),
+    ("speculators", put(**{EMBEDDING: EYES}), r"embed_tokens\.weight as \[30, 30\]"),
+]
+# Numbers that no weight is made of, or no longer once they are cast.
+DAMAGED += [
+    ("eagle", changed(FC, first(torch.nan)), r"fc\.weight is not finite"),
+    ("medusa", changed("0.0.linear.bias", first(torch.inf)), r"0\.0\.linear\.bias is not finite"),
+    ("eagle", changed(FC, first(1e5)), r"up to 1e\+05 in fc\.weight.*float16.*model\.dtype="),
+    ("hydra", changed("hydra_lm_head.0.1.bias", first(-1e5)), r"hydra_lm_head\.0\.1\.bias, too la"),
+    ("eagle3", changed("norm.weight", first(1e5)), r"norm\.weight, too large"),
+    ("eagle", put(**{EMBEDDING: first(1e5)(ROWS[30])}), r"embed_tokens\.weight, too large"),
+]
+DAMAGED += [
+    (family, changed(key, lambda w, dtype=dtype: w.to(dtype)), f"{re.escape(key)} as {dtype}")
+    for family, key in (("eagle", FC), ("medusa", "0.1.weight"))
+    for dtype in (torch.int64, torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn)
+]
+DAMAGED += [
+    ("hydra", changed("hydra_mlp.0.1.linear.weight", torch.Tensor.to_sparse), "torch.sparse_coo"),
+    ("eagle", changed(FC, lambda w: w.to("meta")), r"fc\.weight as .*meta"),
+    ("eagle3", changed("lm_head.weight", torch.Tensor.long), r"lm_head\.weight as torch\.int64"),
+]
+# Two vocabularies.
+DAMAGED += [
+    ("eagle3", changed("d2t", lambda w: w + 0.5), r"d2t as \[11\] of float.*11 whole"),
+    ("eagle3", changed("d2t", torch.Tensor.cfloat), r"d2t as \[11\] of complex64"),
+    ("eagle3", changed("d2t", lambda w: w[:9].clone()), r"d2t as \[9\]"),
+    ("eagle3", changed("d2t", lambda w: w[None].clone()), r"d2t as \[1, 11\]"),
+    ("eagle3", changed("d2t", lambda w: w + 2**62), "below the target's 30"),
+    ("eagle3", changed("d2t", torch.zeros_like), "d2t and t2d that do not name 11 ids"),
+    ("eagle3", changed("t2d", lambda w: w[:20].clone()), r"t2d as \[20\] of bool.*30 whole"),
+    ("eagle3", changed("t2d", torch.zeros_like), "d2t and t2d that do not name 11 ids"),
+    ("eagle3", lambda c, t: (t.pop("t2d"), t["d2t"].zero_()), "d2t of zeros alone"),
+    ("speculators", changed("t2d", torch.Tensor.half), r"t2d as \[30\] of float16"),
+]
+# What config.json says; a size must not make modules without end.
+DAMAGED += [
+    ("eagle", said(**{key: value}), f"{key} is {re.escape(repr(value))}, not a")
+    for key, value in (
+        ("rope_theta", "abc"), ("rope_theta", [1]), ("rope_theta", -1), ("rope_theta", math.nan),
+        ("rope_theta", math.inf), ("rms_norm_eps", "abc"), ("rms_norm_eps", 0),
+        ("rope_scaling", "abc"), ("hidden_size", True), ("intermediate_size", 10**15),
+        ("num_attention_heads", 4.0), ("sliding_window", "abc"), ("sliding_window", 0),
+    )
+]  # fmt: skip
+DAMAGED += [
+    ("eagle", said(rope_scaling={"type": "linear", "factor": 0}), "gives no positions"),
+    ("eagle", said(rope_scaling={"type": "linear", "factor": "4"}), "gives no positions"),
+    ("eagle", said(rope_parameters={"rope_theta": {}}), r"rope_parameters\.rope_theta is \{\}"),
+    ("eagle", said(rope_scaling={"rope_type": "llama3", "factor": 8.0}), "gives no positions"),
+    ("eagle3", said(target_hidden_size="abc"), "target_hidden_size is 'abc'"),
+    ("eagle3", said(draft_vocab_size=True), "draft_vocab_size is True"),
+    ("eagle3", said(eagle_config="abc"), "eagle_config is 'abc'"),
+    ("eagle3", said(eagle_aux_hidden_state_layer_ids="abc"), "'abc', not a list of layers"),
+    ("eagle3", said(eagle_aux_hidden_state_layer_ids=[1, -2, 3]), r"method\.layer_ids="),
+    ("eagle3", said(eagle_aux_hidden_state_layer_ids=[1, 2]), r"fc\.weight as"),
+    ("speculators", put_in_layer(num_hidden_layers="abc"), "num_hidden_layers is 'abc'"),
+    ("speculators", put_in_layer(num_hidden_layers=10**6), r"missing: layers\.1\.input_layer"),
+    ("hydra", said(hydra_num_layers=10**9), r"missing: .*hydra_mlp\.0\.7\.linear"),
+    ("medusa", put(**{"999999999.0.linear.weight": ROWS[30]}), r"unknown: 999999999\."),
+]
 REFUSED = [(*case, WeightsNotFound) for case in WEIGHTS]
 REFUSED += [("speculators", *case, ConfigurationError) for case in SPECULATORS]
+REFUSED += [(*case, ConfigurationError) for case in DAMAGED]
 
 
 @pytest.mark.parametrize(
     ("family", "change", "message", "error"), REFUSED, ids=[f"{c[0]}-{c[2]}" for c in REFUSED]
 )
-def test_what_is_not_read_here_is_named(tmp_path, family, change, message, error):
-    with pytest.raises(error, match=message):
-        load(saved(tmp_path, family, change), family)
+def test_what_is_not_read_here_is_named_with_what_to_do(tmp_path, family, change, message, error):
+    make, name, _ = LOADERS[family]
+    config, tensors = make()
+    change(config, tensors)
+    # torch's format keeps what safetensors cannot.
+    name = "pytorch_model.bin" if name == "model.safetensors" else name
+    tiny_heads.save(tmp_path, config, tensors, name)
+    with pytest.raises(error, match=message) as raised:
+        load(tmp_path, family, dtype=torch.float16)
+    assert raised.value.exit_code == 2
+    assert re.search(r"\b(Take|Fetch|Type|Save|Remove) ", str(raised.value))
 
 
 @pytest.mark.parametrize("family", ["medusa", "hydra", "eagle", "eagle3"])
@@ -104,7 +205,7 @@ def test_a_head_of_another_target_is_refused(tmp_path, family):
     with pytest.raises(WeightsNotFound, match="this target"):
         load(tmp_path, family, tiny_heads.target(hidden=16))
     if family == "eagle3":
-        with pytest.raises(WeightsNotFound, match="below the target's 20"):
+        with pytest.raises(WeightsNotFound, match=r"t2d as \[30\].*20 whole numbers"):
             load(tmp_path, family, tiny_heads.target(vocab=20))
 
 
@@ -133,6 +234,24 @@ def test_a_damaged_folder_is_refused(tmp_path, family):
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
         with pytest.raises(WeightsNotFound, match=r"config\.json"):
             load(tmp_path, family)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_byte_that_was_lost_is_no_crash(tmp_path, zipped):
+    """What torch raises depends on the byte."""
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    file = tmp_path / "pytorch_model.bin"
+    torch.save({FC: ROWS[29]}, file, _use_new_zipfile_serialization=zipped)
+    whole, random = file.read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for place in random.integers(len(whole), size=40):
+        file.write_bytes(whole[:place] + random.bytes(1) + whole[place + 1 :])
+        try:
+            checkpoint.read(tmp_path, [file.name])
+        except WeightsNotFound as error:
+            assert "Fetch it again" in str(error)
+            refused += 1
+    assert refused
 
 
 # -- Medusa and Hydra ------------------------------------------------------------------------------
@@ -166,6 +285,16 @@ def test_matrices_kept_as_bytes_are_read(tmp_path, family):
     tiny_heads.save(tmp_path, config, stored, name)
     with pytest.raises(WeightsNotFound, match=f"lacks {scale}"):
         load(tmp_path, family)
+    norm, small = next((key, w) for key, w in stored.items() if w.dim() == 1)
+    for key, weight, message in (
+        (norm, torch.ones((), dtype=torch.int8), "only matrices"),
+        (norm, small.to(torch.float8_e4m3fn), "as torch.float8_e4m3fn"),
+    ):
+        tiny_heads.save(
+            tmp_path, config, int8.rounded(tensors) | {key: weight, f"{key}.scale": small}, name
+        )
+        with pytest.raises(WeightsNotFound, match=f"{re.escape(key)} .*{message}"):
+            load(tmp_path, family)
 
 
 # -- EAGLE -----------------------------------------------------------------------------------------
