@@ -1,5 +1,6 @@
 """Compare speculative-decoding methods: ``python run.py method=cacheback model=smollm2_135m``.
 
+``python run.py advise prompts=FILE`` finds the method for your prompts (docs/advise.md).
 ``python run.py --help`` lists the choices, ``--list methods`` (models, datasets, experiments) says
 what they are; docs/metrics.md explains the numbers. Exit codes: 0 all done and lossless; 1 a case
 failed or an output differs from plain decoding; 2 bad configuration or input. A multirun (``-m``)
@@ -30,8 +31,17 @@ def main(cfg: DictConfig) -> int:
     return dispatch.run_job(cfg)
 
 
+def advised() -> bool:
+    """Give advice, if ``advise`` is what was typed; whether it was."""
+    if sys.argv[1:2] != ["advise"]:
+        return False
+    from runners.advice import command  # loads torch
+
+    return command.shown(sys.argv[1:])
+
+
 if __name__ == "__main__":
-    code = dispatch.run_application(lambda: listing.shown(sys.argv[1:]) or main())
+    code = dispatch.run_application(lambda: listing.shown(sys.argv[1:]) or advised() or main())
     if code > 128:  # stopped: a second signal must not change the code
         stopping.hold()
     sys.exit(code)

@@ -29,7 +29,8 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
-from runners.search import entries, jobs
+from runners.search import jobs
+from runners.search.entries import Entries
 from runners.search.halving import Candidate, Searched, successive_halving
 from runners.search.live import LiveRuns
 from runners.search.replayed import Replays
@@ -64,17 +65,18 @@ class Tuning:
         config = compose.typed(self.cfg)
         self.cases: list[Case] = mixed(load_cases(config.dataset, config.data_dir), seed)
         self.asked = jobs.asked_from(self.cfg, self.cases, folder / "questions.jsonl")
+        self.entries = Entries(self.asked)
 
     def run(self, methods: Sequence[str] | None) -> list[dict[str, Any]]:
         """A row of the report for each method."""
         surface = jobs.measure_surface(self.cfg)
         traces = load_traces(jobs.record(self.asked, self.folder / "recording"))
-        replays = Replays(self.asked, traces, CostSurface.read(surface))
+        replays = Replays(self.entries, traces, CostSurface.read(surface))
         spaces = load_spaces(methods)
         rows: dict[str, dict[str, Any]] = {}
         ways: dict[str, str] = {}
         for method in spaces:
-            if reason := entries.why_not(self.asked, method):
+            if reason := self.entries.why_not(method):
                 rows[method] = _row(method, NOT_RUN, reason=reason)
                 continue
             try:
@@ -85,7 +87,7 @@ class Tuning:
         for way in (REPLAYED, LIVE):
             chosen = {m: space for m, space in spaces.items() if ways.get(m) == way}
             found = self._search(
-                way, entries.candidates(self.asked, chosen, self.count, self.seed), replays
+                way, self.entries.candidates(chosen, self.count, self.seed), replays
             )
             for method, (candidates, searched) in found.items():
                 rows[method] = _row(method, way, candidates[0], searched, self._ids)

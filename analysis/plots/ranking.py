@@ -219,3 +219,28 @@ def predicted_against_measured(rows: Sequence[Agreement], title: str, caption: s
         ratio_ticks(axis)
     finish(figure, title, f"{AGREEMENT_TEXT}\n{caption}", legend_of([axes]))
     return figure
+
+
+def predicted_beside_measured(
+    rows: Sequence[tuple[str, str, Estimate, Estimate]], title: str, caption: str
+) -> Drawing:
+    """Speedups of the same rows in two panels of one scale: predicted, measured.
+
+    ``rows``: name as shown, method, predicted and measured speedup.
+    """
+    stacked = in_column()  # one below the other
+    figure = canvas(7.0, (2 if stacked else 1) * (0.9 + _ROW * len(rows)))
+    panels = figure.subplots(
+        **({"nrows": 2} if stacked else {"ncols": 2}), sharex=True, sharey=True
+    )
+    columns = ([row[2] for row in rows], [row[3] for row in rows])
+    for axes, cells, timing in zip(panels, columns, ("PREDICTED", "measured"), strict=True):
+        for place, ((_, method, *_), cell) in enumerate(zip(rows, cells, strict=True)):
+            if cell.value is not None:
+                _dot(axes, place, method, cell)
+        axes.axvline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
+        axes.set_xlabel(f"{timing} speedup")
+        rows_down(axes, [row[0] for row in rows])
+    _limit(panels[0], [*columns[0], *columns[1]])
+    finish(figure, title, f"The dashed line is plain decoding.\n{caption}")
+    return figure

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +25,53 @@ def mapping_of(method: str, knobs: Mapping[str, Any], label: str | None = None) 
     return {"method": method, **({"label": label} if label else {}), **knobs}
 
 
-def entry(cfg: DictConfig, method: str, knobs: Mapping[str, Any]) -> Entry:
-    """The entry of a setting in a run with this configuration.
+class Entries:
+    """The settings of methods in runs with one configuration; each is composed once.
 
-    Raises:
-        ConfigurationError: an unknown knob, or a value of another type.
+    Args:
+        cfg: of a run; its method does not matter.
     """
-    return entry_of(compose_entry(cfg, mapping_of(method, knobs)))
 
+    def __init__(self, cfg: DictConfig) -> None:
+        self.cfg = cfg
+        self.config = compose.typed(cfg)
+        self._made: dict[tuple[str, str], Entry] = {}
 
-def candidates(
-    cfg: DictConfig, spaces: Mapping[str, Space], count: int, seed: int
-) -> dict[str, list[Candidate]]:
-    """``count`` settings of each method that its class takes; fewer where the space is smaller."""
+    def entry(self, method: str, knobs: Mapping[str, Any]) -> Entry:
+        """The entry of a setting.
 
-    def usable(method: str, knobs: Knobs) -> bool:
+        Raises:
+            ConfigurationError: an unknown knob, or a value of another type.
+        """
+        key = (method, json.dumps(knobs, sort_keys=True))
+        if key not in self._made:
+            self._made[key] = entry_of(compose_entry(self.cfg, mapping_of(method, knobs)))
+        return self._made[key]
+
+    def candidates(
+        self, spaces: Mapping[str, Space], count: int, seed: int
+    ) -> dict[str, list[Candidate]]:
+        """``count`` settings of each method that its class takes; fewer of a smaller space."""
+        return {
+            method: [
+                Candidate(method, knobs)
+                for knobs in settings(space, count, seed, partial(self._is_taken, method))
+            ]
+            for method, space in spaces.items()
+        }
+
+    def _is_taken(self, method: str, knobs: Knobs) -> bool:
         try:
-            instantiated(entry(cfg, method, knobs))
+            instantiated(self.entry(method, knobs))
         except ConfigurationError:
             return False
         return True
 
-    return {
-        method: [
-            Candidate(method, knobs)
-            for knobs in settings(space, count, seed, lambda k, m=method: usable(m, k))  # type: ignore[misc]
-        ]
-        for method, space in spaces.items()
-    }
-
-
-def why_not(cfg: DictConfig, method: str) -> str:
-    """Why a method cannot run with this configuration, and what to type; "" where it can."""
-    try:
-        own = entry(cfg, method, {})
-        config = compose.typed(cfg)
-        build_method_runs(Job(config, (), {}, "", Path(), (own,), ()))
-    except ConfigurationError as error:
-        return str(error)
-    return ""
+    def why_not(self, method: str) -> str:
+        """Why a method cannot run with this configuration, and what to type; "" where it can."""
+        try:
+            own = self.entry(method, {})
+            build_method_runs(Job(self.config, (), {}, "", Path(), (own,), ()))
+        except ConfigurationError as error:
+            return str(error)
+        return ""

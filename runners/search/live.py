@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from runners.search.entries import mapping_of
 from runners.search.halving import Candidate, CaseCost
-from specbench.results.manifest import BASELINE
-from specbench.results.records import CaseRecord, read_records
+from specbench.results.manifest import BASELINE, RunManifest
+from specbench.results.records import read_records
 
 # Runs plain decoding and the entries of a ``compare`` on cases, into a folder.
 Run: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Sequence[str], Path], None]
@@ -39,27 +37,25 @@ class LiveRuns:
         items = [mapping_of(one.method, one.knobs, label) for label, one in labels.items()]
         text = json.dumps([items, list(missing)], sort_keys=True)
         folder = self._folder / hashlib.sha256(text.encode()).hexdigest()[:8]
-        with contextlib.redirect_stdout(io.StringIO()):  # a search has one table, at its end
-            self._run(items, missing, folder)
-        fill_in(labels, read_records(folder)[0], missing)
+        self._run(items, missing, folder)
+        fill_in(labels, folder, missing)
 
 
-def fill_in(
-    labels: Mapping[str, Candidate], records: Iterable[CaseRecord], cases: Sequence[str]
-) -> None:
-    """Note what records say of candidates, by label, and of plain decoding."""
+def fill_in(labels: Mapping[str, Candidate], folder: Path, cases: Sequence[str]) -> None:
+    """Note what a run's folder says of candidates, by label, and of plain decoding."""
     spent: dict[tuple[str, str], tuple[int, float]] = {}
     failed: set[tuple[str, str]] = set()
-    for record in records:
+    for record in read_records(folder)[0]:
         key = (record.label, record.case_id)
         tokens, seconds = spent.get(key, (0, 0.0))
         spent[key] = tokens + max(0, record.n_new - 1), seconds + record.decode_s
         if record.status == "failed":
             failed.add(key)
+    left_out = RunManifest.read(folder).left_out or {}
     for label, one in labels.items():
         for case in cases:
             own, plain = (label, case), (BASELINE, case)
             if own in spent and plain in spent and not failed & {own, plain}:
                 one.costs[case] = CaseCost(*spent[own], *spent[plain])
         if not one.costs:
-            one.refused = "it failed on every case"
+            one.refused = left_out.get(label, f"it failed on every case (see {folder})")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig
-
-from runners.search import entries
+from runners.search.entries import Entries
 from runners.search.halving import Candidate, CaseCost
 from runners.session.method_runs import MethodRun, find_heads, fitting, instantiated
-from specbench.config import compose
+from specbench.artifacts import resolve
 from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError, SpecBenchError
 from specbench.replay.cost_surface import CostSurface
@@ -23,16 +21,13 @@ class Replays:
     """Measures candidates on recorded cases; a `runners.search.halving.Measure`.
 
     Args:
-        cfg: a run's configuration, with the recording's model; its methods do not matter.
+        entries: of a configuration with the recording's model.
         traces: of plain decoding.
         surface: of the machine that is asked about.
-
-    Attributes:
-        outside: largest share of a candidate's passes that the surface does not cover.
     """
 
-    def __init__(self, cfg: DictConfig, traces: Traces, surface: CostSurface) -> None:
-        self._cfg, self._config, self._traces = cfg, compose.typed(cfg), traces
+    def __init__(self, entries: Entries, traces: Traces, surface: CostSurface) -> None:
+        self._entries, self._config, self._traces = entries, entries.config, traces
         self._replayer = Replayer(
             traces,
             surface,
@@ -50,7 +45,25 @@ class Replays:
         Raises:
             NeedsNotMet: it cannot be replayed.
         """
-        return replay_kind(instantiated(entries.entry(self._cfg, method, knobs)), self._traces)
+        return replay_kind(instantiated(self._entries.entry(method, knobs)), self._traces)
+
+    def slow_build(self, method: str) -> str:
+        """The command that builds a file which takes the model minutes; "" where none is missing.
+
+        Others are built as they are needed, from text alone.
+        """
+        needs = instantiated(self._entries.entry(method, {})).needs
+        for artifact in needs.artifacts:
+            if artifact.path is None and artifact.per_model:
+                path = resolve.default_path(
+                    artifact,
+                    tokenizer=resolve.NamedTokenizer(self._traces.model["tokenizer_hash"], list),
+                    cache_dir=self._config.cache_dir,
+                    model_key=self._replayer.model_key(),
+                )
+                if not path.is_file():
+                    return artifact.command
+        return ""
 
     def __call__(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> None:
         for one in candidates:
@@ -73,7 +86,7 @@ class Replays:
             one.costs[case] = CaseCost(tokens, seconds, *self._plain_cost(case))
 
     def _prepared(self, one: Candidate) -> Drafter:
-        entry = entries.entry(self._cfg, one.method, one.knobs)
+        entry = self._entries.entry(one.method, one.knobs)
         run = MethodRun(entry, instantiated(entry))
         heads = find_heads(self._config, run)
         with fitting(entry):

@@ -120,7 +120,7 @@ class Replayer:
                     tokenizer=self._tokenizer,
                     bundled=self._model.embedded,
                     cache_dir=self._cache_dir,
-                    model_key=self._model_key(),
+                    model_key=self.model_key(),
                     model_name=str(self._model.name),
                 ),
                 seed=self._seed,
@@ -149,7 +149,7 @@ class Replayer:
 
             recorded = self._traces.model
             node = replace(self._model, revision=recorded["revision"] or self._model.revision)
-            if weights.model_key(node) != self._model_key():
+            if weights.model_key(node) != self.model_key():
                 raise NeedsNotMet(
                     f"{weights.key_of(node)}={node.id} has other weights than those that "
                     f"{self._traces.path} was recorded with, and heads read its embedding. "
@@ -178,7 +178,7 @@ class Replayer:
             self._states = turn, read
         return {layer: self._states[1][states.place(layer, stored.n_layers)] for layer in layers}
 
-    def _model_key(self) -> str:
+    def model_key(self) -> str:
         """As ``models.checkpoints.weights.model_key`` names the model, without its files."""
         model = self._traces.model
         return model.get("weights_hash") or f"{model.get('id')}@{model.get('revision')}"

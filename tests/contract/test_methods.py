@@ -7,7 +7,7 @@ import hydra.errors
 import numpy as np
 import pytest
 
-from runners.search import entries
+from runners.search.entries import Entries
 from runners.search.space import load_spaces
 from specbench.config import compose
 from specbench.config.schema import STATE_SCOPES
@@ -215,8 +215,8 @@ def test_every_method_that_drafts_has_a_space_of_settings_that_can_be_built(name
     if name in ("ar", "oracle", "random_drafts"):
         assert name not in load_spaces()
         return
-    cfg = compose.compose(["method=ar"])
-    made = entries.candidates(cfg, load_spaces([name]), 6, 0)[name]
+    entries = Entries(compose.compose(["method=ar"]))
+    made = entries.candidates(load_spaces([name]), 6, 0)[name]
     assert len(made) >= 4, "most of a space must be of use"
     for one in made:
-        assert entries.entry(cfg, name, one.knobs).method["name"] == name
+        assert entries.entry(name, one.knobs).method["name"] == name

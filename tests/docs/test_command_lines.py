@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from runners.advice import command as advice_command
 from runners.serve import Serve
 from specbench.config import compose
 from specbench.config.compare import compose_entry
@@ -64,7 +66,7 @@ def lines_of(document):
 # The pages whose lines are run, in this order; those of docs/gallery.md are only parsed.
 DOCUMENTS = (
     *("README.md", "docs/config.md", "docs/metrics.md", "docs/run_folder.md"),
-    *("docs/replay.md", "docs/papers.md"),
+    *("docs/replay.md", "docs/advise.md", "docs/papers.md"),
     *("CONTRIBUTING.md", "docs/design.md", "docs/draft_model.md", "docs/house.md"),
     *("docs/measurements.md", "docs/pitfalls.md", "surfaces/README.md"),
     *("assets/draft_smollm2_135m/README.md", "docs/report.md", "docs/servers.md"),
@@ -98,6 +100,11 @@ def jobs_of(words):
 
 def composes(words):
     """Every group, choice, key and knob of the line exists, and its values are allowed."""
+    if words[0] == "advise":
+        own = [
+            word for word in words[1:] if not word.startswith("run=")
+        ]  # a folder of the reader's
+        words = [word for word in advice_command.read(own).words if word != "dataset.path=MY.txt"]
     for overrides in jobs_of(words):
         cfg = compose.compose(overrides)
         check_values(cfg)
@@ -182,6 +189,8 @@ def shortened(words):
     if words[:2] == ["python", "run.py"] or "scripts/reproduce.py" in words[:2]:
         if "--list" in words:
             return words
+        if "advise" in words:
+            return [*words, "minutes=1", *SHORT[:2], "methods=[pld]"]
         if "runner=cost" in words:
             return [*words, *SHORT_GRID, "measure.exclusive=false"]
         limit = [] if any("dataset.limit" in word for word in words) else ["dataset.limit=2"]
@@ -189,7 +198,7 @@ def shortened(words):
             words = [re.sub(r"^([\w.]+=[\w.]+,[\w.]+),.*", r"\1", word) for word in words]
         return [*words, *SHORT, *limit]
     more = {
-        "scripts/tune.py": ["--trials", "2"],
+        "scripts/tune.py": ["--settings", "2", SHORT[0]],
         "analysis.residuals": ["--limit", "100"],
         "scripts.draft_model.train": ["--out", "CARD"],  # it writes what it found into the card
     }
@@ -206,6 +215,12 @@ def workplace(tmp_path, checkpoint):
     (tmp_path / "DIR").mkdir()
     for place in ("DIR/spec_bench.jsonl", "FILE.jsonl"):
         shutil.copy(ROOT / "assets/demo.jsonl", tmp_path / place)
+    lines = (ROOT / "assets/demo.jsonl").read_text().splitlines()
+    (tmp_path / "MY.txt").write_text("".join(f"{json.loads(x)['turns'][0]!r}\n" for x in lines))
+    # Of the questions that settings are chosen by, too.
+    with (tmp_path / "DIR/spec_bench.jsonl").open("a") as file:
+        for number, line in enumerate(lines[:4]):
+            file.write(json.dumps({**json.loads(line), "question_id": 88 + 20 * number}) + "\n")
     shutil.copytree(checkpoint, tmp_path / "WEIGHTS")
     return tmp_path
 

@@ -1,0 +1,92 @@
+"""The picture of advice: ``python -m analysis.advice FOLDER``; ``run.py advise`` calls it.
+
+Predicted speedups and measured ones have panels of their own, with one scale: of every method, and
+by task of those that were run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.plots import layout
+from analysis.plots.ranking import predicted_beside_measured
+from analysis.plots.style import styled
+from analysis.runs.command import parser_of, reporting_errors
+from specbench.errors import ResultsError, first_line
+from specbench.results.estimate import FEWEST, Estimate
+from specbench.results.tasks import HEADINGS
+from specbench.storage import jsonl
+
+FILE, NAME = "advice.json", "advice"
+
+
+def rows_of(advice: Mapping[str, Any]) -> Iterator[tuple[str, str, Estimate, Estimate]]:
+    """Name, method, predicted and measured speedup: all methods, then tasks of those run."""
+    for option in advice["options"]:
+        yield (
+            option["method"],
+            option["method"],
+            _estimate(option["predicted"]),
+            _estimate(option["measured"]),
+        )
+    for option in advice["options"]:
+        measured, predicted = option["measured_by_task"], option["predicted_by_task"]
+        if len(measured) < 2:
+            continue
+        for task in measured:
+            name = f"{option['method']}, {HEADINGS.get(task, task)}"
+            speeds = (_estimate(predicted.get(task)), _estimate(measured[task]))
+            yield (name, option["method"], *speeds)
+
+
+def _estimate(speed: Mapping[str, Any] | None) -> Estimate:
+    if speed is None:
+        return Estimate(None)
+    low_high = speed["interval"]
+    interval = None if low_high is None else (low_high[0], low_high[1])
+    return Estimate(speed["value"], interval, few=speed["prompts"] < FEWEST)
+
+
+def draw(folder: Path) -> None:
+    """Draw the advice in a folder beside it.
+
+    Raises:
+        ResultsError: there is none, or it is damaged.
+    """
+    if not (folder / FILE).is_file():
+        raise ResultsError(f"{folder} holds no {FILE}. Make it: python run.py advise prompts=FILE")
+    advice = jsonl.read_json(folder / FILE)
+    try:
+        rows = list(rows_of(advice))
+        caption = (
+            f"{advice['model']} on {advice['questions']}: settings chosen by {advice['choosing']} "
+            f"prompts, both speedups on {advice['confirming']} others, with 95 % intervals where "
+            "there are three or more. Predicted: recorded answers replayed, passes priced by the "
+            "machine's cost surface. Measured: live, the first two only."
+        )
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ResultsError(f"{folder / FILE} is damaged ({first_line(error)}).") from error
+    if rows:
+        with styled():
+            figure = predicted_beside_measured(rows, "Which method for these prompts?", caption)
+            layout.save(figure, folder, NAME, caption=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    parser = parser_of(__doc__)
+    parser.add_argument("folder", type=Path, help="of advice")
+    options = parser.parse_args(arguments)
+
+    def work() -> int:
+        draw(options.folder)
+        return 0
+
+    return reporting_errors(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

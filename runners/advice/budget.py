@@ -1,0 +1,68 @@
+"""Minutes: what is done with them, and what they do not suffice for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+
+FEWEST_PROMPTS, MOST_PROMPTS = 6, 48  # half of them choose, half confirm
+_CONFIRM = 0.35  # of the minutes, kept for the live runs at the end
+_TURNS_PER_PROMPT = 4.0  # turns of plain decoding that a prompt costs in all: recorded, confirmed
+_START_S = 20.0  # to start a process and load a small model
+
+
+class Budget:
+    """Counts the minutes down and says what is being done.
+
+    Args:
+        minutes: for everything.
+        clock: seconds, monotonic.
+        console: where lines go.
+    """
+
+    def __init__(
+        self,
+        minutes: float,
+        clock: Callable[[], float] = time.monotonic,
+        console: Console | None = None,
+    ) -> None:
+        self.minutes = minutes
+        self._clock, self._start = clock, clock()
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._last = -1e9
+
+    @property
+    def left_s(self) -> float:
+        return 60 * self.minutes - (self._clock() - self._start)
+
+    @property
+    def spent_minutes(self) -> float:
+        return (self._clock() - self._start) / 60
+
+    def say(self, text: str) -> None:
+        """A line with the time left."""
+        self._last = self._clock()
+        left = max(0, round(self.left_s))
+        self._console.print(
+            f"[{left // 60}:{left % 60:02d} left] {text}", markup=False, highlight=False
+        )
+
+    def say_now_and_then(self, text: str, every_s: float = 5.0) -> None:
+        if self._clock() - self._last >= every_s:
+            self.say(text)
+
+    def prompts(self, available: int, turn_s: float) -> int:
+        """How many prompts are worth the minutes, of those that there are."""
+        for_prompts = 0.5 * max(0.0, self.left_s - 2 * _START_S)
+        affordable = int(for_prompts / (_TURNS_PER_PROMPT * max(turn_s, 1e-3)))
+        return min(available, max(FEWEST_PROMPTS, min(MOST_PROMPTS, affordable)))
+
+    def keep_for_live(self, confirm_s: float) -> float:
+        """Seconds that the search must leave."""
+        return min(confirm_s + _START_S, _CONFIRM * 60 * self.minutes + _START_S)
+
+    def affords(self, seconds: float) -> bool:
+        """Whether a live run of so many seconds, and its start, still fits."""
+        return self.left_s >= seconds + _START_S

@@ -1,0 +1,243 @@
+"""``python run.py advise model=… prompts=FILE minutes=10``: words to advice, files, a picture."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+from rich.console import Console
+
+from runners.advice import answer
+from runners.advice.answer import Advice
+from runners.advice.bench import Processes
+from runners.advice.budget import Budget
+from runners.advice.steps import Wanted, find
+from runners.run_folder.folder import is_complete, make_folder
+from runners.search.space import typed
+from specbench import paths
+from specbench.config import compose
+from specbench.config.run_key import run_identity
+from specbench.config.validate import check_values
+from specbench.data import cases as questions
+from specbench.data.cases import prompt_set_hash
+from specbench.errors import ConfigurationError
+from specbench.models import loading
+from specbench.replay.traces import Traces, load_traces
+from specbench.results.manifest import RunManifest
+from specbench.storage import jsonl
+
+WORD = "advise"
+MINUTES = 10.0
+MAX_NEW_TOKENS = 64  # where nothing else is typed: a prompt then takes seconds
+
+_OWN = ("prompts", "run", "minutes", "methods")
+_USAGE = (
+    'Type python run.py advise prompts=FILE (a prompt a line, or {"prompt": ...}), dataset=NAME, '
+    "or run=DIR (a finished run), and model=..., minutes=10 as wanted."
+)
+# What advice decides itself, or what would make its runs other ones than it takes them for.
+_DECIDED = ("method", "compare", "runner", "baseline", "record", "repeats", "shard", "fresh")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was typed.
+
+    Attributes:
+        words: keys of a run, with what ``prompts`` or ``run`` stand for among them.
+        run: a finished run whose recording is used.
+        output_dir: None: a folder of its own for these prompts and this model.
+    """
+
+    words: tuple[str, ...]
+    minutes: float = MINUTES
+    run: Path | None = None
+    methods: tuple[str, ...] | None = None
+    output_dir: Path | None = None
+
+
+def shown(arguments: Sequence[str]) -> bool:
+    """Give advice, if the arguments begin with the word for it; whether they did."""
+    if list(arguments[:1]) != [WORD]:
+        return False
+    if {"--help", "-h"} & set(arguments):
+        sys.stdout.write(f"{_USAGE}\n")
+        return True
+    give(read(arguments[1:]))
+    return True
+
+
+def read(arguments: Sequence[str]) -> Request:
+    """The request that words on the command line make.
+
+    Raises:
+        ConfigurationError: they contradict each other, or one is for another command.
+    """
+    own: dict[str, str] = {}
+    words: list[str] = []
+    for text in arguments:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigurationError(f"{text!r} is no KEY=VALUE. {_USAGE}")
+        if key in (*_OWN, "output_dir"):
+            own[key] = value
+        elif key.lstrip("+~").partition(".")[0] in _DECIDED:
+            raise ConfigurationError(f"{text}: advise decides that itself. Leave it out. {_USAGE}")
+        else:
+            words.append(text)
+    asked: list[str] = [key for key in ("prompts", "run") if key in own]
+    asked += ["dataset"] if any(re.match(r"dataset=", word) for word in words) else []
+    if len(asked) > 1:
+        raise ConfigurationError(f"{' and '.join(asked)} both name prompts. Leave one out.")
+    if "prompts" in own:
+        words += ["dataset=jsonl", f"dataset.path={_quoted(own['prompts'])}"]
+    run = Path(own["run"]) if "run" in own else None
+    if run is not None:
+        words = [*_words_of(run, {word.partition("=")[0] for word in words}), *words]
+    if not any(word.startswith("generation.max_new_tokens=") for word in words):
+        words.append(f"generation.max_new_tokens={MAX_NEW_TOKENS}")
+    methods = own.get("methods")
+    return Request(
+        words=tuple(words),
+        minutes=_minutes(own.get("minutes", str(MINUTES))),
+        run=run,
+        methods=None if methods is None else tuple(re.findall(r"\w+", methods)),
+        output_dir=Path(own["output_dir"]) if own.get("output_dir") else None,
+    )
+
+
+def _minutes(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1e5:
+        raise ConfigurationError(f"minutes={text} must be a number above 0, e.g. minutes=10.")
+    return found
+
+
+def _quoted(path: str) -> str:
+    """A path as Hydra takes it whatever stands in it."""
+    return path if re.fullmatch(r"[\w./~+-]+", path) else json.dumps(path, ensure_ascii=False)
+
+
+def _words_of(run: Path, typed_keys: set[str]) -> list[str]:
+    """Of the words that a finished run was typed with, those on model, prompts and answers."""
+    if not is_complete(run):
+        raise ConfigurationError(
+            f"run={run} is not the folder of a finished run. Type run=DIR with one, or "
+            "prompts=FILE."
+        )
+    manifest = RunManifest.read(run)
+    kept = [
+        word
+        for word in manifest.overrides
+        if re.match(r"\+{0,2}(model|dataset|generation|engine|seed|data_dir|pair)\b", word)
+        and word.partition("=")[0] not in typed_keys
+    ]
+    if not any(word.startswith("generation.max_new_tokens=") for word in kept):
+        tokens = manifest.setting("generation", "max_new_tokens")
+        kept.append(f"generation.max_new_tokens={tokens}")
+    return kept
+
+
+def give(request: Request) -> Advice:
+    """Find the advice, print it, and write its page and picture.
+
+    Raises:
+        ConfigurationError: the request cannot be met; says what to type.
+    """
+    budget = Budget(request.minutes)
+    cfg = compose.compose(["method=ar", *request.words])
+    cfg.measure.rerun_minutes = min(1.0, request.minutes / 10)
+    check_values(cfg)
+    if cfg.generation.temperature:
+        raise ConfigurationError(
+            "advise replays greedy answers: type generation=greedy, or leave generation out."
+        )
+    config = compose.typed(cfg)
+    loading.model_files_present(config)
+    asked = questions.load_cases(config.dataset, config.data_dir)
+    traces = None if request.run is None else _recording(request.run, asked)
+    folder = request.output_dir or _home(cfg, prompt_set_hash(asked))
+    make_folder(folder)
+    _check_owner(folder, cfg, prompt_set_hash(asked))
+    name = cfg.dataset.path or f"dataset={cfg.dataset.name}"
+    found = find(Wanted(asked, str(name), traces, request.methods), Processes(cfg), folder, budget)
+    found.command = _command(found, request)
+    write(found, folder)
+    return found
+
+
+def write(found: Advice, folder: Path) -> None:
+    """Print the advice; write it, its page and its picture into the folder."""
+    jsonl.write_json(folder / answer.FILE, found.to_json())
+    drawn = draw(folder)
+    jsonl.write_text(folder / answer.PAGE, found.page(drawn))
+    console = Console()
+    answer.show(found, console if console.is_terminal else Console(width=120))
+    files = ", ".join([answer.PAGE, *([answer.PICTURE] if drawn else []), answer.FILE])
+    sys.stdout.write(f"files: {folder}/ ({files})\n")
+    sys.stdout.flush()
+
+
+def draw(folder: Path) -> bool:
+    """Draw the picture; whether there is one."""
+    # A process of its own: runners import no analysis.
+    command = [sys.executable, "-m", "analysis.advice", str(folder)]
+    path = os.pathsep.join(filter(None, [str(paths.PROJECT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, check=False, start_new_session=True)
+    return done.returncode == 0 and (folder / answer.PICTURE).is_file()
+
+
+def _recording(run: Path, asked: Sequence[questions.Case]) -> Traces:
+    """A finished run's recording, of these very questions."""
+    if RunManifest.read(run).prompt_set_hash != prompt_set_hash(asked):
+        raise ConfigurationError(
+            f"the questions of run={run} are not those that its command names here: they have "
+            "changed, or dataset.path and data_dir lie elsewhere. Type dataset.path=FILE or "
+            "data_dir=DIR, or record anew: prompts=FILE instead of run."
+        )
+    return load_traces(run)
+
+
+def _key(cfg: DictConfig, prompts: str) -> str:
+    """Stands for the model, the prompts and how they are answered."""
+    identity = run_identity(cfg)
+    kept = {key: identity[key] for key in ("model", "generation", "engine", "seed")}
+    text = json.dumps([kept, prompts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _home(cfg: DictConfig, prompts: str) -> Path:
+    return Path(cfg.paths.results) / "advice" / f"{cfg.model.name}-{_key(cfg, prompts)}"
+
+
+def _check_owner(folder: Path, cfg: DictConfig, prompts: str) -> None:
+    """Refuse a folder that holds advice on something else."""
+    path, key = folder / "asked.json", _key(cfg, prompts)
+    if path.is_file() and jsonl.read_json(path).get("key") != key:
+        raise ConfigurationError(
+            f"output_dir={folder} holds advice on another model, other prompts or other limits. "
+            "Type another output_dir, or leave it out."
+        )
+    jsonl.write_json(path, {"key": key, "model": str(cfg.model.name)})
+
+
+def _command(found: Advice, request: Request) -> str:
+    """The line that runs what is advised on these prompts."""
+    option = found.best or found.candidate
+    if option is None:
+        return ""
+    words = [f"method={option.method}", *typed(option.knobs), *request.words]
+    return " ".join(["python", "run.py", *map(shlex.quote, words)])

@@ -1,0 +1,319 @@
+"""From prompts to advice: time passes, record, search, confirm live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from runners.advice.answer import LIVE, REPLAYED, Advice, Option, Speed, finalists, prompts_for
+from runners.advice.bench import Bench, folder_of
+from runners.advice.budget import FEWEST_PROMPTS, Budget
+from runners.run_folder.folder import is_complete
+from runners.search.entries import Entries, mapping_of
+from runners.search.halving import Candidate, Searched, successive_halving
+from runners.search.intervals import predicted
+from runners.search.live import fill_in
+from runners.search.replayed import Replays
+from runners.search.space import Space, load_spaces
+from runners.search.split import halves, mixed
+from runners.search.trials import OUT_OF_TIME, remembered
+from specbench.data.cases import Case
+from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.replay.cost_surface import CostSurface
+from specbench.replay.traces import Traces, load_traces
+from specbench.results.estimate import FEWEST
+from specbench.results.records import SUMMARY
+from specbench.results.summary_schema import Summary, SummaryRow
+from specbench.results.tasks import OVERALL
+from specbench.storage import jsonl
+from specbench.storage.hashes import file_sha256
+
+SETTINGS = (4, 8, 16, 32)  # of each method, one after the other while there is time
+_LIVE_PROMPTS = 3  # on which methods are tried that cannot be replayed
+_CONTEXT = 256.0  # cached tokens at which a plain pass is priced
+_LABEL_COST = 1.5  # a method's time for a turn at most, where it may pay, over plain decoding's
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What advice is wanted on.
+
+    Attributes:
+        cases: all that there are.
+        questions: what they are called.
+        traces: a recording of them that was there already; None: one is made.
+        methods: by name; None: all that have a search space.
+    """
+
+    cases: Sequence[Case]
+    questions: str
+    traces: Traces | None = None
+    methods: Sequence[str] | None = None
+
+
+def find(wanted: Wanted, bench: Bench, folder: Path, budget: Budget) -> Advice:
+    """Advice on the prompts, in the minutes of the budget; what the folder holds is used.
+
+    Raises:
+        ConfigurationError: there are too few prompts, or no such method.
+    """
+    spaces = load_spaces(wanted.methods)
+    _enough(len(wanted.cases), f"{wanted.questions} has {len(wanted.cases)}. Add some.")
+    budget.say("timing passes of the model, once for this machine")
+    surface = bench.surface()
+    steps = _Steps(wanted, bench, folder, budget, surface)
+    steps.record()
+    steps.search(spaces)
+    steps.try_live()
+    steps.predict()
+    steps.confirm()
+    return steps.advice()
+
+
+def _enough(n: int, otherwise: str) -> None:
+    if n < FEWEST_PROMPTS:
+        raise ConfigurationError(
+            f"advice takes at least {FEWEST_PROMPTS} prompts, half of them to choose by and half "
+            f"to confirm: {otherwise}"
+        )
+
+
+class _Steps:
+    """One advice in the making."""
+
+    def __init__(
+        self, wanted: Wanted, bench: Bench, folder: Path, budget: Budget, surface: Path
+    ) -> None:
+        self._wanted, self._bench, self._folder, self._budget = wanted, bench, folder, budget
+        self._surface = CostSurface.read(surface)
+        self._surface_sha = file_sha256(surface)[:8]
+        self._entries = Entries(bench.cfg)
+        self._seed = int(bench.cfg.seed)
+        self._options: list[Option] = []
+        self._best: dict[str, Candidate] = {}
+        self._only_live: dict[str, str] = {}
+        self._not_run: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._more: list[str] = []
+        self._confirmed: Sequence[Case] = ()
+
+    # -- plain decoding, recorded ------------------------------------------------------------------
+
+    def record(self) -> None:
+        """Plain decoding on as many prompts as the minutes are worth; then the two halves."""
+        cases = list(self._wanted.cases)
+        if self._wanted.traces is not None:
+            traces = self._wanted.traces
+        else:
+            affordable = self._budget.prompts(len(cases), self._plain_s(cases) / len(cases))
+            n = max(affordable, self._recorded_before(len(cases)))
+            if n < len(cases):
+                self._more.append(f"use more of the {len(cases)} prompts (now {n})")
+            cases = mixed(cases, self._seed)[:n]
+            self._budget.say(f"recording plain decoding on {n} prompts")
+            traces = load_traces(self._bench.record(cases, self._folder / f"recorded-{n}"))
+        there = traces.cases()
+        cases = [case for case in cases if case.case_id in there]
+        _enough(len(cases), f"plain decoding answered {len(cases)}. Shorten the others.")
+        self._choosing, self._confirming = halves(cases, self._seed)
+        self._tasks = {case.case_id: case.task for case in cases}
+        self._replays = Replays(self._entries, traces, self._surface)
+        self._trials = self._folder / f"replayed-{traces.sha[:8]}-{self._surface_sha}.jsonl"
+
+    def _recorded_before(self, most: int) -> int:
+        """Prompts of the largest recording in the folder: more minutes never use fewer."""
+        done = [path for path in self._folder.glob("recorded-*") if is_complete(path)]
+        numbers = [int(path.name.partition("-")[2]) for path in done]
+        return max((n for n in numbers if n <= most), default=0)
+
+    def _plain_s(self, cases: Sequence[Case], labels: int = 1) -> float:
+        """Predicted seconds of a live run on cases: plain decoding, and other labels beside it."""
+        one = np.ones(1)
+        pass_s = float(self._surface.pass_s(one, one, _CONTEXT * one)[0])
+        turns = sum(len(case.turns) for case in cases)
+        tokens = float(self._bench.cfg.generation.max_new_tokens)
+        return pass_s * tokens * turns * (1 + _LABEL_COST * (labels - 1))
+
+    # -- settings ----------------------------------------------------------------------------------
+
+    def search(self, spaces: Mapping[str, Space]) -> None:
+        """Replay the settings of each method, more of them while there is time."""
+        ids = [case.case_id for case in self._choosing]
+        chosen = {m: space for m, space in spaces.items() if self._can_be_replayed(m, space)}
+        # The rest is for live runs.
+        keep = self._budget.keep_for_live(self._plain_s(self._confirming, 3))
+        found: dict[str, Searched] = {}
+        complete = 0
+        for count in SETTINGS:
+            made = self._entries.candidates(chosen, count, self._seed)
+            self._budget.say(f"replaying {len(made)} methods, up to {count} settings of each")
+            searched = successive_halving(made, ids, self._measure(keep))
+            late = any(OUT_OF_TIME in one.refused for one in searched.values())
+            if not late or not found:  # of a cut round, the one before it has even effort
+                found, complete = searched, 0 if late else count
+            if late:
+                break
+        if complete < SETTINGS[-1]:
+            self._more.append(f"try more settings of each method (now {complete})")
+        for method, one in found.items():
+            if one.best is None:
+                self._not_run[method] = "; ".join(one.refused)
+                continue
+            score = one.best.speedup(ids)
+            self._best[method] = one.best
+            self._options.append(
+                Option(method, one.best.knobs, REPLAYED, score, one.tried, one.effort)
+            )
+
+    def _measure(self, keep_s: float = 0.0) -> Any:
+        return remembered(
+            self._replays,
+            self._trials,
+            after=lambda one: self._budget.say_now_and_then(f"replayed {one.method}"),
+            stop=lambda: self._budget.left_s < keep_s,
+        )
+
+    def _can_be_replayed(self, method: str, space: Space) -> bool:
+        """Whether some of its settings can; else it is noted as one to try live, or as none."""
+        if reason := self._entries.why_not(method):
+            self._not_run[method] = reason
+            return False
+        if command := self._replays.slow_build(method):
+            self._not_run[method] = f"a file that the model makes in minutes is missing: {command}"
+            return False
+        first = self._entries.candidates({method: space}, SETTINGS[0], self._seed)[method]
+        for one in first:
+            try:
+                self._replays.kind(method, one.knobs)
+                return True
+            except NeedsNotMet as error:
+                self._only_live[method] = str(error)
+        return False
+
+    def try_live(self) -> None:
+        """One small run of the methods that cannot be replayed, at their own settings."""
+        if not self._only_live:
+            return
+        cases = self._choosing[:_LIVE_PROMPTS]
+        made = {method: Candidate(method, {}) for method in self._only_live}
+        items = [mapping_of(method, {}) for method in made]
+        path = folder_of(self._folder, "live", items, cases)
+        needed = self._plain_s(cases, 1 + len(made))
+        keep = self._budget.keep_for_live(self._plain_s(self._confirming, 3))
+        if not is_complete(path) and not self._budget.affords(needed + keep):
+            minutes = self._budget.minutes + (needed + keep - self._budget.left_s) / 60
+            for method in made:
+                self._not_run[method] = (
+                    "it needs the model, and the minutes left no time to try it live. Type "
+                    f"minutes={max(minutes, self._budget.minutes) + 1:.0f}"
+                )
+            self._more.append(f"try {len(made)} methods that need the model")
+            return
+        self._budget.say(f"trying {len(made)} methods live, which cannot be replayed")
+        ids = [case.case_id for case in cases]
+        fill_in(made, self._bench.live(items, cases, path), ids)
+        for method, one in made.items():
+            if one.costs:
+                score = one.speedup(ids)
+                self._options.append(Option(method, {}, LIVE, score, 1, len(one.costs)))
+            else:
+                self._not_run[method] = one.refused
+
+    # -- the other half ----------------------------------------------------------------------------
+
+    def predict(self) -> None:
+        """Predicted speedups on the prompts that nothing was chosen by."""
+        ids = [case.case_id for case in self._confirming]
+        self._measure()([*self._best.values()], ids)
+        error = float(self._surface.tree.error)
+        for option in self._options:
+            one = self._best.get(option.method)
+            if one is None or one.refused:
+                continue
+            option.predicted = self._predicted(one, ids, error)
+            for task in dict.fromkeys(self._tasks[case] for case in ids):
+                own = [case for case in ids if self._tasks[case] == task]
+                option.predicted_by_task[task] = self._predicted(one, own, error)
+        self._options.sort(key=lambda o: o.score, reverse=True)
+
+    def _predicted(self, one: Candidate, ids: Sequence[str], error: float) -> Speed:
+        value, interval = predicted(one, ids, self._tasks, error, self._seed)
+        return Speed(value, interval, len(ids))
+
+    def confirm(self) -> None:
+        """The first two and plain decoding live, on prompts that nothing was chosen by."""
+        chosen = finalists(self._options)
+        if not chosen:
+            return
+        items = [mapping_of(o.method, o.knobs) for o in chosen]
+        by_size = [self._confirming[:n] for n in range(len(self._confirming), FEWEST - 1, -1)]
+        for cases in by_size:
+            path = folder_of(self._folder, "confirmed", items, cases)
+            if is_complete(path) or self._budget.affords(self._plain_s(cases, 1 + len(chosen))):
+                break
+        else:
+            self._more.append("confirm the first choice live")
+            return
+        names = " and ".join(o.method for o in chosen)
+        self._budget.say(f"confirming {names} live on {len(cases)} prompts")
+        run = self._bench.live(items, cases, path)
+        self._confirmed = cases
+        summary = cast("Summary", jsonl.read_json(run / SUMMARY))
+        rows = {(row["label"], row["task"]): row for row in summary["rows"]}
+        for option in chosen:
+            _note_measured(option, rows, summary)
+            if not option.exact:
+                self._notes.append(
+                    f"{option.method}: outputs differ from plain decoding's for more than rounding "
+                    f"(see {run}): it is not advised."
+                )
+            elif option is chosen[0] and not (option.joint and option.joint[0] > 1):
+                n = prompts_for(option)
+                how = f"about {2 * n} prompts" if n else "more prompts"
+                self._more.append(f"tell {option.method} from plain decoding, with {how}")
+
+    # -- the answer --------------------------------------------------------------------------------
+
+    def advice(self) -> Advice:
+        """What was found so far."""
+        more = f"More minutes would: {'; '.join(self._more)}." if self._more else ""
+        if any(option.way == LIVE for option in self._options):
+            self._notes.append(
+                f"'live': methods that cannot be replayed, tried at their own setting on "
+                f"{min(_LIVE_PROMPTS, len(self._choosing))} of the prompts for choosing."
+            )
+        return Advice(
+            model=str(self._bench.cfg.model.name),
+            questions=self._wanted.questions,
+            minutes=self._budget.minutes,
+            choosing=len(self._choosing),
+            confirming=len(self._confirmed) or len(self._confirming),
+            options=self._options,
+            not_run=self._not_run,
+            more=more,
+            folder=str(self._folder),
+            notes=self._notes,
+        )
+
+
+def _note_measured(
+    option: Option, rows: Mapping[tuple[str, str], SummaryRow], summary: Summary
+) -> None:
+    """Write what a confirming run says into the option."""
+    for (label, task), row in rows.items():
+        if label != option.method or row["speedup"] is None:
+            continue
+        speed = Speed(row["speedup"], row["speedup_ci"], row["n_timed"])
+        if task == OVERALL:
+            option.measured, option.joint = speed, speed.interval
+            option.exact = not row["lossless"].get("bug")
+        else:
+            option.measured_by_task[task] = speed
+    for pair in summary["pairs"]:
+        if pair["family"] == "ar" and pair["first"] == option.method and pair["ratio_ci"]:
+            low, high = pair["ratio_ci"]
+            option.joint = (low, high)
