@@ -12,7 +12,7 @@ from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.statistics.served import SERVED_TEXT, served_labels
 from specbench.results.summary_schema import ServedLabel, number
-from specbench.results.wording import engine_words
+from specbench.results.wording import build_words, engine_words
 
 # What is drawn, by its key.
 _NUMBERS = {
@@ -62,7 +62,7 @@ def _picture(runs: Sequence[Run]) -> Drawing:
     noisy = sum(r.status == "disturbed" for run in runs for r in run.records)
     total = sum(r.status != "failed" for run in runs for r in run.records)
     text = [
-        f"{said} {first.hardware}. {SERVED_TEXT}",
+        f"{said} {build_words(first.manifest)} {first.hardware}. {SERVED_TEXT}",
         f"Equal to plain decoding at the same load: {equal}." if equal else "",
         f"{noisy} of {total} turns were disturbed by other programs." if noisy else "",
     ]

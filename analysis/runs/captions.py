@@ -15,12 +15,14 @@ from specbench.results.tasks import OVERALL
 from specbench.results.wording import (
     SPEEDUPS,
     TIMES,
+    build_words,
     cases_words,
     engine_words,
     fallback_words,
     interval_words,
     rounding_words,
     template_words,
+    users_words,
     verdict_words,
 )
 
@@ -89,7 +91,10 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         *(disturbed_words(comparison, speedup) if times else []),
         f"Hardware: {first.hardware}.",
         *(
-            [elsewhere, f"Asked at once: {first.concurrency}. Outputs: {lossless}."]
+            [
+                " ".join(filter(None, [elsewhere, build_words(first.manifest)])),
+                f"{users_words(first.concurrency)} Outputs: {lossless}.",
+            ]
             if elsewhere
             else [f"State kept per {_scopes(comparison)}.", f"Lossless: {lossless}."]
         ),

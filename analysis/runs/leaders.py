@@ -17,6 +17,7 @@ from specbench.results.statistics import pairs
 from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import LogRatios
 from specbench.results.statistics.multiple import Against, against, against_best
+from specbench.results.statistics.served import system_verdict
 from specbench.results.statistics.summary import Sample
 from specbench.results.summary_schema import Standing, number
 
@@ -93,8 +94,14 @@ def verdict_of(comparison: ComparedRuns) -> str:
     entries = [entry for entry in _timed(comparison) if entry.run.baseline is not None]
     if not entries:
         return ""
+    if comparison.runs[0].concurrency > 1:  # what one user gains, others may lose
+        return " ".join(
+            system_verdict(run.records, run.labels, run.baseline, run.seed)
+            for run in comparison.runs
+        )
+    shared = _log_ratios(entries, "speedup") is not None  # enough cases that all runs have
     return verdict_sentence(
-        {comparison.name_of(entry): entry.overall["speedup_ci"] for entry in entries},
+        {comparison.name_of(e): e.overall["speedup_ci"] if shared else None for e in entries},
         [comparison.name_of(entry) for entry in leaders(entries, "speedup")],
         [comparison.name_of(entry) for entry in shown_faster(comparison)],
         comparison.timing,

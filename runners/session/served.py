@@ -120,6 +120,11 @@ class ServedAnswers(Answers):
             around = replace(around, cpu_others=None)
         for turn, asked in asking:
             self._finish(turn, asked, batch_s if len(asking) == len(turns) else None, around)
+        if any(turn.error is not None for turn in turns):
+            for turn in turns:  # without its tokens the batch's time says nothing
+                if turn.record.served is not None:
+                    served = replace(turn.record.served, batch_s=None)
+                    turn.record = replace(turn.record, served=served)
 
     def _finish(
         self, turn: Turn, asked: Asked, batch_s: float | None, around: Interference

@@ -52,11 +52,15 @@ def print_summary(summary: Summary, console: Console) -> None:
 
     if verdict := summary.get("verdict"):
         console.print(f"{verdict}\n", markup=False, highlight=False, style="bold")
-    console.print(render(summary))
     served = summary.get("served", [])
+    tables = [render(summary)]
     if served:
         frame = pd.DataFrame([served_cells(row) for row in served], dtype=object)
-        console.print(FittedTable(frame, "", SERVED_TEXT))
+        # Of several users what all of them get comes first.
+        first = any(row["concurrency"] > 1 for row in served)
+        tables.insert(0 if first else 1, FittedTable(frame, "", SERVED_TEXT))
+    for table in tables:
+        console.print(table)
     for note in [*served_notes(served), *summary.get("notes", [])]:
         console.print(f"note: {note}", markup=False, highlight=False)
 

@@ -70,6 +70,7 @@ def verdict_sentence(
     leaders: Sequence[str],
     faster: Collection[str],
     timing: str = "measured",
+    unit: str = "cases",
 ) -> str:
     """What a comparison says in one sentence, for the head of whatever shows it.
 
@@ -80,6 +81,7 @@ def verdict_sentence(
         leaders: the methods that may be the fastest, the fastest here first.
         faster: the methods that are shown to be faster than plain decoding.
         timing: where the times come from.
+        unit: what there are too few of for an interval.
 
     Returns:
         "" where nothing was timed against plain decoding.
@@ -91,7 +93,8 @@ def verdict_sentence(
     interval = speedups[first]
     if interval is None:
         words = (
-            f"Too few cases to say what is faster than plain decoding: {FEWEST} are needed at least"
+            f"Too few {unit} to say what is faster than plain decoding: {FEWEST} are needed at "
+            "least"
         )
     elif not shown:
         words = "Nothing is shown faster than plain decoding"

@@ -122,6 +122,7 @@ class Standing(TypedDict):
             slower, ``slower than ar`` where plain decoding is shown faster, else ``highest``; where
             plain decoding was faster, but is not shown to be, the verdict on the two. Of others as
             of a pair, plain decoding being the first of its pair here.
+            Of all of them ``too few`` where there are too few cases for an interval.
         p: of the pair, among its family; None of the fastest method.
     """
 

@@ -224,6 +224,22 @@ def engine_words(records: Iterable[CaseRecord]) -> str:
     return f"ANOTHER ENGINE: {said}. Outputs are compared with its own plain ones."
 
 
+def users_words(at_once: int) -> str:
+    """``Asked at once: 4.``, and whose the speedups then are."""
+    more = " Speedup and what stands against the best are one user's." if at_once > 1 else ""
+    return f"Asked at once: {at_once}.{more}"
+
+
+def build_words(manifest: RunManifest) -> str:
+    """What the servers of a run were built for, where they told it: it decides their speed."""
+    told = [
+        f"{flags['wheel']} with {flags['simd']}" if flags.get("wheel") else str(flags["simd"])
+        for server in (manifest.servers or {}).values()
+        if (flags := server.get("flags") or {}).get("simd")
+    ]
+    return f"CPU build: {'; '.join(dict.fromkeys(told))}." if told else ""
+
+
 def rounding_words(model: ModelInfo | None) -> list[str]:
     """A sentence where the check at load saw roundings choose other tokens."""
     check = (model and model.self_check) or {}
@@ -249,8 +265,10 @@ def run_caption(
         ("PREDICTED times, not measured ones. " if predicted else "")
         + f"{model} on {dataset}{f' ({said})' if (said := template_words(manifest)) else ''}: "
         + f"{cases}, repeats={manifest.config['repeats']}. "
-        + (answered or f"State kept per {kept}.")
+        + (" ".join(filter(None, [answered, build_words(manifest)])) or f"State kept per {kept}.")
     ]
+    if answered:
+        parts.append(users_words(int(manifest.setting("server", "concurrency") or 1)))
     if (estimator := manifest.config["estimator"]) != "paired":
         parts.append(f"{SPEEDUPS[estimator]}.")
     if any(record.timing != "none" for record in records):

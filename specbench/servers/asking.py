@@ -97,7 +97,11 @@ class StartedServer(Server):
 
     @property
     def flags(self) -> Mapping[str, object]:
-        return {**self._flags, "model": Path(str(self._flags["model"])).name}
+        built = {
+            "wheel": f"{llamacpp.WHEEL} {llamacpp.wheel_version()}",
+            "simd": self._process.simd,
+        }
+        return {**self._flags, "model": Path(str(self._flags["model"])).name, **built}
 
     def ready(self) -> bool:
         if self._process.alive:

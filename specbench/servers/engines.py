@@ -10,6 +10,7 @@ SGLang's pull requests 3152 and 33518 and its ``meta_info``; llama.cpp's server 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -256,7 +257,10 @@ class LlamaCpp(ServerEngine):
         return said.get("model_ftype")
 
     def flags(self, said: Said) -> Said:
-        return {"slots": whole(said.get("total_slots"))}
+        found: dict[str, object] = {"slots": whole(said.get("total_slots"))}
+        if isinstance(told := said.get("system_info"), str):
+            found["simd"] = simd(told)
+        return found
 
     def question(
         self,
@@ -293,6 +297,14 @@ class Other(ServerEngine):
 
 # In the order in which a server is asked which of them it is.
 ENGINES: dict[str, ServerEngine] = {e.name: e for e in (LlamaCpp(), Sglang(), Vllm(), Other())}
+
+
+def simd(told: str) -> str:
+    """What llama.cpp was built for, of its own words: ``AVX2, FMA`` of ``AVX2 = 1 | FMA = 1``.
+
+    Its wheels are built for many machines, and lack instructions that this one may have.
+    """
+    return ", ".join(re.findall(r"(\w+) = 1\b", told))
 
 
 def identify(client: Client, engine: str, model: str | None, numerics: str | None) -> EngineInfo:

@@ -21,6 +21,7 @@ from typing import IO
 from specbench import paths
 from specbench.config.server_schema import PLAIN, LlamacppConfig
 from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.servers.engines import simd
 from specbench.system.environment import cpus_usable
 
 WHEEL = "xllamacpp"
@@ -103,7 +104,7 @@ class LlamacppProcess:
         self._flags, self._log = dict(flags), log
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: int | None = None
-        self.url = ""
+        self.url = self.simd = ""
 
     @property
     def pid(self) -> int | None:
@@ -142,7 +143,8 @@ class LlamacppProcess:
         assert self._process.stdout is not None
         said = _first_line(self._process.stdout, _START_S)
         try:
-            self.url = str(json.loads(said)["url"])
+            told = json.loads(said)
+            self.url, self.simd = str(told["url"]), simd(str(told["system"]))
         except (ValueError, KeyError, TypeError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)

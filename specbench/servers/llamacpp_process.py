@@ -1,6 +1,7 @@
 """The child process that llama.cpp's server runs in: ``specbench.servers.llamacpp`` starts it.
 
-It writes one line of JSON with its address and serves until its standard input ends.
+It writes one line of JSON, its address and what the library was built for, and serves until its
+standard input ends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def main(parent: int, flags: Mapping[str, Any]) -> None:
         server = xllamacpp.Server(_params(xllamacpp, flags))
     except RuntimeError as error:  # the log says what is wrong above
         sys.exit(str(error))
-    sys.stdout.write(json.dumps({"url": str(server.listening_address)}) + "\n")
+    said = {"url": str(server.listening_address), "system": str(xllamacpp.get_system_info())}
+    sys.stdout.write(json.dumps(said) + "\n")
     sys.stdout.flush()
     sys.stdin.buffer.read()
     os._exit(0)  # nothing of it is worth waiting for: its destructor drains the queue

@@ -9,6 +9,7 @@ import pytest
 from analysis import tables
 from analysis.plots.throughput import throughput_pictures
 from analysis.runs.comparisons import make_comparisons
+from analysis.runs.leaders import verdict_of
 from analysis.runs.load import load_runs
 from analysis.tabular.overviews import engine_table
 from tests.servers.fake import serving
@@ -54,6 +55,15 @@ def test_a_table_of_its_own_has_them_side_by_side(folder):
     ]
     assert {c["MAT [95 %]"].value for c in cells if c["method"] == "mtp"} == {11 / 4}
     assert engine_table(make_comparisons(load_runs([folder / "vllm1"]))) is None
+
+
+def test_the_sentence_at_two_users_is_about_both_together(folder):
+    said = {
+        (c.runs[0].engine, c.runs[0].concurrency): verdict_of(c)
+        for c in make_comparisons(load_runs([folder]))
+    }
+    assert said["vLLM 0.30.1", 2].startswith("All 2 users together: ")
+    assert "together" not in said["vLLM 0.30.1", 1]
 
 
 def test_captions_and_lines_for_a_program_name_the_engine_and_the_load(folder, capsys):

@@ -84,10 +84,7 @@ def test_two_cases_part_nothing_and_the_report_says_so(results, case_ids, key):
     assert set(found) == {"cacheback", "no_frozen", "pld"}
     assert (found[0] == "pld") == (key == "speedup")
     rows = decided(comparison).set_index("method")
-    top = "pld" if key == "speedup" else rows["speedup [95 %]"].map(lambda e: e.value).idxmax()
-    assert rows["against the best"].map(str).to_dict() == {
-        name: "highest" if name == top else "too few cases" for name in rows.index
-    }
+    assert {str(cell) for cell in rows["against the best"]} == {"too few cases"}
     assert all(cell.interval is None for cell in rows["speedup [95 %]"])
 
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from specbench.results.decision import verdict_sentence
 from specbench.results.manifest import RunManifest
-from specbench.results.records import Lossless
+from specbench.results.records import Lossless, Served
 from specbench.results.statistics.aggregate import timed_turns
-from specbench.results.statistics.pairs import compare_pairs, leaders_of
+from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of
 from specbench.results.statistics.run_summary import exit_code, run_summary
+from specbench.results.statistics.served import served_labels, system_verdict
 from specbench.results.statistics.summary import summarize, task_order
 from specbench.results.wording import SPEEDUPS, parted
 from tests.small_run import case_record
@@ -343,6 +344,8 @@ class TestComparePairs:
             assert (found["verdict"], found["needed"]) == ("too few", 3)
         assert [found["verdict"] for found in self.sample(1.5, n=3)][2] == "slower"
         assert set(leaders_of(self.sample(1.5, n=2))) == {"pld", "sam"}, "nothing parts them"
+        stands = standings_of(self.sample(1.5, n=2))
+        assert {standing["verdict"] for standing in stands.values()} == {"too few"}
 
     def test_undecided_ones_say_how_many_it_would_take(self):
         cases = []
@@ -533,3 +536,57 @@ class TestRunSummary:
         found = [record("pld", "a", 11, 5, 5.0, lossless=Lossless(verdict, 1, 1.0))]
         assert exit_code(found, []) == code
         assert exit_code([], [{"during": "decode"}]) == 1
+
+
+class TestServed:
+    """Two users: batches of two questions, which take a second or two."""
+
+    def cases(self, n=8, pld_s=2.0, alter=lambda record: record):
+        found = []
+        for i in range(n):
+            for label, batch_s in (("ar", 2.0), ("pld", pld_s + 0.01 * (i // 2 % 3))):
+                batch = i // 2
+                answered = Served(text="t", concurrency=2, batch=batch, batch_s=batch_s, requests=1)
+                # A user of pld gets tokens faster than one of ar, whatever the batches take.
+                made = record(label, str(i), 11, 5, 1.0 if label == "pld" else 1.1)
+                found.append(alter(replace(made, served=answered)))
+        return found
+
+    def system(self, cases):
+        return {row["label"]: row["system_tokens_per_s"] for row in served_labels(cases, LABELS)}
+
+    def test_a_case_that_failed_takes_its_whole_batch_out_for_all_labels(self):
+        assert self.system(self.cases())["ar"] == pytest.approx(11)
+
+        def fail(record):
+            if (record.label, record.case_id) != ("pld", "0"):
+                return record
+            return replace(record, status="failed", served=None)
+
+        found = self.system(self.cases(alter=fail))
+        assert found["ar"] == pytest.approx(11), "not 7 of 8 cases' tokens over all time"
+        assert found["pld"] == pytest.approx(3 * 22 / (2.01 + 2.02 + 2.0))
+
+    def test_a_disturbed_case_and_a_repeated_request_do_so_too(self):
+        def harm(record):
+            if (record.label, record.case_id) == ("pld", "3"):
+                return replace(record, status="disturbed")
+            if (record.label, record.case_id) == ("ar", "7"):
+                return replace(record, served=replace(record.served, batch_s=None))
+            return record
+
+        found = self.system(self.cases(alter=harm))
+        assert found["ar"] == pytest.approx(11)
+        assert found["pld"] == pytest.approx(2 * 22 / (2.0 + 2.02))
+
+    def test_the_sentence_is_about_all_users_and_not_about_what_one_gains(self):
+        slower = self.cases(pld_s=2.1)
+        assert row(summarize(slower, LABELS), "pld")["speedup"] == pytest.approx(1.1)
+        said = system_verdict(slower, LABELS, "ar", 0)
+        assert said.startswith("All 2 users together: Nothing is shown faster than plain decoding")
+        assert "pld, the fastest here, is 0.94 to 0.96 times as fast." in said
+        faster = system_verdict(self.cases(pld_s=1.0), LABELS, "ar", 0)
+        assert "pld is 1.96 to 2.02 times as fast as plain decoding." in faster
+        few = system_verdict(self.cases(n=4), LABELS, "ar", 0)
+        assert "Too few batches" in few
+        assert system_verdict(slower, LABELS, None, 0) == ""

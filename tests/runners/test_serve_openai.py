@@ -143,6 +143,21 @@ LIES = {
 }
 
 
+def test_a_batch_that_lost_an_answer_has_no_time(tmp_path):
+    old, new, _ = LIES[next(iter(LIES))]
+    with (
+        serving(engine="other") as (plain, _),
+        serving(engine="other", mutate=saying(old, new, 1)) as (drafting, _),
+    ):
+        where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
+        words = ["server.speculation=mtp", "dataset.tasks=[qa]", "server.concurrency=2"]
+        _, records, summary = run(tmp_path / "r", *where, *words, "generation.max_new_tokens=16")
+    times = {(r.label, r.status): r.served and r.served.batch_s for r in records}
+    assert times[("openai_mtp", "failed")] is times[("openai_mtp", "ok")] is None
+    assert times[("ar", "ok")] > 0
+    assert [found["system_tokens_per_s"] for found in summary["served"]] == [None, None]
+
+
 @pytest.mark.parametrize("lie", LIES)
 def test_a_case_whose_server_miscounts_fails_and_the_others_stand(tmp_path, lie):
     old, new, says = LIES[lie]

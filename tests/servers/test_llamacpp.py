@@ -54,6 +54,9 @@ def test_the_real_server_answers_and_is_gone_afterwards(tmp_path):
     assert len(records[0].prompt_ids) == records[0].n_prompt > 10
     assert records[0].output_ids == records[1].output_ids
     assert summary["served"][1]["equal"] == 1
+    flags = json.loads((tmp_path / "r" / "manifest.json").read_text())["servers"]["ar"]["flags"]
+    assert flags["wheel"].startswith("xllamacpp ")
+    assert f"CPU build: {flags['wheel']} with {flags['simd']}." in summary["caption"]
     assert not [s for s in servers() if s["ppid"] == os.getpid()]
 
 

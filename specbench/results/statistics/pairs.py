@@ -197,6 +197,8 @@ def standings(
     if plain is not None and over_plain is not None:
         mirrored = {"faster": "slower", "slower": "faster"}.get(verdict, verdict)
         found[plain] = Standing(verdict=mirrored, p=over_plain["p"])
+    if any(standing["verdict"] == "too few" for standing in found.values()):
+        return {top: Standing(verdict="too few", p=None), **found}
     shown = all(standing["verdict"] == "slower" for standing in found.values())
     if behind and over_plain is not None and verdict != "slower":
         return {top: over_plain, **found}

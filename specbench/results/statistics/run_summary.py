@@ -14,7 +14,7 @@ from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of, verdict_of
-from specbench.results.statistics.served import served_labels
+from specbench.results.statistics.served import served_labels, system_verdict
 from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import Disturbance, Summary, SummaryRow
 from specbench.results.tasks import OVERALL
@@ -71,6 +71,8 @@ def run_summary(
     }
     if served := served_labels(records, labels):
         found["served"] = served
+        if any(row["concurrency"] > 1 for row in served):
+            found["verdict"] = system_verdict(records, labels, baseline, seed)
     return found
 
 

@@ -4,25 +4,36 @@ Definitions:
     time to first token: from the request to the first token's arrival here; the median over turns.
     batch: the questions of a label that were asked at once; the next ones wait until all are done.
     system tokens/s: new tokens of all batches over their time, from the first request to the last
-        token. A batch with a failed or repeated request counts in neither.
+        token. Batches are left out whole and for all labels: those with a failed or repeated
+        request, and with a case that counts in no time (it failed for some label, or was
+        disturbed). Nobody can say what a batch would have taken without one of its questions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from statistics import median
+from typing import TypeAlias
+
+import numpy as np
 
 from specbench.arrays import first_difference
-from specbench.results.estimate import ABSENT
+from specbench.results.decision import verdict_sentence
+from specbench.results.estimate import ABSENT, Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord, Served
 from specbench.results.statistics.aggregate import timed_turns
+from specbench.results.statistics.bootstrap import log_ratios
+from specbench.results.statistics.multiple import against
+from specbench.results.statistics.pairs import leaders, verdict
 from specbench.results.summary_schema import ServedLabel
 
 
 def served_labels(records: Sequence[CaseRecord], labels: Sequence[str]) -> list[ServedLabel]:
     """The labels of a run that servers answered; none of a run of our own engine."""
     timed = timed_turns(records, labels)
+    batches = _whole_batches(records, labels, timed)
     found = []
     for label in labels:
         own = [r for r in records if r.label == label and r.status != "failed" and r.served]
@@ -42,7 +53,7 @@ def served_labels(records: Sequence[CaseRecord], labels: Sequence[str]) -> list[
                 user_tokens_per_s=sum(r.n_new - 1 for r in in_time) / decode_s
                 if decode_s
                 else None,
-                system_tokens_per_s=_system(in_time),
+                system_tokens_per_s=_system(batches[label]),
                 equal=len(compared) - len(different),
                 compared=len(compared),
                 first_difference=_words(different, records),
@@ -57,14 +68,76 @@ def _of(record: CaseRecord) -> Served:
     return record.served
 
 
-def _system(records: Iterable[CaseRecord]) -> float | None:
-    batches: dict[tuple[int, int], list[CaseRecord]] = {}
-    for record in records:
-        if _of(record).batch_s:
-            batches.setdefault((_of(record).batch, record.turn), []).append(record)
-    seconds = sum(_of(batch[0]).batch_s or 0.0 for batch in batches.values())
-    tokens = sum(record.n_new for batch in batches.values() for record in batch)
-    return tokens / seconds if seconds else None
+# By the cases that were asked together: new tokens, and the seconds of their batches.
+_Batches: TypeAlias = dict[tuple[str, ...], tuple[int, float]]
+
+
+def _whole_batches(
+    records: Sequence[CaseRecord], labels: Sequence[str], timed: Sequence[CaseRecord]
+) -> dict[str, _Batches]:
+    """By label the batches that count, turns and repeats added up."""
+    answered = [(r, r.served) for r in records if r.served is not None and r.label in labels]
+    kept = {(turn.repeat, turn.case_id) for turn in timed}
+    broken = {
+        (record.repeat, served.batch)
+        for record, served in answered
+        if not served.batch_s or (record.repeat, record.case_id) not in kept
+    }
+    together: dict[tuple[int, int], set[str]] = {}
+    asked: dict[tuple[str, int, int, int], list[tuple[int, float]]] = {}
+    for record, served in answered:
+        if (record.repeat, served.batch) not in broken:
+            together.setdefault((record.repeat, served.batch), set()).add(record.case_id)
+            key = (record.label, record.repeat, served.batch, record.turn)
+            asked.setdefault(key, []).append((record.n_new, served.batch_s or 0.0))
+    found: dict[str, _Batches] = {label: {} for label in labels}
+    for (label, repeat, batch, _), turns in asked.items():
+        cases = tuple(sorted(together[repeat, batch]))
+        tokens, seconds = found[label].get(cases, (0, 0.0))
+        tokens += sum(n_new for n_new, _ in turns)
+        found[label][cases] = (tokens, seconds + turns[0][1])
+    return found
+
+
+def _system(batches: _Batches) -> float | None:
+    seconds = sum(seconds for _, seconds in batches.values())
+    return sum(tokens for tokens, _ in batches.values()) / seconds if seconds else None
+
+
+def system_verdict(
+    records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
+) -> str:
+    """A run that asked several questions at once, in a sentence about all users together.
+
+    Intervals are of a bootstrap over batches. "" where nothing can be compared.
+    """
+    batches = _whole_batches(records, labels, timed_turns(records, labels))
+    methods = [label for label in labels if label != baseline and batches[label]]
+    if baseline is None or not batches.get(baseline) or not methods:
+        return ""
+    shown = [baseline, *methods]
+    units = sorted(set.intersection(*(set(batches[label]) for label in shown)))
+    totals = np.array([[batches[label][unit] for label in shown] for unit in units], dtype=float)
+    ratios = None
+    if units:
+        above, below = (np.stack([totals[..., i]] * 2) for i in range(2))
+        ratios = log_ratios(above, below, np.zeros(len(units), dtype=np.int64), seed)
+    users = max(_of(r).concurrency for r in records if r.served)
+    speedups: dict[str, Interval | None] = dict.fromkeys(methods)
+    leading, faster = methods, list[str]()
+    if ratios is not None:
+        over = ratios.of(np.eye(len(shown))[1:] - np.eye(len(shown))[0])
+        speedups = {
+            name: over.interval(i, math.exp(over.values[i])) for i, name in enumerate(methods)
+        }
+        leading = [methods[i] for i in leaders(over)]
+        faster = [
+            name
+            for name, found in zip(methods, against(over), strict=True)
+            if verdict(found.interval) == "faster"
+        ]
+    said = verdict_sentence(speedups, leading, faster, unit="batches")
+    return f"All {users} users together: {said}"
 
 
 def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> str:
@@ -83,9 +156,9 @@ def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> st
 
 
 SERVED_TEXT = (
-    "first token: from the request to its arrival, median. one user: tokens/s after the first "
-    "token. system: new tokens of all users over all time. equal: answers that are the same "
-    "server's plain ones."
+    "system: new tokens of all users over all time, whole batches. one user: tokens/s after the "
+    "first token. first token: from the request to its arrival, median. equal: answers that are "
+    "the same server's plain ones."
 )
 
 
@@ -99,9 +172,9 @@ def served_cells(row: ServedLabel) -> dict[str, str]:
     return {
         "server": str(row["label"]),
         "at once": str(row["concurrency"]),
-        "first token, ms": shown(None if ttft is None else 1e3 * ttft, ".0f"),
-        "tokens/s, one user": shown(row["user_tokens_per_s"], ".1f"),
         "tokens/s, system": shown(row["system_tokens_per_s"], ".1f"),
+        "tokens/s, one user": shown(row["user_tokens_per_s"], ".1f"),
+        "first token, ms": shown(None if ttft is None else 1e3 * ttft, ".0f"),
         "equal": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
     }
 
