@@ -48,11 +48,13 @@ class CallerInput:
     Attributes:
         template: gives the ids of the job's cases.
         drafters: by label, those that the caller made.
+        cfg: the configuration that the job is of.
     """
 
     job: Job
     template: TokenIdPrompts
     drafters: Mapping[str, Drafter]
+    cfg: DictConfig
 
 
 def read_input(
@@ -64,11 +66,13 @@ def read_input(
     arguments: Sequence[str],
     overrides: Sequence[str],
     folder: Path,
+    alone: bool = False,
 ) -> CallerInput:
     """Check what was handed over; see `runners.comparison.compare`.
 
     Args:
         arguments: the call's other arguments, as overrides.
+        alone: there need be no drafter: plain decoding is wanted.
 
     Raises:
         ConfigurationError: something cannot be used; says what to type.
@@ -96,7 +100,7 @@ def read_input(
         )
         embedding: Any = model.get_input_embeddings()
         cases = _cases(prompts, template, tokenizer, int(embedding.num_embeddings))
-        entries, given = _entries(cfg, drafters)
+        entries, given = _entries(cfg, drafters, alone)
         check_values(cfg)
         config = compose.typed(cfg)
         identity = run_identity(cfg)
@@ -109,7 +113,7 @@ def read_input(
         entries=entries,
         cases=cases,
     )
-    return CallerInput(job, TokenIdPrompts(template.sha), given)
+    return CallerInput(job, TokenIdPrompts(template.sha), given, cfg)
 
 
 # -- the configuration -----------------------------------------------------------------------------
@@ -267,7 +271,7 @@ def _ids(
 
 
 def _entries(
-    cfg: DictConfig, drafters: Iterable[Any]
+    cfg: DictConfig, drafters: Iterable[Any], alone: bool
 ) -> tuple[tuple[Entry, ...], dict[str, Drafter]]:
     """The run's entries, the baseline first, and the caller's own drafters by label.
 
@@ -305,7 +309,7 @@ def _entries(
             given[label] = made
             noted.append({**entry.method, "label": label})
         entries.append(entry)
-    if len(entries) == 1:
+    if len(entries) == 1 and not alone:
         raise ConfigurationError(
             f"drafters must hold a method other than {BASELINE}. Type drafters=['pld']."
         )

@@ -133,7 +133,7 @@ def compare(
             inputs = (model, tokenizer, prompts, drafters)
             given = read_input(*inputs, name, arguments, overrides, path)
             with given_back(model):
-                _measure(given, model, tokenizer)
+                measure(given, model, tokenizer)
         except ConfigurationError as error:
             raise ComparisonRefused(str(error)) from error
         return _read(path, kept, tokenizer)
@@ -160,9 +160,7 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
-def _measure(
-    given: CallerInput, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def measure(given: CallerInput, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Measure what the folder lacks."""
     from runners.session import loading as session_loading
     from runners.session.session import Session

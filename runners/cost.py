@@ -57,7 +57,14 @@ _SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Cost(Runner):
-    """``runner=cost``."""
+    """``runner=cost``.
+
+    Args:
+        load: gives the model; by default the one that the configuration names.
+    """
+
+    def __init__(self, load: Callable[[RunConfig], LoadedModel] = loading.load_model) -> None:
+        self._load = load
 
     def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         """Check the grid: it has points, and they fit into the model's context."""
@@ -112,7 +119,7 @@ class Cost(Runner):
                 leave_repeat(job.folder, manifest, {})
             add_start(manifest, 0, 0)
             manifest.write(job.folder)
-            surface = _measure(job, runs, machine, manifest)
+            surface = _measure(job, runs, machine, manifest, self._load(job.config))
             surface.write(job.folder / SURFACE)
             close(manifest, "complete", 0)
             manifest.finish(job.folder, [SURFACE])
@@ -166,7 +173,11 @@ class Cost(Runner):
 
 
 def _measure(
-    job: Job, runs: Sequence[MethodRun], machine: Machine, manifest: RunManifest
+    job: Job,
+    runs: Sequence[MethodRun],
+    machine: Machine,
+    manifest: RunManifest,
+    loaded: LoadedModel,
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
     from runners.session.loading import make_target
@@ -176,7 +187,6 @@ def _measure(
     config = job.config
     assert isinstance(config.runner, CostConfig)
     grid = config.runner
-    loaded = loading.load_model(config)
     longest = max([*grid.contexts, *grid.batch_contexts])
     target, check = self_check.checked(
         loaded.model,

@@ -102,7 +102,8 @@ class Advice:
                 f"{best.measured.prompts} prompts that it was not chosen by{also})."
             )
         if candidate is None:
-            return f"{NOTHING_PAYS}: no method could be tried."
+            why = "the minutes ended first" if self.more else "the reasons are below"
+            return f"Nothing can be said yet: no method was tried ({why})."
         if candidate.measured is None:
             where = _range(candidate.predicted) if candidate.predicted else f"{candidate.score:.2f}"
             return (

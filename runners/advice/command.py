@@ -174,20 +174,20 @@ def give(request: Request) -> Advice:
     name = cfg.dataset.path or f"dataset={cfg.dataset.name}"
     found = find(Wanted(asked, str(name), traces, request.methods), Processes(cfg), folder, budget)
     found.command = _command(found, request)
-    write(found, folder)
+    files = write(found, folder)
+    console = Console()
+    answer.show(found, console if console.is_terminal else Console(width=120))
+    sys.stdout.write(f"files: {folder}/ ({', '.join(files)})\n")
+    sys.stdout.flush()
     return found
 
 
-def write(found: Advice, folder: Path) -> None:
-    """Print the advice; write it, its page and its picture into the folder."""
+def write(found: Advice, folder: Path) -> list[str]:
+    """Write the advice, its page and its picture into the folder; the names of the files."""
     jsonl.write_json(folder / answer.FILE, found.to_json())
     drawn = draw(folder)
     jsonl.write_text(folder / answer.PAGE, found.page(drawn))
-    console = Console()
-    answer.show(found, console if console.is_terminal else Console(width=120))
-    files = ", ".join([answer.PAGE, *([answer.PICTURE] if drawn else []), answer.FILE])
-    sys.stdout.write(f"files: {folder}/ ({files})\n")
-    sys.stdout.flush()
+    return [answer.PAGE, *([answer.PICTURE] if drawn else []), answer.FILE]
 
 
 def draw(folder: Path) -> bool:

@@ -32,7 +32,8 @@ from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 
-SETTINGS = (4, 8, 16, 32)  # of each method, one after the other while there is time
+SETTINGS = (1, 4, 8, 16, 32)  # of each method, one after the other while there is time
+_LOOKED_AT = 4  # settings of a method, to see whether some can be replayed
 _LIVE_PROMPTS = 3  # on which methods are tried that cannot be replayed
 _CONTEXT = 256.0  # cached tokens at which a plain pass is priced
 _LABEL_COST = 1.5  # a method's time for a turn at most, where it may pay, over plain decoding's
@@ -150,7 +151,8 @@ class _Steps:
         complete = 0
         for count in SETTINGS:
             made = self._entries.candidates(chosen, count, self._seed)
-            self._budget.say(f"replaying {len(made)} methods, up to {count} settings of each")
+            many = f"up to {count} settings" if count > 1 else "the setting of their own"
+            self._budget.say(f"replaying {len(made)} methods, {many} of each")
             searched = successive_halving(made, ids, self._measure(keep))
             late = any(OUT_OF_TIME in one.refused for one in searched.values())
             if not late or not found:  # of a cut round, the one before it has even effort
@@ -185,7 +187,7 @@ class _Steps:
         if command := self._replays.slow_build(method):
             self._not_run[method] = f"a file that the model makes in minutes is missing: {command}"
             return False
-        first = self._entries.candidates({method: space}, SETTINGS[0], self._seed)[method]
+        first = self._entries.candidates({method: space}, _LOOKED_AT, self._seed)[method]
         for one in first:
             try:
                 self._replays.kind(method, one.knobs)

@@ -68,16 +68,22 @@ def try_live(cfg: DictConfig, items: Sequence[Mapping[str, Any]], path: Path) ->
 
 def measure_surface(cfg: DictConfig) -> Path:
     """The file of this machine's cost surface for the model; measured where there is none yet."""
+    job, path = surface_job(cfg)
+    return _done(job, path, "timing passes") / SURFACE
+
+
+def surface_job(cfg: DictConfig) -> tuple[DictConfig, Path]:
+    """The run that times passes, and the folder that is its on this machine."""
     job = prerequisites.measurement(cfg)
     limit = cfg.model.context_length
     for key, values in GRID.items():
-        fits = [v for v in values if "contexts" not in key or limit is None or v < limit]
-        job.runner[key] = fits
+        job.runner[key] = [
+            value for value in values if "contexts" not in key or limit is None or value < limit
+        ]
     job.runner.passes = _PASSES
     machine = environment.fingerprint(environment.describe())
     key = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:8]
-    path = Path(cfg.cache_dir) / "surfaces" / f"{cfg.model.name}-{run_key(job)}-{key}"
-    return _done(job, path, "timing passes") / SURFACE
+    return job, Path(cfg.cache_dir) / "surfaces" / f"{cfg.model.name}-{run_key(job)}-{key}"
 
 
 def _done(job: DictConfig, path: Path, what: str, failures: bool = False) -> Path:

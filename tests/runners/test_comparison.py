@@ -5,7 +5,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from methods.pld import PromptLookup
-from runners import compare
+from runners import advise, compare
+from runners.advice import steps
+from runners.search import jobs
 from specbench.results import records
 from specbench.system import bandwidth
 from tests.small_run import run_here
@@ -127,3 +129,27 @@ def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, 
 def test_bad_input_says_what_to_type(lent, options, prompts, drafters, says):
     with pytest.raises(ValueError, match=says):
         compare(*lent, prompts, drafters, **options)
+
+
+def test_advice_on_a_model_in_memory_which_comes_back_as_it_was(lent, options, monkeypatch):
+    model, tokenizer = lent
+    grid = {
+        "contexts": [32],
+        "tree_rows": [1, 8],
+        "batch_contexts": [],
+        "batch_k": [],
+        "batch_w": [],
+    }
+    monkeypatch.setattr(jobs, "GRID", grid)
+    monkeypatch.setattr(steps, "SETTINGS", (2,))
+    shape = shape_of(model)
+    prompts = [f"{text} {word}" for text in TEXTS for word in ("ship", "quay", "page")]
+    found = advise(model, tokenizer, prompts, methods=["pld"], **options)
+    assert shape_of(model) == shape
+    (option,) = found.options
+    assert (found.choosing, found.confirming, option.tried) == (3, 3, 2)
+    assert option.measured.prompts == option.predicted.prompts == 3
+    assert found.command.startswith("compare(model, tokenizer, prompts, [{'method': 'pld'")
+    assert found.sentence in str(found)
+    with pytest.raises(ValueError, match="at least 6 prompts"):
+        advise(model, tokenizer, prompts[:5], **options)

@@ -1,0 +1,143 @@
+"""``advise(model, tokenizer, prompts)``: advice on a model in memory, beside `runners.compare`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from runners.advice import command
+from runners.advice.answer import Advice
+from runners.advice.budget import Budget
+from runners.advice.steps import Wanted, find
+from runners.caller_input import CallerInput, own_hydra, read_input
+from runners.comparison import ComparisonRefused, measure
+from runners.cost import Cost
+from runners.job import Job
+from runners.launch.dispatch import entry_of
+from runners.run_folder.folder import is_complete, make_folder
+from runners.search import jobs
+from runners.search.entries import mapping_of
+from specbench.config import compose
+from specbench.config.run_key import key_of, run_identity
+from specbench.config.schema import RECORD_STATES
+from specbench.data.cases import Case
+from specbench.errors import ConfigurationError
+from specbench.models import loading
+from specbench.models.given_back import given_back
+from specbench.results.records import SURFACE
+
+
+class InMemory:
+    """A `runners.advice.bench.Bench` of a model in this process.
+
+    Args:
+        arguments: the call's other arguments, as overrides.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: Iterable[Any],
+        name: str | None,
+        arguments: Sequence[str],
+        overrides: Sequence[str],
+    ) -> None:
+        self._model, self._tokenizer = model, tokenizer
+        self._prompts = prompts if isinstance(prompts, str) else list(prompts)
+        self._name, self._arguments, self._overrides = name, arguments, overrides
+        first = self._read([], Path())
+        self.cfg, self.cases = first.cfg, first.job.cases
+
+    def surface(self) -> Path:
+        node, path = jobs.surface_job(self.cfg)
+        identity, config = run_identity(node), compose.typed(node)
+        with given_back(self._model):
+            loaded = loading.in_memory(config.model, self._model, self._tokenizer)
+            # Two models in memory may have one name.
+            path = path.with_name(f"{path.name}-{(loaded.weights_hash or '')[:8]}")
+            if not is_complete(path):
+                make_folder(path)
+                own = {**identity, "shard": None}
+                job = Job(config, (), own, key_of(identity), path, (entry_of(node),), ())
+                Cost(lambda _: loaded).run(job)
+        return path / SURFACE
+
+    def record(self, cases: Sequence[Case], path: Path) -> Path:
+        return self._run(self._read([], path, f"record={RECORD_STATES}"), cases)
+
+    def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> Path:
+        return self._run(self._read(items, path), cases)
+
+    def _read(self, drafters: Iterable[Any], path: Path, *more: str) -> CallerInput:
+        arguments = [*self._arguments, *more]
+        return read_input(
+            *(self._model, self._tokenizer, self._prompts, drafters),
+            *(self._name, arguments, self._overrides, path),
+            alone=True,
+        )
+
+    def _run(self, given: CallerInput, cases: Sequence[Case]) -> Path:
+        labels = frozenset(entry.label for entry in given.job.entries[1:])
+        job = replace(given.job, cases=tuple(cases), optional=labels)
+        with given_back(self._model):
+            measure(replace(given, job=job), self._model, self._tokenizer)
+        return job.folder
+
+
+def advise(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Iterable[Any],
+    *,
+    name: str | None = None,
+    minutes: float = command.MINUTES,
+    max_new_tokens: int = command.MAX_NEW_TOKENS,
+    seed: int = 0,
+    methods: Sequence[str] | None = None,
+    output_dir: str | Path | None = None,
+    overrides: Sequence[str] = (),
+) -> Advice:
+    """Find the drafting method for these prompts on this machine, as ``run.py advise`` does.
+
+    Args:
+        model, tokenizer, prompts, name, overrides: as for `runners.compare`.
+        minutes: for everything; a step that was begun is finished.
+        max_new_tokens, seed: as on the command line.
+        methods: by name; None takes all that have a search space.
+        output_dir: keeps files there, and goes on there. None keeps none but the cost surface.
+
+    Raises:
+        ComparisonRefused: a ValueError; something cannot be used, the message says what to type.
+    """
+    with ExitStack() as stack:
+        if output_dir is None:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specbench-")))
+        else:
+            path = Path(output_dir).expanduser()
+        stack.enter_context(own_hydra())
+        try:
+            budget = Budget(minutes)
+            arguments = ["generation=greedy", "verifier=auto", f"seed={seed}"]
+            arguments += [f"generation.max_new_tokens={max_new_tokens}"]
+            bench = InMemory(model, tokenizer, prompts, name, arguments, overrides)
+            make_folder(path)
+            questions = f"{len(bench.cases)} prompts"
+            found = find(Wanted(bench.cases, questions, methods=methods), bench, path, budget)
+        except ConfigurationError as error:
+            raise ComparisonRefused(str(error)) from error
+        option = found.best or found.candidate
+        if option is not None:
+            drafter = mapping_of(option.method, option.knobs)
+            found.command = f"compare(model, tokenizer, prompts, [{drafter!r}])"
+        if output_dir is None:
+            found.folder = ""
+        else:
+            command.write(found, path)
+        return found
