@@ -26,6 +26,8 @@ FILE, NAME = "advice.json", "advice"
 def rows_of(advice: Mapping[str, Any]) -> Iterator[tuple[str, str, Estimate, Estimate]]:
     """Name, method, predicted and measured speedup: all methods, then tasks of those run."""
     for option in advice["options"]:
+        if option["predicted"] is None and option["measured"] is None:
+            continue  # it was only tried on prompts for choosing
         yield (
             option["method"],
             option["method"],

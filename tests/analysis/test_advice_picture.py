@@ -1,0 +1,45 @@
+"""What the picture of advice shows, of what `run.py advise` writes."""
+
+import pytest
+
+from analysis import advice as picture
+from runners.advice.answer import REPLAYED, Advice, Option, Speed
+from specbench.storage import jsonl
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A folder with advice on two methods that were run, one replayed, one tried live alone."""
+    tasks = {"qa": Speed(1.2, None, 1), "rag": Speed(1.6, (1.1, 2.0), 3)}
+    speeds = {"predicted": Speed(1.4, (1.2, 1.6), 4), "measured": Speed(1.3, (1.1, 1.5), 4)}
+    both = {"measured_by_task": tasks, "predicted_by_task": tasks}
+    made = [
+        Option("pld", {"num_tokens": 4}, REPLAYED, 1.5, 8, 20, **speeds, **both),
+        Option("sam", {}, REPLAYED, 1.1, 8, 20, predicted=Speed(1.1, None, 2)),
+        Option("jacobi", {}, "live", 0.5, 1, 3),
+    ]
+    advice = Advice("m", "mine.txt", 10, 4, 4, made, {}, "")
+    jsonl.write_json(tmp_path / picture.FILE, advice.to_json())
+    return tmp_path
+
+
+def test_every_method_has_a_row_and_tasks_those_that_were_run(written):
+    rows = {
+        name: (str(p), str(m))
+        for name, _, p, m in picture.rows_of(jsonl.read_json(written / picture.FILE))
+    }
+    assert rows == {
+        "pld": ("1.40 [1.20, 1.60]", "1.30 [1.10, 1.50]"),
+        "sam": ("1.10 [–]", "–"),
+        "pld, QA": ("1.20 [–]", "1.20 [–]"),
+        "pld, RAG": ("1.60 [1.10, 2.00]", "1.60 [1.10, 2.00]"),
+    }
+
+
+def test_it_is_drawn_beside_the_advice_and_a_damaged_one_is_refused(written, capsys):
+    assert picture.main([str(written)]) == 0
+    assert (written / "advice.png").stat().st_size > 10_000
+    jsonl.write_json(written / picture.FILE, {"options": [{}]})
+    assert picture.main([str(written)]) == 2
+    assert picture.main([str(written / "nowhere")]) == 2
+    assert "run.py advise" in capsys.readouterr().err
