@@ -35,10 +35,9 @@ from analysis.tabular.table import ResultTable, column_name, csv_text, sheet
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.names import display_name
 from specbench.results.records import TIMINGS
-from specbench.results.repeat import citation
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
 from specbench.results.statistics.summary import ESTIMATORS
-from specbench.results.wording import DECISION_TEXT, DEFINITIONS, parted, verdict_words
+from specbench.results.wording import DECISION_TEXT, DEFINITIONS, citation, parted, verdict_words
 
 # Methods or settings of one comparison in the first table.
 _MOST = 8

@@ -19,7 +19,7 @@ from analysis.runs.settings import flat
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import ABSENT, Cell
 from specbench.results.manifest import LabelInfo
-from specbench.results.repeat import CHANGES, SOURCES, command
+from specbench.results.records import CHANGES, SOURCES
 
 # The keys that the report shows; the manifest has the others.
 _ENVIRONMENT = ("model", "hardware", "versions", "git", "threads", "prompt_set_hash")
@@ -122,7 +122,7 @@ def sources(runs: Sequence[Run]) -> ResultTable:
         {
             "folder": names[run.path],
             "experiment": run.experiment or ABSENT,
-            "command": last_parts(command(run.manifest)),
+            "command": last_parts(run.manifest.command),
             "began": min((record.started_at for record in run.records), default="")[:19] or ABSENT,
             "turns": str(len(run.records)),
             "run key": (run.manifest.run_key or ABSENT)[:8],

@@ -9,9 +9,43 @@ from pathlib import Path
 
 from specbench.paths import PROJECT
 from specbench.results.manifest import RunManifest
-from specbench.results.repeat import CHANGES, REPEAT, SOURCES, repeat_text
+from specbench.results.records import CHANGES, REPEAT, SOURCES
+from specbench.results.wording import citation
 from specbench.storage import jsonl
 from specbench.system import environment
+
+
+def repeat_text(manifest: RunManifest, *, typed: bool = True) -> str:
+    """Markdown: command, code, versions, citation.
+
+    Args:
+        manifest: of the run.
+        typed: whether a command line made it; Python code did otherwise, which is not known here.
+    """
+    line = f"```bash\n{manifest.command}\n```"
+    git = manifest.git or {}
+    code = f"Commit {git.get('commit')}" if git.get("commit") else "No commit is known"
+    if git.get("dirty"):
+        code += f", with the changes in `{CHANGES}` (`git apply {CHANGES}`)"
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
+    cited = citation()
+    return (
+        "\n\n".join(
+            [
+                "# To repeat this run",
+                line
+                if typed
+                else "`compare()` was called from Python; `manifest.json` has its values.",
+                f"{code}. Versions: {versions}. Hardware and hashes: `manifest.json`.",
+                *(
+                    [f"# To cite it\n\n```bibtex\n{cited}\n```\n\nCite the methods' papers too."]
+                    if cited
+                    else []
+                ),
+            ]
+        )
+        + "\n"
+    )
 
 
 def leave_repeat(

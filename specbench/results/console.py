@@ -10,7 +10,17 @@ from rich.console import Console
 from specbench.errors import first_line
 from specbench.results.decision import DECISION, decision_cells
 from specbench.results.fitted_table import FittedTable, in_short
-from specbench.results.records import CASES, DISTURBED, DONE, ERRORS, MANIFEST, STEPS, SUMMARY
+from specbench.results.records import (
+    CASES,
+    CHANGES,
+    DISTURBED,
+    DONE,
+    ERRORS,
+    MANIFEST,
+    REPEAT,
+    STEPS,
+    SUMMARY,
+)
 from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
 from specbench.results.wording import DECISION_TEXT
@@ -18,7 +28,7 @@ from specbench.storage import jsonl
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 160
-_SHOWN_FILES = (SUMMARY, CASES, ERRORS, DISTURBED, STEPS, MANIFEST)
+_SHOWN_FILES = (SUMMARY, CASES, ERRORS, DISTURBED, STEPS, MANIFEST, REPEAT, CHANGES)
 
 
 def print_folder(folder: Path, console: Console | None = None) -> None:

@@ -7,6 +7,7 @@ written back.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -365,6 +366,11 @@ class RunManifest(_Node):
             return None
         i, n = str(shard).split("/")
         return int(i), int(n)
+
+    @property
+    def command(self) -> str:
+        """The line to paste: ``python run.py 'compare=[pld,sam]'``."""
+        return shlex.join(["python", "run.py", *self.overrides])
 
     def setting(self, group: str, key: str) -> Any:
         """A value of the composed configuration, e.g. ``setting("model", "name")``, or None."""

@@ -48,6 +48,9 @@ STEPS_LOG = "steps.jsonl"
 STEPS = "steps.parquet"
 SUMMARY = "summary.json"
 DONE = "DONE"
+REPEAT = "repeat.md"  # how to repeat and cite the run
+CHANGES = "changes.diff"  # what the code had that its commit lacks, new files in full
+SOURCES = "sources"  # a folder: methods whose file neither of these holds
 SURFACE = "surface.json"  # of a cost run, in place of records
 LEFT = (CASES, ERRORS, DISTURBED, STEPS, SUMMARY)  # what tables are made of
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+import yaml
+
+from specbench.paths import PROJECT
 from specbench.results.estimate import ABSENT, FEWEST
 from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.results.records import EAGER_DRAFT_PASSES, EAGER_PASSES, OWN_ENGINE, CaseRecord
@@ -249,6 +253,22 @@ def rounding_words(model: ModelInfo | None) -> list[str]:
         "ROUNDINGS MOVE TOKENS: at load, the model's own passes of one row and of many over the "
         f"same text chose different tokens at {check['moved']} of {check['positions']} positions."
     ]
+
+
+def citation(file: Path = PROJECT / "CITATION.cff") -> str:
+    """An entry for BibTeX; "" where the project's file is not there, as in an installed copy."""
+    if not file.exists():
+        return ""
+    said = yaml.safe_load(file.read_text(encoding="utf-8"))
+    authors = " and ".join(f"{{{author['name']}}}" for author in said["authors"])
+    return (
+        "@software{specbench,\n"
+        f"  title = {{{said['title']}}},\n"
+        f"  author = {authors},\n"
+        f"  version = {{{said['version']}}},\n"
+        f"  year = {{{str(said['date-released'])[:4]}}},\n"
+        "}"
+    )
 
 
 def run_caption(

@@ -17,7 +17,6 @@ from runners.session import open_run
 from specbench.errors import OutputRefused
 from specbench.results import records
 from specbench.results.manifest import ModelInfo, RunManifest
-from specbench.results.repeat import REPEAT, SOURCES
 from specbench.storage import jsonl
 from tests.runners.test_blocks import TWO
 from tests.runners.toy import Recorder, make_job, make_runner
@@ -254,10 +253,10 @@ def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
     mine = importlib.import_module("from_elsewhere").Mine
     made = RunManifest(**ENVIRONMENT, overrides=["compare=[pld,mine]"])
     leave_repeat(tmp_path, made, {"mine": mine, "recorder": Recorder, "builtin": int})
-    text = (tmp_path / REPEAT).read_text()
+    text = (tmp_path / records.REPEAT).read_text()
     assert "\npython run.py 'compare=[pld,mine]'\n" in text
     assert "Commit abc. Versions: python 3.11, torch 2.13.0" in text
     assert "version = {" in text
-    assert {path.name for path in (tmp_path / SOURCES).iterdir()} == {"mine.py"}
+    assert {path.name for path in (tmp_path / records.SOURCES).iterdir()} == {"mine.py"}
     leave_repeat(tmp_path, made, {}, typed=False)
-    assert "run.py" not in (tmp_path / REPEAT).read_text()
+    assert "run.py" not in (tmp_path / records.REPEAT).read_text()
