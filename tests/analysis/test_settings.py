@@ -98,7 +98,8 @@ def test_a_sweep_over_two_knobs_ends_in_a_table_and_heatmaps(runs_of, results, c
     home = results / "sweep-leader_len-follower_len"
     assert sweep.main([str(results), "-o", str(home)]) == 0
     out = capsys.readouterr().out
-    rows = [line.partition(")")[0] for line in out.splitlines() if line.startswith("cacheback (")]
+    table = out[out.index("\nmethod ") :]  # below the verdict
+    rows = [line.partition(")")[0] for line in table.splitlines() if line.startswith("cacheback (")]
     assert rows == [
         f"cacheback (leader_len={ll}, follower_len={fl}" for ll in (1, 2) for fl in (9, 10)
     ]
