@@ -1,8 +1,9 @@
 """Weights & Biases' workspace and report as code: ``python -m analysis.dashboards RUNS``.
 
 :mod:`analysis.publish` sends a W&B run for each label, with flat keys; the panels group these by
-method, and are filtered by model, data and timing. Without ``--push`` nothing is sent: what would
-be made is written to a file beside the runs, and the commands that make it are printed.
+setting, so that no bar is a mean over a sweep, and are filtered by model, data and timing. Without
+``--push`` nothing is sent: what would be made is written to a file beside the runs, and the
+commands that make it are printed.
 """
 
 from __future__ import annotations
@@ -84,12 +85,15 @@ def subject_of(
 
 
 def _bars(compared: Subject, titles: dict[str, str]) -> list[Any]:
-    """For each key that a label has a panel with a bar for every method."""
+    """For each key that a label has a panel with a bar for every setting."""
     import wandb_workspaces.reports.v2 as wr
 
     return [
         wr.BarPlot(
-            title=title, metrics=[wr.SummaryMetric(key)], groupby=wr.Config("method"), title_x=title
+            title=title,
+            metrics=[wr.SummaryMetric(key)],
+            groupby=wr.Config("setting"),
+            title_x=title,
         )
         for key, title in titles.items()
         if key in compared.keys
@@ -136,7 +140,7 @@ def sections(compared: Subject) -> dict[str, list[Any]]:
 
 
 def workspace(compared: Subject) -> Any:
-    """The workspace: runs grouped by method, filtered to the first model, data set and timing."""
+    """The workspace: runs grouped by setting, filtered to the first model, data set and timing."""
     import wandb_workspaces.expr as expr
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
@@ -152,7 +156,7 @@ def workspace(compared: Subject) -> Any:
         name=TITLE,
         sections=shown,
         runset_settings=ws.RunsetSettings(
-            groupby=[expr.Config("method")],
+            groupby=[expr.Config("setting")],
             filters=[expr.Config(k) == value for k, value in compared.conditions()[0].items()],
             order=[expr.Ordering(expr.Summary("speedup"), ascending=False)],
             pinned_columns=[*_PINNED],
@@ -173,7 +177,7 @@ def report(compared: Subject) -> Any:
             **where,
             name="{model} on {dataset}, {timing}".format(**one),
             filters=" and ".join(f"Config('{key}') = '{value}'" for key, value in one.items()),
-            groupby=["config.method"],
+            groupby=["config.setting"],
         )
         for one in compared.conditions()
     ]

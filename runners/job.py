@@ -78,6 +78,7 @@ class Job:
         entries: methods in the order of the interleaving, the baseline first.
         cases: what is asked, in order, all shards.
         optional: labels that may be left out where they cannot run.
+        swept: whether it is one job of a sweep.
         shard: ``(i, n)``: this job measures the blocks whose index modulo n is i (from 0).
     """
 
@@ -90,6 +91,7 @@ class Job:
     cases: tuple[Case, ...]
     shard: tuple[int, int] = (0, 1)
     optional: frozenset[str] = frozenset()
+    swept: bool = False
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -196,6 +196,7 @@ def execute(
         entries=entries,
         cases=questions,
         shard=shard,
+        swept=invocation.multirun,
         optional=frozenset() if config.strict else frozenset(e.label for e in entries[n_required:]),
     )
     launch = launch or (run_in_child if runner.in_child else None)

@@ -38,6 +38,7 @@ def begin(job: Job, labels: dict[str, LabelInfo], machine: Machine) -> RunManife
         config=asdict(job.config),
         identity=dict(job.identity),
         overrides=list(job.overrides),
+        swept=job.swept or None,
         labels=labels,
         baseline=job.baseline,
         seed=job.config.seed,

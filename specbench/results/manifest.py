@@ -222,7 +222,8 @@ class RunManifest(_Node):
         folder_id: made up for each folder; the run key is the same on every machine.
         run_key: hash of ``identity``, the part of ``config`` that may move a number.
         status: ``running``, ``complete``, ``interrupted`` or ``failed``.
-        config: the composed configuration; ``overrides``: what was typed.
+        config: the composed configuration; ``overrides``: what was typed; ``swept``:
+            whether the run is one job of a sweep.
         labels: in the order of the interleaving.
         baseline: the label that speedups refer to.
         hardware, versions, git, cuda_settings: as `specbench.system.environment.describe` gives
@@ -247,6 +248,7 @@ class RunManifest(_Node):
     config: JsonObject = Field(default_factory=dict)
     identity: JsonObject | None = None
     overrides: list[Text] = Field(default_factory=list)
+    swept: Flag | None = None
     labels: dict[str, LabelInfo] = Field(default_factory=dict)
     baseline: Text | None = None
     seed: Whole = 0

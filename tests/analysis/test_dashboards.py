@@ -49,14 +49,14 @@ def test_every_panel_shows_a_key_that_is_sent(make, compared):
     assert {"speedup", "mat", "tokens_per_s", "tokens_per_pass", "bug", "task/qa/mat"} <= shown
 
 
-def test_the_workspace_groups_by_method_and_filters(compared):
+def test_the_workspace_groups_by_setting_and_filters(compared):
     made = dashboards.workspace(compared)
     assert (made.entity, made.project) == ("team", "specbench")
     first, *others = made.sections
     assert first.name.startswith("Speedup")
     assert first.is_open
-    assert first.panels[0].groupby.name == "method"
-    assert [each.name for each in made.runset_settings.groupby] == ["method"]
+    assert first.panels[0].groupby.name == "setting"
+    assert [each.name for each in made.runset_settings.groupby] == ["setting"]
     filters = made.runset_settings.filters
     wanted = {"model": "vicuna7b", "dataset": "specbench", "timing": "measured"}
     assert all(key in filters and value in filters for key, value in wanted.items())

@@ -111,11 +111,44 @@ def test_each_label_is_a_run_of_the_folder_s_group_with_flat_numbers_and_its_cas
 
 
 def test_groups_are_the_experiment_the_sweep_or_the_folder(run):
+    (run.path.parent / "multirun.yaml").touch()  # Hydra's, of whichever sweep came last
     assert publish.group_of(run) == "job"
-    (run.path.parent / "multirun.yaml").touch()
-    assert publish.group_of(run) == "experiment"
+    run.manifest.swept = True
+    run.manifest.overrides = ["method=pld", "method.num_tokens=2", "logger=wandb"]
+    assert publish.group_of(run) == "experiment: method, method.num_tokens"
+    run.manifest.config["output_dir"] = "results/sweep1"
+    assert publish.group_of(run) == "sweep1"
     run.manifest.overrides = ["experiment=cacheback_table1", "seed=1"]
     assert publish.group_of(run) == "cacheback_table1"
+
+
+def test_settings_of_one_label_stay_apart_in_bars(run, fake):
+    """What bars are grouped by says the knobs that were typed, wherever they were."""
+    manifest = run.manifest
+    manifest.config |= {
+        "method": {"name": "cacheback", "label": None},
+        "compare": [{"method": "pld", "num_tokens": 5}],
+    }
+    manifest.identity = {"method": {"leader_len": 1}, "generation": {"max_new_tokens": 8}}
+    knobs = manifest.labels["cacheback"].knobs
+    knobs["leader_len"] = 1
+    found = {}
+    for length in (1, 5):
+        manifest.overrides = [
+            "method=cacheback", f"method.leader_len={length}", "+generation.max_new_tokens=8",
+        ]  # fmt: skip
+        fake.clear()
+        publish.publish(run, {"mode": "offline"})
+        found[length] = {
+            label: each.arguments["config"]["setting"] for label, each in by_label(fake).items()
+        }
+    tokens = "generation.max_new_tokens=8"
+    assert found[1]["cacheback"] == f"cacheback leader_len=1, {tokens}"
+    assert found[5]["cacheback"] == f"cacheback leader_len=5, {tokens}"
+    for settings in found.values():
+        assert settings["pld"] == f"pld num_tokens=5, {tokens}"
+        assert settings["ar"] == f"ar {tokens}"
+    assert all(each.arguments["name"].endswith(" (job)") for each in fake)
 
 
 def written_offline(run):
@@ -141,6 +174,7 @@ def test_what_wandb_wrote_offline_is_read_back_and_again_is_a_segment_more(run):
     for entry in comparison.entries:
         written = sent[entry.label]
         assert written.run.run_group == "job"
+        assert written.config["setting"] == entry.label
         assert written.run.job_type == entry.method
         assert written.config["model"] == "vicuna7b"
         assert written.summary["mat"] == pytest.approx(entry.overall["mat"])
