@@ -2,10 +2,10 @@
 
 Runs of an experiment become the figure of the paper that it stands for (:mod:`analysis.papers`).
 Other runs that agree in model, data and hardware share figures. A sweep over one knob or two is
-drawn along its knobs. Other labels are ranked, drawn prompt by prompt, against MAT and, where they
-are few, as bars by task. Several settings of a method are drawn by draft budget, and a server's
-throughput by the number of questions that it is asked at once. Trained heads have their acceptance
-by position, and in several sizes what a tree gains over a chain.
+drawn along its knobs. Where there are other labels too, all are ranked, drawn prompt by prompt,
+against MAT and, where they are few, as bars by task. Several settings of a method are drawn by
+draft budget, and a server's throughput by the number of questions that it is asked at once. Trained
+heads have their acceptance by position, and in several sizes what a tree gains over a chain.
 
 ``--width column`` or ``page`` draws at the width of a paper's column or page. Words stand beside
 each picture in a file of their own.
@@ -26,7 +26,7 @@ from analysis.plots.heads import acceptance_picture, rows_picture
 from analysis.plots.layout import Drawing, save
 from analysis.plots.overviews import budget_picture, overview_pictures
 from analysis.plots.style import WIDTHS, styled
-from analysis.plots.sweeps import sweep_pictures
+from analysis.plots.sweeps import own_sweeps, sweep_pictures
 from analysis.plots.throughput import throughput_pictures
 from analysis.runs.captions import caption
 from analysis.runs.command import runs_parser, with_runs
@@ -77,11 +77,10 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
 def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     """The figures of runs of no experiment, with what is added to their files' names."""
     words = caption(comparison)
-    swept = False
-    for name, figure in sweep_pictures(comparison):
-        swept = True
-        yield name, figure
-    if swept:
+    knobs, found = own_sweeps(comparison)
+    yield from sweep_pictures(comparison, knobs, found)
+    swept = {id(entry) for _, sweep in found for entry in sweep.entries.values()}
+    if all(id(entry) in swept for entry in comparison.drafting):
         return
     if (drawn := budget_picture(comparison, words)) is not None:
         yield "budget", drawn

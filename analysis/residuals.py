@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.plots.layout import Drawing, save
+from analysis.plots.layout import Drawing, save, shown
 from analysis.plots.ranking import Agreement, predicted_against_measured
 from analysis.plots.style import styled
 from analysis.runs.command import parser_of, reporting_errors
@@ -31,6 +31,7 @@ from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.tasks import OVERALL
 
 _LIMIT = 0.07
+_DOTS = 16  # with names, that can be told apart; of more, methods have the names
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +122,13 @@ def render(residuals_of: Sequence[Residual]) -> Table:
 
 def draw(residuals_of: Sequence[Residual], live: Run) -> Drawing:
     """Predicted against measured speedups."""
+    few = len(residuals_of) <= _DOTS
     rows = [
         Agreement(
-            display_name(r.method), r.method, Estimate(r.speedup[0], r.interval), r.speedup[1]
+            shown(r.label if few else r.method),
+            r.method,
+            Estimate(r.speedup[0], r.interval),
+            r.speedup[1],
         )
         for r in residuals_of
     ]

@@ -9,7 +9,7 @@ from analysis.papers.cells import CONTEXT, cells
 from analysis.papers.claimed import metric_panel
 from analysis.papers.reproduction import along, claims_of, lines, pictures, points, rows
 from analysis.plots.charts import Panel, Point, Series, curves
-from analysis.plots.layout import Drawing
+from analysis.plots.layout import Drawing, shown
 from analysis.runs.acceptance import (
     draft_passes,
     draft_tokens,
@@ -84,7 +84,7 @@ _TABLE3_SHORT = (
 def _figure1_lines(comparison: ComparedRuns) -> list[list[Panel]]:
     drafted = along(comparison.drafting, "gamma")
     shares = [Point.at(r, phase_share(entry)) for r, entry in drafted]
-    series = [Series(display_name("sps"), "sps", shares)]
+    series = [Series(shown("sps"), "sps", shares)]
     return [[Panel("", "r (tokens drafted per step)", "draft's share of time", series, top=1.0)]]
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from analysis.papers.claimed import metric_panel
 from analysis.papers.reproduction import STORES, along, lines, points, rows
 from analysis.plots.charts import Panel, Point, Series
+from analysis.plots.layout import shown
 from analysis.plots.sweeps import figure_name
 from analysis.runs.acceptance import stream_parts
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.estimates import mat, tokens_per_s
 from specbench.results.estimate import Cell, Estimate
-from specbench.results.names import display_name
 from specbench.results.statistics.aggregate import timed_turns
 
 _PARTS = 5  # parts of the stream; its interval needs several requests in each
@@ -68,7 +68,7 @@ def _size_lines(comparison: ComparedRuns) -> list[list[Panel]]:
     panels = []
     for key in ("mat", "speedup"):
         series = [
-            Series(display_name(method), method, points(placed, key))
+            Series(shown(method), method, points(placed, key))
             for method, placed in sizes.items()
             if placed
         ]

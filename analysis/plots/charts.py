@@ -26,14 +26,22 @@ from analysis.plots.layout import (
     legend_of,
     print_width,
     ratio_ticks,
+    with_cut,
 )
-from analysis.plots.style import REFERENCE, bar_style, claimed_style, leader_style, line_style
+from analysis.plots.style import (
+    REFERENCE,
+    Look,
+    bar_style,
+    claimed_style,
+    leader_style,
+    line_style,
+    looks,
+)
 from specbench.results.estimate import Estimate, Interval
 
 HEADROOM = 1.6  # height of a picture over its tallest bar, at most
 _WIDEST = 9.4  # inches across, of a picture for a screen
 _TALLEST = 8.6  # inches of a page of print
-_ARROW_TEXT = "▲: an interval goes on beyond the picture."
 _ASIDE_TEXT = "Points of one place stand a little aside from each other."
 
 
@@ -60,9 +68,9 @@ class Series:
 
     Attributes:
         name: in the legend.
-        method: decides the color.
+        method: decides the usual look.
         points: in the order of the axis.
-        dashed: claimed by a paper, not measured here.
+        dashed: claimed by a paper, not measured here: in the color of what was measured.
         claimed: what a paper claims for the same, drawn as hollow markers on its bars.
         leaders: of a line, the places of its best point, then of those that may be as good.
     """
@@ -113,34 +121,33 @@ def bars(panels: Sequence[Panel], title: str, caption: str) -> Drawing:
     )
     figure = canvas(min(_WIDEST, max(5.0, inches)), (2.0 if print_width() else 2.5) * len(panels))
     all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    variants = _variants(panels)
-    cut = False
+    every = _looks(panels)
     for axes, panel in zip(all_axes, panels, strict=True):
-        _bars(axes, panel, variants)
-        cut |= _limit_height([(axes, panel)])
-    finish(figure, title, _with(caption, cut and _ARROW_TEXT), legend=legend_of(all_axes))
+        _bars(axes, panel, every)
+        _limit_height([(axes, panel)])
+    finish(figure, title, with_cut(caption, all_axes), legend=legend_of(all_axes))
     return figure
 
 
-def _with(caption: str, *further: str | bool) -> str:
-    return "\n".join([caption, *(words for words in further if isinstance(words, str))])
+def _looks(panels: Iterable[Panel]) -> dict[tuple[str, str], Look]:
+    """A look for each name of a method, the same in all panels of a figure."""
+    every = [one for panel in panels for one in panel.series]
+    measured = {one.method: (one.method, one.name) for one in reversed(every) if not one.dashed}
+    # A paper's own numbers have the look of the first that was measured of the method.
+    beside = {
+        (one.method, one.name): measured.get(one.method, (one.method, one.name))
+        for one in every
+        if one.dashed
+    }
+    labels = {(one.method, one.name): (one.method, one.name) for one in every} | beside
+    found = looks(labels.values())
+    return {label: found[of] for label, of in labels.items()}
 
 
-def _variants(panels: Iterable[Panel]) -> dict[tuple[str, str], int]:
-    """A number for each name of a method, the same in all panels of a figure."""
-    names: dict[str, list[str]] = {}
-    for panel in panels:
-        for series in panel.series:
-            own = names.setdefault(series.method, [])
-            if series.name not in own:
-                own.append(series.name)
-    return {(m, name): i for m, own in names.items() for i, name in enumerate(own)}
-
-
-def _bars(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> None:
+def _bars(axes: Axes, panel: Panel, every: Mapping[tuple[str, str], Look]) -> None:
     width = 0.8 / max(1, len(panel.series))
     for i, series in enumerate(panel.series):
-        style = bar_style(series.method, variants[series.method, series.name])
+        style = bar_style(every[series.method, series.name])
         points = [point for point in series.points if point.y is not None]
         offset = (i - (len(panel.series) - 1) / 2) * width
         axes.bar(
@@ -195,26 +202,27 @@ def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawi
     height = min(1.9, _TALLEST / n_rows) if print_width() else 2.3
     figure = canvas(min(_WIDEST, max(4.6, 3.1 * n_columns)), height * n_rows)
     table = figure.subplots(n_rows, n_columns, squeeze=False)
-    variants = _variants(panel for row in panels for panel in row)
-    cut = aside = False
+    every = _looks(panel for row in panels for panel in row)
+    aside = False
     for row, line in zip(table, panels, strict=True):
         for axes in row[len(line) :]:
             axes.set_axis_off()
         drawn = list(zip(row, line, strict=False))
         for axes, panel in drawn:
             if panel.bars:
-                _bars(axes, panel, variants)
+                _bars(axes, panel, every)
             else:
-                aside |= _curve(axes, panel, variants)
+                aside |= _curve(axes, panel, every)
         for unit in dict.fromkeys(panel.ylabel for panel in line):
             alike = [(axes, panel) for axes, panel in drawn if panel.ylabel == unit]
-            cut |= _limit_height(alike)
+            _limit_height(alike)
             for axes, _ in alike[1:]:  # the left one's words are enough
                 axes.set_ylabel("")
         for unit in dict.fromkeys(panel.xlabel for panel in line if panel.ticks is None):
             _same_width([axes for axes, panel in drawn if panel.xlabel == unit])
     all_axes = [axes for row in table for axes in row]
-    words = _with(caption, cut and _ARROW_TEXT, aside and _ASIDE_TEXT)
+    words = with_cut(caption, all_axes)
+    words = f"{words}\n{_ASIDE_TEXT}" if aside else words
     finish(figure, title, words, legend=legend_of(all_axes))
     return figure
 
@@ -225,16 +233,16 @@ def _same_width(all_axes: Sequence[Axes]) -> None:
         axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
 
 
-def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) -> bool:
+def _curve(axes: Axes, panel: Panel, every: Mapping[tuple[str, str], Look]) -> bool:
     """Draw a panel's lines, and say whether points were moved aside from each other."""
     places = sorted({point.x for series in panel.series for point in series.points}) or [0.0]
     # A little aside from each other, so that intervals at one place can be told apart.
     measured = [series for series in panel.series if not series.dashed]
-    aside = 0.007 * (places[-1] - places[0]) if panel.log is None and len(measured) > 1 else 0.0
+    span = places[-1] - places[0] or 4.0
+    aside = 0.007 * span if panel.log is None and len(measured) > 1 else 0.0
     for i, series in enumerate(panel.series):
         offset = 0.0 if series.dashed else aside * (i - (len(measured) - 1) / 2)
-        variant = variants[series.method, series.name]
-        style = line_style(series.method, variant, series.dashed)
+        style = line_style(every[series.method, series.name], series.dashed)
         if panel.ticks is not None:
             style["linestyle"] = "none"  # between names there is nothing
         points = [point for point in series.points if point.y is not None]
@@ -254,6 +262,8 @@ def _curve(axes: Axes, panel: Panel, variants: Mapping[tuple[str, str], int]) ->
         axes.xaxis.set_minor_locator(NullLocator())
     elif all(float(place).is_integer() for place in places):
         axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+        if len(places) == 1:
+            axes.set(xticks=places, xlim=(places[0] - 0.5, places[0] + 0.5))
     if panel.ticks is not None:
         _name_places(axes, panel.ticks)
     _label(axes, panel)
@@ -281,17 +291,17 @@ def error_lengths(points: Sequence[Point]) -> Any:
     return np.maximum(0.0, np.array(lengths).T)
 
 
-def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
-    """Give the axes one height, and say whether an interval reaches beyond it.
+def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> None:
+    """Give the axes one height.
 
     An interval of two prompts may reach hundreds of times its value: it runs out of the picture,
-    marked by an arrow, rather than flattening everything.
+    rather than flattening everything.
     """
     panels = [panel for _, panel in drawn]
     series = [one for panel in panels for one in panel.series]
     values = [p.y for one in series for p in (*one.points, *one.claimed) if p.y is not None]
     if not values:
-        return False
+        return
     references = [panel.reference[0] for panel in panels if panel.reference]
     top = min([HEADROOM * max(values + references)] + [p.top for p in panels if p.top is not None])
     bottom = min(panel.bottom or 0.0 for panel in panels)
@@ -299,18 +309,7 @@ def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
     if ratios:
         bottom = min([low for s in series for p in s.points for low in _lows(p)] + values) / 1.15
     highest = max(axes.get_ylim()[1] for axes, _ in drawn)
-    cut = False
     for axes, _ in drawn:
-        for container in list(axes.containers):
-            lines = getattr(container, "lines", None) or getattr(container, "errorbar", None)
-            lines = getattr(lines, "lines", lines)
-            if not lines or not lines[2]:
-                continue
-            for segment in lines[2][0].get_segments():
-                if len(segment) and segment[1][1] > top:  # empty: there is no interval
-                    place = 0.97 * top if ratios else bottom + 0.985 * (top - bottom)
-                    axes.plot(segment[1][0], place, marker="^", color=REFERENCE, markersize=4)
-                    cut = True
         if ratios:
             axes.set_yscale("log")
             axes.set_ylim(bottom, max(min(highest, top), 1.2 * max(values)))
@@ -320,7 +319,6 @@ def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> bool:
         # Room for the markers of a line that runs along the bottom, where that is not 0.
         room = 0.03 * (end - bottom) if bottom and bottom in values else 0.0
         axes.set_ylim(bottom - room, end)
-    return cut
 
 
 def _lows(point: Point) -> list[float]:

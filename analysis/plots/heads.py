@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from analysis.plots.charts import Panel, Point, Series, curves
-from analysis.plots.layout import Drawing
+from analysis.plots.layout import Drawing, shown
 from analysis.plots.style import MAT, PLAIN, speedup_words
 from analysis.plots.sweeps import figure_name
 from analysis.runs.acceptance import by_depth, rows_of_target_pass, where_the_one_before
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.surfaces import cost_of_pass, cost_on
 from specbench.results.estimate import Estimate
-from specbench.results.names import display_name
 from specbench.results.records import STEPS
 
 _DEEPEST = 8  # position that is drawn
@@ -119,7 +118,7 @@ def rows_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
     def lines(number: Callable[[float, ComparedLabel], Estimate]) -> list[Series]:
         found = [
             Series(
-                f"{display_name(method)}, {'chain' if chain else 'tree'}",
+                f"{shown(method)}, {'chain' if chain else 'tree'}",
                 method,
                 [
                     Point.at(rows, number(rows, entry))

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
 from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 
-from analysis.plots.style import PLAIN, WIDTHS
+from analysis.plots.style import PLAIN, REFERENCE, WIDTHS
+from specbench.results.names import display_name
 
 if TYPE_CHECKING:
     from matplotlib.text import Text
 
 _CHARACTERS_PER_INCH = 18
+CUT_TEXT = "An arrowhead at the edge: an interval goes on beyond the picture."
 # In a legend, of the best point of a line and of others.
 LEADING = ("best", "may be as good")
 # In a legend, by bound.
@@ -79,10 +84,59 @@ def legend_of(all_axes: Sequence[Axes]) -> dict[str, Artist]:
     return dict(sorted(handles.items(), key=lambda item: item[0] in last))
 
 
+def mark_cut(all_axes: Iterable[Axes]) -> bool:
+    """Mark error bars that go on beyond their axes by an arrowhead at the edge, if there are any.
+
+    The limits of the axes must be set.
+    """
+    cut = False
+    for axes in all_axes:
+        for (x, y), edge in [*_cut_ends(axes)]:
+            across = edge in "<>"
+            axes.plot(
+                [{"<": 0.0, ">": 1.0}.get(edge, x)], [{"v": 0.0, "^": 1.0}.get(edge, y)],
+                transform=axes.get_yaxis_transform() if across else axes.get_xaxis_transform(),
+                linestyle="none", marker=edge, color=REFERENCE, markersize=4.5, clip_on=False,
+                scalex=False, scaley=False, zorder=5,
+            )  # fmt: skip
+            cut = True
+    return cut
+
+
+def _cut_ends(axes: Axes) -> Iterator[tuple[tuple[float, float], str]]:
+    """Where error bars leave the axes, with the marker that points there."""
+    limits = (sorted(axes.get_xlim()), sorted(axes.get_ylim()))
+    found = (one for one in axes.containers if isinstance(one, ErrorbarContainer))
+    for bars in (lines for container in found for lines in container.lines[2]):
+        for segment in bars.get_segments():
+            if len(segment) < 2 or not np.isfinite(segment).all():
+                continue  # there is no interval
+            along = 0 if segment[0][1] == segment[1][1] else 1
+            (low, high), (least, most) = sorted(segment[:, along]), limits[along]
+            room = 1e-6 * (most - least)
+            if low < least - room:
+                yield tuple(segment[0]), "<v"[along]
+            if high > most + room:
+                yield tuple(segment[0]), ">^"[along]
+
+
+def with_cut(caption: str, all_axes: Iterable[Axes]) -> str:
+    """The caption, which says what arrowheads are where :func:`mark_cut` draws some."""
+    return f"{caption}\n{CUT_TEXT}" if mark_cut(all_axes) else caption
+
+
+def shown(name: str) -> str:
+    """A label or method as its table has it: as typed, in print by its printed name."""
+    return display_name(name) if print_width() else name
+
+
 def finish(
-    figure: Drawing, title: str, caption: str, legend: Mapping[str, Artist] | None = None
+    figure: Drawing, title: str, caption: str, legend: Mapping[str, Any] | None = None
 ) -> None:
-    """Give the figure its words, and a legend above the axes where there are several things."""
+    """Give the figure its words, and a legend above the axes where there are several things.
+
+    ``legend``: an artist by name, or several that stand for it together.
+    """
     figure.title, figure.caption = title, caption
     if legend and len(legend) > 1:
         inches = figure.get_figwidth()
@@ -95,7 +149,7 @@ def finish(
         names = [name for column in range(columns) for name in list(legend)[column::columns]]
         figure.legend(
             [legend[name] for name in names], names, loc="outside upper left", ncols=columns,
-            fontsize="small", borderaxespad=0.2,
+            fontsize="small", borderaxespad=0.2, handler_map={tuple: HandlerTuple(None)},
         )  # fmt: skip
         # The space that the legend takes is not taken from the axes.
         figure.set_figheight(figure.get_figheight() + 0.08 + 0.17 * lines)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from analysis.plots.charts import HEADROOM, Point, error_lengths
@@ -19,19 +20,20 @@ from analysis.plots.layout import (
     legend_of,
     ratio_ticks,
     rows_down,
+    with_cut,
 )
-from analysis.plots.style import BAND, REFERENCE, dot_style
+from analysis.plots.style import BAND, PLAIN, REFERENCE, Keywords, Look, dot_style, looks
 from specbench.results.estimate import Estimate
 
 _ROW = 0.24  # inches of a row
 _COSTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # of a step, in steps of plain decoding
 RANKED_TEXT = (
     "Band by band, best first. A band: methods that the data cannot tell from its first (multiple "
-    "comparisons with the best, each band by itself). The dashed line is plain decoding."
+    "comparisons with the best, each band by itself)."
 )
 PROMPTS_TEXT = (
     "A dot is a prompt: its tokens/s over plain decoding's on it. The bar is the speedup over all "
-    "of them with its 95 % interval. The dashed line is plain decoding."
+    "of them with its 95 % interval."
 )
 COST_TEXT = (
     "Grey lines: what a step costs in steps of plain decoding, drafting included; a method moves "
@@ -44,7 +46,7 @@ class Ranked:
     """A method's numbers over the whole of a run.
 
     Attributes:
-        name: as shown; ``method`` decides the color.
+        name: as shown; ``method`` decides the usual look.
         prompts: speedup on each prompt.
     """
 
@@ -75,15 +77,25 @@ def ranked(
             axes.axhspan(top, top + count, color=BAND, linewidth=0, zorder=0)
         top += count
     columns = ([row.speedup for row in rows], [row.mat for row in rows])
+    every = _looks(rows)
     for axes, cells, unit in zip((left, right), columns, units, strict=True):
-        for place, (row, cell) in enumerate(zip(rows, cells, strict=True)):
-            _dot(axes, place, row.method, cell)
+        for place, (look, cell) in enumerate(zip(every, cells, strict=True)):
+            _dot(axes, place, look, cell)
         rows_down(axes, [row.name for row in rows])
         _limit(axes, cells)
         axes.set_xlabel(unit)
-    left.axvline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
-    finish(figure, title, f"{RANKED_TEXT}\n{caption}")
+    band = (Patch(facecolor=BAND), Patch(facecolor="white", edgecolor=BAND))
+    legend = {"each band: may be as fast as its first": band, PLAIN: left.axvline(1.0, **_PLAIN)}
+    finish(figure, title, with_cut(f"{RANKED_TEXT}\n{caption}", (left, right)), legend)
     return figure
+
+
+_PLAIN: Keywords = {"color": REFERENCE, "linewidth": 0.8, "linestyle": "--"}  # a line across
+
+
+def _looks(rows: Sequence[Ranked]) -> list[Look]:
+    found = looks((row.method, row.name) for row in rows)
+    return [found[row.method, row.name] for row in rows]
 
 
 def prompts(rows: Sequence[Ranked], unit: str, title: str, caption: str) -> Drawing:
@@ -91,25 +103,31 @@ def prompts(rows: Sequence[Ranked], unit: str, title: str, caption: str) -> Draw
     figure = canvas(7.0, 0.75 + 1.2 * _ROW * len(rows))
     axes = figure.subplots()
     values = [1.0, *(value for row in rows for value in row.prompts if value > 0)]
-    for place, row in enumerate(rows):
+    for place, (row, look) in enumerate(zip(rows, _looks(rows), strict=True)):
         found = [value for value in row.prompts if value > 0]
         # Spread evenly over the row's height in an order that has no meaning.
         order = np.random.default_rng(len(found)).permutation(len(found))
         heights = place + 0.56 * ((order + 0.5) / max(1, len(found)) - 0.5)
-        axes.plot(found, heights, **dot_style(row.method, faint=True))
+        axes.plot(found, heights, **dot_style(look, faint=True))
         if row.speedup.value is not None:
-            axes.plot(
-                [row.speedup.value] * 2, [place - 0.36, place + 0.36], color="black", linewidth=2.0
-            )
-        if row.speedup.interval:
-            axes.plot(row.speedup.interval, [place] * 2, color="black", linewidth=1.0)
+            lengths = error_lengths([Point.at(0, row.speedup)])
+            axes.errorbar([row.speedup.value], [place], xerr=lengths, **_BAR, elinewidth=1.0)
     rows_down(axes, [row.name for row in rows])
     axes.set(xscale="log", xlim=(min(values) / 1.08, 1.08 * max(values)))
     ratio_ticks(axes.xaxis)
-    axes.axvline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
     axes.set_xlabel(unit)
-    finish(figure, title, f"{PROMPTS_TEXT}\n{caption}")
+    legend = {
+        "a prompt": Line2D([], [], **dot_style(Look(REFERENCE, "", "o"), faint=True)),
+        "all prompts, 95 % interval": Line2D([], [], **_BAR),
+        PLAIN: axes.axvline(1.0, **_PLAIN),
+    }
+    finish(figure, title, with_cut(f"{PROMPTS_TEXT}\n{caption}", [axes]), legend)
     return figure
+
+
+_BAR: Keywords = {  # upright, as high as its row
+    "linestyle": "none", "marker": "|", "markersize": 13, "markeredgewidth": 2.0, "color": "black",
+}  # fmt: skip
 
 
 def mat_against_speedup(
@@ -129,7 +147,7 @@ def mat_against_speedup(
     for cost in _COSTS:
         if right / cost < bottom:
             break
-        axes.plot([1.0, right], [1.0 / cost, right / cost], color=BAND, linewidth=1.2, zorder=0)
+        axes.plot([1.0, right], [1.0 / cost, right / cost], **_COST)
         edge = (right, right / cost) if right / cost <= top else (top * cost, top)
         axes.annotate(
             f"{cost:g}×", edge, xytext=(3, 0) if edge[0] == right else (0, 2),
@@ -137,18 +155,21 @@ def mat_against_speedup(
             ha="left" if edge[0] == right else "center",
             va="center" if edge[0] == right else "bottom", annotation_clip=False,
         )  # fmt: skip
-    drawn: Counter[str] = Counter()
-    for row, x, y in zip(known, xs, ys, strict=True):
-        look = dot_style(row.method, variant=drawn[row.method])
-        drawn[row.method] += 1
+    for row, look, x, y in zip(known, _looks(known), xs, ys, strict=True):
         across, up = (error_lengths([Point.at(0, cell)]) for cell in (row.mat, row.speedup))
-        axes.errorbar([x], [y], xerr=across, yerr=up, elinewidth=0.5, label=row.name, **look)
-    axes.axhline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
+        style = dot_style(look)
+        axes.errorbar([x], [y], xerr=across, yerr=up, elinewidth=0.5, label=row.name, **style)
+    plain = axes.axhline(1.0, **_PLAIN)
     axes.set(xlim=(1.0, right), ylim=(bottom, top), xlabel=units[1], ylabel=units[0])
     axes.grid(visible=False)
     handles, names = axes.get_legend_handles_labels()
-    finish(figure, title, f"{COST_TEXT}\n{caption}", dict(zip(names, handles, strict=True)))
+    legend = dict(zip(names, handles, strict=True))
+    legend |= {"cost of a step": Line2D([], [], **_COST), PLAIN: plain}
+    finish(figure, title, with_cut(f"{COST_TEXT}\n{caption}", [axes]), legend)
     return figure
+
+
+_COST: Keywords = {"color": BAND, "linewidth": 1.2, "zorder": 0}  # a line of equal cost of a step
 
 
 def _end(values: Sequence[float], cells: Sequence[Estimate]) -> float:
@@ -158,12 +179,11 @@ def _end(values: Sequence[float], cells: Sequence[Estimate]) -> float:
     return max(1.07 * highest, min(1.02 * max(ends, default=0.0), 1.25 * highest))
 
 
-def _dot(axes: Axes, place: int, method: str, cell: Estimate) -> None:
-    if cell.value is None:
-        return
-    axes.plot([cell.value], [place], **dot_style(method), zorder=3)
-    if cell.interval:
-        axes.plot(cell.interval, [place] * 2, color=dot_style(method)["color"], linewidth=1.4)
+def _dot(axes: Axes, place: int, look: Look, cell: Estimate) -> None:
+    if cell.value is not None:
+        lengths = error_lengths([Point.at(0, cell)])
+        style = dot_style(look)
+        axes.errorbar([cell.value], [place], xerr=lengths, elinewidth=1.4, zorder=3, **style)
 
 
 def _limit(axes: Axes, cells: Sequence[Estimate]) -> None:
@@ -174,7 +194,7 @@ def _limit(axes: Axes, cells: Sequence[Estimate]) -> None:
     high = min(max(values + ends), max(values) * HEADROOM)
     room = 0.04 * max(high - low, 0.1)
     axes.set_xlim(low - room, high + room)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=(1, 2, 2.5, 5, 10)))
 
 
 _BAND = 0.10  # relative distance from the diagonal that is shaded
@@ -186,7 +206,7 @@ AGREEMENT_TEXT = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """A label of both runs; ``name`` is its method's, for the legend."""
+    """A label of both runs; ``name`` is what the legend calls it."""
 
     name: str
     method: str
@@ -202,22 +222,23 @@ def predicted_against_measured(rows: Sequence[Agreement], title: str, caption: s
     low, high = min(values, default=1.0) / 1.15, 1.15 * max(values, default=1.0)
     ends = [low, high]
     edges = [[(1 + sign * _BAND) * end for end in ends] for sign in (-1, 1)]
-    axes.fill_between(ends, *edges, color=BAND, linewidth=0)
-    axes.plot(ends, ends, color=REFERENCE, linewidth=0.8)
+    every = looks((row.method, row.name) for row in rows)
     for row in rows:
         if not row.measured.value:
             continue
-        look = dot_style(row.method)
-        if row.measured.interval:
-            axes.plot(
-                row.measured.interval, [row.predicted] * 2, color=look["color"], linewidth=0.5
-            )
-        axes.plot([row.measured.value], [row.predicted], label=row.name, **look)
+        axes.errorbar(
+            [row.measured.value], [row.predicted], label=row.name, elinewidth=0.5,
+            xerr=error_lengths([Point.at(0, row.measured)]),
+            **dot_style(every[row.method, row.name]),
+        )  # fmt: skip
+    near = axes.fill_between(ends, *edges, color=BAND, linewidth=0)
+    (equal,) = axes.plot(ends, ends, color=REFERENCE, linewidth=0.8, zorder=1.5)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set(xlabel="measured speedup over plain decoding", ylabel="predicted speedup")
     for axis in (axes.xaxis, axes.yaxis):
         ratio_ticks(axis)
-    finish(figure, title, f"{AGREEMENT_TEXT}\n{caption}", legend_of([axes]))
+    legend = legend_of([axes]) | {"equal": equal, f"within {_BAND:.0%}": near}
+    finish(figure, title, with_cut(f"{AGREEMENT_TEXT}\n{caption}", [axes]), legend)
     return figure
 
 

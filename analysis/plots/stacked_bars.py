@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator
 
 from analysis.plots.charts import Point, error_lengths
-from analysis.plots.layout import Drawing, canvas, finish, legend_of, rows_down
+from analysis.plots.layout import Drawing, canvas, finish, legend_of, rows_down, with_cut
 from analysis.plots.style import REFERENCE, Keywords, part_style, row_marker
 from specbench.results.estimate import Estimate
 
@@ -36,7 +36,7 @@ def stacked_bars(
     above, below = figure.subplots(2, 1, height_ratios=heights)
     _stack(above, rows, parts, xlabel, form)
     _one_by_one(below, rows, parts, xlabel)
-    finish(figure, title, caption, legend=legend_of([above]))
+    finish(figure, title, with_cut(caption, (above, below)), legend=legend_of([above]))
     return figure
 
 

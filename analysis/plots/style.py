@@ -3,32 +3,47 @@
 On a screen a figure has the size that its content asks for; in print it has the width of a column
 or a page of a paper, and letters that are read at that width.
 
-A method has the same color, hatching and marker in every figure. Methods that share a paper's
-table or figure have hues of their own, which people with any common color blindness tell apart
-(the tests simulate it); hatching and marker do the same in print without color. The hues are those
-of Okabe and Ito without yellow, which nobody sees on white, and two dark ones of Paul Tol's.
+Within a picture each label has a color and a marker that no other one has (:func:`looks`). A method
+has a usual look, which its label has wherever no other label of the picture takes it first.
+Methods that share a paper's table or figure have hues of their own, which people with any common
+color blindness tell apart (the tests simulate it); hatching and marker do the same in print without
+color. The first hues are those of Okabe and Ito without yellow, which nobody sees on white, and two
+dark ones of Paul Tol's; the others are as far from these, to any eyes, as there is room.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import matplotlib as mpl
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.patheffects import Normal, Stroke
 
 Keywords: TypeAlias = dict[str, Any]  # arguments of matplotlib
 
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 _BLUE, _RED, _PURPLE, _WINE, _INDIGO = "#0072B2", "#D55E00", "#CC79A7", "#882255", "#332288"
+_BROWN, _VIOLET, _CRIMSON, _LEAF = "#4C3300", "#9326FF", "#E6004D", "#96CC7A"
+_PLUM, _LAVENDER, _OLIVE, _MAGENTA = "#660F66", "#8A73FF", "#5F663D", "#CC00AA"
 _GREY, _YELLOW = "#999999", "#F0E442"
-_COLORS = (_ORANGE, _SKY, _GREEN, _BLUE, _RED, _PURPLE, _WINE, _INDIGO)
+_COLORS = (
+    _ORANGE, _SKY, _GREEN, _BLUE, _RED, _PURPLE, _WINE, _INDIGO,
+    _BROWN, _VIOLET, _CRIMSON, _LEAF, _PLUM, _LAVENDER, _OLIVE, _MAGENTA,
+)  # fmt: skip
+# All are filled: strokes are lost where markers have no edge. The last: stars of 3, 4, 8 points.
+_TRIPOD, _STAR4, _STAR8 = (3, 1, 0), (4, 1, 0), (8, 1, 0)
+_MARKERS: tuple[Any, ...] = (
+    "o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d", "h", _STAR4, _TRIPOD, _STAR8,
+)  # fmt: skip
+_HATCHES = ("", "//", "\\\\", "..", "xx", "--", "||", "++", "oo", "**", "OO", "////", "----")
 
-# Color, hatching and marker by method; below, by source of N-Grammys' rows.
-_METHODS: dict[str, tuple[str, str, str]] = {
+# The usual color, hatching and marker by method; below, by source of N-Grammys' rows. Where two
+# labels of a picture want the same, the upper one here has it.
+_METHODS: dict[str, tuple[str, str, Any]] = {
     "ar": (_GREY, "", "o"),
     "cacheback": (_RED, "", "o"),
     "pld": (_BLUE, "//", "s"),
@@ -36,28 +51,30 @@ _METHODS: dict[str, tuple[str, str, str]] = {
     "rest": (_INDIGO, "xx", "D"),
     "sam": (_ORANGE, "\\\\", "v"),
     "token_recycling": (_GREEN, "--", "P"),
-    "ngrammys": (_PURPLE, "", "X"),
-    "ssd": (_WINE, "", "*"),
-    "suffix_decoding": (_WINE, "\\\\", "<"),
+    "ngrammys": (_PURPLE, "||", "X"),
+    "ssd": (_WINE, "++", "*"),
+    "suffix_decoding": (_BROWN, "oo", "<"),
+    "union": (_VIOLET, "**", "h"),
+    "medusa": (_CRIMSON, "////", ">"),
+    "hydra": (_LEAF, "OO", "p"),
+    "eagle": (_LAVENDER, "----", "d"),
+    "eagle2": (_PLUM, "..", _STAR4),
+    "eagle3": (_OLIVE, "\\\\", _TRIPOD),
+    "sam_eagle2": (_MAGENTA, "xx", _STAR8),
     "jacobi": (_PURPLE, "//", ">"),
-    "union": (_RED, "xx", "h"),
     "card": (_RED, "||", "p"),
     "sps": (_BLUE, "", "h"),
     "pearl": (_GREEN, "//", "<"),
     "ouroboros": (_WINE, "..", ">"),
     "opt_tree": (_ORANGE, "xx", "d"),
-    "medusa": (_WINE, "//", "h"),
-    "hydra": (_ORANGE, "..", "p"),
-    "eagle": (_PURPLE, "..", "8"),
-    "eagle2": (_SKY, "xx", "8"),
-    "eagle3": (_INDIGO, "\\\\", "8"),
-    "random_drafts": (_GREY, "xx", "x"),
+    "random_drafts": (_GREY, "xx", "h"),
     "oracle": (_BLACK, "", "o"),
     "ngrammys/context": (_ORANGE, "", "o"),
     "ngrammys/bigram": (_BLUE, "//", "s"),
     "ngrammys/unigram": (_SKY, "..", "^"),
     "ngrammys/extended": (_WINE, "xx", "D"),
 }
+_RANKS = {method: rank for rank, method in enumerate(_METHODS)}
 REFERENCE = "#333333"  # lines that stand for no method: borders, the height of plain decoding
 BAND = "#E4E4E4"  # the background of the numbers
 HEATMAP = "cividis"  # even steps of lightness, the same to any color vision and in grey
@@ -66,11 +83,6 @@ _PARTS = (
     ("#DDDDDD", ""), (_ORANGE, ""), (_SKY, ""), (_GREEN, "//"), (_BLUE, ""), (_RED, "//"),
     (_PURPLE, ""), (_YELLOW, "//"),
 )  # fmt: skip
-# What sets several settings of one method apart within a figure: shares of white in its color, and
-# beyond these what is added to its hatching.
-_TINTS = (0.0, 0.45, 0.75)
-_VARIANTS = ("", "oo", "**", "++")
-
 RC: Keywords = {
     "figure.dpi": 100,
     "savefig.dpi": 200,
@@ -104,40 +116,59 @@ def styled(width: str | None = None) -> Iterator[None]:
         yield
 
 
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h", "d", "8", "x")
-_LINES = ("-", "--", "-.", (0, (3, 1, 1, 1, 1, 1)))  # dotted is for what a paper claims
+@dataclass(frozen=True)
+class Look:
+    """What a label is drawn with: as bar, line or point."""
+
+    color: str
+    hatch: str
+    marker: Any
 
 
-def _look(method: str) -> tuple[str, str, str]:
-    """Color, hatching and marker; a method that is not listed gets them by its name."""
+def looks(labels: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Look]:
+    """A look for each label of a picture, given as (method, name), whatever their order.
+
+    Colors and markers are all different while there are enough, 16; beyond, the pairs of them.
+    """
+    found = sorted(set(labels), key=lambda label: (_RANKS.get(label[0], len(_RANKS)), *label))
+    usual = [_usual(method) for method, _ in found]
+    colors = _allotted([look.color for look in usual], _COLORS)
+    hatches = _allotted([look.hatch for look in usual], _HATCHES)
+    markers = _allotted([look.marker for look in usual], _MARKERS)
+    taken: set[tuple[str, Any]] = set()
+    for i, pair in enumerate(zip(colors, markers, strict=True)):
+        free = (m for m in (pair[1], *_MARKERS) if (pair[0], m) not in taken)
+        markers[i] = next(free, pair[1])
+        taken.add((pair[0], markers[i]))
+    every = zip(colors, hatches, markers, strict=True)
+    return {label: Look(*parts) for label, parts in zip(found, every, strict=True)}
+
+
+def _usual(method: str) -> Look:
+    """A method's look; one that is not listed gets it by its name."""
     number = zlib.crc32(method.encode())
-    unlisted = (_COLORS[number % len(_COLORS)], "++", _MARKERS[number % len(_MARKERS)])
-    return _METHODS.get(method, unlisted)
+    each = (pool[number % len(pool)] for pool in (_COLORS, _HATCHES, _MARKERS))
+    return Look(*_METHODS.get(method, tuple(each)))
 
 
-def bar_style(method: str, variant: int = 0) -> dict[str, str]:
-    """Of a bar; ``variant`` counts the entries of a method in the figure, from 0."""
-    color, hatch, _ = _look(method)
-    return {
-        "facecolor": _tinted(color, variant),
-        "hatch": hatch + _VARIANTS[variant // len(_TINTS) % len(_VARIANTS)],
-        "edgecolor": REFERENCE,
-    }
+def _allotted(wanted: Sequence[Any], pool: Sequence[Any]) -> list[Any]:
+    """To each what it wants where it is the first, else what nobody wants; then again all."""
+    left = itertools.chain([one for one in pool if one not in wanted], itertools.cycle(pool))
+    return [one if one not in wanted[:i] else next(left) for i, one in enumerate(wanted)]
 
 
-def _tinted(color: str, variant: int) -> str:
-    white = _TINTS[variant % len(_TINTS)]
-    return to_hex([white + (1 - white) * part for part in to_rgb(color)]) if white else color
+def bar_style(look: Look) -> dict[str, str]:
+    """Of a bar."""
+    return {"facecolor": look.color, "hatch": look.hatch, "edgecolor": REFERENCE}
 
 
-def line_style(method: str, variant: int = 0, claimed: bool = False) -> Keywords:
+def line_style(look: Look, claimed: bool = False) -> Keywords:
     """Of a line with markers; a paper's claimed values are drawn hollow and dotted."""
-    color, _, marker = _look(method)
     return {
-        "color": color,
-        "marker": _MARKERS[(_MARKERS.index(marker) + variant) % len(_MARKERS)],
-        "linestyle": ":" if claimed else _LINES[variant % len(_LINES)],
-        "markersize": 4.5,
+        "color": look.color,
+        "marker": look.marker,
+        "linestyle": ":" if claimed else "-",
+        "markersize": 4.5 * _wider(look),
         "linewidth": 1.4,
         "markerfacecolor": "white" if claimed else None,
     }
@@ -161,14 +192,16 @@ def claimed_style(bound: str = "") -> Keywords:
     }
 
 
-def dot_style(method: str, faint: bool = False, variant: int = 0) -> Keywords:
-    """Of a single point; ``faint`` ones are many, ``variant`` as for :func:`bar_style`."""
-    color, _, marker = _look(method)
-    marker = _MARKERS[(_MARKERS.index(marker) + variant // len(_TINTS)) % len(_MARKERS)]
-    look: Keywords = {"color": color, "marker": marker, "linestyle": "none", "markersize": 6.0}
-    if variant:
-        look["markerfacecolor"] = _tinted(color, variant)
-    return look | ({"alpha": 0.6, "markersize": 5.5, "markeredgewidth": 0} if faint else {})
+def dot_style(look: Look, faint: bool = False) -> Keywords:
+    """Of a single point; ``faint`` ones are many."""
+    style: Keywords = {"color": look.color, "marker": look.marker, "linestyle": "none"}
+    dense = {"alpha": 0.6, "markersize": 5.5 * _wider(look), "markeredgewidth": 0}
+    return style | (dense if faint else {"markersize": 6.0 * _wider(look)})
+
+
+def _wider(look: Look) -> float:
+    """Stars have little area for their width."""
+    return 1.45 if look.marker == "*" or isinstance(look.marker, tuple) else 1.0
 
 
 def leader_style(best: bool) -> Keywords:
@@ -184,7 +217,7 @@ def leader_style(best: bool) -> Keywords:
     }
 
 
-def row_marker(place: int) -> str:
+def row_marker(place: int) -> Any:
     """The marker of the ``place``-th row of a figure whose colors stand for parts."""
     return _MARKERS[place % len(_MARKERS)]
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
-from analysis.plots.layout import Drawing
+from analysis.plots.layout import Drawing, shown
 from analysis.plots.style import MAT, PLAIN, speedup_words, unit_of
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
@@ -101,7 +101,7 @@ def _line(
     comparison: ComparedRuns, sweep: Sweep, key: str, places: Mapping[Value, float]
 ) -> Series:
     points = [Point.at(places[v], cell) for (v,), cell in sweep.estimates(key).items()]
-    label = display_name(sweep.method)
+    label = shown(sweep.method)
     return Series(
         f"{label}, {sweep.words}" if sweep.words else label,
         sweep.method,
@@ -110,22 +110,28 @@ def _line(
     )
 
 
-def sweep_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
-    """What a user's own sweep ends in, each with what is added to its file's name.
+def own_sweeps(comparison: ComparedRuns) -> tuple[list[str], list[Found]]:
+    """The knobs that a user varied, and the sweeps over the first two of them.
 
-    Heatmaps of speedup and of MAT where two knobs were varied, lines where one was; of more knobs
-    the first two, with heatmaps for each setting of the others. Labels of one
-    run do not make a sweep. Where a setting was measured twice, a warning names both runs, and
-    nothing is drawn.
+    Labels of one run do not make a sweep. Where a setting was measured twice, a warning names both
+    runs, and there is none.
     """
     knobs = swept_knobs(comparison) if len(comparison.runs) > 1 else []
-    if not knobs:
-        return
     try:
-        found = [(comparison, sweep) for sweep in sweeps(comparison, *knobs[:2])]
+        return knobs, [(comparison, s) for s in sweeps(comparison, *knobs[:2])] if knobs else []
     except ResultsError as error:  # other figures of the same folders are worth drawing
         _log.warning("no figure of a sweep: %s", error)
-        return
+        return knobs, []
+
+
+def sweep_pictures(
+    comparison: ComparedRuns, knobs: Sequence[str], found: Sequence[Found]
+) -> Iterator[tuple[str, Drawing]]:
+    """What the sweeps of :func:`own_sweeps` end in, with what is added to their files' names.
+
+    Heatmaps of speedup and of MAT where two knobs were varied, lines where one was; of more knobs
+    the first two, with heatmaps for each setting of the others.
+    """
     if not found:
         return
     methods = ", ".join(dict.fromkeys(display_name(sweep.method) for _, sweep in found))
@@ -144,6 +150,6 @@ def sweep_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
 
 
 def figure_name(comparison: ComparedRuns, entry: ComparedLabel) -> str:
-    """What a legend calls a label: its printed name, with the settings that set it apart."""
-    words, name = comparison.words_of(entry), display_name(entry.label)
+    """What a legend calls a label: as the table does, with the settings that set it apart."""
+    words, name = comparison.words_of(entry), shown(entry.label)
     return f"{name} ({words})" if words else name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from analysis.plots.charts import Panel, Point, Series, curves
-from analysis.plots.layout import Drawing
+from analysis.plots.layout import Drawing, shown
 from analysis.runs.comparisons import ComparedRuns, conditions
 from analysis.runs.load import Run
 from specbench.results.manifest import BASELINE
@@ -43,9 +43,7 @@ def _picture(runs: Sequence[Run]) -> Drawing:
     panels = []
     for key, words in _NUMBERS.items():
         series = [
-            Series(
-                display_name(label), label, [Point(r["concurrency"], number(r, key)) for r in rows]
-            )
+            Series(shown(label), label, [Point(r["concurrency"], number(r, key)) for r in rows])
             for label, rows in found.items()
         ]
         panels.append(Panel("", "questions asked at once", words, series, log=2.0, bottom=0.0))

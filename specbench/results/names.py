@@ -1,8 +1,8 @@
 """What methods, models, data sets and tasks are called in print.
 
-Configurations, records and CSV files hold the short names that a user types; tables for readers,
-figures and the report show these. Names that are not listed are shown as they are typed, so a new
-method needs no line here.
+Configurations, records, tables and figures for the screen have the short names that a user types;
+titles, LaTeX tables and figures for print show these. Names that are not listed are shown as they
+are typed, so a new method needs no line here.
 """
 
 from __future__ import annotations

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.colors import rgb_to_hsv, to_hex, to_rgb
+from matplotlib.colors import to_hex, to_rgb
 
 from analysis import figures
 from analysis.papers import REPRODUCTIONS
 from analysis.papers.claimed import speedups
 from analysis.plots import charts, heatmaps, stacked_bars
 from analysis.plots.charts import Panel, Point, Series
-from analysis.plots.layout import save
-from analysis.plots.style import bar_style, line_style, styled
+from analysis.plots.layout import CUT_TEXT, save
+from analysis.plots.ranking import Ranked, mat_against_speedup, ranked
+from analysis.plots.style import looks, styled
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, usable_runs
 from specbench.results.estimate import Estimate
@@ -82,7 +83,7 @@ def test_a_label_of_two_runs_is_drawn_for_each():
     names = [series.name for series in speedups([comparison])]
     assert sorted(names) == sorted(
         f"{label} ({where})"
-        for label in ("Cacheback", "no_frozen", "PLD")
+        for label in ("cacheback", "no_frozen", "pld")
         for where in ("synthetic", "again")
     )
 
@@ -107,17 +108,29 @@ def test_no_speedup_figure_without_a_baseline(results):
     assert figures.task_bars(comparison, "mat") is not None
 
 
-def test_every_method_looks_different_and_always_the_same():
-    methods = sorted({path.stem for path in (ROOT / "conf" / "method").glob("[!_]*.yaml")})
-    styles = {method: tuple(bar_style(method).values()) for method in methods}
-    assert len(set(styles.values())) == len(methods)
-    dots = {(line_style(method)["marker"], line_style(method)["color"]) for method in methods}
-    assert len(dots) == len(methods)
-    assert bar_style("unheard_of") == bar_style("unheard_of")
-    assert bar_style("pld", 1) != bar_style("pld", 0)
-    hues = [rgb_to_hsv(to_rgb(bar_style("pld", variant)["facecolor"]))[0] for variant in range(3)]
-    assert hues == pytest.approx(hues[:1] * 3, abs=0.01)
-    assert len({tuple(bar_style("pld", variant).values()) for variant in range(12)}) == 12
+METHODS = sorted({path.stem for path in (ROOT / "conf" / "method").glob("[!_]*.yaml")})
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [(method, method) for method in METHODS if method not in ("ar", "random_drafts")][:16],
+        [("pld", f"pld_{n}") for n in range(16)],
+        [("mine", "mine"), ("mine", "mine_2"), ("pld", "short"), ("pld", "pld"), ("sam", "sam")],
+    ],
+    ids=["methods", "settings", "unlisted"],
+)
+def test_each_label_of_a_picture_has_a_color_and_a_marker_of_its_own(labels):
+    found = looks(labels)
+    assert looks(reversed(labels)) == found, "in whatever order they are drawn"
+    for part in ("color", "marker"):
+        assert len({getattr(look, part) for look in found.values()}) == len(labels), part
+    assert len({look.hatch for look in found.values()}) >= min(len(labels), 12)
+
+
+def test_beyond_the_colors_the_pairs_still_differ():
+    found = looks([("pld", f"pld_{n}") for n in range(40)])
+    assert len({(look.color, look.marker) for look in found.values()}) == 40
 
 
 def _seen(color, matrix):
@@ -150,16 +163,17 @@ EYES = (
         ("ngrammys", "lookahead", "rest"),
         ("ngrammys/context", "ngrammys/bigram"),
         ("ngrammys/unigram", "ngrammys/bigram", "ngrammys/extended"),
+        ("pld", "sam", "suffix_decoding", "union", "medusa", "hydra", "eagle", "eagle2", "eagle3"),
     ],
     ids=",".join,
 )
 def test_methods_of_one_picture_have_hues_that_any_eye_tells_apart(together):
+    found = {method: look for (method, _), look in looks((m, m) for m in together).items()}
     for one, other in itertools.combinations(together, 2):
-        colors = [bar_style(method)["facecolor"] for method in (one, other)]
-        far = min(np.linalg.norm(_seen(colors[0], m) - _seen(colors[1], m)) for m in EYES)
-        assert far > 15, (one, other)
-        assert bar_style(one)["hatch"] != bar_style(other)["hatch"] or far > 20, (one, other)
-        assert line_style(one)["marker"] != line_style(other)["marker"] or one == "ar"
+        looked = found[one], found[other]
+        far = min(np.linalg.norm(np.subtract(*(_seen(x.color, m) for x in looked))) for m in EYES)
+        assert far > 14, (one, other)
+        assert len({look.hatch for look in looked}) == len({look.marker for look in looked}) == 2
 
 
 def claim_markers(axes):
@@ -205,11 +219,39 @@ def test_numbers_far_apart_stay_readable():
     assert high > 60
 
 
+def arrowheads(figure):
+    """The marks of cut intervals: which way each points, and where it stands along the edge."""
+    return sorted(
+        (
+            line.get_marker(),
+            line.get_xdata()[0] if line.get_marker() in "^v" else line.get_ydata()[0],
+        )
+        for axes in figure.axes
+        for line in axes.lines
+        if line.get_zorder() == 5
+    )
+
+
 def test_a_huge_interval_does_not_flatten_the_bars():
     series = [Series("pld", "pld", [Point(0, 2.0, (0.0, 2000.0))])]
-    axes = charts.bars([Panel("", "", "speedup", series, ["qa"])], "t", "c").axes[0]
-    assert axes.get_ylim()[1] <= 2.0 * charts.HEADROOM
-    assert any(line.get_marker() == "^" for line in axes.lines)
+    figure = charts.bars([Panel("", "", "speedup", series, ["qa"])], "t", "c")
+    assert figure.axes[0].get_ylim()[1] <= 2.0 * charts.HEADROOM
+    assert arrowheads(figure) == [("^", 0.0)]
+    assert CUT_TEXT in figure.caption
+
+
+def test_an_interval_that_is_cut_off_is_marked_on_every_side():
+    wide, far = Estimate(1.0, (0.1, 1.1)), Estimate(2.0, (1.5, 9.0))
+    rows = [Ranked("low", "pld", wide, Estimate(1.2, (1.1, 1.3))), Ranked("far", "sam", far, far)]
+    units = ("speedup", "MAT")
+    assert arrowheads(mat_against_speedup(rows, units, "t", "c")) == [
+        (">", 2.0), ("^", 2.0), ("v", 1.2),
+    ]  # fmt: skip
+    figure = ranked(rows, [1, 1], units, "t", "c")
+    assert arrowheads(figure) == [("<", 0), (">", 1), (">", 1)]
+    assert CUT_TEXT in figure.caption
+    whole = [Ranked("pld", "pld", Estimate(1.2, (1.1, 1.3)), Estimate(1.5, (1.4, 1.6)))]
+    assert CUT_TEXT not in mat_against_speedup(whole, units, "t", "c").caption
 
 
 def test_a_method_keeps_its_color_in_every_kind_of_figure():
@@ -220,9 +262,9 @@ def test_a_method_keeps_its_color_in_every_kind_of_figure():
     bars = [container for container in drawn if hasattr(container, "patches")]
     lines = charts.curves([[panel]], "t", "c").axes[0].containers
     for bar, line, method in zip(bars, lines, ("pld", "ssd"), strict=True):
-        color = bar_style(method)["facecolor"]
+        color = looks([(method, method)])[method, method].color
         assert to_hex(bar.patches[0].get_facecolor()).upper() == color
-        assert line.lines[0].get_color() == line_style(method)["color"] == color
+        assert line.lines[0].get_color() == color
 
 
 def test_two_settings_of_one_method_differ_and_keep_their_look_in_all_panels():
@@ -230,12 +272,23 @@ def test_two_settings_of_one_method_differ_and_keep_their_look_in_all_panels():
     second = Series("b", "ssd", [Point(0, 1.0)])
     panels = [Panel("", "x", "y", [first, second]), Panel("", "x", "y", [second])]
     axes = charts.curves([panels], "t", "c").axes
-    looks = [
-        {c.get_label(): (c.lines[0].get_marker(), c.lines[0].get_linestyle()) for c in a.containers}
+    drawn = [
+        {c.get_label(): (c.lines[0].get_color(), c.lines[0].get_marker()) for c in a.containers}
         for a in axes
     ]
-    assert looks[0]["a"] != looks[0]["b"]
-    assert looks[0]["b"] == looks[1]["b"]
+    assert all(a != b for a, b in zip(drawn[0]["a"], drawn[0]["b"], strict=True))
+    assert drawn[0]["b"] == drawn[1]["b"]
+
+
+def test_what_a_paper_claims_has_the_color_of_what_was_measured():
+    series = [
+        Series("published", "card", [Point(0, 1.0), Point(1, 1.0)], dashed=True),
+        Series("run here", "card", [Point(0, 2.0), Point(1, 1.5)]),
+    ]
+    axes = charts.curves([[Panel("", "x", "y", series)]], "t", "c").axes[0]
+    (claimed, *_), (measured, *_) = (container.lines for container in axes.containers)
+    assert claimed.get_color() == measured.get_color()
+    assert claimed.get_markerfacecolor() == "white" != measured.get_markerfacecolor()
 
 
 def test_error_bars_are_the_intervals():

@@ -86,13 +86,13 @@ def accepted(run, label):
 
 def test_acceptance_is_the_records_share_by_position(heads):
     every, after = acceptance_picture(comparison_of(heads), "").axes
-    for name, label in (("EAGLE-2", "eagle2"), ("Medusa", "medusa")):
-        steps = accepted(heads, label)
+    for name in ("eagle2", "medusa"):
+        steps = accepted(heads, name)
         for place, share in zip([1, 2, 3], lines(every)[name][1], strict=False):
             assert share == pytest.approx((steps > place).mean())
         for place, share in zip([1, 2, 3], lines(after)[name][1], strict=False):
             assert share == pytest.approx((steps > place).sum() / (steps >= place).sum())
-    assert set(lines(every)) == {"EAGLE-2", "Medusa"}, "pld has no head"
+    assert set(lines(every)) == {"eagle2", "medusa"}, "pld has no head"
 
 
 def test_runs_without_heads_have_neither_figure(run):
@@ -109,7 +109,7 @@ def test_chains_and_trees_stand_at_their_rows_priced_by_the_surface(sizes):
     assert words["source"] == "smollm2_135m-cpu-epyc-1thread.json"
     rows = {entry.label: entry.overall for entry in found.drafting}
     trees, chains = ["eagle3", "eagle2", "medusa"], ["pld"]
-    for name, labels in (("EAGLE-2, tree", trees), ("EAGLE-2, chain", chains)):
+    for name, labels in (("eagle2, tree", trees), ("eagle2, chain", chains)):
         places = [SIZES[label][0] + 1 for label in labels]
         for axes, heights in (
             (mat, [rows[label]["mat"] for label in labels]),

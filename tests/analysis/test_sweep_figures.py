@@ -125,7 +125,7 @@ def test_one_knob_ends_in_lines_with_the_best_ringed(swept):
     best = max(values, key=values.get)
     assert (best, values[best]) in [tuple(p) for r in rings for p in r.get_xydata()]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[0] == "N-Grammys", "methods before marks"
+    assert names[0] == "ngrammys", "methods before marks"
 
 
 def test_labels_of_one_run_are_no_sweep(comparison):
@@ -194,11 +194,12 @@ def test_a_picture_that_leaves_methods_out_says_so(comparison, monkeypatch):
 
 def test_speedup_by_budget_stands_before_the_cost_of_a_pass():
     points = [Point(8.0, 1.4), Point(2.0, 1.2, (1.1, 1.3))]
-    figure = speedup_by_budget({("PLD", "pld"): points}, {1: 1.0, 8: 1.5}, "speedup", "t", "c")
+    lines = {("PLD", "pld"): [points]}
+    figure = speedup_by_budget(lines, {1: 1.0, 8: 1.5}, "speedup", "t", "c")
     front, behind = figure.axes
     assert list(front.containers[0].lines[0].get_xdata()) == [2.0, 8.0]
     assert front.get_zorder() > behind.get_zorder()
-    assert len(speedup_by_budget({("PLD", "pld"): points}, {}, "s", "t", "c").axes) == 1
+    assert len(speedup_by_budget(lines, {}, "s", "t", "c").axes) == 1
 
 
 def test_one_setting_measured_again_and_again_is_no_line_of_budgets(comparison):
@@ -206,15 +207,40 @@ def test_one_setting_measured_again_and_again_is_no_line_of_budgets(comparison):
     again = [replace(run, path=run.path.with_name(f"{i}")) for i in range(3)]
     assert budget_picture(make_comparisons(again)[0], "") is None
     (pld,) = [entry for entry in comparison.drafting if entry.label == "pld"]
-    several = [replace(pld, run=_with_knob(run, n)) for n in (2, 4, 8)]
+    several = [replace(pld, run=_with_knobs(run, num_tokens=n)) for n in (2, 4, 8)]
     figure = budget_picture(replace(comparison, entries=several), "")
-    assert [c.get_label() for c in figure.axes[0].containers] == ["PLD"]
+    assert [c.get_label() for c in figure.axes[0].containers] == ["pld"]
 
 
-def _with_knob(run, num_tokens):
+def _with_knobs(run, **knobs):
     info = run.manifest.labels["pld"]
-    info = info.model_copy(update={"knobs": {**info.knobs, "num_tokens": num_tokens}})
+    info = info.model_copy(update={"knobs": {**info.knobs, **knobs}})
     return replace(run, manifest=run.manifest.model_copy(update={"labels": {"pld": info}}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "lines"),
+    [
+        ([(2, 0, 1), (3, 1, 1), (4, 2, 1), (4, 1, 2), (8, 3, 3)], [3, 1, 1]),  # a chain, trees
+        ([(3, 3, 1), (4, 4, 1), (2, 2, 2), (3, 3, 2), (4, 4, 2)], [3, 2]),
+        ([(2, "a", 1), (2, "b", 1), (2, "c", 1)], [1, 1, 1]),  # words have no order
+    ],
+)
+def test_a_line_joins_settings_that_differ_in_one_thing(comparison, settings, lines):
+    (run,) = comparison.runs
+    (pld,) = [entry for entry in comparison.drafting if entry.label == "pld"]
+    knobs = [dict(zip(("total", "depth", "top_k"), values, strict=True)) for values in settings]
+    entries = [replace(pld, run=_with_knobs(run, **own)) for own in knobs]
+    axes = budget_picture(replace(comparison, entries=entries), "").axes[0]
+    assert sorted((len(c.lines[0].get_xdata()) for c in axes.containers), reverse=True) == lines
+    assert len({c.lines[0].get_color() for c in axes.containers}) == 1
+
+
+def test_labels_beside_a_sweep_are_drawn_too(swept, comparison):
+    """Of many methods' settings in several runs but one method's may make a sweep."""
+    (other,) = [entry for entry in comparison.drafting if entry.label == "pld"]
+    names = [n for n, _ in pictures_of(replace(swept, entries=[*swept.entries, other]))]
+    assert {"k_w_speedup", "ranked"} <= set(names)
 
 
 def test_the_cost_of_a_pass_never_falls():
@@ -240,7 +266,7 @@ def test_the_cost_is_that_of_the_file_that_the_run_was_predicted_with():
 def test_a_prediction_that_is_right_stands_on_the_diagonal():
     rows = [Agreement("PLD", "pld", Estimate(1.5, (1.2, 1.9)), 1.5)]
     axes = predicted_against_measured(rows, "t", "c").axes[0]
-    point = next(line for line in axes.lines if line.get_label() == "PLD")
+    (point,) = [c.lines[0] for c in axes.containers if c.get_label() == "PLD"]
     assert point.get_xydata().tolist() == [[1.5, 1.5]]
     assert "predicted" in axes.get_ylabel()
     assert "measured" in axes.get_xlabel()
@@ -250,5 +276,6 @@ def test_residuals_are_drawn_with_the_measured_interval(comparison):
     found = [residuals.Residual("pld", "pld", (1.2, 1.9), (1.7, 1.7), (1.5, 1.6), (9.0, 9.5))]
     figure = residuals.draw(found, comparison.runs[0])
     assert figure.title == "Predicted and measured speedup (Vicuna-7B on Spec-Bench)"
-    bars = [line.get_xdata() for line in figure.axes[0].lines]
-    assert any(list(xs) == [1.2, 1.9] for xs in bars)
+    (container,) = figure.axes[0].containers
+    ((low, high),) = (part[:, 0] for part in container.lines[2][0].get_segments())
+    assert (low, high) == pytest.approx((1.2, 1.9))
