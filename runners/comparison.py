@@ -14,7 +14,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -29,9 +31,10 @@ from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models import loading
 from specbench.models.given_back import given_back
 from specbench.results import console, records
-from specbench.results.manifest import RunManifest
+from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
+from specbench.results.wording import verdict_words
 from specbench.storage import jsonl
 
 
@@ -44,8 +47,10 @@ class Comparison:
     """What `compare` measured. Printed, or shown by a notebook, it is the table of a run.
 
     Attributes:
-        table: a row for each method, the baseline ``ar`` first; columns as in ``summary.json``, an
-            interval in two (``speedup_low``, ``speedup_high``).
+        table: a row for each method, the baseline ``ar`` first: ``label``, ``mat``, ``speedup``
+            with its 95 % interval (``speedup_low``, ``speedup_high``), ``tokens_per_s``, and
+            ``outputs``, what the audit said of the turns.
+        wide: the same rows with all columns of ``summary.json``, an interval in two.
         cases: a row for each prompt, method and repeat; columns as in ``cases.jsonl``, and
             ``prompt`` (its place in ``prompts``) and ``text`` (the answer).
         steps: a row for each step: nodes drafted, tokens committed, seconds.
@@ -56,6 +61,7 @@ class Comparison:
     """
 
     table: pd.DataFrame
+    wide: pd.DataFrame
     cases: pd.DataFrame
     steps: pd.DataFrame
     errors: pd.DataFrame
@@ -79,8 +85,35 @@ class Comparison:
         frame: str = shown.frame.map(str).to_html(index=False)
         return frame + "".join(f"<p>{escape(note, quote=False)}</p>" for note in notes if note)
 
+    def plot(self) -> Figure:
+        """Speedup and MAT of each method with 95 % intervals, the fastest first.
+
+        A matplotlib figure: a notebook shows it, ``savefig("speedup.png")`` writes it.
+        """
+        rows = self.wide[self.wide["speedup"].notna() & (self.wide["method"] != BASELINE)]
+        rows = rows.sort_values("speedup", ascending=False)
+        figure = Figure(figsize=(7.0, 1.0 + 0.26 * len(rows)), layout="constrained")
+        panels = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+        words = ("speedup (ratio of tokens/s)", "MAT (tokens per target pass)")
+        for axes, key, unit in zip(panels, ("speedup", "mat"), words, strict=True):
+            low, value, high = (pd.to_numeric(rows[f"{key}{end}"]) for end in ("_low", "", "_high"))
+            lengths = np.array([value - low, high - value]).clip(min=0.0).T  # NaN: no interval
+            for place, (at, ends) in enumerate(zip(value, lengths, strict=True)):
+                marker = _MARKERS[place % len(_MARKERS)]
+                axes.errorbar([at], [place], xerr=ends[:, None], fmt=marker)
+            axes.set_xlabel(unit)
+            axes.grid(axis="x", color="#DDDDDD")
+        panels[0].axvline(1.0, color="#333333", linewidth=0.8, linestyle="--", label=_PLAIN)
+        panels[0].set_yticks(range(len(rows)), rows["label"])
+        panels[0].set_ylim(len(rows) - 0.5, -0.5)
+        panels[0].legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize="small")
+        return figure
+
 
 _WIDTH = 100  # of the printed table
+_MARKERS = "os^DvPX*<>pdh"
+_PLAIN = "plain decoding"  # what the line across stands for
+_SHORT = ["label", "mat", "speedup", "speedup_low", "speedup_high", "tokens_per_s", "outputs"]
 
 
 def compare(
@@ -200,8 +233,12 @@ def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> 
         for record in made
     ]
     manifest = RunManifest.read(path)
+    rows = [row for row in summary["rows"] if row["task"] == OVERALL]
+    wide = pd.DataFrame([_flat(row) for row in rows])
+    outputs = [verdict_words(row["lossless"]) for row in rows]
     return Comparison(
-        table=pd.DataFrame([_flat(row) for row in summary["rows"] if row["task"] == OVERALL]),
+        table=wide.assign(outputs=outputs)[_SHORT],
+        wide=wide,
         cases=pd.DataFrame(cases),
         steps=pd.read_parquet(path / records.STEPS),
         errors=pd.DataFrame(errors, columns=None if errors else _ERROR_COLUMNS),

@@ -72,6 +72,18 @@ def test_prompts_and_drafters_of_every_kind_and_the_model_comes_back_as_it_was(l
     assert len(set(answers)) == 1  # the same prompt, said in four ways
     assert "mine" in str(found)
     assert "mine" in found._repr_html_()
+    assert found.table.columns.tolist() == [
+        "label", "mat", "speedup", "speedup_low", "speedup_high", "tokens_per_s", "outputs",
+    ]  # fmt: skip
+    assert set(found.table["outputs"]) == {"4 equal"}
+    assert set(found.table.columns) - {"outputs"} < set(found.wide.columns)
+    speedups, mats = found.plot().axes
+    names = [label.get_text() for label in speedups.get_yticklabels()]
+    drafting = found.table[found.table["label"] != "ar"].set_index("label")
+    assert names == list(drafting["speedup"].sort_values(ascending=False).index)
+    for axes, key in ((speedups, "speedup"), (mats, "mat")):
+        drawn = [container.lines[0].get_xdata()[0] for container in axes.containers]
+        assert drawn == list(drafting.loc[names, key])
 
 
 def test_an_error_within_gives_the_model_back_too(lent, options, monkeypatch):
