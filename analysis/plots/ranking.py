@@ -255,13 +255,13 @@ def predicted_beside_measured(
         **({"nrows": 2} if stacked else {"ncols": 2}), sharex=True, sharey=True
     )
     columns = ([row[2] for row in rows], [row[3] for row in rows])
+    every = looks((method, name) for name, method, *_ in rows)
     for axes, cells, timing in zip(panels, columns, ("PREDICTED", "measured"), strict=True):
-        for place, ((_, method, *_), cell) in enumerate(zip(rows, cells, strict=True)):
-            if cell.value is not None:
-                _dot(axes, place, method, cell)
-        axes.axvline(1.0, color=REFERENCE, linewidth=0.8, linestyle="--")
+        for place, ((name, method, *_), cell) in enumerate(zip(rows, cells, strict=True)):
+            _dot(axes, place, every[method, name], cell)
+        axes.axvline(1.0, **_PLAIN)
         axes.set_xlabel(f"{timing} speedup")
         rows_down(axes, [row[0] for row in rows])
     _limit(panels[0], [*columns[0], *columns[1]])
-    finish(figure, title, f"The dashed line is plain decoding.\n{caption}")
+    finish(figure, title, with_cut(f"The dashed line is plain decoding.\n{caption}", panels))
     return figure
