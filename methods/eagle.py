@@ -115,6 +115,7 @@ class Eagle(_Feature, FixedTreeDrafter):
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
+        self._check_ranks(self._head.target_ids, context.vocab_size)
         # Of each node to read, by level, the number of its parent among all nodes that were read.
         self._above: list[torch.Tensor] = []
         numbers, count = torch.full((1,), -1, device=self._device), 0

@@ -9,8 +9,9 @@ A step: the prefix layer reads the rows committed since. Head d then guesses bel
     depth d (0 is the root) from the prefix, the root's embedding and those of the tokens on the
     node's path; nodes without children are not read. The tree is Medusa's, filled by parent.
 Where ours differs, and why:
-    - At a temperature the output is plain sampling's by default; the reference accepts what is
-      likely enough (``verifier=typical``, lossy, and labelled so).
+    - The reference accepts at a temperature what is likely enough. Here the output is plain
+      sampling's; ``verifier=typical`` (lossy, and labelled so) is that rule but for what
+      ``specbench.decoding.verify.typical`` says.
     - The first draft comes after the prompt's pass, as for every method here.
 State kept: none beyond the prefix layer's cache and unread states, for a turn.
 """
@@ -41,6 +42,7 @@ class Hydra(FixedTreeDrafter):
         assert context.target is not None
         target, folder = context.target, context.heads[self.head]
         ends, ids = ends_of(target, self.vocabulary)
+        self._check_ranks(ids, context.vocab_size)
         self._heads = hydra_heads.load(
             folder, ends, target.config, dtype=target.dtype, device=target.device
         )

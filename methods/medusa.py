@@ -2,15 +2,18 @@
 
 Paper: "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads", ICML
     2024, arXiv 2401.10774.
-Reference code studied: FasterDecoding/Medusa e2a5d20 (``medusa_model_legacy.py``, ``utils.py``,
-    ``medusa_choices.py``); Spec-Bench fd2c1cd.
+Reference code studied: FasterDecoding/Medusa e2a5d20 (``medusa_model_legacy.py``,
+    ``medusa_model.py``, ``utils.py``, ``medusa_choices.py``); Spec-Bench fd2c1cd.
 Heads: ``specbench.models.heads.medusa``, those of Medusa-1, which leave the target as it is.
 A step: one product of all heads with the state of the last token before the root. The node at the
     path of ranks (r1, ..., rd) holds candidate rd of head d, whatever stands above it: the tree is
     a cartesian product, and nothing is computed along its branches.
 Where ours differs, and why:
-    - The reference accepts at a temperature what is likely enough (``verifier=typical``, lossy, and
-      labelled so). By default the output is plain sampling's here.
+    - The reference accepts at a temperature what is likely enough. Here the output is plain
+      sampling's; ``verifier=typical`` (lossy, and labelled so) is that rule but for what
+      ``specbench.decoding.verify.typical`` says.
+    - The tree is that of ``medusa_model_legacy.py``, of the evaluation scripts there and of
+      Spec-Bench, whatever the target. ``tree=by_model`` chooses as ``medusa_model.py`` does.
     - The tree has parent indices; the reference pads its paths with id 0, which it can accept.
     - The first draft comes after the prompt's pass, as for every method here.
 State kept: none beyond the last state.
@@ -18,6 +21,7 @@ State kept: none beyond the last state.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,25 +30,64 @@ import torch
 
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
 from specbench.index.head_tree import FixedTreeDrafter
-from specbench.index.static_tree import require_heads
+from specbench.index.static_tree import (
+    TREES,
+    StaticTree,
+    load_tree,
+    require_heads,
+    tree_of_knobs,
+)
 from specbench.models.heads import medusa
-from specbench.models.heads.checkpoint import ends_of
+from specbench.models.heads.checkpoint import ends_of, read_json
 
 _ROWS_AHEAD = 64  # of the vocabulary's size each
+_BY_MODEL = "by_model"
+# Words in the name of the target that a head was trained for, and the tree that the reference code
+# (``get_medusa_choice``) then takes: the first that fits, else `_OTHERS`.
+_AUTHORS = (
+    ("vicuna", "7b", "vicuna_7b_stage2"),
+    ("vicuna", "13b", "vicuna_13b_stage2"),
+    ("vicuna", "33b", "vicuna_33b_stage2"),
+    ("zephyr", "", "zephyr_stage2"),
+)
+_OTHERS = "medusa_63"
+
+log = logging.getLogger(__name__)
+
+
+def authors_tree(target: str) -> str:
+    """The tree in `TREES` that the reference code takes for a target of this name."""
+    fitting = (tree for family, size, tree in _AUTHORS if family in target and size in target)
+    return next(fitting, _OTHERS)
 
 
 @dataclass(kw_only=True, eq=False)
 class Medusa(FixedTreeDrafter):
-    """Medusa-1: trained heads on the target's last state, one for each token ahead."""
+    """Medusa-1: trained heads on the target's last state, one for each token ahead.
+
+    Attributes:
+        tree: also ``by_model``: by the name in the head's config.json, as the reference code does.
+    """
 
     name: str = "medusa"
     head: str = "medusa"
 
+    def _shape(self) -> StaticTree:
+        # Until `setup` has read the head's configuration; all its trees have as many nodes.
+        tree = _OTHERS if self.tree == _BY_MODEL else self.tree
+        return tree_of_knobs(tree, self.levels, also=[_BY_MODEL])
+
     def setup(self, context: DraftContext) -> None:
+        if self.tree == _BY_MODEL and self.levels is None:
+            config = read_json(context.heads[self.head])
+            tree = authors_tree(str(config.get("base_model_name_or_path")))
+            log.info("%s: method.tree=by_model is %s", context.heads[self.head], tree)
+            self._tree = load_tree(TREES[tree])
         super().setup(context)
         assert context.target is not None
         target, folder = context.target, context.heads[self.head]
         ends, ids = ends_of(target, self.vocabulary)
+        self._check_ranks(ids, context.vocab_size)
         self._heads = medusa.load(folder, ends, dtype=target.dtype, device=target.device)
         self._ids = None if self._heads.lm_heads else ids
         require_heads(self._tree, len(self._heads.blocks), folder)

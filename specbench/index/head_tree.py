@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from specbench.decoding.head_drafter import HeadDrafter
-from specbench.decoding.structs import DraftContext, DraftTree
-from specbench.index.static_tree import tree_of_knobs
+from specbench.decoding.structs import Artifact, DraftContext, DraftTree, Needs
+from specbench.errors import ConfigurationError
+from specbench.index.static_tree import StaticTree, tree_file, tree_of_knobs
 
 
 @dataclass(kw_only=True, eq=False)
@@ -17,8 +18,10 @@ class FixedTreeDrafter(HeadDrafter):
 
     Attributes:
         head: the head's name in ``pair.heads``, a folder or a hub id.
-        tree: ``medusa_63``, Medusa's 63 nodes in 4 levels, ``eagle_25``, EAGLE's 25 in 5, or
-            another method's (``template``, ``sam_60``).
+        tree: ``medusa_63``, Medusa's 63 nodes in 4 levels, or its others (``vicuna_7b_stage2``,
+            ``vicuna_13b_stage2``, ``vicuna_33b_stage2``, ``zephyr_stage2``), ``eagle_25``, EAGLE's
+            25 in 5, another method's (``template``, ``sam_60``), or a JSON file with each node's
+            ranks from the root.
         levels: nodes of each level of a tree instead, the cheapest by rank; [1, 1, 1] is a chain.
         vocabulary: folder of a draft model whose list of ids is drafted from alone, where the head
             shares the target's LM head; None drafts from all ids.
@@ -30,11 +33,23 @@ class FixedTreeDrafter(HeadDrafter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._tree = tree_of_knobs(self.tree, self.levels)
+        self._tree = self._shape()
+
+    def _shape(self) -> StaticTree:
+        return tree_of_knobs(self.tree, self.levels)
 
     @property
     def max_nodes(self) -> int:
         return len(self._tree)
+
+    @property
+    def needs(self) -> Needs:
+        file = tree_file(self.tree) if self.levels is None else None
+        if file is None:
+            return super().needs
+        # Read here already; as an artifact its hash is in the manifest.
+        tree = Artifact("tree", builder="", command="", path=str(file))
+        return replace(super().needs, artifacts=(tree,))
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
@@ -47,6 +62,20 @@ class FixedTreeDrafter(HeadDrafter):
             tuple(torch.from_numpy(part).to(self._device) for part in (x.above, x.ranks, x.inner))
             for x in layers
         ]
+
+    def _check_ranks(self, ids: torch.Tensor | None, vocab_size: int) -> None:
+        """Refuse a tree that takes more candidates than the head has ``ids``; None for all.
+
+        Raises:
+            ConfigurationError: says what to type.
+        """
+        n_ids = vocab_size if ids is None else len(ids)
+        if self._tree.n_ranks > n_ids:
+            key = "tree" if self.levels is None else "levels"
+            raise ConfigurationError(
+                f"method.{key}={getattr(self, key)} takes {self._tree.n_ranks} candidates of a "
+                f"node, and there are {n_ids} ids. Name a tree of smaller ranks."
+            )
 
     def _filled(self, tokens: torch.Tensor) -> DraftTree:
         """The tree's first nodes with ``tokens [n]``, ids of the target on its device."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from specbench.arrays import IntArray
 from specbench.errors import ArtifactError, ConfigurationError, unknown_name
-from specbench.paths import ASSETS
+from specbench.paths import ASSETS, PROJECT
 
 RankPath: TypeAlias = tuple[int, ...]
 
@@ -28,8 +28,13 @@ TREES = {
     "template": ASSETS / "token_recycling_tree.json",
     "sam_60": ASSETS / "sam_token_recycling_tree.json",
     "medusa_63": ASSETS / "medusa_tree.json",
+    "vicuna_7b_stage2": ASSETS / "medusa_vicuna_7b_tree.json",
+    "vicuna_13b_stage2": ASSETS / "medusa_vicuna_13b_tree.json",
+    "vicuna_33b_stage2": ASSETS / "medusa_vicuna_33b_tree.json",
+    "zephyr_stage2": ASSETS / "medusa_zephyr_tree.json",
     "eagle_25": ASSETS / "eagle_tree.json",
 }
+_MOST_RANKS = 2**31  # more than a vocabulary has ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +130,57 @@ class StaticTree:
 
 
 def load_tree(path: Path) -> StaticTree:
-    """The tree in a JSON file with a list ``paths``.
+    """The tree in a JSON file: a list of paths, alone or as ``paths`` in an object.
 
     Raises:
         ArtifactError: the file is missing, or is no such tree.
     """
     try:
-        return StaticTree.from_paths(json.loads(path.read_text(encoding="utf-8"))["paths"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is not a draft tree: {error}") from error
+        paths = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(paths, dict):
+            paths = paths.get("paths")
+        if not isinstance(paths, list) or not paths:
+            raise ValueError("it has no list of paths")
+        for number, ranks in enumerate(paths):
+            if not isinstance(ranks, list) or not all(map(_is_rank, ranks)):
+                raise ValueError(
+                    f"entry {number} is {ranks!r:.60}, not a list of ranks, which count from 0"
+                )
+        return StaticTree.from_paths(paths)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"{path} is not a draft tree: {error}. Give each node's ranks from the root, as in "
+            "[[0], [1], [0, 0]]."
+        ) from error
 
 
-def tree_of_knobs(tree: str, levels: Sequence[int] | None) -> StaticTree:
-    """The tree of ``method.tree``, one of `TREES`, or of ``method.levels`` where that is given.
+def _is_rank(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST_RANKS
+
+
+def tree_file(tree: str) -> Path | None:
+    """The user's file that ``method.tree`` names, which may be missing; None for a name."""
+    if tree in TREES or not tree.endswith(".json"):
+        return None
+    file = Path(tree).expanduser()
+    return file.absolute() if file.is_file() else PROJECT / file
+
+
+def tree_of_knobs(tree: str, levels: Sequence[int] | None, also: Sequence[str] = ()) -> StaticTree:
+    """The tree of ``method.tree``, or of ``method.levels`` where that is given.
+
+    Args:
+        tree: one of `TREES`, or a file for `load_tree`.
+        also: other values that the method takes, for the message.
 
     Raises:
         ConfigurationError: there is no such tree.
     """
     if levels is None:
-        if tree not in TREES:
-            raise unknown_name("method.tree", tree, TREES)
-        return load_tree(TREES[tree])
+        file = tree_file(tree)
+        if file is None and tree not in TREES:
+            raise unknown_name("method.tree", tree, [*TREES, *also, "FILE.json"])
+        return load_tree(file or TREES[tree])
     try:
         return tree_of_levels(max(levels, default=1), levels)
     except ValueError as error:

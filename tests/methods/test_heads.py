@@ -1,5 +1,6 @@
 """Methods with trained heads: their trees, what they read, and that they change no output."""
 
+import json
 from functools import partial
 
 import numpy as np
@@ -348,7 +349,15 @@ def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
 
 
 def test_published_trees():
-    for name, levels in (("medusa_63", [10, 28, 23, 2]), ("eagle_25", [4, 8, 8, 3, 2])):
+    """Nodes of each level as counted in the published lists, 63 of each of Medusa's."""
+    for name, levels in (
+        ("medusa_63", [10, 28, 23, 2]),
+        ("vicuna_7b_stage2", [10, 23, 23, 7]),
+        ("vicuna_13b_stage2", [10, 19, 25, 9]),
+        ("vicuna_33b_stage2", [10, 24, 24, 5]),
+        ("zephyr_stage2", [10, 27, 23, 3]),
+        ("eagle_25", [4, 8, 8, 3, 2]),
+    ):
         tree = load_tree(TREES[name])
         assert tree.level_sizes == levels
         smaller = {(*path[:-1], path[-1] - 1) for path in tree.paths if path[-1]}
@@ -359,10 +368,84 @@ def test_published_trees():
 
 
 @pytest.mark.parametrize(
+    ("target", "tree"),
+    [
+        ("lmsys/vicuna-7b-v1.3", "vicuna_7b_stage2"),
+        ("lmsys/vicuna-13b-v1.5-16k", "vicuna_13b_stage2"),
+        ("/models/vicuna-33b-v1.3", "vicuna_33b_stage2"),
+        ("HuggingFaceH4/zephyr-7b-beta", "zephyr_stage2"),
+        ("lmsys/Vicuna-7B", "medusa_63"),  # the reference code minds capitals, too
+        ("meta-llama/Llama-2-7b-hf", "medusa_63"),
+        (None, "medusa_63"),
+    ],
+)
+def test_medusa_takes_the_tree_that_its_authors_take_for_a_model(tmp_path, target, tree):
+    config, tensors = tiny_heads.medusa()
+    config["base_model_name_or_path"] = target
+    tiny_heads.save(tmp_path, config, tensors, "medusa_lm_head.pt")
+    context = DraftContext(30, frozenset(), target=GHOST, heads={"medusa": tmp_path})
+    ours, named = Medusa(tree="by_model"), Medusa(tree=tree)
+    trees = [each.propose(begun(each, context)) for each in (ours, named)]
+    assert paths_of(trees[0]) == paths_of(trees[1])
+    assert len(trees[0]) == ours.needs.max_nodes == 63
+
+
+@pytest.mark.parametrize("name", ["medusa", "hydra", "eagle"])
+def test_a_tree_may_stand_in_a_file(name, folders, tmp_path):
+    file = tmp_path / "tree.json"
+    context = DraftContext(30, frozenset(), target=GHOST, heads=folders)
+    paths = [[1], [0], [0, 2], [1, 1], [0, 2, 0]]
+    for text in (paths, {"name": "mine", "paths": paths}):
+        file.write_text(json.dumps(text), encoding="utf-8")
+        drafter = {"medusa": Medusa, "hydra": Hydra, "eagle": Eagle}[name](tree=str(file))
+        (artifact,) = drafter.needs.artifacts  # its hash stands in the manifest
+        assert artifact.path == str(file)
+        state = begun(drafter, context)
+        states = tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,))[AFTER_FINAL_NORM]
+        _, guesses, _ = TREE[name]
+        text = torch.from_numpy(state.tokens[1:].copy())
+        guess = guesses(HEADS[name], GHOST.embeddings, text, states)
+        ranks = sorted(map(tuple, paths), key=lambda path: (len(path), path))
+        assert paths_of(drafter.propose(state)) == plain.static_tree(guess, ranks)
+    file.write_text("[[0], [30]]", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"method\.tree=.*31 candidates.*30 ids"):
+        type(drafter)(tree=str(file)).setup(context)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[0], [0, 1", "Expecting"),
+        ("[" * 100_000, "recursion"),
+        ("[]", "no list of paths"),
+        ('{"nodes": [[0]]}', "no list of paths"),
+        ("[[0], 1]", "entry 1 is 1, not a list of ranks"),
+        ("[[0], [0.5]]", r"entry 1 is \[0\.5\]"),
+        ('[["0"]]', "entry 0 is"),
+        ("[[0], [true]]", "entry 1 is"),
+        ("[[0], [-1]]", "entry 1 is"),
+        (f"[[0], [{10**30}]]", "entry 1 is"),
+        ("[[0], []]", "empty"),
+        ("[[0], [0]]", "occurs twice"),
+        ("[[0], [1, 0]]", r"\[1, 0\] has no parent"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_without_a_tree_is_refused(tmp_path, text, message):
+    file = tmp_path / "tree.json"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=rf"tree\.json is not.*{message}.*\[\[0\], \[1\]"):
+        Medusa(tree=str(file))
+
+
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Medusa(levels=[0]), r"method\.levels=\[0\] cannot make a tree"),
-        (lambda: Hydra(tree="medusa"), r"method\.tree.*medusa_63"),
+        (lambda: Hydra(tree="medusa"), r"method\.tree.*FILE\.json.*medusa_63"),
+        (lambda: Hydra(tree="by_model"), r"method\.tree"),
+        (lambda: Medusa(tree="by-model"), r"method\.tree.*'by_model'"),
         (lambda: Eagle2(top_k=0), r"method\.top_k=0"),
         (lambda: Eagle2(depth=-1), r"method\.depth=-1"),
         (lambda: Eagle(head=""), r"method\.head=''"),
