@@ -14,3 +14,9 @@ SURFACES = PROJECT / "surfaces"
 def typed_path(text: str | Path) -> Path:
     """A path as a user typed it; a ``~`` that stands for nobody's home stays."""
     return Path(os.path.expanduser(text))
+
+
+def typed_file(text: str) -> Path:
+    """A file as a user typed it: from here, else from the project's folder; it may be missing."""
+    file = typed_path(text)
+    return file.absolute() if file.is_file() else PROJECT / file

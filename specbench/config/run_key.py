@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -60,6 +61,8 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
     used = _words(plain["method"], plain["compare"])
     if kept := {name: place for name, place in heads.items() if name in used}:
         plain["pair"]["heads"] = kept
+    _name_trees(plain["method"])
+    _name_trees(plain["compare"])
     # Folders from before these keys have these values.
     if plain.get("server") is None:
         plain.pop("server", None)
@@ -77,6 +80,18 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
     if plain["engine"].get("fused_layers") is True:
         del plain["engine"]["fused_layers"]  # it changes no pass on a CPU
     return {str(key): value for key, value in plain.items()}
+
+
+def _name_trees(node: Any) -> None:
+    """Add what it holds to the name of a file in ``method.tree``: such files are edited."""
+    if isinstance(node, dict):
+        tree = node.get("tree")
+        if isinstance(tree, str) and tree.endswith(".json"):
+            with contextlib.suppress(OSError):  # what cannot be read is refused by the method
+                held = hashlib.sha256(paths.typed_file(tree).read_bytes()).hexdigest()
+                node["tree"] = f"{tree} ({held[:8]})"
+    for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _name_trees(part)
 
 
 def _words(*nodes: Any) -> set[str]:

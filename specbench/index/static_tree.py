@@ -19,7 +19,7 @@ import numpy as np
 
 from specbench.arrays import IntArray
 from specbench.errors import ArtifactError, ConfigurationError, unknown_name
-from specbench.paths import ASSETS, PROJECT
+from specbench.paths import ASSETS, typed_file
 
 RankPath: TypeAlias = tuple[int, ...]
 
@@ -162,8 +162,7 @@ def tree_file(tree: str) -> Path | None:
     """The user's file that ``method.tree`` names, which may be missing; None for a name."""
     if tree in TREES or not tree.endswith(".json"):
         return None
-    file = Path(tree).expanduser()
-    return file.absolute() if file.is_file() else PROJECT / file
+    return typed_file(tree)
 
 
 def tree_of_knobs(tree: str, levels: Sequence[int] | None, also: Sequence[str] = ()) -> StaticTree:

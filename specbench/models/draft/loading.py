@@ -140,16 +140,30 @@ def _random_network(
 
 
 def read_id_map(folder: Path) -> IntArray | None:
-    """``[draft vocab]`` of a folder with a reduced vocabulary; None for any other."""
-    if not (folder / ID_MAP_FILE).is_file():
+    """``[draft vocab]`` of a folder with a reduced vocabulary; None for any other.
+
+    Raises:
+        ConfigurationError: it does not hold a list of whole numbers, each from 0 on once at most.
+    """
+    file = folder / ID_MAP_FILE
+    if not file.is_file():
         return None
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.torch import load_file
 
     try:
-        ids: IntArray = load_file(folder / ID_MAP_FILE)["ids"].astype(np.int64)
-    except (SafetensorError, KeyError, OSError) as error:
-        raise ConfigurationError(f"{folder / ID_MAP_FILE} is damaged: {error!r}") from error
+        stored = load_file(file)["ids"]
+    except Exception as error:  # safetensors' own, KeyError, OSError
+        raise ConfigurationError(
+            f"{file} is damaged: {first_line(error)}. Fetch it again."
+        ) from error
+    whole = stored.dim() == 1 and not (stored.is_floating_point() or stored.is_complex())
+    ids: IntArray = (stored.long() if whole else torch.empty(0)).numpy()
+    known = ids[ids >= 0]
+    if not whole or len(np.unique(known)) != len(known):
+        raise ConfigurationError(
+            f"{file} has ids as {list(stored.shape)} of {str(stored.dtype)[6:]}, which is no list "
+            "of the target's ids, each once. Fetch it again."
+        )
     return ids
 
 

@@ -129,6 +129,10 @@ def test_a_reduced_vocabulary_is_read_from_its_file(load, folder):
     save_file({"ids": ids}, folder / draft_loading.ID_MAP_FILE)
     draft, _ = load(f"pair.draft.path={folder}")
     assert draft.to_target_ids(torch.tensor([0, 2])).tolist() == [VOCAB - 1, VOCAB - 3]
+    for damaged in (ids + 0.5, ids[None], np.array([-1, 3, 3]), np.ones(2, dtype=np.complex64)):
+        save_file({"ids": damaged}, folder / draft_loading.ID_MAP_FILE)
+        with pytest.raises(ConfigurationError, match="no list of the target's ids"):
+            draft_loading.read_id_map(folder)
     (folder / draft_loading.ID_MAP_FILE).write_bytes(b"nothing")
     with pytest.raises(ConfigurationError, match="damaged"):
         load(f"pair.draft.path={folder}")

@@ -58,3 +58,14 @@ def test_only_methods_that_read_a_head_have_it_in_their_key():
     assert not moved("method=medusa")
     assert moved("method=pld", "compare=[sam_eagle2]")
     assert moved("method=union", "method.drafters=[pld,{method: eagle}]")
+
+
+@pytest.mark.parametrize("words", ["method=medusa method.tree={}",
+                                   "method=pld compare=[{{method:medusa,tree:{}}}]"])  # fmt: skip
+def test_a_tree_in_a_file_is_in_the_key_by_what_it_holds(tmp_path, words):
+    file = tmp_path / "tree.json"
+    keys = []
+    for text in ("[[0]]", "[[0], [1]]", "[[0]]"):
+        file.write_text(text, encoding="utf-8")
+        keys.append(run_key(compose(words.format(file).split())))
+    assert keys[0] == keys[2] != keys[1]
