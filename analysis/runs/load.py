@@ -298,7 +298,7 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
         manifest = RunManifest.read(path)
         done = (path / DONE).exists()
         if done:
-            manifest.check_files(path, (*_READ, *(name + PACKED for name in _READ)))
+            manifest.check_files(path)
         records, truncated = _read(path / CASES, manifest)
         if records:
             complete = done and not truncated

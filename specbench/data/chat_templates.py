@@ -8,9 +8,11 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
+
+from jinja2 import Environment, TemplateSyntaxError, nodes
 
 from specbench.config.schema import TEMPLATES, RunConfig
 from specbench.errors import ConfigurationError, first_line, unknown_name
@@ -23,10 +25,11 @@ _VICUNA_SYSTEM = (
 _VICUNA_QUESTION = " USER: {user} ASSISTANT:"
 _VICUNA_ANSWER = " {answer}</s>"
 
-# Two questions that no template can take for one.
-_PROBES = ("one", "another")
+# Questions of two turns, all of whose words must be in a prompt.
+_PROBES = ("tell me of the first and the last", "say the second after all of that")
 # A template is a program of the model's: this is how long it may take for a dialogue.
 _RENDER_S = 10
+_LONGEST, _GROWTH = 100_000, 10  # characters that it may add, and by how much it may lengthen
 
 # Breaks up what would be read as a special token: Unicode keeps it out of all texts.
 _MARK = "\ufdd0"
@@ -87,11 +90,24 @@ class PromptTemplate:
         }
         identity = json.dumps([template, rules[template], self._kwargs], sort_keys=True)
         self.sha = hashlib.sha256(identity.encode()).hexdigest()
-        if template == "chat" and len({self._chat([(text, None)]) for text in _PROBES}) == 1:
-            raise ConfigurationError(
-                "the tokenizer's chat template ignores the question: all prompts would be the "
-                "same. Correct the template, or type model.template=vicuna_v1.1 or plain."
-            )
+        if template == "chat":
+            _refuse_powers(str(own))
+            self._check_probes()
+
+    def _check_probes(self) -> None:
+        """Refuse a template that leaves a question out."""
+        first, second = _PROBES
+        written = [self._chat([(first, None)])]
+        # A template may refuse a second turn; it then says so when a data set has one.
+        with suppress(ConfigurationError):
+            written.append(self._chat([(first, "well"), (second, None)]))
+        for text, asked in zip(written, _PROBES, strict=False):
+            if asked not in text:
+                turn = "the question" if asked is first else "the question of a second turn"
+                raise ConfigurationError(
+                    f"the tokenizer's chat template ignores {turn}: different prompts would be the "
+                    "same. Correct the template, or type model.template=vicuna_v1.1 or plain."
+                )
 
     @staticmethod
     def from_config(tokenizer: Any, config: RunConfig) -> PromptTemplate:
@@ -169,6 +185,13 @@ class PromptTemplate:
                 f"{first_line(error)}. Type model.template=vicuna_v1.1 or plain, or correct the "
                 "template."
             ) from error
+        most = _LONGEST + _GROWTH * sum(len(message["content"]) for message in messages)
+        if len(str(text)) > most:
+            raise ConfigurationError(
+                f"the tokenizer's chat template writes {len(str(text)):,} characters for a "
+                f"dialogue of {len(turns)} turn(s). Correct it, or type "
+                "model.template=vicuna_v1.1 or plain."
+            )
         return str(text)
 
     def _vicuna(self, turns: Sequence[tuple[str, str | None]]) -> str:
@@ -178,6 +201,19 @@ class PromptTemplate:
             if answer is not None:
                 text += _VICUNA_ANSWER.format(answer=answer.strip())
         return text
+
+
+def _refuse_powers(template: str) -> None:
+    """Refuse ``**``: a power of powers computes for hours where no signal can stop it."""
+    try:
+        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateSyntaxError:
+        return  # transformers knows more tags, and refuses the rest
+    if next(tree.find_all(nodes.Pow), None) is not None:
+        raise ConfigurationError(
+            "the tokenizer's chat template computes powers (**), which no dialogue needs and which "
+            "may never end. Correct it, or type model.template=vicuna_v1.1 or plain."
+        )
 
 
 @contextmanager

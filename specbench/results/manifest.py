@@ -354,6 +354,11 @@ class RunManifest(_Node):
                 continue
             if not path.is_file() or file_sha256(path) != digest:
                 state = "was changed" if path.is_file() else "is missing"
+                if name == MANIFEST:
+                    raise jsonl.RecordError(
+                        f"{path} {state} after the run was done, so its numbers are not shown. Put "
+                        "the file back, or measure anew: fresh=true."
+                    )
                 raise jsonl.RecordError(
                     f"{path} {state} after the run was done, so its numbers are not shown. Put the "
                     f"file back; or delete {folder / DONE} and repeat the run's command, which "

@@ -374,7 +374,7 @@ def _hide_key(server: Server, one: Asked) -> None:
     """Take the key out of what became of a question: the one way into records and lines."""
     secret = server.client.secret
     if one.answer is not None:
-        one.answer.text = secret.hide(one.answer.text)
+        one.answer.text = secret.hide_in_answer(one.answer.text)
         one.answer.counters = secret.hide_in(one.answer.counters)
     if one.error is not None:
         secret.hide_in_error(one.error)

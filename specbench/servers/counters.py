@@ -98,6 +98,8 @@ def convert(words: Words, said: Said, n_new: int) -> Counts | None:
         steps = max(n_new - 1 - accepted, passes or 0)
     if accepted is not None and drafted is not None and accepted > drafted:
         return None
+    if accepted is not None and steps + accepted < n_new - 1:
+        return None  # a step commits one token more than it accepts: these made fewer
     if not (0 < steps <= n_new - 1 if n_new > 1 else steps == 0):
         return None
     return Counts(steps, drafted, accepted, _committed(words, said, n_new, steps))

@@ -11,6 +11,7 @@ from specbench.servers.counters import Said, whole
 from specbench.storage.jsonl import parse_json
 
 _MOST_ID = 2**31
+_SILENT = 4  # tokens without text that an answer may have: its end, marks of reasoning
 _REASONS = {"stop": "eos", "eos": "eos", "length": "length", "limit": "length", "word": "eos"}
 
 
@@ -206,7 +207,17 @@ def _check_counts(answer: Answer, pieces: int, longest: int) -> None:
         raise _miscounted(f"{n_ids} token ids for {n_new} tokens")
     # Text that was held back may come by itself in the end.
     if pieces > n_new + 1:
-        raise _miscounted(f"the server says {n_new} tokens, and sent {pieces} pieces of text")
+        raise _miscounted(
+            f"the server says {n_new} tokens, and sent {pieces} pieces of text. Where a proxy cuts "
+            "the stream anew, ask the server itself: server.url=..."
+        )
+    # Each token writes a byte at least, but for an end token and the few that have no text.
+    most = len(answer.text.encode(errors="replace")) + _SILENT
+    if not n_ids and n_new > most:
+        raise _miscounted(
+            f"the server says {n_new} tokens for a text of {most - _SILENT} bytes: it counts what "
+            "the answer does not show"
+        )
     check_prompt(answer, len(answer.prompt_ids))
 
 

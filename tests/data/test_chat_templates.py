@@ -76,7 +76,7 @@ def test_plain_is_the_bare_text(tokenizer):
 def test_template_arguments_fix_what_a_template_would_take_from_the_clock(tokenizer):
     tokenizer.chat_template = (
         "{% if not date is defined %}{% set date = strftime_now('%Y') %}{% endif %}"
-        "{{ date }}: {{ messages[0].content }}"
+        "{{ date }}: {{ messages[-1].content }}"
     )
     free = PromptTemplate(tokenizer)
     fixed = PromptTemplate(tokenizer, template_kwargs={"date": "1999"})
@@ -103,7 +103,7 @@ def test_a_template_that_does_not_work_is_refused(tokenizer, template):
 
 
 def test_nested_arguments_reach_the_template(tokenizer):
-    tokenizer.chat_template = "{{ x.a }}{{ x.b[1] }}{{ messages[0].content }}"
+    tokenizer.chat_template = "{{ x.a }}{{ x.b[1] }}{{ messages[-1].content }}"
     cfg = typed(compose(["+model.template_kwargs.x={a: b, b: [c, d]}"]))
     template = PromptTemplate.from_config(tokenizer, cfg)
     assert text(tokenizer, template.render([("e", None)])) == "bde"
@@ -162,10 +162,33 @@ def test_a_template_that_ignores_the_question_is_refused(tokenizer):
         PromptTemplate(tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ messages[0]['content'] }}", "ignores the question of a second turn"),
+        ("{{ messages[-1]['content'][:3] }}", "ignores the question"),
+        ("{{ 9 ** (9 ** 9) }}{{ messages[-1]['content'] }}", r"computes powers"),
+        ("{{ messages[-1]['content'] * 99999 }}", "characters for a dialogue"),
+    ],
+)
+def test_a_template_that_leaves_out_or_outgrows_the_question_is_refused(tokenizer, template, said):
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigurationError, match=said):
+        PromptTemplate(tokenizer)
+
+
+def test_a_template_of_one_turn_may_refuse_a_second(tokenizer):
+    tokenizer.chat_template = (
+        "{% if messages|length > 1 %}{{ raise_exception('one turn') }}{% endif %}"
+        "{{ messages[0].content }}"
+    )
+    assert PromptTemplate(tokenizer).render([("a", None)])
+
+
 def test_a_template_that_does_not_end_is_stopped(tokenizer, monkeypatch):
     monkeypatch.setattr(chat_templates, "_RENDER_S", 1)
     loops = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
-    tokenizer.chat_template = "{{ messages[0]['content'] }}" + loops
+    tokenizer.chat_template = "{{ messages[-1]['content'] }}" + loops
     with pytest.raises(ConfigurationError, match="did not end within 1 s"):
         PromptTemplate(tokenizer)
 

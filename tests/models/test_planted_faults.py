@@ -342,7 +342,15 @@ def in_order(positions, length):
     return positions[:, :1] + torch.arange(positions.shape[1])
 
 
+def last_shifted(positions, length):
+    """The last row of a tree at the position behind its own."""
+    shifted = positions.clone()
+    shifted[:, -1] += int(length > 0 and positions.shape[1] > 1) * 3
+    return shifted
+
+
 FAULTS = {
+    "the last node's position": (other_positions(last_shifted), ("Llama", "Mixtral")),
     "scale": (in_passes(attending(lambda a: a.update(scaling=a["scaling"] * 1.02))), ROTARY),
     "no soft cap": (in_passes(attending(lambda a: a.update(softcap=None))), ("Gemma-2",)),
     "soft cap twice": (in_passes(attending(lambda a: a.update(softcap=2.0))), ("Gemma-2",)),
@@ -421,6 +429,7 @@ QUICK_FAULTS = [
     ("a sibling seen", "Llama"), ("window wider by one", "Mistral"), ("a bias dropped", "Qwen2"),
     ("window narrower by one", "Mistral"), ("depths in order", "Llama"),
     ("no norm of keys", "Qwen3"), ("rotary base", "Llama"), ("a stale row", "Llama"),
+    ("the last node's position", "Mixtral"),
 ]  # fmt: skip
 
 
@@ -432,7 +441,8 @@ QUICK_FAULTS = [
 def test_a_fault_of_ours_is_found(fault, family, products):
     """Widths and initial ranges take turns; wide ones with large weights look at one key alone."""
     width, spread = ((64, 0.02), (384, 0.1), (64, 0.4))[len(fault + family) % 3]
-    with pytest.raises(ConfigurationError, match=r"logits of a (chain|tree) differ"):
+    said = r"logits of a (chain|tree) differ|row \d+ of a (chain|tree) differs"
+    with pytest.raises(ConfigurationError, match=said):
         check(build(family, width, spread), FAULTS[fault][0], packed=products)
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import ssl
 import subprocess
+from base64 import b64encode
 from dataclasses import replace
 
 import pytest
@@ -140,6 +141,9 @@ def test_what_a_server_says_of_itself_is_shown_without_key_and_controls():
         ("sk-abcdefghijk", "an abcdefg", "an abcdefg"),
         ("sk-abcdefghijk", "Bearer SK-ABCDEFGHIJK, sk-abcdefghijk", "Bearer …, …"),
         ("secret", "the secret", "the …"),
+        ("s3cret/key+1", b64encode(b"s3cret/key+1").decode(), "…"),
+        ("s3cret/key+1", "".join(f"&#{ord(c)};" for c in "s3cret/key+1"), "…"),
+        ("sk-no-key-required", "no key is required", "no key is required"),
         # A placeholder is a word of answers.
         ("EMPTY", "EMPTY", "EMPTY"),
         ("", "text", "text"),
@@ -147,6 +151,12 @@ def test_what_a_server_says_of_itself_is_shown_without_key_and_controls():
 )
 def test_a_key_is_hidden_however_it_is_spelt(key, said, shown):
     assert Secret(key).hide(said) == shown
+
+
+def test_of_an_answer_only_the_whole_key_is_hidden():
+    secret = Secret("sk-harbour-master-7")
+    assert secret.hide_in_answer("the harbour-master") == "the harbour-master"
+    assert secret.hide_in_answer("say sk-harbour-master-7") == "say …"
 
 
 def test_a_key_is_hidden_in_the_errors_that_an_error_came_from():
@@ -161,3 +171,16 @@ def test_a_key_is_hidden_in_the_errors_that_an_error_came_from():
     Secret(KEY).hide_in_error(caught.value)
     assert caught.value.args == ("…",)
     assert caught.value.__cause__.args == ("Bearer …", ["…"])
+
+
+def test_more_tokens_than_a_text_has_bytes_are_a_lie():
+    def streamed(tokens):
+        last = {"delta": {"content": "b"}, "finish_reason": "length"}
+        return [
+            (0.1, {"choices": [{"delta": {"content": "a"}}]}),
+            (0.2, {"choices": [last], "usage": {"completion_tokens": tokens}}),
+        ]
+
+    assert read_answer(streamed(3)).n_new == 3, "an end token has no text"
+    with pytest.raises(NoAnswer, match="16 tokens for a text of 2 bytes"):
+        read_answer(streamed(16))

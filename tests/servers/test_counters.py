@@ -159,3 +159,9 @@ def test_what_is_converted_is_always_possible(said, n_new):
 )
 def test_a_server_that_drafts_is_known_by_its_counters(engine, answer, said):
     assert drafts(of(engine), answer) == said
+
+
+def test_steps_that_made_too_few_tokens_are_not_believed():
+    words, *_ = (w for w in TABLE if w.all_passes and "spec_verify_ct" in str(w))
+    assert convert(words, SAID, N_NEW).steps == STEPS
+    assert convert(words, SAID | {"spec_verify_ct": 1, "spec_num_correct_drafts": 3}, N_NEW) is None

@@ -33,7 +33,9 @@ class CheckText:
     nodes: IntArray  # [len(PARENTS)]
 
 
-def make_text(model: PreTrainedModel, longest: int) -> tuple[CheckText, dict[str, str]]:
+def make_text(
+    model: PreTrainedModel, longest: int, seed: int = 0
+) -> tuple[CheckText, dict[str, str]]:
     """Random ids; as many as windows and steps of position need, where that is cheap."""
     per_token = 2 * sum(p.numel() for p in model.parameters())
     cheap = int(FLOPS.get(model.device.type, 0) / per_token)
@@ -59,7 +61,7 @@ def make_text(model: PreTrainedModel, longest: int) -> tuple[CheckText, dict[str
     tables: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     vocab = min(int(table.weight.shape[0]) for table in tables)
     # Special tokens, and ids that stand for images, are at the ends of vocabularies.
-    ids = np.random.default_rng(0).integers(vocab // 16, vocab // 2 + 1, length + _CHAIN + ROWS)
+    ids = np.random.default_rng(seed).integers(vocab // 16, vocab // 2 + 1, length + _CHAIN + ROWS)
     prompt, root, chain, nodes = np.split(ids, np.cumsum([length, 1, _CHAIN]))
     return CheckText(prompt, int(root[0]), chain, nodes), lengths
 

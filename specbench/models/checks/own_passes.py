@@ -189,7 +189,12 @@ def difference(a: torch.Tensor, b: torch.Tensor, typical: bool = False) -> float
 
     With ``typical``, the median row's.
     """
+    apart = differences(a, b)
+    return float(apart.median() if typical else apart.max())
+
+
+def differences(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``[rows]`` the largest between two logits of each row that both have; inf for no number."""
     rows = min(len(a), len(b))
     a, b = a[:rows].double(), b[:rows].to(a.device).double()
-    apart = torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(torch.inf).amax(1)
-    return float(apart.median() if typical else apart.max())
+    return torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(torch.inf).amax(1)
