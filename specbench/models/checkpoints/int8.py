@@ -65,7 +65,7 @@ def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel
     """The model that ``save`` wrote, on the CPU, with weights in ``dtype``.
 
     Raises:
-        WeightsNotFound: the file is damaged, or not of this configuration.
+        WeightsNotFound: the file is damaged, not of this configuration, or overflows in ``dtype``.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -90,6 +90,12 @@ def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel
             f"{folder / FILE} is not of the model that its config.json describes: "
             f"{first[0].strip()}"
         ) from error
+    for name, weight in network.named_parameters():
+        if not weight.isfinite().all():  # in the file it was: `restored` has looked
+            raise WeightsNotFound(
+                f"{folder / FILE} has numbers in {name} that are too large for {str(dtype)[6:]}. "
+                "Type dtype=bfloat16 or dtype=float32 of this model."
+            )
     return network
 
 

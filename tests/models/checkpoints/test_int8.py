@@ -89,6 +89,15 @@ def test_a_damaged_file_is_refused(path):
         assert "Fetch it again" in str(refused.value), what
 
 
+def test_numbers_that_overflow_in_the_dtype_asked_for_are_refused(path):
+    stored = load_file(path)
+    stored["model.norm.weight"][0] = 1e5
+    save_file(stored, path)
+    load(path, torch.bfloat16)
+    with pytest.raises(WeightsNotFound, match=r"model\.norm\.weight.*float16.*Type dtype=bfloat16"):
+        load(path, torch.float16)
+
+
 def test_a_scale_of_another_length_is_refused(path):
     stored = load_file(path)
     matrix = next(name for name, value in stored.items() if value.dtype == torch.int8)
