@@ -8,7 +8,8 @@ from collections.abc import Callable
 from rich.console import Console
 
 FEWEST_PROMPTS, MOST_PROMPTS = 6, 48  # half of them choose, half confirm
-_CONFIRM = 0.35  # of the minutes, kept for the live runs at the end
+_MOST_LIVE = 0.6  # of the minutes, for what is run behind the search
+_PREDICT = 0.05  # of the minutes, to replay the best settings on the other half
 _TURNS_PER_PROMPT = 4.0  # turns of plain decoding that a prompt costs in all: recorded, confirmed
 _START_S = 20.0  # to start a process and load a small model
 
@@ -59,9 +60,11 @@ class Budget:
         affordable = int(for_prompts / (_TURNS_PER_PROMPT * max(turn_s, 1e-3)))
         return min(available, max(FEWEST_PROMPTS, min(MOST_PROMPTS, affordable)))
 
-    def keep_for_live(self, confirm_s: float) -> float:
-        """Seconds that the search must leave."""
-        return min(confirm_s + _START_S, _CONFIRM * 60 * self.minutes + _START_S)
+    def keep_for_live(self, confirm_s: float, live_s: float) -> float:
+        """Seconds that the search leaves: to confirm, to try others live where that fits too."""
+        confirm = confirm_s + _START_S + _PREDICT * 60 * self.minutes
+        both = confirm + live_s + _START_S
+        return both if both <= _MOST_LIVE * 60 * self.minutes else confirm
 
     def affords(self, seconds: float) -> bool:
         """Whether a live run of so many seconds, and its start, still fits."""

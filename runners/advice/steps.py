@@ -36,7 +36,8 @@ SETTINGS = (1, 4, 8, 16, 32)  # of each method, one after the other while there 
 _LOOKED_AT = 4  # settings of a method, to see whether some can be replayed
 _LIVE_PROMPTS = 3  # on which methods are tried that cannot be replayed
 _CONTEXT = 256.0  # cached tokens at which a plain pass is priced
-_LABEL_COST = 1.5  # a method's time for a turn at most, where it may pay, over plain decoding's
+# A method's time for a turn over plain decoding's: of those that were chosen, of any.
+_CHOSEN_COST, _LABEL_COST = 1.0, 1.5
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,22 @@ class _Steps:
         numbers = [int(path.name.partition("-")[2]) for path in done]
         return max((n for n in numbers if n <= most), default=0)
 
-    def _plain_s(self, cases: Sequence[Case], labels: int = 1) -> float:
-        """Predicted seconds of a live run on cases: plain decoding, and other labels beside it."""
+    def _plain_s(self, cases: Sequence[Case], others: float = 0.0) -> float:
+        """Predicted seconds of a live run on cases; ``others``: turns' time beside plain ones'."""
         one = np.ones(1)
         pass_s = float(self._surface.pass_s(one, one, _CONTEXT * one)[0])
         turns = sum(len(case.turns) for case in cases)
         tokens = float(self._bench.cfg.generation.max_new_tokens)
-        return pass_s * tokens * turns * (1 + _LABEL_COST * (labels - 1))
+        return pass_s * tokens * turns * (1 + others)
+
+    @property
+    def _confirm_s(self) -> float:
+        return self._plain_s(self._confirming, 2 * _CHOSEN_COST)
+
+    @property
+    def _live_s(self) -> float:
+        """Of the run of methods that cannot be replayed."""
+        return self._plain_s(self._choosing[:_LIVE_PROMPTS], _LABEL_COST * len(self._only_live))
 
     # -- settings ----------------------------------------------------------------------------------
 
@@ -146,7 +156,7 @@ class _Steps:
         ids = [case.case_id for case in self._choosing]
         chosen = {m: space for m, space in spaces.items() if self._can_be_replayed(m, space)}
         # The rest is for live runs.
-        keep = self._budget.keep_for_live(self._plain_s(self._confirming, 3))
+        keep = self._budget.keep_for_live(self._confirm_s, self._live_s)
         found: dict[str, Searched] = {}
         complete = 0
         for count in SETTINGS:
@@ -191,6 +201,7 @@ class _Steps:
         for one in first:
             try:
                 self._replays.kind(method, one.knobs)
+                self._only_live.pop(method, None)
                 return True
             except NeedsNotMet as error:
                 self._only_live[method] = str(error)
@@ -204,8 +215,8 @@ class _Steps:
         made = {method: Candidate(method, {}) for method in self._only_live}
         items = [mapping_of(method, {}) for method in made]
         path = folder_of(self._folder, "live", items, cases)
-        needed = self._plain_s(cases, 1 + len(made))
-        keep = self._budget.keep_for_live(self._plain_s(self._confirming, 3))
+        needed = self._live_s
+        keep = self._budget.keep_for_live(self._confirm_s, 0.0)
         if not is_complete(path) and not self._budget.affords(needed + keep):
             minutes = self._budget.minutes + (needed + keep - self._budget.left_s) / 60
             for method in made:
@@ -255,7 +266,8 @@ class _Steps:
         by_size = [self._confirming[:n] for n in range(len(self._confirming), FEWEST - 1, -1)]
         for cases in by_size:
             path = folder_of(self._folder, "confirmed", items, cases)
-            if is_complete(path) or self._budget.affords(self._plain_s(cases, 1 + len(chosen))):
+            seconds = self._plain_s(cases, _CHOSEN_COST * len(chosen))
+            if is_complete(path) or self._budget.affords(seconds):
                 break
         else:
             self._more.append("confirm the first choice live")
