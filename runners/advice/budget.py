@@ -11,6 +11,7 @@ FEWEST_PROMPTS, MOST_PROMPTS = 6, 48  # half of them choose, half confirm
 _MOST_LIVE = 0.6  # of the minutes, for what is run behind the search
 _PREDICT = 0.05  # of the minutes, to replay the best settings on the other half
 _TURNS_PER_PROMPT = 4.0  # turns of plain decoding that a prompt costs in all: recorded, confirmed
+_ONE_TRIAL_S = 10.0  # of a setting of a slow method
 _START_S = 20.0  # to start a process and load a small model
 
 
@@ -62,9 +63,14 @@ class Budget:
 
     def keep_for_live(self, confirm_s: float, live_s: float) -> float:
         """Seconds that the search leaves: to confirm, to try others live where that fits too."""
-        confirm = confirm_s + _START_S + _PREDICT * 60 * self.minutes
+        confirm = self.keep_to_confirm(confirm_s)
         both = confirm + live_s + _START_S
-        return both if both <= _MOST_LIVE * 60 * self.minutes else confirm
+        kept = both if both <= _MOST_LIVE * 60 * self.minutes else confirm
+        return kept + _ONE_TRIAL_S  # which was begun before the search ends
+
+    def keep_to_confirm(self, confirm_s: float) -> float:
+        """Seconds to replay the best settings on the other half, and to run the first two."""
+        return confirm_s + _START_S + _PREDICT * 60 * self.minutes
 
     def affords(self, seconds: float) -> bool:
         """Whether a live run of so many seconds, and its start, still fits."""

@@ -216,7 +216,7 @@ class _Steps:
         items = [mapping_of(method, {}) for method in made]
         path = folder_of(self._folder, "live", items, cases)
         needed = self._live_s
-        keep = self._budget.keep_for_live(self._confirm_s, 0.0)
+        keep = self._budget.keep_to_confirm(self._confirm_s)
         if not is_complete(path) and not self._budget.affords(needed + keep):
             minutes = self._budget.minutes + (needed + keep - self._budget.left_s) / 60
             for method in made:
