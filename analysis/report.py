@@ -192,7 +192,7 @@ def warnings(comparisons: Sequence[ComparedRuns]) -> list[tuple[str, str]]:
         "Left out for all labels because one failed": sum(row["n_dropped"] for row in lost),
         "Disturbed, left out of everything timed": sum(row["n_disturbed"] for row in lost)
         - timed_all_the_same,
-        f"Disturbed, timed but for {LEFT_OUT_SHARE:.0%} of their run": timed_all_the_same,
+        f"Disturbed, and timed: over {LEFT_OUT_SHARE:.0%} of their run": timed_all_the_same,
     }
     return [
         *((words, f"turns: {count}") for words, count in of_turns.items() if count),

@@ -145,10 +145,7 @@ def _of_runs(comparison: ComparedRuns) -> str:
 def _how_counted(comparison: ComparedRuns) -> str:
     """What became of disturbed cases, by :mod:`specbench.results.statistics.summary`."""
     if any(entry.overall["disturbed_counted"] for entry in comparison.entries):
-        return (
-            f"(at most {LEFT_OUT_SHARE:.0%} of a run's cases not timed, those first whose labels "
-            "were disturbed most unequally)"
-        )
+        return f"timed all the same where they are over {LEFT_OUT_SHARE:.0%} of a run's cases"
     return "not timed"
 
 

@@ -291,6 +291,11 @@ class BlockRunner:
             for beside in made.values():
                 for turn in beside.values():
                     self._continue(turn)
+        noise = by_counters(result.records, self.job.config.measure.disturbed)
+        result.records = [
+            replace(r, status="disturbed", disturbed_by=noise[r.key]) if r.key in noise else r
+            for r in result.records
+        ]
         self._compare(result)
         return result
 
@@ -332,13 +337,10 @@ class BlockRunner:
             self.source.recover()
             self._restore(turn.run, record, result.records)
         else:
-            noise = by_counters(record, self.job.config.measure.disturbed)
-            if noise:
-                turn.record = replace(record, status="disturbed", disturbed_by=noise)
             if turn.trace is not None:
                 result.steps.append(turn.trace)
-            turn.run.last = turn.record
-        result.records.append(turn.record)
+            turn.run.last = record
+        result.records.append(record)
 
     def _continue(self, turn: Turn) -> None:
         """Give a label's dialogue the answer that its next turn is prompted with."""

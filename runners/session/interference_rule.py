@@ -1,12 +1,13 @@
 """Which turns are disturbed by something else on the machine: the rule, and nothing besides.
 
-A rule that judged a turn by its own speed would leave out what a method is slow at. So a turn of at
-least ``shortest_s`` is disturbed only by evidence from outside (``measure.disturbed``):
+A rule that judged a turn by its own speed would favor what a method is fast at. So only evidence
+from outside disturbs (``measure.disturbed``), in a block (a case's turns in a repeat, all labels
+together) that took at least ``shortest_s``:
 
-- ``steal``: the hypervisor gave more than this share of the CPU time to other machines.
+- ``steal``: the hypervisor gave more than this share of the block's CPU time to other machines.
 - ``others``: other processes of this machine took more than this share of it.
-- A GPU of the run throttled for heat, power supply or hardware reasons, or another process
-  computed on it. (Running into the ordinary power cap is no disturbance.)
+- A GPU of the run throttled in a turn for heat, power supply or hardware reasons, or another
+  process computed on it. (Running into the ordinary power cap is no disturbance.)
 - ``slowdown``: in one turn of one block the steps of the baseline and of more than half of the
   other labels took more than this many times what they should have. This catches a host that takes
   the CPU away without saying so. What a step should take is the median over turns of the same
@@ -15,22 +16,27 @@ least ``shortest_s`` is disturbed only by evidence from outside (``measure.distu
   are measured. The blocks measured right before and after are disturbed, too: where such a stretch
   begins and ends it hits some labels of a block only.
 
+The CPU's shares are judged by block and not by turn, because the same burst is a larger share of a
+short turn than of a long one: a limit for turns names a fast method's turns and not the
+baseline's, a limit in seconds those in which several bursts add up, and both choose among blocks by
+how the label's time compares with others'. Over a block each label loses in proportion to its
+time, whatever the limit.
+
 A label that is slow alone is never disturbed, nor is the baseline, nor threads of the run itself
 that wait for a CPU (``cpu_waiting`` in the records): two of a method's own threads may share one.
 
-What follows from it: the whole block (all labels of the case and repeat) is measured again when
-the others are done, for a burst on a shared host lasts minutes: at most ``measure.reruns`` times,
-and ``measure.rerun_share`` of the run's blocks in all. What the counters still call disturbed then
-has the status ``disturbed``; how it counts is stated in
-:mod:`specbench.results.statistics.summary`. What was only slow together with the baseline stays
-``ok`` and counts: if it is slow again, that is the prompt's doing.
+What follows from it: the whole block is measured again when the others are done, for a burst on a
+shared host lasts minutes: at most ``measure.reruns`` times, and ``measure.rerun_share`` of the
+run's blocks in all. What the counters still call disturbed then has the status ``disturbed``; how
+it counts is stated in :mod:`specbench.results.statistics.summary`. What was only slow together with
+the baseline stays ``ok`` and counts: if it is slow again, that is the prompt's doing.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -39,7 +45,7 @@ from runners.job import CaseBlock, Job
 from specbench.config.schema import NoiseConfig
 from specbench.results.lines import StepTrace
 from specbench.results.records import CaseRecord
-from specbench.results.statistics.aggregate import most_harmed
+from specbench.results.statistics.aggregate import by_block
 
 _HARMFUL_THROTTLING = frozenset(
     {"hardware_slowdown", "software_thermal", "hardware_thermal", "power_brake"}
@@ -53,29 +59,47 @@ _JUDGED_SHARE = 0.5
 Key = tuple[int, str, int, str]
 
 
-def by_counters(record: CaseRecord, limits: NoiseConfig) -> str:
-    """Why the record's counters of interference call it disturbed; empty if they do not.
+def by_counters(records: Iterable[CaseRecord], limits: NoiseConfig) -> dict[Key, str]:
+    """By key why the counters of interference call turns disturbed; others are left out.
 
     A failed turn is never disturbed.
+
+    Args:
+        records: of whole blocks.
     """
-    if record.status == "failed" or record.wall_s < limits.shortest_s:
-        return ""
-    reasons = []
-    if _above(record.cpu_steal, limits.steal):
-        reasons.append(f"the hypervisor took {record.cpu_steal:.0%} of the CPU time")
-    if _above(record.cpu_others, limits.others):
-        reasons.append(f"other processes took {record.cpu_others:.0%} of the CPU time")
-    for gpu in record.gpu or ():
+    found: dict[Key, str] = {}
+    for block in by_block(records).values():
+        turns = [turn for turn in block if turn.status != "failed"]
+        if math.fsum(turn.wall_s for turn in turns) < limits.shortest_s:
+            continue
+        shared = [
+            f"{who} took {share:.0%} of the case's CPU time"
+            for who, share, limit in (
+                ("the hypervisor", _share(turns, "cpu_steal"), limits.steal),
+                ("other processes", _share(turns, "cpu_others"), limits.others),
+            )
+            if share is not None and limit is not None and share > limit
+        ]
+        reasons = {turn.key: "; ".join([*shared, *_by_gpu(turn)]) for turn in turns}
+        found |= {key: why for key, why in reasons.items() if why}
+    return found
+
+
+def _share(turns: Sequence[CaseRecord], name: str) -> float | None:
+    """The share of all turns' time that a counter of theirs gives; None where none has it."""
+    known = [(getattr(turn, name), turn.wall_s) for turn in turns]
+    known = [(share, seconds) for share, seconds in known if share is not None and seconds > 0]
+    whole = math.fsum(seconds for _, seconds in known)
+    return math.fsum(share * seconds for share, seconds in known) / whole if whole else None
+
+
+def _by_gpu(turn: CaseRecord) -> Iterator[str]:
+    for gpu in turn.gpu or ():
         throttle = sorted(_HARMFUL_THROTTLING.intersection(gpu.get("throttle") or ()))
         if throttle:
-            reasons.append(f"the GPU throttled ({', '.join(throttle)})")
+            yield f"the GPU throttled ({', '.join(throttle)})"
         if gpu.get("other_processes"):
-            reasons.append(f"{gpu['other_processes']} other processes on the GPU")
-    return "; ".join(reasons)
-
-
-def _above(value: float | None, limit: float | None) -> bool:
-    return value is not None and limit is not None and value > limit
+            yield f"{gpu['other_processes']} other processes on the GPU"
 
 
 def judge(
@@ -93,11 +117,12 @@ def judge(
         baseline: the label without which no slowness is a disturbance.
     """
     together = _slowed_together(records, slowdowns(records, traces), limits, baseline)
+    counters = by_counters(records, limits)
     changed = {}
     for record in records:
         if record.status == "failed":
             continue
-        counted = by_counters(record, limits)
+        counted = counters.get(record.key, "")
         status = "disturbed" if counted else "ok"
         why = "; ".join(filter(None, [counted, together.get(record.key, "")]))
         if (status, why) != (record.status, record.disturbed_by):
@@ -123,7 +148,9 @@ def _slowed_together(
     slow = {
         record.key
         for record in records
-        if record.wall_s >= limits.shortest_s and _above(factors.get(record.key), limits.slowdown)
+        if limits.slowdown is not None
+        and record.wall_s >= limits.shortest_s
+        and factors.get(record.key, 0.0) > limits.slowdown
     }
     found: dict[Key, str] = {}
     beside: list[CaseRecord] = []
@@ -193,23 +220,19 @@ def _by_kind(trace: StepTrace, n_prompt: int) -> dict[_Kind, list[float]]:
 def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int) -> list[CaseBlock]:
     """The disturbed blocks that may be measured again, in the order of the run.
 
-    Where not all of them may, those that harm a comparison most.
+    Where not all of them may, the first ones: those of whose time others took most are the shorter
+    ones among them, and to choose these would favor short answers.
 
     Args:
         job: its ``measure`` node has the limits.
         records: judged, of the whole run.
-        n_superseded: blocks that were measured again already.
+        n_superseded: measurements of blocks that were made again already.
     """
-    measure = job.config.measure
-    blocks = job.blocks()
-    turns: dict[tuple[int, str], list[CaseRecord]] = defaultdict(list)
-    for record in records:
-        turns[record.repeat, record.case_id].append(record)
-    worst = most_harmed(
-        own
-        for own in turns.values()
-        if own[0].attempt < measure.reruns and any(record.disturbed_by for record in own)
-    )
+    measure, blocks = job.config.measure, job.blocks()
     left = math.ceil(measure.rerun_share * len(blocks)) - n_superseded
-    chosen = set(worst[: max(0, left)])
-    return [block for block in blocks if block.place in chosen]
+    disturbed = {
+        (record.repeat, record.case_id)
+        for record in records
+        if record.disturbed_by and record.attempt < measure.reruns
+    }
+    return [block for block in blocks if block.place in disturbed][: max(0, left)]

@@ -126,8 +126,7 @@ class OpenRun:
         done, limits = self.files.done, self.job.config.measure.disturbed
         traces, baseline = self.files.traces(), self.job.baseline
         self.files.mark(interference_rule.judge(done, traces, limits, baseline))
-        again = {place[:2] for place in self.files.superseded}
-        return interference_rule.to_measure_again(self.job, done, len(again))
+        return interference_rule.to_measure_again(self.job, done, len(self.files.superseded))
 
     def save_manifest(self) -> None:
         self.manifest.write(self.job.folder)

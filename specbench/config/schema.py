@@ -304,7 +304,7 @@ class MeasureConfig:
     warmup: int = 1
     exclusive: bool = True
     disturbed: NoiseConfig = field(default_factory=NoiseConfig)
-    reruns: int = 1
+    reruns: int = 2
     rerun_share: float = 0.25
     rerun_minutes: float | None = 20.0
 

@@ -16,8 +16,8 @@ class SummaryRow(TypedDict):
     Attributes:
         n_cases: cases that MAT and verdicts are about; ``n_timed``: those that speeds are about.
         n_dropped: cases left out for all labels because one failed.
-        n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: some of them are
-            timed all the same.
+        n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: they are timed all
+            the same.
         mat: pooled; ``mat_per_request``, ``mat_token_weighted``: the two other means in use, over
             turns and over tokens (docs/metrics.md).
         phase_share: each phase's part of the wall time, under ``measure=phases``.
@@ -139,10 +139,11 @@ class WithoutRule(TypedDict):
 
 
 class Unequal(TypedDict):
-    """Two labels whose turns were called disturbed unequally often; ``p`` of an exact test."""
+    """Two labels of whose time others took unequal ``shares``; ``p`` of a t test."""
 
     more: str
     less: str
+    shares: tuple[float, float]
     p: float
 
 
@@ -153,7 +154,7 @@ class Disturbance(TypedDict):
         turns: by label, measured turns; ``flagged``: of these the ones whose first measurement was
             called disturbed.
         cases_again: cases (and repeats) measured again; ``turns_again``: their turns, all labels.
-        unequal: the labels whose shares of flagged turns differ by more than chance, if any.
+        unequal: the labels whose time others took unequally, by more than chance, if any.
         without_rule: by label.
     """
 

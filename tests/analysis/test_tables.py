@@ -21,6 +21,7 @@ from analysis.runs.load import load_runs
 from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
 from analysis.tabular.latex import to_latex
 from analysis.tabular.table import ResultTable, csv_text, sheet, to_markdown, to_rich
+from specbench.results.statistics import aggregate
 from specbench.results.wording import verdict_words
 from tests.analysis.folders import edit_manifest, edit_records
 
@@ -168,8 +169,9 @@ def test_rows_that_only_the_run_tells_apart_name_it(results):
     assert alone.frame.columns[0] == "setting"
 
 
-def test_noise_in_a_task_is_said_and_takes_intervals_of_few_cases(results):
+def test_noise_in_a_task_is_said_and_takes_intervals_of_few_cases(results, monkeypatch):
     """In its table, in its figure's label, in the whole run's row and in the caption."""
+    monkeypatch.setattr(aggregate, "LEFT_OUT_SHARE", 0.25)
     before = make_comparisons(load_runs([results]))[0].drafting[0].rows
     for lost in (["81"], ["81", "82"]):
 

@@ -13,13 +13,14 @@ from typing import TypeAlias
 import numpy as np
 
 from specbench.arrays import FloatArray
+from specbench.results.estimate import FEWEST
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
 
 BlockKey: TypeAlias = tuple[int, str]  # repeat and case
 
-# Of the blocks, how many may be left out of times.
-LEFT_OUT_SHARE = 0.25
+# Of the blocks, how many may be left out of times; in a small run one.
+LEFT_OUT_SHARE = 0.05
 
 # Columns of a label's totals per case.
 (
@@ -34,31 +35,15 @@ def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
 
 
 def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
-    """The blocks that count in no time: disturbed ones, :data:`LEFT_OUT_SHARE` of all at most.
+    """The blocks that count in no time: the disturbed ones, where these are few.
 
-    One more disturbed block changes what counts by a block at most, however many there are.
+    Few are :data:`LEFT_OUT_SHARE` of all, or one. Of more, all count: what takes long is hit more
+    often, so a run without many of them, or without the worst, is one of shorter answers.
     """
     turns = by_block(records)
-    worst = most_harmed(own for own in turns.values() if noisy_blocks(own))
-    return set(worst[: math.floor(LEFT_OUT_SHARE * len(turns))])
-
-
-def most_harmed(blocks: Iterable[Sequence[CaseRecord]]) -> list[BlockKey]:
-    """The blocks, those first whose labels were disturbed most unequally, then most.
-
-    Ratios of labels that were disturbed alike suffer little. No time of a turn has a say.
-    """
-    harm = {}
-    for turns in blocks:
-        by_label: dict[str, list[float]] = {}
-        for turn in turns:
-            taken = (turn.cpu_steal or 0.0) + (turn.cpu_others or 0.0)
-            by_label.setdefault(turn.label, []).append((turn.status == "disturbed") + taken)
-        means = [sum(found) / len(found) for found in by_label.values()]
-        first = turns[0]
-        spread = max(means) - min(means)
-        harm[first.repeat, first.case_id] = (-spread, -sum(means), first.stream_index)
-    return sorted(harm, key=harm.__getitem__)
+    noisy = {place for place, own in turns.items() if noisy_blocks(own)}
+    few = max(1, math.floor(LEFT_OUT_SHARE * len(turns))) if len(turns) > FEWEST else 0
+    return noisy if len(noisy) <= few else set()
 
 
 def by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:

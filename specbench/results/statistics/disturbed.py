@@ -11,15 +11,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import numpy as np
 from scipy import stats
 
-from specbench.results.estimate import Estimate
+from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.records import CaseRecord
+from specbench.results.statistics.aggregate import BlockKey, by_block
 from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import Disturbance, SummaryRow, Unequal, WithoutRule
 from specbench.results.tasks import OVERALL
 
 _ALPHA = 0.05
+_SMALLEST = 0.01  # of a label's time
 _NAMED = 8  # speedups in a caption; each run's summary has all
 
 
@@ -133,30 +136,40 @@ def disturbance_words(
         )
     for unequal in filter(None, (one["unequal"] for one in runs)):
         sentences.append(
-            f"LABELS DISTURBED UNEQUALLY: {unequal['more']} more often than {unequal['less']} "
-            f"(exact test, p {unequal['p']:.2g}); what is left out may favor one of them, so go by "
-            "the speedup without the rule."
+            f"LABELS DISTURBED UNEQUALLY: others took {unequal['shares'][0]:.0%} of "
+            f"{unequal['more']}'s time and {unequal['shares'][1]:.0%} of {unequal['less']}'s (t "
+            f"test, p {unequal['p']:.2g}): something else runs when {unequal['more']} does."
         )
     return sentences
 
 
 def unequal_shares(records: Sequence[CaseRecord], labels: Sequence[str]) -> Unequal | None:
-    """The two labels whose shares of disturbed turns differ most, where chance does not do that.
+    """The two labels whose time others took most unequally, where chance does not do that.
 
-    What disturbs from outside hits each label of a turn as often as any other. So of the turns
-    that were disturbed for one of two labels alone, the half should be each one's: an exact
-    binomial test per pair of labels, corrected for the number of pairs (Bonferroni).
+    What disturbs from outside takes as much of a second of one label as of another's, in whatever
+    case: what a label lost times the other's time has the mean of the reverse. A t test over blocks
+    per pair of labels, corrected for the number of pairs (Bonferroni). Differences below a
+    hundredth of the time are left alone: the system counts no finer.
     """
-    hit = {
-        label: {(r.repeat, r.case_id, r.turn) for r in records if r.label == label and _flagged(r)}
-        for label in labels
-    }
-    pairs = list(itertools.permutations(labels, 2))
+    times: dict[str, dict[BlockKey, tuple[float, float]]] = {label: {} for label in labels}
+    for block, turns in by_block(records).items():
+        for label in labels:
+            own = [turn for turn in turns if turn.label == label]
+            taken = ((t.wall_s, (t.cpu_steal or 0.0) + (t.cpu_others or 0.0)) for t in own)
+            times[label][block] = (
+                math.fsum(seconds * share for seconds, share in taken),
+                math.fsum(turn.wall_s for turn in own),
+            )
+    pairs = list(itertools.combinations(labels, 2))
     found: Unequal | None = None
-    for more, less in pairs:
-        alone, other = len(hit[more] - hit[less]), len(hit[less] - hit[more])
-        if alone > other:
-            p = stats.binomtest(alone, alone + other).pvalue * (len(pairs) / 2)
-            if p < (found["p"] if found else _ALPHA):
-                found = {"more": more, "less": less, "p": float(p)}
+    for first, second in pairs:
+        one, two = (np.array([*times[label].values()]).reshape(-1, 2) for label in (first, second))
+        shares = [float(own[:, 0].sum() / (own[:, 1].sum() or 1.0)) for own in (one, two)]
+        apart = one[:, 0] * two[:, 1] - two[:, 0] * one[:, 1]
+        if len(apart) < FEWEST or abs(shares[0] - shares[1]) < _SMALLEST or not apart.any():
+            continue
+        p = float(stats.ttest_1samp(apart, 0).pvalue) * len(pairs)
+        if p < (found["p"] if found else _ALPHA):
+            (low, less), (high, more) = sorted(zip(shares, (first, second), strict=True))
+            found = {"more": more, "less": less, "shares": (high, low), "p": p}
     return found

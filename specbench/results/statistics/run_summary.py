@@ -156,18 +156,16 @@ def _disturbance(
     blocks, noisy = {(r.repeat, r.case_id) for r in records}, noisy_blocks(records)
     if noisy:
         labels = [row["label"] for row in rows if row["task"] == OVERALL]
-        counted = len(noisy_blocks(timed_turns(records, labels)))
-        left_out = len(noisy) - counted
-        which = "" if counted == 0 else f" of {left_out} of them"
+        counted = bool(noisy_blocks(timed_turns(records, labels)))
         notes.append(
             f"{len(noisy)} of {len(blocks)} cases stayed disturbed (disturbed_by in the records "
             "says why); "
-            + (f"the times{which} count for no label." if left_out else "their times count.")
             + (
-                f" THE MACHINE WAS TOO BUSY: at most {LEFT_OUT_SHARE:.0%} of the cases are left "
-                "out. Labels were interleaved, so ratios suffer less than tokens/s."
+                f"their times count. THE MACHINE WAS TOO BUSY: no case is left out where over "
+                f"{LEFT_OUT_SHARE:.0%} stayed disturbed. Labels were interleaved, so ratios suffer "
+                "less than tokens/s."
                 if counted
-                else ""
+                else "the times count for no label."
             )
         )
     steal = [record.cpu_steal for record in records if record.cpu_steal is not None]
@@ -182,7 +180,8 @@ def _disturbance(
 def _rule(limits: Mapping[str, float | None]) -> str:
     """The rule by which turns are disturbed, in a sentence."""
     words = {
-        "steal": "more than {:.0%} of the CPU time stolen by the hypervisor",
+        "steal": "more than {:.0%} of a case's CPU time, all labels together, stolen by the "
+        "hypervisor",
         "others": "more than {:.0%} of it taken by other processes",
         "slowdown": "steps of ar and of most other labels over {:g} times as long as their like at "
         "once (the cases beside it are disturbed, too)",

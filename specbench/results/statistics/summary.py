@@ -6,8 +6,9 @@ How records become numbers (words as in :mod:`specbench.results.records`):
 - A case that failed for one label, or lacks a turn of it, is left out for all labels and counted
   in ``n_dropped``. ``n_cases`` counts the rest: MAT and verdicts are about them. Speeds are about
   those that every label has a timed speed for, ``n_timed``. A disturbed turn takes its block (case
-  and repeat) out of all that is timed, for all labels, but never more than a quarter of the run's
-  blocks: of more, some count (``disturbed_counted``). ``n_disturbed`` counts the cases concerned.
+  and repeat) out of all that is timed, for all labels, unless more than a twentieth of the run's
+  blocks (or than one) are disturbed: then all count (``disturbed_counted``). ``n_disturbed`` counts
+  the cases concerned.
   The numbers without this rule: :mod:`specbench.results.statistics.disturbed`.
 - ``mat`` is pooled: tokens over steps, summed first. ``mat_per_request`` is the plain mean of the
   turns' own, ``mat_token_weighted`` the mean over tokens of the turn's that each stands in.
