@@ -60,7 +60,8 @@ class Advice:
     """What `advise` found. Printed, it is the sentence, the command and the table.
 
     Attributes:
-        options: the methods that were tried, the best first.
+        options: the methods that were tried: those that were run by what was measured, then the
+            others by their score.
         not_run: by method why it could not be, and what to type.
         command: to paste; "" where the caller has no command line.
         more: what more minutes, or more prompts, would decide.
@@ -88,7 +89,7 @@ class Advice:
     @property
     def candidate(self) -> Option | None:
         """The option to try where none is shown to pay."""
-        return next((o for o in self.options if o.exact), None)
+        return max((o for o in self.options if o.exact), key=lambda o: o.score, default=None)
 
     @property
     def sentence(self) -> str:

@@ -294,6 +294,7 @@ class _Steps:
 
     def advice(self) -> Advice:
         """What was found so far."""
+        self._options.sort(key=lambda o: o.measured.value if o.measured else 0.0, reverse=True)
         more = f"More minutes would: {'; '.join(self._more)}." if self._more else ""
         if any(option.way == LIVE for option in self._options):
             self._notes.append(
