@@ -23,6 +23,8 @@ from typing import Any, TypeAlias
 import matplotlib as mpl
 from matplotlib.patheffects import Normal, Stroke
 
+from specbench.results.names import display_name
+
 Keywords: TypeAlias = dict[str, Any]  # arguments of matplotlib
 
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -130,7 +132,13 @@ def looks(labels: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Look]:
 
     Colors and markers are all different while there are enough, 16; beyond, the pairs of them.
     """
-    found = sorted(set(labels), key=lambda label: (_RANKS.get(label[0], len(_RANKS)), *label))
+
+    def place(label: tuple[str, str]) -> tuple[int, str, bool, str]:
+        method, name = label
+        named_so = name in (method, display_name(method))  # before other settings of the method
+        return _RANKS.get(method, len(_RANKS)), method, not named_so, name
+
+    found = sorted(set(labels), key=place)
     usual = [_usual(method) for method, _ in found]
     colors = _allotted([look.color for look in usual], _COLORS)
     hatches = _allotted([look.hatch for look in usual], _HATCHES)

@@ -123,6 +123,9 @@ METHODS = sorted({path.stem for path in (ROOT / "conf" / "method").glob("[!_]*.y
 def test_each_label_of_a_picture_has_a_color_and_a_marker_of_its_own(labels):
     found = looks(labels)
     assert looks(reversed(labels)) == found, "in whatever order they are drawn"
+    if ("pld", "pld") in found:
+        alone = looks([("pld", "pld")])
+        assert found["pld", "pld"] == alone["pld", "pld"], "other settings leave it its look"
     for part in ("color", "marker"):
         assert len({getattr(look, part) for look in found.values()}) == len(labels), part
     assert len({look.hatch for look in found.values()}) >= min(len(labels), 12)
