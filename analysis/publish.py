@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -40,7 +39,8 @@ from analysis.runs.command import reporting_errors
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, make_comparisons
 from analysis.runs.leaders import standings, verdict_of
 from analysis.runs.load import Run, load_runs, load_surfaces
-from analysis.runs.settings import flat, typed_value, without_names
+from analysis.runs.published_names import LONGEST, group_of, hashed, run_id, setting_of
+from analysis.runs.settings import without_names
 from analysis.tabular.records_sheet import records_sheet
 from specbench.errors import ResultsError
 from specbench.results.records import (
@@ -72,9 +72,6 @@ _RECORD = (
 )  # fmt: skip
 _CASE_COLUMNS = ("label", *_RECORD, "mat", "speedup", "verdict")
 _MANIFEST = ("config", "hardware", "versions", "git", "seed", "run_key")
-# Keys besides a method's knobs that set two runs of a label on one model and data set apart.
-_CONDITIONS = {"dataset", "generation", "verifier", "engine", "pair", "state_scope"}
-_LONGEST = 128  # letters of a group or a name, as W&B allows
 _PASS_COLUMNS = ("kind", "rows", "k", "w", "context", "median_ms")
 
 
@@ -187,8 +184,8 @@ def _open(run: Run, entry: ComparedLabel | None, settings: LoggerSettings, folde
     config |= {"machine": run.hardware, "temperature": run.temperature}
     if entry is not None:
         setting = setting_of(run, entry.label)
-        name, job = f"{setting} ({name})"[:_LONGEST], entry.method
-        identity = _hash(f"{identity}/{entry.label}")
+        name, job = f"{setting} ({name})"[:LONGEST], entry.method
+        identity = hashed(f"{identity}/{entry.label}")
         tags = [run.model, run.dataset, run.timing, entry.method]
         config |= {"label": entry.label, "method": entry.method, "dataset": run.dataset}
         config |= {"setting": setting}
@@ -213,64 +210,6 @@ def _open(run: Run, entry: ComparedLabel | None, settings: LoggerSettings, folde
         if settings.mode != "online":
             raise
         raise UnreachableError(f"{type(error).__name__}: {error}") from error
-
-
-def run_id(run: Run) -> str:
-    """The W&B id of a run folder: random, made with the folder and kept by whoever resumes it.
-
-    Folders that are older than such ids have one of their run key and name. Merged shards have the
-    first one's manifest, and are another run.
-    """
-    made = run.manifest.folder_id
-    if made is not None and not run.manifest.merged_from:
-        return made
-    return _hash(f"{made or run.manifest.run_key}/{run.path.resolve().name}")
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def group_of(run: Run) -> str:
-    """The experiment, else the sweep's folder, else the run's.
-
-    Sweeps without an ``output_dir`` have no folder to themselves: theirs is named by the keys that
-    were typed, which all jobs of a sweep have in common.
-    """
-    folder, manifest = run.path.resolve(), run.manifest
-    if run.experiment or not manifest.swept:
-        return run.experiment or folder.name
-    if root := manifest.config.get("output_dir"):
-        return Path(root).name
-    keys = (key for key, _ in _typed(run) if not key.startswith(("logger", "hydra")))
-    return f"{folder.parent.name}: {', '.join(keys)}"[:_LONGEST]
-
-
-def setting_of(run: Run, label: str) -> str:
-    """The label with what was typed for it, ``ngrammys k=1, w=2``.
-
-    A run is published by itself and knows no other settings. Where they stand is in other keys:
-    model and data set; choices of a whole group (``generation=greedy``) are none.
-    """
-    config, known = run.manifest.config, flat(run.manifest.identity or {})
-    method = config.get("method") or {}
-    own = {}
-    if label == (method.get("label") or method.get("name")):
-        typed = ((key.removeprefix("method."), value) for key, value in _typed(run))
-        own = {key: value for key, value in typed if key in run.knobs(label)}
-    for extra in config.get("compare") or ():
-        if isinstance(extra, Mapping) and label == (extra.get("label") or extra.get("method")):
-            own = {k: typed_value(v) for k, v in without_names(extra).items() if k != "method"}
-    for key, value in _typed(run):
-        if key in known and key.partition(".")[0] in _CONDITIONS:
-            own.setdefault(key, value)
-    words = ", ".join(f"{key}={value}" for key, value in own.items())
-    return f"{label} {words}".rstrip()
-
-
-def _typed(run: Run) -> list[tuple[str, str]]:
-    pairs = (override.lstrip("+~").partition("=") for override in run.manifest.overrides)
-    return [(key, value) for key, _, value in pairs]
 
 
 def label_numbers(entry: ComparedLabel) -> dict[str, float]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import matplotlib as mpl
+from matplotlib.path import Path
 from matplotlib.patheffects import Normal, Stroke
 
 from specbench.results.names import display_name
@@ -36,10 +37,10 @@ _COLORS = (
     _ORANGE, _SKY, _GREEN, _BLUE, _RED, _PURPLE, _WINE, _INDIGO,
     _BROWN, _VIOLET, _CRIMSON, _LEAF, _PLUM, _LAVENDER, _OLIVE, _MAGENTA,
 )  # fmt: skip
-# All are filled: strokes are lost where markers have no edge. The last: stars of 3, 4, 8 points.
-_TRIPOD, _STAR4, _STAR8 = (3, 1, 0), (4, 1, 0), (8, 1, 0)
+# All are filled: strokes are lost where markers have no edge. The last: stars of 4 and 8 points.
+_DOME, _STAR4, _STAR8 = Path.wedge(0, 180), (4, 1, 0), (8, 1, 0)
 _MARKERS: tuple[Any, ...] = (
-    "o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d", "h", _STAR4, _TRIPOD, _STAR8,
+    "o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d", "h", _DOME, _STAR4, _STAR8,
 )  # fmt: skip
 _HATCHES = ("", "//", "\\\\", "..", "xx", "--", "||", "++", "oo", "**", "OO", "////", "----")
 
@@ -61,7 +62,7 @@ _METHODS: dict[str, tuple[str, str, Any]] = {
     "hydra": (_LEAF, "OO", "p"),
     "eagle": (_LAVENDER, "----", "d"),
     "eagle2": (_PLUM, "..", _STAR4),
-    "eagle3": (_OLIVE, "\\\\", _TRIPOD),
+    "eagle3": (_OLIVE, "\\\\", _DOME),
     "sam_eagle2": (_MAGENTA, "xx", _STAR8),
     "jacobi": (_PURPLE, "//", ">"),
     "card": (_RED, "||", "p"),

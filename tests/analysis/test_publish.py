@@ -12,6 +12,7 @@ from PIL import Image
 from analysis import publish
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
+from analysis.runs.published_names import group_of, run_id
 from tests.analysis import wandb_file
 from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_json, edit_manifest
 
@@ -112,14 +113,14 @@ def test_each_label_is_a_run_of_the_folder_s_group_with_flat_numbers_and_its_cas
 
 def test_groups_are_the_experiment_the_sweep_or_the_folder(run):
     (run.path.parent / "multirun.yaml").touch()  # Hydra's, of whichever sweep came last
-    assert publish.group_of(run) == "job"
+    assert group_of(run) == "job"
     run.manifest.swept = True
     run.manifest.overrides = ["method=pld", "method.num_tokens=2", "logger=wandb"]
-    assert publish.group_of(run) == "experiment: method, method.num_tokens"
+    assert group_of(run) == "experiment: method, method.num_tokens"
     run.manifest.config["output_dir"] = "results/sweep1"
-    assert publish.group_of(run) == "sweep1"
+    assert group_of(run) == "sweep1"
     run.manifest.overrides = ["experiment=cacheback_table1", "seed=1"]
-    assert publish.group_of(run) == "cacheback_table1"
+    assert group_of(run) == "cacheback_table1"
 
 
 def test_settings_of_one_label_stay_apart_in_bars(run, fake):
@@ -234,17 +235,17 @@ def test_ids_follow_the_folder_not_its_place_or_command(run, tmp_path):
     def made(place, name="job", **more):
         home = shutil.copytree(run.path, tmp_path / place / name)
         edit_manifest(home, **more)
-        return publish.run_id(load_runs([home])[0])
+        return run_id(load_runs([home])[0])
 
     assert run.manifest.folder_id is None  # an older folder: by its name and key
-    assert made("elsewhere") == publish.run_id(run)
-    assert made("elsewhere", "other") != publish.run_id(run)
+    assert made("elsewhere") == run_id(run)
+    assert made("elsewhere", "other") != run_id(run)
     assert made("here", folder_id="0123456789abcdef") == "0123456789abcdef"
     assert made("there", folder_id="f" * 16) == "f" * 16
     moved = shutil.move(tmp_path / "here" / "job", tmp_path / "another_name")
-    assert publish.run_id(load_runs([moved])[0]) == "0123456789abcdef"
+    assert run_id(load_runs([moved])[0]) == "0123456789abcdef"
     merged = made("merged", folder_id="0123456789abcdef", merged_from=["a", "b"])
-    assert merged not in ("0123456789abcdef", publish.run_id(run))
+    assert merged not in ("0123456789abcdef", run_id(run))
 
 
 def test_a_run_that_was_killed_and_resumed_keeps_its_id(run, fake):

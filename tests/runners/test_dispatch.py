@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from analysis import publish
 from analysis.runs.load import load_runs
+from analysis.runs.published_names import group_of
 from runners.job import Entry
 from runners.session.method_runs import fitting
 from specbench.config import compose
@@ -104,9 +104,7 @@ def test_folders_are_named_by_experiment_label_and_key(execute, tmp_path, small)
     execute(root, "dataset.limit=1", f"output_dir={tmp_path}/sweep", multirun=True)
     execute(root, "dataset.limit=1", f"output_dir={tmp_path}/own")
     done = [path.parent for path in tmp_path.rglob(records.DONE)]
-    found = {
-        str(path.relative_to(tmp_path)): publish.group_of(load_runs([path])[0]) for path in done
-    }
+    found = {str(path.relative_to(tmp_path)): group_of(load_runs([path])[0]) for path in done}
     assert set(found) == {f"runs/pld-{key}", f"table9/pld-{key}", f"sweep/pld-{key}", "own"}
     groups = (found[f"runs/pld-{key}"], found[f"sweep/pld-{key}"], found["own"])
     assert groups == (f"pld-{key}", "sweep", "own"), "of W&B: of a sweep its folder"
