@@ -46,6 +46,7 @@ from pathlib import Path
 from typing import Any
 
 PROJECT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(PROJECT))  # this checkout, not an installed one
 MODELS = "vicuna7b,llama3_1b,smollm2_135m"
 CONTEXTS = "128,448,960,1900"  # buckets of keys end at 256, 512, 1024, 2048
 ROWS = "1,2,4,8,16,32,48,64,96,128"

@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.settings < 1:
         raise ConfigurationError("--settings must be at least 1.")
     if wrong := [word for word in options.keys if "=" not in word]:
-        raise ConfigurationError(f"{wrong[0]!r} is no KEY=VALUE. Methods go behind --methods.")
+        raise ConfigurationError(f"{wrong[0]!r} is not KEY=VALUE. Methods go behind --methods.")
     methods = options.methods.split(",") if options.methods else None
     load_spaces(methods)  # refuses a name before anything is measured
     tuning = Tuning(options.keys, options.out, options.settings, options.seed)
@@ -190,8 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _CAPTION = (
-    "Scores are the choice's reasons, not results: settings were chosen by these questions. Those "
-    "of replays are PREDICTED, those of live runs measured; compare them within one way only."
+    "Scores are the choice's reasons, not results: settings were chosen by these questions. "
+    "Replays PREDICT them, live runs measure them; compare them within one way only."
 )
 
 

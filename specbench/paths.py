@@ -8,7 +8,6 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[1]
 CONF_DIR = PROJECT / "conf"
 ASSETS = PROJECT / "assets"
-SURFACES = PROJECT / "surfaces"
 
 
 def typed_path(text: str | Path) -> Path:

@@ -244,5 +244,5 @@ def slowdown_heatmaps(run: Run, title: str, caption: str) -> Drawing:
         HeatmapGrid.of(f"context of {context} tokens", run.surface.slowdowns(context, run.seed))
         for context in contexts
     ]
-    unit = "time over that of one token"
+    unit = "time over one token's"
     return heatmaps(grids, "w (draft tokens in a row)", "k (rows)", unit, title, caption)

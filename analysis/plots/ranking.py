@@ -199,7 +199,7 @@ def _limit(axes: Axes, cells: Sequence[Estimate]) -> None:
 
 _BAND = 0.10  # relative distance from the diagonal that is shaded
 AGREEMENT_TEXT = (
-    "A point is a label: its speedup as a replay predicts it over that of the run that was "
+    "A point is a label: its speedup as a replay predicts it over the speedup of the run that was "
     f"measured. On the line they are equal; shaded: within {_BAND:.0%}."
 )
 

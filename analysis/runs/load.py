@@ -29,7 +29,6 @@ from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED, JsonObject
 
 _NO_DTYPE = "dtype not recorded"
-_READ = (CASES, DISTURBED)
 
 
 @dataclass(frozen=True)

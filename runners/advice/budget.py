@@ -39,10 +39,6 @@ class Budget:
     def left_s(self) -> float:
         return 60 * self.minutes - (self._clock() - self._start)
 
-    @property
-    def spent_minutes(self) -> float:
-        return (self._clock() - self._start) / 60
-
     def say(self, text: str) -> None:
         """A line with the time left."""
         self._last = self._clock()

@@ -87,7 +87,7 @@ def read(arguments: Sequence[str]) -> Request:
     for text in arguments:
         key, equals, value = text.partition("=")
         if not equals:
-            raise ConfigurationError(f"{text!r} is no KEY=VALUE. {_USAGE}")
+            raise ConfigurationError(f"{text!r} is not KEY=VALUE. {_USAGE}")
         if key in (*_OWN, "output_dir"):
             own[key] = value
         elif key.lstrip("+~").partition(".")[0] in _DECIDED:

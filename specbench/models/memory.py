@@ -12,12 +12,13 @@ from typing import Any
 
 OVERHEAD = 3 * 2**30
 _LONGEST_TEXT = 4096
+_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def run_bytes(cfg: Any) -> int:
     """Bytes on the device for a composed configuration, whose model has a ``shape_config``."""
     model, shape = cfg.model, cfg.model.shape_config
-    item = 4 if model.dtype == "float32" else 2
+    item = _BYTES[model.dtype]
     weights = item * _parameters(shape) * (2 if cfg.runner.name == "hf" else 1)
     text = min(model.context_length or _LONGEST_TEXT, _LONGEST_TEXT)
     kv_heads, size = _heads(shape)

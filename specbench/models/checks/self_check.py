@@ -122,7 +122,7 @@ def checked(
     if largest > spread.tolerance:
         raise ConfigurationError(
             f"{failing} as it does in transformers: logits of a {part} differ by {largest:.2g} "
-            f"from those of its own attention and cache, whose passes of one row and of many "
+            f"from its own attention's and cache's, whose passes of one row and of many "
             f"differ by {spread.value:.2g} (allowed: {spread.tolerance:.2g}). First to "
             f"differ: {_first_to_differ(target, text, own)}. {ELSE}"
         )
