@@ -11,8 +11,9 @@ FEWEST_PROMPTS, MOST_PROMPTS = 6, 48  # half of them choose, half confirm
 _MOST_LIVE = 0.6  # of the minutes, for what is run behind the search
 _PREDICT = 0.05  # of the minutes, to replay the best settings on the other half
 _TURNS_PER_PROMPT = 4.0  # turns of plain decoding that a prompt costs in all: recorded, confirmed
+_GRACE = 0.1  # of the minutes, by which the last step may exceed them
 _ONE_TRIAL_S = 10.0  # of a setting of a slow method
-_START_S = 20.0  # to start a process and load a small model
+START_S = 20.0  # to start a process and load a small model
 
 
 class Budget:
@@ -53,21 +54,21 @@ class Budget:
 
     def prompts(self, available: int, turn_s: float) -> int:
         """How many prompts are worth the minutes, of those that there are."""
-        for_prompts = 0.5 * max(0.0, self.left_s - 2 * _START_S)
+        for_prompts = 0.5 * max(0.0, self.left_s - 2 * START_S)
         affordable = int(for_prompts / (_TURNS_PER_PROMPT * max(turn_s, 1e-3)))
         return min(available, max(FEWEST_PROMPTS, min(MOST_PROMPTS, affordable)))
 
     def keep_for_live(self, confirm_s: float, live_s: float) -> float:
         """Seconds that the search leaves: to confirm, to try others live where that fits too."""
-        confirm = self.keep_to_confirm(confirm_s)
-        both = confirm + live_s + _START_S
+        confirm = confirm_s + START_S + _PREDICT * 60 * self.minutes
+        both = confirm + live_s + START_S
         kept = both if both <= _MOST_LIVE * 60 * self.minutes else confirm
         return kept + _ONE_TRIAL_S  # which was begun before the search ends
 
-    def keep_to_confirm(self, confirm_s: float) -> float:
-        """Seconds to replay the best settings on the other half, and to run the first two."""
-        return confirm_s + _START_S + _PREDICT * 60 * self.minutes
+    def affords(self, seconds: float, last: bool = False) -> bool:
+        """Whether a live run of so many seconds, and its start, still fits.
 
-    def affords(self, seconds: float) -> bool:
-        """Whether a live run of so many seconds, and its start, still fits."""
-        return self.left_s >= seconds + _START_S
+        The last one, which decides, may take a tenth of the minutes more.
+        """
+        more = _GRACE * 60 * self.minutes if last else 0.0
+        return self.left_s + more >= seconds + START_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from runners.advice.answer import LIVE, REPLAYED, Advice, Option, Speed, finalists, prompts_for
 from runners.advice.bench import Bench, folder_of
-from runners.advice.budget import FEWEST_PROMPTS, Budget
+from runners.advice.budget import FEWEST_PROMPTS, START_S, Budget
 from runners.run_folder.folder import is_complete
 from runners.search.entries import Entries, mapping_of
 from runners.search.halving import Candidate, Searched, successive_halving
@@ -37,7 +38,7 @@ _LOOKED_AT = 4  # settings of a method, to see whether some can be replayed
 _LIVE_PROMPTS = 3  # on which methods are tried that cannot be replayed
 _CONTEXT = 256.0  # cached tokens at which a plain pass is priced
 # A method's time for a turn over plain decoding's: of those that were chosen, of any.
-_CHOSEN_COST, _LABEL_COST = 1.0, 1.5
+_CHOSEN_COST, _LABEL_COST = 1.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ def find(wanted: Wanted, bench: Bench, folder: Path, budget: Budget) -> Advice:
     steps = _Steps(wanted, bench, folder, budget, surface)
     steps.record()
     steps.search(spaces)
-    steps.try_live()
     steps.predict()
+    steps.try_live()
     steps.confirm()
     return steps.advice()
 
@@ -181,7 +182,8 @@ class _Steps:
                 Option(method, one.best.knobs, REPLAYED, score, one.tried, one.effort)
             )
 
-    def _measure(self, keep_s: float = 0.0) -> Any:
+    def _measure(self, keep_s: float = -math.inf) -> Any:
+        """Replays that are kept, as long as more than ``keep_s`` seconds are left."""
         return remembered(
             self._replays,
             self._trials,
@@ -216,7 +218,7 @@ class _Steps:
         items = [mapping_of(method, {}) for method in made]
         path = folder_of(self._folder, "live", items, cases)
         needed = self._live_s
-        keep = self._budget.keep_to_confirm(self._confirm_s)
+        keep = self._confirm_s + START_S
         if not is_complete(path) and not self._budget.affords(needed + keep):
             minutes = self._budget.minutes + (needed + keep - self._budget.left_s) / 60
             for method in made:
@@ -251,7 +253,6 @@ class _Steps:
             for task in dict.fromkeys(self._tasks[case] for case in ids):
                 own = [case for case in ids if self._tasks[case] == task]
                 option.predicted_by_task[task] = self._predicted(one, own, error)
-        self._options.sort(key=lambda o: o.score, reverse=True)
 
     def _predicted(self, one: Candidate, ids: Sequence[str], error: float) -> Speed:
         value, interval = predicted(one, ids, self._tasks, error, self._seed)
@@ -267,7 +268,7 @@ class _Steps:
         for cases in by_size:
             path = folder_of(self._folder, "confirmed", items, cases)
             seconds = self._plain_s(cases, _CHOSEN_COST * len(chosen))
-            if is_complete(path) or self._budget.affords(seconds):
+            if is_complete(path) or self._budget.affords(seconds, last=True):
                 break
         else:
             self._more.append("confirm the first choice live")
@@ -294,7 +295,9 @@ class _Steps:
 
     def advice(self) -> Advice:
         """What was found so far."""
-        self._options.sort(key=lambda o: o.measured.value if o.measured else 0.0, reverse=True)
+        self._options.sort(
+            key=lambda o: (o.measured.value if o.measured else 0.0, o.score), reverse=True
+        )
         more = f"More minutes would: {'; '.join(self._more)}." if self._more else ""
         if any(option.way == LIVE for option in self._options):
             self._notes.append(
