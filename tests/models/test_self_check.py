@@ -146,19 +146,28 @@ def test_passes_of_fixed_shape_are_checked_as_well(drafts):
 
 
 def test_a_routers_near_tie_is_no_fault(monkeypatch):
-    """In one row another expert was chosen; in a model without experts that row is a fault."""
+    """In one row another expert was chosen; in a model without experts that row is a fault.
+
+    So it is in a mixture where it is wrong in every text.
+    """
     with pytest.raises(ConfigurationError, match="logits of a tree differ"):
         check(build("Mixtral", torch.float32), SeesAll)  # most rows differ
     compute = self_check._our_rows
+    more = []
 
     @torch.inference_mode()
     def with_another_expert(*args):
         found = compute(*args)
-        found["tree"][2] += 1.0
+        found["tree"][2] += more.pop(0)
         return found
 
     monkeypatch.setattr(self_check, "_our_rows", with_another_expert)
+    more[:] = [1.0, 1.0, 0.0, 1.0, 1.0]
     check(build("Mixtral", torch.float32))
+    more[:] = [1.0] * 5
+    with pytest.raises(ConfigurationError, match="row 2 of a tree differs"):
+        check(build("Mixtral", torch.float32))
+    more[:] = [1.0]
     with pytest.raises(ConfigurationError, match="logits of a tree differ by 1 "):
         check(build("Llama", torch.float32))
 

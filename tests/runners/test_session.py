@@ -237,9 +237,9 @@ def test_the_memory_s_fastest_read_is_that_of_all_the_run_s_starts(small, tmp_pa
     edit_manifest(tmp_path, model=first | {"read_bytes_per_s": 1e18})
     assert run_here(command) == 0
     assert jsonl.read_json(tmp_path / records.MANIFEST)["model"]["read_bytes_per_s"] == 1e18
-    notes = jsonl.read_json(tmp_path / records.SUMMARY)["notes"]
-    assert "at 0% of this machine's read bandwidth (1000000000 GB/s)" in notes[0]
-    assert "SLOW BASELINE" in notes[1] and "under 50%" in notes[1]
+    notes = " ".join(jsonl.read_json(tmp_path / records.SUMMARY)["notes"])
+    assert "at 0% of this machine's read bandwidth (1000000000 GB/s)" in notes
+    assert "SLOW BASELINE" in notes and "under 50%" in notes
 
 
 def test_an_answer_without_text_counts_no_tokens():
