@@ -216,7 +216,8 @@ class Run:
             return "hardware not recorded"
         count = machine.get("cpus_usable") or machine.get("cpus")
         cpus = f", {count} CPU{'s' if count > 1 else ''}" if count else ""
-        return f"{machine['cpu']}{cpus}"
+        pinned = ", a thread pinned to each" if self.manifest.setting("measure", "pin") else ""
+        return f"{machine['cpu']}{cpus}{pinned}"
 
     @property
     def code(self) -> str:

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, TypeVar
@@ -53,12 +53,15 @@ class JobCrashed(SpecBenchError):
     """The child ended unexpectedly; the message holds its traceback or signal."""
 
 
-def run_in_child(work: Callable[[T], int], argument: T) -> int:
+def run_in_child(
+    work: Callable[[T], int], argument: T, variables: Mapping[str, str] | None = None
+) -> int:
     """Call ``work(argument)`` in a spawned process and return its exit code.
 
     Args:
         work: a module-level function; a :class:`SpecBenchError` it raises is reported as such.
         argument: anything that can be pickled.
+        variables: of its environment, besides this process's own.
 
     Raises:
         JobRefused: ``work`` raised a SpecBenchError.
@@ -71,7 +74,7 @@ def run_in_child(work: Callable[[T], int], argument: T) -> int:
     resource_tracker.ensure_running()  # starting it would let signals through
     with unwinding(again=True):
         try:
-            with held_back():
+            with held_back(), _set(variables or {}):
                 process.start()
             theirs.close()
             kind, *details = ours.recv()
@@ -89,6 +92,18 @@ def run_in_child(work: Callable[[T], int], argument: T) -> int:
     if kind == "refused":
         raise JobRefused(details[0], details[1])
     raise JobCrashed(f"the measuring process crashed:\n{details[0]}")
+
+
+@contextlib.contextmanager
+def _set(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            os.environ.pop(name)
+        os.environ.update(before)
 
 
 def _child(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
@@ -41,6 +42,7 @@ from specbench.errors import (
     unknown_name,
 )
 from specbench.results.manifest import BASELINE, RunManifest
+from specbench.system import environment
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +202,8 @@ def execute(
         optional=frozenset() if config.strict else frozenset(e.label for e in entries[n_required:]),
     )
     launch = launch or (run_in_child if runner.in_child else None)
+    if launch is run_in_child and config.measure.pin:
+        launch = functools.partial(run_in_child, variables=environment.pinned_threads())
     exit_code = launch(runner.run, job) if launch else runner.run(job)
     if folder.is_complete(path):
         runner.show(path)

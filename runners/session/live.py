@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -21,10 +22,11 @@ from runners.session.method_runs import MethodRun, keep_state
 from runners.session.open_run import OpenRun, complete
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
+from specbench.errors import ConfigurationError
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.results.records import CaseRecord, Lossless
-from specbench.system import cuda_settings, interference
+from specbench.system import cuda_settings, environment, interference
 from specbench.system.interference import Interference, SystemMonitor
 
 if TYPE_CHECKING:  # they load torch, which a finished run does not need
@@ -43,6 +45,11 @@ def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -
     ``load`` loads what the labels share; it is called only where something is missing. ``given`` as
     in `build_method_runs`.
     """
+    if job.config.measure.pin and "OMP_PLACES" not in os.environ:
+        raise ConfigurationError(
+            "measure.pin=true: threads are pinned when their process starts, and this one runs "
+            "already. Leave it out, or type the same on the command line of run.py."
+        )
     cuda_settings.fix()  # before the manifest says what is in force
     return complete(both_baselines(job), functools.partial(_measure, load), given)
 
@@ -108,10 +115,11 @@ def _measure(load: Load, run: OpenRun) -> None:
         source.warm_up_lengths(list(map(len, prompts)))
         runner = run.runner(source)
         runner.warm_up(measure.warmup)
+        model.threads_on = environment.thread_placement()
         if job.greedy and job.baseline:
             tolerance = session.calibrate_audit(prompts, earlier.audit if earlier else None)
             model.audit = tolerance.to_json()
-            run.save_manifest()
+        run.save_manifest()
         session.check_heads(runs, prompts[0])
         # What exists by now lives to the end: the collector need not walk it meanwhile.
         gc.collect()

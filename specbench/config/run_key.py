@@ -73,6 +73,8 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
         plain["dataset"].pop("part", None)
     if plain["dataset"].get("order") == ORDERS[1]:
         del plain["dataset"]["order"]
+    if plain["measure"].get("pin") is False:
+        del plain["measure"]["pin"]
     if plain["measure"].get("rerun_minutes") == MeasureConfig.rerun_minutes:
         del plain["measure"]["rerun_minutes"]
     if plain.get("record_layers") is None:

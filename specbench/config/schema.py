@@ -303,6 +303,7 @@ class MeasureConfig:
     energy: bool = False
     warmup: int = 1
     exclusive: bool = True
+    pin: bool = False
     disturbed: NoiseConfig = field(default_factory=NoiseConfig)
     reruns: int = 2
     rerun_share: float = 0.25

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -111,6 +112,7 @@ def check_values(cfg: DictConfig) -> None:
         raise ConfigurationError(
             f"repeats={cfg.repeats} is out of range: it must be at most {_MOST_REPEATS}."
         )
+    _check_pin(cfg)
     _check_model(cfg)
     _check_sampling(cfg)
     forms = tuple(map(str, cfg.dataset.prompts)) or ("default",)
@@ -174,6 +176,23 @@ def _check_leaf(key: str, value: Any) -> None:
             ) from None
         if "\0" in value:
             raise ConfigurationError(f"{key}={value!r} has a NUL character in it: leave it out.")
+
+
+def _check_pin(cfg: DictConfig) -> None:
+    """Threads are pinned where the system can and where this project computes."""
+    if not cfg.measure.pin:
+        return
+    reason = {
+        "serve": "with runner=serve servers compute",
+        "replay": "runner=replay runs no model",
+    }.get(cfg.runner.name)
+    if reason is None and not hasattr(os, "sched_getaffinity"):
+        reason = "this system cannot"
+    if reason is not None:
+        raise ConfigurationError(
+            f"measure.pin=true keeps each compute thread of the run on one CPU, and {reason}. "
+            "Leave it out."
+        )
 
 
 def _check_model(cfg: DictConfig) -> None:

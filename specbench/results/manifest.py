@@ -147,6 +147,7 @@ class ModelInfo(_Node):
             steps and could not tell the two apart.
         artefacts: by label and name, facts about the files that its method read.
         drafts: by label, its draft model.
+        threads_on: how many of the process's threads may run on which CPUs, once all have computed.
         memory: by label, bytes of weights and caches of ``target`` and ``draft``.
         measured: by label, what its drafter measured in ``setup``.
         self_check: how far our logits were from the model's own when it was loaded, and how far
@@ -177,6 +178,7 @@ class ModelInfo(_Node):
     overlap: Text | None = None
     overlapping: list[Text] | None = None
     threads: Whole | None = None
+    threads_on: dict[str, Whole] | None = None
     artefacts: dict[str, dict[str, ArtifactInfo]] | None = None
     drafts: dict[str, DraftInfo] = Field(default_factory=dict)
     memory: dict[str, dict[str, Whole]] = Field(default_factory=dict)
@@ -206,9 +208,10 @@ class LabelInfo(_Node):
 
 
 class Start(_Node):
-    """A process that began or resumed the run."""
+    """A process that began or resumed the run; ``clock_mhz``: the CPUs' frequency then."""
 
     at: Text | None = None
+    clock_mhz: Whole | None = None
     host: Text | None = None
     pid: Whole | None = None
     records_found: Whole = 0

@@ -291,6 +291,8 @@ def run_caption(
         parts.append(users_words(int(manifest.setting("server", "concurrency") or 1)))
     if (estimator := manifest.config["estimator"]) != "paired":
         parts.append(f"{SPEEDUPS[estimator]}.")
+    if manifest.setting("measure", "pin"):
+        parts.append("Threads pinned to one CPU each.")
     if any(record.timing != "none" for record in records):
         repeats = 1 + max(record.repeat for record in records)
         parts.append(interval_words(repeats, (row["n_timed"] for row in rows)))

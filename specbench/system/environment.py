@@ -17,6 +17,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ _THREAD_SETTINGS = (
 # Changes of other files (prose, results) do not make the code another one.
 _CODE = ("*.py", "*.yaml", "*.toml")
 _COMMAND_TIMEOUT_S = 20
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 def describe() -> Machine:
@@ -76,7 +78,7 @@ def fingerprint(description: Machine) -> dict[str, Any]:
         "cpu": machine.get("cpu"),
         "cpus_usable": machine.get("cpus_usable"),
         # Manifests of before these were noted say nothing about them.
-        **{k: v for k, v in machine.items() if k in ("pinned_to", "threads_set")},
+        **{k: v for k, v in machine.items() if k in ("pinned_to", "threads_set", "governor")},
         "gpus": [gpu["name"] for gpu in machine.get("gpus", [])],
         **{name: packages.get(name) for name in ("python", "torch", "transformers", "numpy")},
         "commit": git.get("commit") if git else None,
@@ -92,6 +94,8 @@ def hardware() -> Hardware:
         "cores": psutil.cpu_count(logical=False),
         "cpus_usable": cpus_usable(),
         "pinned_to": pinned_to(),
+        "governor": governor(),
+        "max_mhz": _mhz("max"),
         "threads_set": {name: os.environ[name] for name in _THREAD_SETTINGS if name in os.environ},
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpus": gpus(),
@@ -100,19 +104,74 @@ def hardware() -> Hardware:
     }
 
 
+def allowed_cpus() -> list[int]:
+    """The CPUs that this process may run on (a container or ``taskset`` may allow fewer)."""
+    if not hasattr(os, "sched_getaffinity"):
+        return list(range(os.cpu_count() or 1))
+    # OpenMP keeps the thread that loads it on the first of its places.
+    places = map(int, re.findall(r"\{(\d+)\}", os.environ.get("OMP_PLACES", "")))
+    return sorted(os.sched_getaffinity(0).union(places))
+
+
 def cpus_usable() -> int:
-    """CPUs this process may run on (a container or ``taskset`` may allow fewer)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """How many CPUs this process may run on."""
+    return len(allowed_cpus())
 
 
 def pinned_to() -> str:
     """The CPUs this process may run on, as ``0,2``; ``all`` where it may run on any."""
-    if not hasattr(os, "sched_getaffinity"):
-        return "all"
-    allowed = sorted(os.sched_getaffinity(0))
+    allowed = allowed_cpus()
     return "all" if len(allowed) == os.cpu_count() else ",".join(map(str, allowed))
+
+
+def pinned_threads(cpus: Path = _CPUS) -> dict[str, str]:
+    """Variables for a process whose OpenMP threads are to have one CPU each (``measure.pin``).
+
+    The first CPUs of all cores come before second ones, which share a core with them.
+    """
+    ranks: dict[int, int] = {}
+    seen = Counter[str]()
+    for cpu in allowed_cpus():
+        core = _said(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
+        ranks[cpu] = seen[core]
+        seen[core] += 1
+    places = sorted(ranks, key=lambda cpu: (ranks[cpu], cpu))
+    return {"OMP_PROC_BIND": "close", "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in places)}
+
+
+def thread_placement() -> dict[str, int]:
+    """How many of this process's threads may run on which CPUs, e.g. ``{"0-1": 7, "0": 1}``."""
+    found = Counter[str]()
+    with contextlib.suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            status = _said(task / "status") or ""  # None: it has ended meanwhile
+            found.update(re.findall(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE))
+    return dict(found.most_common())
+
+
+def governor(cpus: Path = _CPUS) -> str | None:
+    """What chooses the CPUs' frequency; None where the system does not say."""
+    places = (cpus / f"cpu{cpu}" / "cpufreq" / "scaling_governor" for cpu in allowed_cpus())
+    return ", ".join(dict.fromkeys(filter(None, map(_said, places)))) or None
+
+
+def clock_mhz() -> int | None:
+    """The CPUs' frequency now, as far as the system tells."""
+    return _mhz("current")
+
+
+def _mhz(which: str) -> int | None:
+    with contextlib.suppress(OSError, NotImplementedError, AttributeError):
+        return round(getattr(psutil.cpu_freq(), which)) or None
+    return None
+
+
+def _said(path: Path) -> str | None:
+    """The text of a small file of the system's; None where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
 
 
 @functools.cache

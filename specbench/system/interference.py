@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ConfigurationError
+from specbench.system.environment import allowed_cpus
 from specbench.system.noted import GpuState
 
 _PROC = Path("/proc")
@@ -148,7 +149,7 @@ def _cpu_ticks(stat: Path) -> tuple[int, ...] | None:
     """CPU time since boot by kind, in clock ticks, over the CPUs that this process may use."""
     try:
         lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
-        own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        own = {f"cpu{number}" for number in allowed_cpus()}
         by_cpu = [
             [int(value) for value in fields[1 : 1 + _N_CPU_FIELDS]]
             for fields in lines

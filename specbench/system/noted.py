@@ -41,6 +41,8 @@ class Hardware(TypedDict, total=False):
     cores: int | None
     cpus_usable: int
     pinned_to: str
+    governor: str | None
+    max_mhz: int | None
     threads_set: dict[str, str]
     memory_gib: int
     gpus: list[Gpu]

@@ -33,6 +33,9 @@ def refuse(text):
 def crash(text):
     raise RuntimeError(text)
 
+def environ(name):
+    return int(os.environ[name])
+
 def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -111,6 +114,9 @@ def test_how_the_child_ends_comes_back(script, monkeypatch, tmp_path):
 
     assert run_in_child(work.answer, 0) == 0
     assert run_in_child(work.answer, 1) == 1
+    monkeypatch.setenv("SET_HERE", "3")
+    assert run_in_child(work.environ, "SET_THERE", {"SET_THERE": "4", "SET_HERE": "5"}) == 4
+    assert (os.environ["SET_HERE"], "SET_THERE" in os.environ) == ("3", False)
     with pytest.raises(JobRefused, match="no-such-key") as refusal:
         run_in_child(work.refuse, "no-such-key")
     assert refusal.value.exit_code == 2

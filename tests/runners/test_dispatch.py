@@ -37,6 +37,22 @@ def lines(folder, name=records.CASES):
     return jsonl.read_jsonl(folder / name)[0]
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ([], "when their process starts"),  # which is this one
+        (["runner=replay"], "runner=replay runs no model"),
+        (["runner=serve", "server=llamacpp"], "servers compute"),
+    ],
+)
+def test_threads_are_pinned_where_this_project_computes_and_starts_the_process(
+    execute, tmp_path, monkeypatch, typed, said
+):
+    monkeypatch.delenv("OMP_PLACES", raising=False)
+    with pytest.raises(ConfigurationError, match=f"measure.pin=true.*{said}"):
+        execute(f"output_dir={tmp_path}/run", "measure.pin=true", *typed)
+
+
 def test_a_run_leaves_every_file_of_the_contract(execute, tmp_path, capsys):
     out = tmp_path / "run"
     entries = "compare=[{method: pld, num_tokens: 2, label: short},oracle]"

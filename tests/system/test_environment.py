@@ -1,6 +1,7 @@
 """What is recorded about the machine and the code, with faked tools and with real ones."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -80,6 +81,39 @@ def test_uncommitted_code_can_be_applied_to_its_commit(tmp_path):
     git(tmp_path, "apply", str(changes))
     for name, text in written.items():
         assert (tmp_path / name).read_text() == text
+
+
+def test_threads_have_a_cpu_each_and_cores_come_before_their_second_threads(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 5}, raising=False)
+    for cpu, core in enumerate(["0-1", "0-1", "2-3", "2-3", "4-5", "4-5"]):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{core}\n")
+    variables = environment.pinned_threads(tmp_path)
+    assert variables == {"OMP_PROC_BIND": "close", "OMP_PLACES": "{0},{2},{5},{1},{3}"}
+    # OpenMP then keeps the first thread on the first place, which says nothing about the process.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert environment.allowed_cpus() == [0, 1, 2, 3, 5]
+    assert environment.cpus_usable() == 5
+
+
+def test_the_governor_is_said_where_the_system_tells(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    assert environment.governor(tmp_path) is None
+    for cpu, name in enumerate(["powersave", "performance", "powersave"]):
+        folder = tmp_path / f"cpu{cpu}" / "cpufreq"
+        folder.mkdir(parents=True)
+        (folder / "scaling_governor").write_text(f"{name}\n")
+    assert environment.governor(tmp_path) == "powersave, performance"
+
+
+def test_each_thread_is_counted_where_it_may_run():
+    found = environment.thread_placement()
+    if sys.platform == "linux":
+        assert sum(found.values()) >= 1
+    assert all(count >= 1 for count in found.values())
 
 
 def test_a_machine_without_git(tmp_path, monkeypatch):
