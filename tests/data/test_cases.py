@@ -15,6 +15,7 @@ import pytest
 from omegaconf import DictConfig
 from pyarrow import parquet
 
+from runners.launch.prerequisites import recording
 from scripts import fetch_data
 from specbench.config.compose import compose
 from specbench.data.cases import Case, load_cases, prompt_set_hash
@@ -436,6 +437,12 @@ def test_tasks_are_interleaved_unless_methods_learn_from_case_to_case(mixed, typ
     found = [int(case.case_id) for case in load(mixed, *typed)]
     assert found[: len(expected)] == expected
     assert sorted(found) == list(range(len(found)))
+
+
+def test_a_recording_has_the_order_that_a_replay_with_lasting_state_needs():
+    for scope in ("prompt", "paper"):
+        replay = compose(["runner=replay_recorded", f"state_scope={scope}"])
+        assert recording(replay).dataset.order == "file"
 
 
 def test_a_shuffled_order_stays_unless_tasks_are_to_be_interleaved(mixed):
