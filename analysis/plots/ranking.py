@@ -255,10 +255,10 @@ def predicted_beside_measured(
         **({"nrows": 2} if stacked else {"ncols": 2}), sharex=True, sharey=True
     )
     columns = ([row[2] for row in rows], [row[3] for row in rows])
-    every = looks((method, name) for name, method, *_ in rows)
+    every = looks((method, method) for _, method, *_ in rows)  # a task's row is its method's
     for axes, cells, timing in zip(panels, columns, ("PREDICTED", "measured"), strict=True):
-        for place, ((name, method, *_), cell) in enumerate(zip(rows, cells, strict=True)):
-            _dot(axes, place, every[method, name], cell)
+        for place, ((_, method, *_), cell) in enumerate(zip(rows, cells, strict=True)):
+            _dot(axes, place, every[method, method], cell)
         axes.axvline(1.0, **_PLAIN)
         axes.set_xlabel(f"{timing} speedup")
         rows_down(axes, [row[0] for row in rows])
