@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +9,7 @@ from typing import Any, Protocol
 from omegaconf import DictConfig
 
 from runners.search import jobs
+from specbench.config.run_key import key_of
 from specbench.data.cases import Case
 
 
@@ -54,5 +53,4 @@ class Processes:
 
 def folder_of(parent: Path, name: str, items: object, cases: Sequence[Case]) -> Path:
     """A folder for a run of these entries on these cases, always the same."""
-    text = json.dumps([items, [case.case_id for case in cases]], sort_keys=True)
-    return parent / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return parent / f"{name}-{key_of([items, [case.case_id for case in cases]])}"

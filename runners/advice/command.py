@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from runners.run_folder.folder import is_complete, make_folder
 from runners.search.space import typed
 from specbench import paths
 from specbench.config import compose
-from specbench.config.run_key import run_identity
+from specbench.config.run_key import key_of, run_identity
 from specbench.config.validate import check_values
 from specbench.data import cases as questions
 from specbench.data.cases import prompt_set_hash
@@ -215,8 +214,7 @@ def _key(cfg: DictConfig, prompts: str) -> str:
     """Stands for the model, the prompts and how they are answered."""
     identity = run_identity(cfg)
     kept = {key: identity[key] for key in ("model", "generation", "engine", "seed")}
-    text = json.dumps([kept, prompts], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return key_of([kept, prompts])
 
 
 def _home(cfg: DictConfig, prompts: str) -> Path:

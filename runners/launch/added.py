@@ -19,6 +19,7 @@ from runners.run_folder import folder
 from specbench.config.compare import compose_entry
 from specbench.errors import ConfigurationError
 from specbench.results import records
+from specbench.results.estimate import Estimate
 from specbench.results.manifest import BASELINE, RunManifest
 
 _FOLDER = "added"
@@ -76,14 +77,13 @@ def agreement(path: Path, added: Path) -> str:
     if not pairs or not pairs[0]["ratio"]:
         return f"{BASELINE} here and in {path}: no cases to compare."
     pair = pairs[0]
-    low, high = pair["ratio_ci"] or (None, None)
-    within = "" if low is None else f" [{low:.2f}, {high:.2f}]"
+    ratio = Estimate(pair["ratio"], pair["ratio_ci"])
     words = {
         "tie": "the two agree",
         "faster": "it was FASTER here: do not compare ratios across the two tables",
         "slower": "it was SLOWER here: do not compare ratios across the two tables",
     }.get(pair["verdict"], "the cases are too few to tell whether the two agree")
-    return f"{BASELINE} here over {BASELINE} in {path}: {pair['ratio']:.2f}{within}; {words}."
+    return f"{BASELINE} here over {BASELINE} in {path}: {ratio}; {words}."
 
 
 def _plain(path: Path) -> Sequence[records.CaseRecord]:

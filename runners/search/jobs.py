@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from runners.launch import prerequisites
 from runners.launch.dispatch import Invocation, execute
 from runners.run_folder import folder
 from specbench.config import compose
-from specbench.config.run_key import run_key
+from specbench.config.run_key import key_of, run_key
 from specbench.config.schema import RECORD_STATES
 from specbench.data.cases import Case
 from specbench.errors import SpecBenchError
@@ -81,9 +80,8 @@ def surface_job(cfg: DictConfig) -> tuple[DictConfig, Path]:
             value for value in values if "contexts" not in key or limit is None or value < limit
         ]
     job.runner.passes = _PASSES
-    machine = environment.fingerprint(environment.describe())
-    key = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:8]
-    return job, Path(cfg.cache_dir) / "surfaces" / f"{cfg.model.name}-{run_key(job)}-{key}"
+    machine = key_of(environment.fingerprint(environment.describe()))
+    return job, Path(cfg.cache_dir) / "surfaces" / f"{cfg.model.name}-{run_key(job)}-{machine}"
 
 
 def _done(job: DictConfig, path: Path, what: str, failures: bool = False) -> Path:

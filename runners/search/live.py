@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from runners.search.entries import mapping_of
 from runners.search.halving import Candidate, CaseCost
+from specbench.config.run_key import key_of
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import read_records
 
@@ -35,8 +34,7 @@ class LiveRuns:
             return
         labels = {f"{one.method}_{number}": one for number, one in enumerate(asked)}
         items = [mapping_of(one.method, one.knobs, label) for label, one in labels.items()]
-        text = json.dumps([items, list(missing)], sort_keys=True)
-        folder = self._folder / hashlib.sha256(text.encode()).hexdigest()[:8]
+        folder = self._folder / key_of([items, missing])
         self._run(items, missing, folder)
         fill_in(labels, folder, missing)
 

@@ -9,7 +9,7 @@ from runners.search.entries import Entries
 from runners.search.halving import Candidate, CaseCost
 from runners.session.method_runs import MethodRun, find_heads, fitting, instantiated
 from specbench.artifacts import resolve
-from specbench.config.compose import has_yaml
+from specbench.config.compose import build_model
 from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError, SpecBenchError
 from specbench.replay.cost_surface import CostSurface
@@ -63,9 +63,7 @@ class Replays:
                     model_key=self._replayer.model_key(),
                 )
                 if not path.is_file():
-                    name = self._config.model.name
-                    words = name if has_yaml(name) else str(self._config.model.id)
-                    return artifact.command.replace("MODEL", words)
+                    return artifact.command_for(build_model(self._config.model))
         return ""
 
     def __call__(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> None:

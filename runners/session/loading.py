@@ -70,12 +70,16 @@ def make_session(
             run.artifacts = find_artifacts(config, run, tokenizer)
             run.heads = find_heads(config, run)
     # Before the weights: a large target takes minutes to load.
+    checked: list[DraftConfig] = []
     for run in runs:
-        if run.drafter.needs.draft_model:
+        if run.drafter.needs.draft_model and run.entry.draft not in checked:
             with needs_of(run.entry):
                 _check_draft_tokenizer(run.entry.draft, config, tokenizer)
+            checked.append(run.entry.draft)
     for draft in more_drafts:
-        _check_draft_tokenizer(draft, config, tokenizer)
+        if draft not in checked:
+            _check_draft_tokenizer(draft, config, tokenizer)
+            checked.append(draft)
     model = load()
     what = f"{weights.key_of(config.model)}={model.id}"
     self_check.check_tokenizer(model.model, tokenizer, what)

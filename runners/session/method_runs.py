@@ -18,7 +18,7 @@ from runners.job import Entry, Job
 from specbench import paths
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
-from specbench.config.compose import has_yaml
+from specbench.config.compose import build_model
 from specbench.config.draft import draft_weights
 from specbench.config.schema import RunConfig
 from specbench.decoding.drafter import Drafter
@@ -260,7 +260,7 @@ def find_artifacts(
         bundled=config.model.embedded,
         cache_dir=Path(config.cache_dir),
         model_key=weights.model_key(config) if per_model else None,
-        model_name=config.model.name if has_yaml(config.model.name) else str(config.model.id),
+        model_name=build_model(config.model),
     )
 
 

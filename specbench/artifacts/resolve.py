@@ -103,7 +103,7 @@ def resolve(
                     owner = "model" if artifact.per_model else "model's tokenizer"
                     raise NeedsNotMet(
                         f"{artifact.name} has not been built for this {owner} (looked: {path}). "
-                        f"Type: {artifact.command.replace('MODEL', model_name)}"
+                        f"Type: {artifact.command_for(model_name)}"
                     )
                 _build(artifact, path, _loaded(tokenizer), progress)
         files[artifact.name] = path

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
-from specbench.config.schema import RUNNERS, RunConfig
+from specbench.config.schema import RUNNERS, ModelConfig, RunConfig
 from specbench.config.server_schema import SERVERS
 from specbench.errors import ConfigurationError, unknown_name
 
@@ -234,6 +234,11 @@ def own_name(place: str) -> str:
     parts = [re.sub(r"[^\w.+-]", "_", part) for part in named]
     names = ("_".join(parts[-n:]) for n in range(1, len(parts) + 1))
     return next((name for name in names if not has_yaml(name)), f"own_{parts[-1]}")
+
+
+def build_model(model: ModelConfig) -> str:
+    """What ``--model`` of a building command takes: a yaml's name, or the weights' place."""
+    return model.name if has_yaml(model.name) else model.id
 
 
 def model_words(recorded: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -119,7 +118,7 @@ def run_key(cfg: DictConfig) -> str:
     return key_of(run_identity(cfg))
 
 
-def key_of(identity: Mapping[str, Any]) -> str:
-    """The run key of what `run_identity` gave."""
-    text = json.dumps(identity, sort_keys=True, ensure_ascii=True)
+def key_of(what: object) -> str:
+    """Eight hexadecimal digits for a value of JSON: the run key of what `run_identity` gave."""
+    text = json.dumps(what, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]

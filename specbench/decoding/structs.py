@@ -259,6 +259,10 @@ class Artifact:
     # whether it belongs to one model's weights, not to every model with the tokenizer
     per_model: bool = False
 
+    def command_for(self, model: str) -> str:
+        """The command line for this model, as `specbench.config.compose.build_model` calls it."""
+        return self.command.replace("MODEL", model)
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:

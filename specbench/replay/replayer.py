@@ -12,6 +12,7 @@ import numpy as np
 
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
+from specbench.config.compose import build_model
 from specbench.config.schema import ModelConfig
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
@@ -121,7 +122,7 @@ class Replayer:
                     bundled=self._model.embedded,
                     cache_dir=self._cache_dir,
                     model_key=self.model_key(),
-                    model_name=str(self._model.name),
+                    model_name=build_model(self._model),
                 ),
                 seed=self._seed,
                 target=self._stored_target() if kind == ROUNDED else None,

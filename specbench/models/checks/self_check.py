@@ -14,7 +14,7 @@ their roundings, which a deep or saturated model enlarges, are measured in trans
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -126,11 +126,13 @@ def checked(
             f"differ by {spread.value:.2g} (allowed: {spread.tolerance:.2g}). First to "
             f"differ: {_first_to_differ(target, text, own)}. {ELSE}"
         )
-    others = [
-        (more, packed_rows(target, more, rows, attention) if packed else rows)
-        for more, rows in others
-    ]
-    if row := _row_always_apart(target, [(text, own), *others], drafts):
+    apart = _rows_apart(ours, own)
+    for more, rows in others:  # most mixtures have no such row, and read no other text here
+        if any(bool(rows_apart.any()) for rows_apart in apart.values()):
+            theirs = packed_rows(target, more, rows, attention) if packed else rows
+            again = _rows_apart(_our_rows(target, more, drafts), theirs)
+            apart = {part: apart[part] & again[part] for part in apart}
+    if mixture and (row := _first_row(apart)):
         raise ConfigurationError(
             f"{failing} as it does in transformers: {row} differs from its own attention and cache "
             f"in each of {_TEXTS} texts, which no router's near tie explains. {ELSE}"
@@ -146,21 +148,20 @@ def checked(
     )
 
 
-def _row_always_apart(
-    target: Target, texts: Sequence[tuple[CheckText, OwnRows]], drafts: bool
-) -> str:
-    """A row that is wrong whatever the text; "" for none. Of one text alone nothing is said.
+def _rows_apart(ours: Mapping[str, torch.Tensor], own: OwnRows) -> dict[str, torch.Tensor]:
+    """By part, ``[rows]`` that differ by more than is allowed.
 
     In a mixture of experts a rounding sends a row at a near tie to another expert, so that single
-    rows of one text say nothing.
+    rows of one text say nothing; a row that is apart in every text is wrong.
     """
-    if len(texts) < 2:
-        return ""
-    wrong: dict[str, torch.Tensor] = {}
-    for text, own in texts:
-        for part, rows in _our_rows(target, text, drafts).items():
-            apart = differences(rows, own.logits[part]) > own.spread.tolerance
-            wrong[part] = wrong.get(part, True) & apart.cpu()
+    return {
+        part: (differences(rows, own.logits[part]) > own.spread.tolerance).cpu()
+        for part, rows in ours.items()
+    }
+
+
+def _first_row(wrong: Mapping[str, torch.Tensor]) -> str:
+    """The first row that is marked, in words; "" for none."""
     named = [(part, int(rows.nonzero()[0])) for part, rows in wrong.items() if bool(rows.any())]
     return f"row {named[0][1]} of a {named[0][0]}" if named else ""
 
