@@ -1,8 +1,7 @@
 """The runner that measures what a target pass costs here, as a cost surface.
 
-Ids are random: the time of a dense model's pass does not depend on them. One sample is the pass,
-the verdict with its copy to the host, and the cache's work: all of a step but the drafter.
-Every repeat visits all points in a new order, so that a drift of the machine spreads over them.
+A sample is what ``runners.session.pass_times`` times: all of a step but the drafter. Every repeat
+visits all points in a new order, so that a drift of the machine spreads over them.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from runners.run_folder.manifest import add_start, begin, check_resume, close
 from runners.run_folder.repeat import leave_repeat
 from runners.runner import Runner
 from runners.session.method_runs import MethodRun, build_method_runs
+from runners.session.pass_times import pass_s, random_tree
 from specbench.config.schema import CostConfig, RunConfig
 from specbench.data.cases import Case
 from specbench.decoding.device import seconds
 from specbench.decoding.structs import DraftTree
-from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import ConfigurationError, SpecBenchError
 from specbench.models import loading
 from specbench.models.loading import LoadedModel
@@ -50,7 +49,6 @@ ROUNDS = "rounds.jsonl"
 
 log = logging.getLogger(__name__)
 
-_BRANCH = 8  # a node's parent is at most this far before it: branches of mixed length
 _TEXTS, _TEXT_TOKENS = 5, 96  # made-up texts that drafting is timed on, and their new tokens
 _PHRASES, _PHRASE_TOKENS = 24, 6  # they are made of recurring phrases
 _SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -234,7 +232,7 @@ def _measure(
 def _tree_passes(
     target: Target, contexts: list[int], rows: list[int], rounds: _Rounds, rng: np.random.Generator
 ) -> tuple[Grid, Grid]:
-    trees = [_random_tree(n - 1, target.vocab_size, rng) for n in rows]
+    trees = [random_tree(n - 1, target.vocab_size, rng) for n in rows]
 
     def once(which: list[int]) -> dict[str, object]:
         prompts = np.zeros(len(contexts))
@@ -243,7 +241,7 @@ def _tree_passes(
             prompt = rng.integers(0, target.vocab_size, contexts[j])
             prompts[j] = seconds(partial(target.prefill, prompt), target.device)
             for i in rng.permutation(len(rows)):
-                times[i, j] = _pass_s(target, trees[i], contexts[j])
+                times[i, j] = pass_s(target, trees[i], contexts[j])
         return {"prefill_s": prompts.tolist(), "pass_s": times.tolist()}
 
     found = rounds.run("tree", once, len(contexts))
@@ -273,7 +271,7 @@ def _batch_passes(
             target.cache.broadcast()  # once a prompt: steps bring their rows along themselves
             for p in rng.permutation(len(points)):
                 i, j = points[p]
-                times[i, j, c] = _pass_s(target, drafts[i, j], contexts[c])
+                times[i, j, c] = pass_s(target, drafts[i, j], contexts[c])
         return {"pass_s": times.tolist()}
 
     found = rounds.run("batch", once, len(contexts))
@@ -303,25 +301,6 @@ class _Rounds:
             found.append({"kind": kind, **once(every)})
             jsonl.append_jsonl(self._path, found[-1:])
         return found
-
-
-def _pass_s(target: Target, tree: DraftTree, context: int) -> float:
-    """Seconds of one step's work for the target; the cache is left as it was."""
-    verifier = GreedyVerifier()
-
-    def step() -> None:
-        scores = target.forward(0, tree)
-        verdict = verifier.verify(tree, scores)
-        target.commit(tree, verdict.path)
-
-    found = seconds(step, target.device)
-    target.cache.truncate(context)
-    return found
-
-
-def _random_tree(nodes: int, vocab: int, rng: np.random.Generator) -> DraftTree:
-    parents = np.array([rng.integers(max(-1, i - _BRANCH), i) for i in range(nodes)], np.int64)
-    return DraftTree(rng.integers(0, vocab, nodes), parents)
 
 
 def _random_rows(k: int, w: int, vocab: int, rng: np.random.Generator) -> DraftTree:

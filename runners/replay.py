@@ -205,7 +205,10 @@ def _replay(run: OpenRun) -> None:
     }
     manifest.replay = kinds
     if surface is not None:
-        manifest.surface = {"model": dict(surface.model), "machine": dict(surface.machine)}
+        manifest.surface = {
+            "model": {**surface.model, "row_times": surface.row_times()},
+            "machine": dict(surface.machine),
+        }
     source = RecordedAnswers(job, replayer, traces, kinds, predicted=surface is not None)
     # Not the written records: state kept for a run goes through all blocks, whoever wrote them.
     runner = replace(run.runner(source), done=[])

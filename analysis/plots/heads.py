@@ -111,7 +111,7 @@ def rows_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
     if max((len({rows for rows, _ in found}) for found in sizes.values()), default=0) < _FEWEST:
         return None
     run = comparison.runs[0]
-    cost, words = cost_of_pass(run.manifest.config.get("runner") or {})
+    cost, words = cost_of_pass(run.manifest)
     if not cost:
         cost, words = cost_on(run.processor, comparison.model, run.dtype)
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from analysis.plots.charts import Point, error_lengths
 from analysis.plots.layout import Drawing, canvas, finish, legend_of, shown, with_cut
-from analysis.plots.ranking import Ranked, mat_against_speedup, prompts, ranked
+from analysis.plots.ranking import PRICE_TEXT, Ranked, mat_against_speedup, prompts, ranked
 from analysis.plots.style import BAND, PLAIN, REFERENCE, line_style, looks, speedup_words, unit_of
 from analysis.plots.sweeps import figure_name
 from analysis.runs.acceptance import rows_of_target_pass
@@ -50,7 +50,9 @@ def overview_pictures(comparison: ComparedRuns, caption: str) -> Iterator[tuple[
         yield "ranked", ranked(rows, bands, units, f"All methods, ranked ({where})", caption)
         title = f"MAT against speedup ({where})"
         text = _of(words, _DOTS, len(entries))
-        yield "mat_speedup", mat_against_speedup(rows[:_DOTS], units, title, text)
+        price, said = cost_of_pass(comparison.runs[0].manifest)
+        text = f"{PRICE_TEXT.format(**said)}\n{text}" if price else text
+        yield "mat_speedup", mat_against_speedup(rows[:_DOTS], units, title, text, price)
     if any(row.prompts for row in rows):
         yield "prompts", prompts(rows, units[0], f"Speedup prompt by prompt ({where})", caption)
 
@@ -66,7 +68,7 @@ def budget_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
     lines = _by_budget(entries)
     if not lines:
         return None
-    cost, words = cost_of_pass(comparison.runs[0].manifest.config.get("runner") or {})
+    cost, words = cost_of_pass(comparison.runs[0].manifest)
     text = f"{_COST_TEXT.format(**words)}\n{caption}" if cost else caption
     title = f"Speedup against draft budget ({comparison.printed_title})"
     return speedup_by_budget(lines, cost, speedup_words(comparison.timing), title, text)
@@ -89,6 +91,7 @@ def _ranked(comparison: ComparedRuns, entry: ComparedLabel) -> Ranked:
         entry.measured("speedup"),
         entry.measured("mat"),
         prompt_speedups(entry.run, entry.label),
+        rows_of_target_pass(entry).value,
     )
 
 

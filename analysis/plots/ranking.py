@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from analysis.plots.charts import HEADROOM, Point, error_lengths
 from analysis.plots.layout import (
@@ -39,6 +39,11 @@ COST_TEXT = (
     "Grey lines: what a step costs in steps of plain decoding, drafting included; a method moves "
     "along one as more of its tokens are accepted, and down as its steps take longer."
 )
+PRICE_TEXT = (
+    "Right: the line is what a pass of so many rows costs in passes of 1 row ({source}, {context} "
+    "tokens cached). A method's dot is its step at its mean rows, MAT / speedup; above the line: "
+    "drafting."
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Ranked:
     Attributes:
         name: as shown; ``method`` decides the usual look.
         prompts: speedup on each prompt.
+        rows: of a target pass, the mean.
     """
 
     name: str
@@ -55,6 +61,7 @@ class Ranked:
     speedup: Estimate
     mat: Estimate
     prompts: Sequence[float] = field(default=())
+    rows: float | None = None
 
 
 def ranked(
@@ -131,15 +138,38 @@ _BAR: Keywords = {  # upright, as high as its row
 
 
 def mat_against_speedup(
-    rows: Sequence[Ranked], units: tuple[str, str], title: str, caption: str
+    rows: Sequence[Ranked],
+    units: tuple[str, str],
+    title: str,
+    caption: str,
+    price: Mapping[int, float],
 ) -> Drawing:
     """A dot per method at its MAT and speedup, over lines of equal cost of a step.
 
-    ``units``: of speedup and of MAT.
+    Beside it, where that is known, steps over the price of their rows.
+
+    Args:
+        units: of speedup and of MAT.
+        price: of a pass by its rows, in passes of one row; empty where it is not known.
     """
-    figure = canvas(6.4, 4.2, keep_shape=True)
-    axes = figure.subplots()
+    below = in_column() and bool(price)
+    figure = canvas(9.2 if price else 6.4, 8.0 if below else 4.2, keep_shape=True)
+    shape = {"nrows": 2} if below else {"ncols": 2, "width_ratios": (3, 2)}
+    left, *right = figure.subplots(**shape) if price else (figure.subplots(),)
     known = [row for row in rows if row.speedup.value and row.mat.value]
+    _steps(left, known, units)
+    for axes in right:
+        _prices(axes, known, price)
+    handles, names = left.get_legend_handles_labels()
+    legend = dict(zip(names, handles, strict=True))
+    legend |= {"cost of a step": Line2D([], [], **_COST), PLAIN: Line2D([], [], **_PLAIN)}
+    if price:
+        legend["price of rows"] = Line2D([], [], **_PRICE)
+    finish(figure, title, with_cut(f"{COST_TEXT}\n{caption}", [left]), legend)
+    return figure
+
+
+def _steps(axes: Axes, known: Sequence[Ranked], units: tuple[str, str]) -> None:
     xs, ys = [row.mat.value or 1.0 for row in known], [row.speedup.value or 1.0 for row in known]
     right = _end([*xs, 1.5], [row.mat for row in known])
     top = _end([*ys, 1.2], [row.speedup for row in known])
@@ -159,16 +189,32 @@ def mat_against_speedup(
         across, up = (error_lengths([Point.at(0, cell)]) for cell in (row.mat, row.speedup))
         style = dot_style(look)
         axes.errorbar([x], [y], xerr=across, yerr=up, elinewidth=0.5, label=row.name, **style)
-    plain = axes.axhline(1.0, **_PLAIN)
+    axes.axhline(1.0, **_PLAIN)
     axes.set(xlim=(1.0, right), ylim=(bottom, top), xlabel=units[1], ylabel=units[0])
     axes.grid(visible=False)
-    handles, names = axes.get_legend_handles_labels()
-    legend = dict(zip(names, handles, strict=True))
-    legend |= {"cost of a step": Line2D([], [], **_COST), PLAIN: plain}
-    finish(figure, title, with_cut(f"{COST_TEXT}\n{caption}", [axes]), legend)
-    return figure
 
 
+def _prices(axes: Axes, known: Sequence[Ranked], price: Mapping[int, float]) -> None:
+    """Steps, in steps of plain decoding, at their rows, over the price of a pass."""
+    highest = 1.0
+    for row, look in zip(known, _looks(known), strict=True):
+        if row.rows is not None:
+            step = (row.mat.value or 1.0) / (row.speedup.value or 1.0)
+            axes.plot([row.rows], [step], **dot_style(look))
+            highest = max(highest, step)
+    most = max((row.rows for row in known if row.rows is not None), default=1.0)
+    # The line goes on to the first size beyond the dots.
+    beyond = min((rows for rows in price if rows >= most), default=max(price))
+    shown = {rows: value for rows, value in price.items() if rows <= beyond}
+    axes.plot(list(shown), list(shown.values()), **_PRICE)
+    axes.set(xscale="log", yscale="log", ylim=(0.93, 1.08 * max(highest, *shown.values())))
+    axes.set_xticks(list(shown), [str(rows) for rows in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
+    ratio_ticks(axes.yaxis)
+    axes.set(xlabel="rows of a target pass (mean)", ylabel="cost of a step (of plain decoding: 1)")
+
+
+_PRICE: Keywords = {"color": REFERENCE, "linewidth": 1.2, "marker": "_", "zorder": 1}
 _COST: Keywords = {"color": BAND, "linewidth": 1.2, "zorder": 0}  # a line of equal cost of a step
 
 

@@ -101,6 +101,11 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         *([f"{speed}."] if speedup and first.timing != "none" else []),
         interval_words(repeats[-1], _counts(comparison, times)),
         *(slow_baseline_words(comparison) if times else []),
+        *(
+            dict.fromkeys(roofline.price_words(run.manifest) for run in comparison.runs)
+            if times
+            else []
+        ),
         *(dict.fromkeys(fallbacks) if times else []),
         *dict.fromkeys(moved),
         f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",

@@ -12,9 +12,10 @@ from scipy.optimize import isotonic_regression
 from specbench.arrays import FloatArray
 from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate
+from specbench.results.manifest import RunManifest
+from specbench.results.statistics.roofline import row_prices
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
-from specbench.storage.jsonl import JsonObject
 
 _RESAMPLES = 2000
 _CONTEXT = 256  # cached tokens of the passes whose cost is shown, or the nearest that were timed
@@ -105,19 +106,20 @@ class Surface:
         return dict(zip(tree.axes["rows"], ratios.tolist(), strict=True))
 
 
-def cost_of_pass(runner: JsonObject) -> tuple[dict[int, float], dict[str, object]]:
-    """What a pass of so many tokens costs by the surface that a replay was predicted with.
+def cost_of_pass(manifest: RunManifest) -> tuple[dict[int, float], dict[str, object]]:
+    """What a pass of so many tokens costs, as the run timed it or by the surface of its replay.
 
-    Where its file has gone or changed, the same one in ``surfaces/`` serves. Nothing without it, or
-    where the run was measured.
-
-    Args:
-        runner: the node of the run's configuration.
+    Where the surface's file has gone or changed, the same one in ``surfaces/`` serves. Nothing
+    without it.
 
     Returns:
         Time over that of one token by tokens, and the words that say at which context and by
         which file.
     """
+    times = manifest.model and manifest.model.row_times
+    if times and not manifest.surface:
+        return row_prices(manifest), {"context": times["context"], "source": "timed in the run"}
+    runner = manifest.config.get("runner") or {}
     if not runner.get("surface"):
         return {}, {}
     for path in (PROJECT / str(runner["surface"]), *_shipped()):

@@ -36,6 +36,7 @@ from specbench.storage.hashes import file_sha256
 SETTINGS = (1, 4, 8, 16, 32)  # of each method, one after the other while there is time
 _LOOKED_AT = 4  # settings of a method, to see whether some can be replayed
 _LIVE_PROMPTS = 3  # on which methods are tried that cannot be replayed
+_WARM_UP_TOKENS = 48  # of each label, before its first turn
 _CONTEXT = 256.0  # cached tokens at which a plain pass is priced
 # A method's time for a turn over plain decoding's: of those that were chosen, of any.
 _CHOSEN_COST, _LABEL_COST = 1.0, 3.0
@@ -72,6 +73,7 @@ def find(wanted: Wanted, bench: Bench, folder: Path, budget: Budget) -> Advice:
     steps.record()
     steps.search(spaces)
     steps.predict()
+    steps.confirm()  # first: what stands on it is the answer, whatever the rest takes
     steps.try_live()
     steps.confirm()
     return steps.advice()
@@ -102,6 +104,7 @@ class _Steps:
         self._not_run: dict[str, str] = {}
         self._notes: list[str] = []
         self._more: list[str] = []
+        self._undecided = ""
         self._confirmed: Sequence[Case] = ()
 
     # -- plain decoding, recorded ------------------------------------------------------------------
@@ -138,8 +141,8 @@ class _Steps:
         one = np.ones(1)
         pass_s = float(self._surface.pass_s(one, one, _CONTEXT * one)[0])
         turns = sum(len(case.turns) for case in cases)
-        tokens = float(self._bench.cfg.generation.max_new_tokens)
-        return pass_s * tokens * turns * (1 + others)
+        tokens = turns * int(self._bench.cfg.generation.max_new_tokens) + _WARM_UP_TOKENS
+        return pass_s * tokens * (1 + others)
 
     @property
     def _confirm_s(self) -> float:
@@ -218,9 +221,8 @@ class _Steps:
         items = [mapping_of(method, {}) for method in made]
         path = folder_of(self._folder, "live", items, cases)
         needed = self._live_s
-        keep = self._confirm_s + START_S
-        if not is_complete(path) and not self._budget.affords(needed + keep):
-            minutes = self._budget.minutes + (needed + keep - self._budget.left_s) / 60
+        if not is_complete(path) and not self._budget.affords(needed):
+            minutes = self._budget.minutes + (needed + START_S - self._budget.left_s) / 60
             for method in made:
                 self._not_run[method] = (
                     "it needs the model, and the minutes left no time to try it live. Type "
@@ -259,9 +261,13 @@ class _Steps:
         return Speed(value, interval, len(ids))
 
     def confirm(self) -> None:
-        """The first two and plain decoding live, on prompts that nothing was chosen by."""
+        """The first two and plain decoding live, on prompts that nothing was chosen by.
+
+        Again where one that was tried live has come among the two.
+        """
         chosen = finalists(self._options)
-        if not chosen:
+        unmeasured = [option.method for option in chosen if not option.measured]
+        if not unmeasured:
             return
         items = [mapping_of(o.method, o.knobs) for o in chosen]
         by_size = [self._confirming[:n] for n in range(len(self._confirming), FEWEST - 1, -1)]
@@ -271,12 +277,14 @@ class _Steps:
             if is_complete(path) or self._budget.affords(seconds, last=True):
                 break
         else:
-            self._more.append("confirm the first choice live")
+            late = "the first choice" if len(unmeasured) == len(chosen) else unmeasured[0]
+            self._more.append(f"confirm {late} live")
             return
         names = " and ".join(o.method for o in chosen)
         self._budget.say(f"confirming {names} live on {len(cases)} prompts")
         run = self._bench.live(items, cases, path)
         self._confirmed = cases
+        self._undecided = ""
         summary = cast("Summary", jsonl.read_json(run / SUMMARY))
         rows = {(row["label"], row["task"]): row for row in summary["rows"]}
         for option in chosen:
@@ -289,7 +297,7 @@ class _Steps:
             elif option is chosen[0] and not (option.joint and option.joint[0] > 1):
                 n = prompts_for(option)
                 how = f"about {2 * n} prompts" if n else "more prompts"
-                self._more.append(f"tell {option.method} from plain decoding, with {how}")
+                self._undecided = f"tell {option.method} from plain decoding, with {how}"
 
     # -- the answer --------------------------------------------------------------------------------
 
@@ -298,7 +306,9 @@ class _Steps:
         self._options.sort(
             key=lambda o: (o.measured.value if o.measured else 0.0, o.score), reverse=True
         )
-        more = f"More minutes would: {'; '.join(self._more)}." if self._more else ""
+        wanted = list(dict.fromkeys(filter(None, [*self._more, self._undecided])))
+        more = f"More minutes would: {'; '.join(wanted)}." if wanted else ""
+        self._notes = list(dict.fromkeys(self._notes))
         if any(option.way == LIVE for option in self._options):
             self._notes.append(
                 f"'live': methods that cannot be replayed, tried at their own setting on "

@@ -116,6 +116,7 @@ def _measure(load: Load, run: OpenRun) -> None:
         runner = run.runner(source)
         runner.warm_up(measure.warmup)
         model.threads_on = environment.thread_placement()
+        model.row_times = session.time_rows(prompts, job.config.seed)
         if job.greedy and job.baseline:
             tolerance = session.calibrate_audit(prompts, earlier.audit if earlier else None)
             model.audit = tolerance.to_json()

@@ -13,6 +13,7 @@ import torch
 
 from runners.job import Job
 from runners.session.method_runs import MethodRun, describe_files, fitting, needs_of
+from runners.session.pass_times import time_rows
 from specbench.arrays import IntArray
 from specbench.config.schema import VERIFIERS, VerifierConfig, verifier_name
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
@@ -44,7 +45,7 @@ from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.recording import Recording, record_output
-from specbench.results.manifest import ModelInfo
+from specbench.results.manifest import ModelInfo, RowTimes
 from specbench.results.records import EAGER_DRAFT_PASSES, EAGER_PASSES, CaseRecord, Lossless
 from specbench.storage.jsonl import JsonObject
 from specbench.system import bandwidth
@@ -187,6 +188,14 @@ class Session:
         """Of the target's memory, to be measured; ``earlier`` in the run's earlier starts."""
         size = bandwidth.streamed_bytes(self._model.model)
         return bandwidth.FastestRead(self._target.device, size, earlier)
+
+    def time_rows(self, prompts: Sequence[IntArray], seed: int) -> RowTimes | None:
+        """What passes cost by their rows, behind the prompt of middling length that fits."""
+        fitting = sorted((p for p in prompts if len(p) < self.context_length), key=len)
+        if not fitting:
+            return None
+        prompt = fitting[len(fitting) // 2]
+        return time_rows(self._target, prompt, self.context_length - len(prompt), seed)
 
     def note_passes(self, described: ModelInfo) -> None:
         """Bring what ``described`` (of ``describe``) says of passes up to date.

@@ -22,6 +22,7 @@ from scipy.optimize import isotonic_regression
 
 from specbench.arrays import BoolArray, FloatArray
 from specbench.errors import ConfigurationError
+from specbench.results.manifest import ROWS, RowTimes
 from specbench.storage import jsonl
 from specbench.system.noted import Machine
 
@@ -184,6 +185,16 @@ class CostSurface:
         rows = np.arange(1, self.tree.axes["rows"][-1] + 1)
         seconds = self.tree.predict(rows.astype(np.float64), np.full(len(rows), float(context)))
         return int(np.flatnonzero(seconds <= (1.0 + free) * seconds[0])[-1])
+
+    def row_times(self, context: int = 256) -> RowTimes:
+        """Seconds of a pass by its rows, behind about ``context`` tokens."""
+        nearest = min(self.tree.axes["context"], key=lambda tokens: abs(tokens - context))
+        rows = np.array([n for n in ROWS if n <= self.tree.axes["rows"][-1]], np.float64)
+        seconds = self.tree.predict(rows, np.full(len(rows), float(nearest)))
+        return {
+            "context": nearest,
+            "seconds": {f"{n:.0f}": float(s) for n, s in zip(rows, seconds, strict=True)},
+        }
 
     def write(self, path: Path) -> None:
         value = {

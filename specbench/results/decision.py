@@ -99,6 +99,8 @@ def verdict_sentence(
     elif not shown:
         words = "Nothing is shown faster than plain decoding"
         words += f"; {first}, the fastest here, is {_times(interval)} as fast"
+        if interval[0] > 1:
+            words += f" (an interval for one method, not for the best of {len(speedups)})"
     else:
         words = f"{first} is {_times(interval)} as fast as plain decoding"
         others = [name for name in leaders if name != first]

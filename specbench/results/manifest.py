@@ -33,6 +33,7 @@ from specbench.system.noted import CudaSettings, GitState
 from specbench.system.noted import Hardware as Hardware  # tables name it too
 
 BASELINE = "ar"  # the label of plain decoding
+ROWS = (1, 2, 4, 8, 16, 64)  # of the passes whose cost stands beside speedups
 
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
@@ -107,6 +108,13 @@ class Replayed(TypedDict, total=False):
     failed: list[Text]
 
 
+class RowTimes(TypedDict):
+    """Median ``seconds`` of a pass by its rows, behind ``context`` cached tokens."""
+
+    context: Whole
+    seconds: dict[str, Number]
+
+
 class DraftInfo(_Node):
     """A label's draft model.
 
@@ -141,6 +149,7 @@ class ModelInfo(_Node):
         weight_bytes: read by a pass of one row.
         copy_bytes_per_s: the device's copy bandwidth at the run's start; ``read_bytes_per_s``: its
             fastest read of as many bytes as the weights have, of all in the run.
+        row_times: what passes cost by their rows, timed after the warm-up.
         packed: what packed linears hold; ``passes``: which engine ran the passes, and why eagerly.
         overlap: how drafters worked beside the target's passes.
         overlapping: labels that drafted during those passes; only where the clock was inside the
@@ -173,6 +182,7 @@ class ModelInfo(_Node):
     weight_bytes: Whole | None = None
     copy_bytes_per_s: Number | None = None
     read_bytes_per_s: Number | None = None
+    row_times: RowTimes | None = None
     packed: JsonObject | None = None
     passes: Passes | None = None
     overlap: Text | None = None

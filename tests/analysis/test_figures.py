@@ -247,14 +247,14 @@ def test_an_interval_that_is_cut_off_is_marked_on_every_side():
     wide, far = Estimate(1.0, (0.1, 1.1)), Estimate(2.0, (1.5, 9.0))
     rows = [Ranked("low", "pld", wide, Estimate(1.2, (1.1, 1.3))), Ranked("far", "sam", far, far)]
     units = ("speedup", "MAT")
-    assert arrowheads(mat_against_speedup(rows, units, "t", "c")) == [
+    assert arrowheads(mat_against_speedup(rows, units, "t", "c", {})) == [
         (">", 2.0), ("^", 2.0), ("v", 1.2),
     ]  # fmt: skip
     figure = ranked(rows, [1, 1], units, "t", "c")
     assert arrowheads(figure) == [("<", 0), (">", 1), (">", 1)]
     assert CUT_TEXT in figure.caption
     whole = [Ranked("pld", "pld", Estimate(1.2, (1.1, 1.3)), Estimate(1.5, (1.4, 1.6)))]
-    assert CUT_TEXT not in mat_against_speedup(whole, units, "t", "c").caption
+    assert CUT_TEXT not in mat_against_speedup(whole, units, "t", "c", {}).caption
 
 
 def test_a_method_keeps_its_color_in_every_kind_of_figure():

@@ -30,6 +30,7 @@ from analysis.runs.surfaces import PassTimes, Surface, cost_of_pass
 from analysis.runs.sweeps import sweeps, swept_knobs
 from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate
+from specbench.results.manifest import ModelInfo, RunManifest
 from tests.analysis.folders import EXPERIMENTS, RECORDS
 
 SURFACE = "surfaces/smollm2_135m-cpu-epyc-1thread.json"
@@ -177,12 +178,20 @@ def test_ranks_are_drawn_from_the_top_with_their_bands():
 
 def test_lines_of_equal_cost_are_mat_over_speedup():
     rows = [Ranked("PLD", "pld", Estimate(1.5), Estimate(2.0))]
-    axes = mat_against_speedup(rows, UNITS, "t", "c").axes[0]
+    axes = mat_against_speedup(rows, UNITS, "t", "c", {}).axes[0]
     costs = [text.get_text() for text in axes.texts]
     assert costs[0] == "1×"
     for text, line in zip(costs, axes.lines, strict=False):
         x, y = line.get_xydata()[-1]
         assert x / y == pytest.approx(float(text.rstrip("×")))
+
+
+def test_a_step_stands_over_the_price_of_its_rows():
+    rows = [Ranked("PLD", "pld", Estimate(1.5), Estimate(2.4), rows=5.0)]
+    prices = mat_against_speedup(rows, UNITS, "t", "c", {1: 1.0, 4: 1.2, 8: 1.5, 64: 9.0}).axes[1]
+    dot, line = prices.lines
+    assert (dot.get_xdata()[0], dot.get_ydata()[0]) == (5.0, pytest.approx(1.6))
+    assert list(line.get_xdata()) == [1, 4, 8], "to the first size beyond the dots"
 
 
 def test_a_picture_that_leaves_methods_out_says_so(comparison, monkeypatch):
@@ -254,13 +263,21 @@ def test_the_cost_of_a_pass_never_falls():
 
 def test_the_cost_is_that_of_the_file_that_the_run_was_predicted_with():
     sha = hashlib.sha256((PROJECT / SURFACE).read_bytes()).hexdigest()[:16]
-    cost, words = cost_of_pass({"surface": SURFACE, "surface_sha": sha})
+
+    def cost_of(**runner: object) -> tuple[dict[int, float], dict[str, object]]:
+        return cost_of_pass(RunManifest(config={"runner": runner}))
+
+    cost, words = cost_of(surface=SURFACE, surface_sha=sha)
     assert cost[1] == 1.0
     assert words["source"] in SURFACE
-    assert cost_of_pass({"surface": SURFACE, "surface_sha": "another"}) == ({}, {})
-    moved = cost_of_pass({"surface": "gone.json", "surface_sha": sha})
+    assert cost_of(surface=SURFACE, surface_sha="another") == ({}, {})
+    moved = cost_of(surface="gone.json", surface_sha=sha)
     assert moved == (cost, words), "the same file is among those that the project has"
-    assert cost_of_pass({}) == ({}, {})
+    assert cost_of() == ({}, {})
+    measured = RunManifest(
+        model=ModelInfo(row_times={"context": 9, "seconds": {"1": 2.0, "4": 3.0}})
+    )
+    assert cost_of_pass(measured)[0] == {1: 1.0, 4: 1.5}
 
 
 def test_a_prediction_that_is_right_stands_on_the_diagonal():

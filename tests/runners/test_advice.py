@@ -91,7 +91,7 @@ def test_what_is_done_is_not_done_again(advice, words, quick):
     found, folder = advice
     names = {"cases.jsonl", "surface.json"}
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name in names}
-    assert len(before) == 3  # recorded, tried live, confirmed
+    assert len(before) in (3, 4)  # recorded, confirmed, tried live, confirmed with it
     again = command.give(command.read([*words, f"output_dir={folder}"]))
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name in names} == before
     assert again.to_json() == found.to_json()

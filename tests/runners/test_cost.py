@@ -9,6 +9,7 @@ import torch
 
 from runners import cost
 from runners.session import loading as session_loading
+from runners.session.pass_times import pass_s, random_tree, time_rows
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models.graph_target import GraphTarget
@@ -75,12 +76,21 @@ def test_the_cache_is_left_as_it_was_by_every_pass(make_target):
     prompt = rng.integers(0, 48, 10)
     expected = target.prefill(prompt).greedy().item()
     target.prefill(prompt)
-    for tree in (cost._random_tree(5, 48, rng), cost._random_rows(3, 2, 48, rng)):
-        assert cost._pass_s(target, tree, 10) > 0
+    for tree in (random_tree(5, 48, rng), cost._random_rows(3, 2, 48, rng)):
+        assert pass_s(target, tree, 10) > 0
         assert target.cache.length == 10
     target.cache.truncate(9)
     again = target.forward(int(prompt[-1]), DraftTree.empty()).greedy().item()
     assert again == expected
+
+
+@pytest.mark.parametrize(("room", "rows"), [(100, [1, 2, 4, 8, 16, 64]), (9, [1, 2, 4, 8])])
+def test_a_run_times_as_many_rows_as_the_context_holds(make_target, room, rows):
+    target = make_target(max_nodes=3)
+    times = time_rows(target, np.arange(10), room, seed=0)
+    assert times["context"] == 10
+    assert [int(n) for n in times["seconds"]] == rows
+    assert min(times["seconds"].values()) > 0
 
 
 def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
@@ -122,7 +132,7 @@ def test_of_random_weights_without_a_hub_an_interrupted_measurement_keeps_its_ro
             execute(*command)
     kept = (out / cost.ROUNDS).read_bytes()
     assert kept.count(b"\n") == 2
-    monkeypatch.setattr(cost, "_random_tree", lambda nodes, *_: DraftTree.empty())
+    monkeypatch.setattr(cost, "random_tree", lambda nodes, *_: DraftTree.empty())
     assert execute(*command) == 0
     assert (out / cost.ROUNDS).read_bytes().startswith(kept)
     found = CostSurface.read(out / cost.SURFACE)

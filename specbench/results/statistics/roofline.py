@@ -114,6 +114,8 @@ def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) ->
             "; ".join(f"{shape}: no CUDA graph ({why})" for shape, why in failed.items())
             + ". A part of ar's passes ran eagerly."
         )
+    if price := price_words(manifest):
+        found.append(price)
     speed, by = _memory_speed(model)
     if reached is None or speed is None:
         return found
@@ -123,6 +125,29 @@ def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) ->
         f"{by} bandwidth ({speed / 1e9:.0f} GB/s).",
         *warnings([reached], highest, by),
     ]
+
+
+def row_prices(manifest: RunManifest) -> dict[int, float]:
+    """By rows, a pass's time over that of one row, as measured or predicted; else nothing."""
+    times = _subject(manifest).row_times
+    if not times or "1" not in times["seconds"]:
+        return {}
+    seconds = {int(rows): value for rows, value in times["seconds"].items()}
+    return {rows: seconds[rows] / seconds[1] for rows in sorted(seconds)}
+
+
+def price_words(manifest: RunManifest) -> str:
+    """What rows cost in this run, in a sentence; "" where that was not measured."""
+    prices = {rows: price for rows, price in row_prices(manifest).items() if rows > 1}
+    if not prices:
+        return ""
+    times = _subject(manifest).row_times
+    assert times is not None
+    said = ", ".join(f"{rows} rows {price:.2f}" for rows, price in prices.items())
+    return (
+        f"Price of rows (a pass behind {times['context']} tokens, in passes of 1 row): {said}. "
+        "Speedup is MAT / price, less what drafting takes."
+    )
 
 
 def warnings(reached: Sequence[float], highest: float, by: str) -> list[str]:
