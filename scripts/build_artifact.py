@@ -6,7 +6,8 @@
     python scripts/build_artifact.py bigram_table --model mistral7b
     python scripts/build_artifact.py NAME --help                          # options and examples
 
-Without --out the file goes where runs look for it.
+Without --out the file goes where runs look for it. A build says how long it takes once it has
+measured its first pieces. Stop it or kill it at any time: the same command goes on from there.
 """
 
 import argparse
@@ -30,12 +31,13 @@ from methods.sam import builder as static_automaton
 from specbench.artifacts import resolve
 from specbench.artifacts.corpora import HUB, Corpus, file_texts, hub_texts, sample_documents
 from specbench.artifacts.documentation import documentation
+from specbench.artifacts.kept_ids import KeptIds
+from specbench.artifacts.progress import shown_progress, silent
 from specbench.config.compose import compose, typed
 from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.checkpoints import weights
-from specbench.storage import jsonl
 
 # Linux counts in KiB, macOS in bytes.
 _MEMORY_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -50,8 +52,8 @@ class Build(NamedTuple):
     options: argparse.Namespace
     cfg: Any
     tokenizer: Any
-    out: Path
     partial: Path  # takes the place of ``out`` when it is whole
+    kept: KeptIds  # of texts, for the next start
     progress: Callable[[str, int, int], None]
 
     @property
@@ -118,10 +120,9 @@ _DATASTORE = """REST's datastore: a corpus with its suffix array.
     build_artifact.py datastore --model smollm2_135m --corpus outputs --cases results/RUN
     build_artifact.py datastore --model smollm2_135m --corpus documentation
 
-It takes eight bytes for each token, and as much again beside it while it is being built (the
-authors' UltraChat, at six bytes a token: 12 GB). A
-datastore made of earlier outputs (prompts and answers of a run) makes the next run on the same
-questions look better than it is.
+It takes eight bytes for each token, and twelve more beside it while it is being built (the
+authors' UltraChat, at six bytes a token: 12 GB). A datastore made of earlier outputs (prompts and
+answers of a run) makes the next run on the same questions look better than it is.
 """
 
 
@@ -166,8 +167,7 @@ _BIGRAM_TABLE = """N-Grammys' table of a model's own n-grams, by running it on e
     build_artifact.py bigram_table --model mistral7b
     build_artifact.py bigram_table --model vicuna7b --out v7.bin model.dtype=float16
 
-A killed build goes on where it was. Words at the end are overrides of the configuration, as for
-run.py.
+Words at the end are overrides of the configuration, as for run.py.
 """
 
 
@@ -186,7 +186,7 @@ def _bigram_table(job: Build) -> None:
         loaded.model,
         top=options.top,
         bos_id=bigram_table.begin_token(job.tokenizer) if options.bos else None,
-        unfinished=job.out,
+        unfinished=job.partial,
         batch=options.batch,
         progress=job.progress,
     )
@@ -260,7 +260,11 @@ def _corpus(job: Build, max_tokens: int | None = None) -> Corpus:
         return Corpus.recorded(options.cases, job.tokenizer_hash, **limits)
     facts: dict[str, Any] = {"name": options.corpus}
     if options.corpus == "files":
-        texts = file_texts(options.files)
+        # Files tell how much is left, and so does a limit of tokens.
+        files_tell = limits["max_tokens"] is None
+        texts = file_texts(options.files, job.progress if files_tell else silent)
+        if files_tell:
+            del limits["progress"]
         facts["files"] = [file.name for file in options.files]
     else:
         texts = hub_texts(options.corpus, options.revision)
@@ -269,7 +273,7 @@ def _corpus(job: Build, max_tokens: int | None = None) -> Corpus:
         share = options.sample if options.by == "document" else 1.0
         texts = sample_documents(texts, share, options.seed)
         facts |= {"sample": options.sample, "by": options.by}
-    return Corpus.of_texts(facts, texts, job.tokenizer, **limits)
+    return Corpus.of_texts(facts, texts, job.tokenizer, job.kept, **limits)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -309,8 +313,15 @@ def build(options: argparse.Namespace) -> Path:
         cache_dir=cfg.cache_dir,
         model_key=weights.model_key(cfg) if kind.per_model else None,
     )
-    with jsonl.replacing(out) as partial, resolve.shown_progress() as progress:
-        kind.build(Build(options, cfg, tokenizer, out, partial, progress))
+    with (
+        resolve.alone(out),
+        resolve.building(out, options.name) as partial,
+        KeptIds(
+            partial.with_name(f"{partial.name}.tokens"), loading.tokenizer_hash(tokenizer)
+        ) as kept,
+        shown_progress() as progress,
+    ):
+        kind.build(Build(options, cfg, tokenizer, partial, kept, progress))
     return out
 
 
@@ -339,7 +350,11 @@ def build_and_say(options: argparse.Namespace) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
-    return reporting_errors(lambda: build_and_say(options))
+    try:
+        return reporting_errors(lambda: build_and_say(options))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on from there\n")
+        return 130
 
 
 if __name__ == "__main__":

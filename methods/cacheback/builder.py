@@ -8,7 +8,7 @@ from typing import Any
 from methods.cacheback.ngram_counts import CHUNK, WindowCounter, frequent_followers
 from specbench.artifacts.corpora import Corpus
 from specbench.artifacts.documentation import documentation
-from specbench.artifacts.resolve import Progress, silent
+from specbench.artifacts.progress import Progress, silent
 from specbench.models import loading
 
 STEM = "frozen_table"

@@ -9,7 +9,7 @@ import numpy as np
 
 from methods.ngrammys.bigram_table import TOP, BigramTable, digest, embedding_weight
 from specbench.arrays import Array
-from specbench.artifacts.resolve import Progress, silent
+from specbench.artifacts.progress import Progress, silent
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.checkpoints.weights import sample_weights
@@ -62,8 +62,9 @@ def build_table(
         model: a causal language model in eval mode.
         top: next ids kept.
         bos_id: begin token put before each id; None for none (the paper does not say).
-        unfinished: file that finished rows are kept in while the table is being built; a killed
-            build goes on from it. Its name gets the model's digest added. None keeps none.
+        unfinished: the table's file; finished rows are kept beside it, so that a killed build goes
+            on. Their file's name says of which weights, in which dtype, with which arguments;
+            whoever calls removes it. None keeps none.
         batch: contexts per pass.
     """
     vocab = len(embedding_weight(model.get_output_embeddings()))
@@ -71,33 +72,32 @@ def build_table(
     sample = sample_weights(model)
     path = None
     if unfinished is not None:
-        key = f"{digest(sample)}-{vocab}-{top}-{bos_id}"
+        # Weights are sampled alike in each dtype, and the most probable tokens differ.
+        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+        key = f"{digest(sample)}-{dtype}-{vocab}-{top}-{bos_id}-{BUILDER_VERSION}"
         path = unfinished.with_name(f"{unfinished.name}.{key}.rows")
     rows, done = _start(path, vocab, top)
     for begin in range(done, vocab, batch):
         end = min(begin + batch, vocab)
-        rows[begin:end] = _next_ids(model, begin, end, top, bos_id)
+        rows[begin:end] = _next_ids(model, begin, end, top, bos_id) + 1
         if isinstance(rows, np.memmap):
             rows.flush()
         progress("running the model on every token", end, vocab)
-    bigrams = np.array(rows)
-    del rows
-    if path is not None:
-        path.unlink()
-    return BigramTable(bigrams, rank_unigrams(model, top), sample, bos_id is not None)
+    return BigramTable(np.array(rows) - 1, rank_unigrams(model, top), sample, bos_id is not None)
 
 
 def _start(path: Path | None, vocab: int, top: int) -> tuple[Array, int]:
-    """Rows to fill, and how many are filled already; -1 stands where nothing is yet."""
+    """Rows to fill with ids plus 1, and how many are filled already.
+
+    0 stands where nothing is yet, as in a file of which a kill left no more than its size.
+    """
     shape = (vocab, top)
     if path is None:
-        return np.full(shape, -1, dtype=np.int32), 0
+        return np.zeros(shape, dtype=np.int32), 0
     if not path.is_file() or path.stat().st_size != 4 * vocab * top:
-        rows = np.memmap(path, np.int32, "w+", shape=shape)
-        rows[:] = -1
-        return rows, 0
+        return np.memmap(path, np.int32, "w+", shape=shape), 0
     rows = np.memmap(path, np.int32, "r+", shape=shape)
-    missing = np.flatnonzero((rows < 0).any(1))
+    missing = np.flatnonzero((rows == 0).any(1))
     return rows, int(missing[0]) if len(missing) else vocab
 
 

@@ -13,7 +13,7 @@ from methods.rest.datastore import CHUNK, DatastoreWriter
 from specbench.arrays import Array
 from specbench.artifacts.corpora import Corpus
 from specbench.artifacts.documentation import documentation
-from specbench.artifacts.resolve import Progress, silent
+from specbench.artifacts.progress import Progress, silent
 from specbench.errors import ArtifactError
 from specbench.models import loading
 
@@ -59,7 +59,8 @@ def build_datastore(
 
     Args:
         documents: token ids below ``vocab_size``; read lazily.
-        path: temporary files of its size lie beside it meanwhile.
+        path: a folder of its size, ``path`` with ``.parts``, lies beside it from then on. A killed
+            build goes on from it; whoever calls removes it.
         corpus: JSON-ready facts about the documents, for the header.
         chunk: tokens sorted at once; bounds the memory.
 
@@ -67,7 +68,7 @@ def build_datastore(
         ArtifactError: there is no document, or an id is outside the vocabulary.
     """
     digest = hashlib.sha256()
-    with DatastoreWriter(path.parent, chunk=chunk) as writer:
+    with DatastoreWriter(path.with_name(f"{path.name}.parts"), chunk=chunk) as writer:
         for ids in documents:
             document = np.asarray(ids, dtype=np.int32)
             if len(document) and (document.min() < 0 or document.max() >= vocab_size):

@@ -7,7 +7,7 @@ where one is longer than a chunk. Token ids are 32 bits wide, for any vocabulary
 
 from __future__ import annotations
 
-import tempfile
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,10 +45,11 @@ class Datastore(ArrayTable[DatastoreArrays]):
 
 
 class DatastoreWriter:
-    """Collects documents and writes the file; use it as a context manager (a temporary folder).
+    """Collects documents and writes the file; a context manager that closes its parts.
 
     Args:
-        folder: where the temporary folder is made, best on the file's disk: it takes as much.
+        folder: for the file's parts, best on the file's disk: they take as much. A chunk that is
+            there from a killed build is not sorted again. Whoever calls removes the folder.
         chunk: tokens sorted at once; bounds the memory.
 
     Attributes:
@@ -60,10 +61,14 @@ class DatastoreWriter:
         self.n_documents = 0
         self.n_tokens = 0
         self._chunk = chunk
-        self._folder = tempfile.TemporaryDirectory(prefix="specbench-datastore-", dir=folder)
-        root = Path(self._folder.name)
-        self._parts = {"tokens": root / "tokens", "suffixes": root / "suffixes"}
-        self._handles = {name: path.open("wb") for name, path in self._parts.items()}
+        folder.mkdir(exist_ok=True)
+        self._folder = folder
+        self._parts = {name: folder / name for name in ("tokens", "suffixes")}
+        # What is there stays; a missing file is made.
+        self._handles = {
+            name: os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+            for name, path in self._parts.items()
+        }
         self._offsets = [0]
         self._pending: list[Array] = []
         self._n_pending = 0
@@ -74,7 +79,6 @@ class DatastoreWriter:
     def __exit__(self, *error: object) -> None:
         for handle in self._handles.values():
             handle.close()
-        self._folder.cleanup()
 
     def add(self, ids: Sequence[int] | Array) -> None:
         """Add one document; an empty one is left out."""
@@ -94,8 +98,6 @@ class DatastoreWriter:
     def write(self, path: Path, *, tokenizer_hash: str, header: Mapping[str, Any]) -> None:
         """Sort what is left and write the file."""
         self._flush()
-        for handle in self._handles.values():
-            handle.flush()
         arrays = {name: self._mapped(part) for name, part in self._parts.items()}
         counts = {"n_documents": self.n_documents, "n_tokens": self.n_tokens}
         store = Datastore(DatastoreArrays(**arrays, offsets=np.array(self._offsets, np.int64)))
@@ -103,13 +105,28 @@ class DatastoreWriter:
 
     def _mapped(self, part: Path) -> Array:
         # An empty file cannot be mapped.
-        return np.memmap(part, np.int32, "r") if self._offsets[-1] else np.empty(0, np.int32)
+        size = self._offsets[-1]
+        return np.memmap(part, np.int32, "r", shape=size) if size else np.empty(0, np.int32)
 
     def _flush(self) -> None:
         if not self._n_pending:
             return
         tokens = np.concatenate(self._pending)
         self._pending, self._n_pending = [], 0
-        self._handles["tokens"].write(tokens.data)
-        self._handles["suffixes"].write(build_suffix_array(tokens).data)
-        self._offsets.append(self._offsets[-1] + len(tokens))
+        begin, end = self._offsets[-1], self._offsets[-1] + len(tokens)
+        if not self._is_kept(tokens, begin):
+            for name, handle in self._handles.items():
+                handle.truncate(begin * tokens.itemsize)
+                handle.seek(begin * tokens.itemsize)
+                handle.write((tokens if name == "tokens" else build_suffix_array(tokens)).data)
+                handle.flush()
+        self._offsets.append(end)
+
+    def _is_kept(self, tokens: Array, begin: int) -> bool:
+        """Whether an earlier start has left a chunk, sorted, at its place."""
+        end = (begin + len(tokens)) * tokens.itemsize
+        handle = self._handles["tokens"]
+        handle.seek(begin * tokens.itemsize)
+        return self._parts["suffixes"].stat().st_size >= end and (
+            handle.read(tokens.nbytes) == tokens.tobytes()
+        )

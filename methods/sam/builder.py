@@ -17,7 +17,7 @@ from methods.sam.static_automaton import StaticAutomaton
 from specbench.arrays import Array
 from specbench.artifacts.corpora import Corpus
 from specbench.artifacts.documentation import documentation
-from specbench.artifacts.resolve import Progress, silent
+from specbench.artifacts.progress import Progress, silent
 from specbench.models import loading
 
 STEM = "static_automaton"

@@ -15,7 +15,8 @@ from typing import Any, Self
 import numpy as np
 
 from specbench.arrays import Array
-from specbench.artifacts.resolve import Progress, silent
+from specbench.artifacts.kept_ids import KeptIds
+from specbench.artifacts.progress import Progress, silent
 from specbench.errors import ArtifactError, ConfigurationError, unknown_name
 from specbench.results.records import CASES, MANIFEST, read_records
 from specbench.storage.jsonl import read_json
@@ -52,15 +53,26 @@ class Corpus:
 
     @classmethod
     def of_texts(
-        cls, facts: Mapping[str, Any], texts: Iterable[str], tokenizer: Any, **limits: Any
+        cls,
+        facts: Mapping[str, Any],
+        texts: Iterable[str],
+        tokenizer: Any,
+        kept: KeptIds | None = None,
+        **limits: Any,
     ) -> Self:
-        """Texts, each without special tokens; the hash is the texts'."""
+        """Texts, each without special tokens; the hash is the texts'.
+
+        ``kept`` has the ids that an earlier start made of them, and gets the others.
+        """
         digest = hashlib.sha256()
 
         def documents() -> Iterator[Array]:
             stream = iter(texts)
             while batch := list(islice(stream, _BATCH)):
-                encoded = tokenizer(batch, add_special_tokens=False)["input_ids"]
+                if kept is None:
+                    encoded = tokenizer(batch, add_special_tokens=False)["input_ids"]
+                else:
+                    encoded = kept.ids(batch, tokenizer)
                 for text, ids in zip(batch, encoded, strict=True):
                     digest.update(text.encode("utf-8", "surrogatepass") + b"\0")
                     yield np.asarray(ids, dtype=np.int32)
@@ -126,12 +138,19 @@ def sample_documents(texts: Iterable[str], share: float, seed: int) -> Iterator[
 PIECE = 1 << 20
 
 
-def file_texts(paths: Iterable[Path]) -> Iterator[str]:
+def file_texts(paths: Iterable[Path], progress: Progress = silent) -> Iterator[str]:
     """What blank lines separate in UTF-8 files, at most about `PIECE` characters each.
+
+    Args:
+        paths: the files.
+        progress: called with the characters read and the files' bytes.
 
     Raises:
         ConfigurationError: a file cannot be read or is not UTF-8 text.
     """
+    paths = list(paths)
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    done = 0
     for path in paths:
         lines: list[str] = []
         size = 0
@@ -140,6 +159,8 @@ def file_texts(paths: Iterable[Path]) -> Iterator[str]:
                 for line in handle:
                     blank = not line.strip()
                     if lines and (blank or size > PIECE):
+                        done += size
+                        progress("reading texts", done, total)
                         yield "".join(lines)
                         lines, size = [], 0
                     if not blank:

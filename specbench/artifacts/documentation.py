@@ -25,7 +25,8 @@ import numpy as np
 from specbench.arrays import Array
 from specbench.artifacts import resolve
 from specbench.artifacts.corpora import Corpus
-from specbench.artifacts.resolve import Progress
+from specbench.artifacts.kept_ids import KeptIds
+from specbench.artifacts.progress import Progress
 from specbench.decoding.structs import Artifact
 from specbench.models import loading
 from specbench.storage.arrays import ArrayTable
@@ -110,16 +111,10 @@ def _texts(name: str) -> Iterator[str]:
             from pydoc_data.topics import topics
 
             yield from (topics[key] for key in sorted(topics))
-        root = Path(sysconfig.get_paths()["stdlib"])
     else:
         # The description only: the other fields are names and version numbers.
         yield str(importlib.metadata.metadata(name).json.get("description", ""))
-        spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.submodule_search_locations
-        root = Path(spec.submodule_search_locations[0])
-    for path in sorted(root.rglob("*.py")):
-        if name == "python" and _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts):
-            continue
+    for path in _files(name):
         try:
             source = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -129,6 +124,22 @@ def _texts(name: str) -> Iterator[str]:
             yield match.group(2)
         for match in _COMMENT.finditer(source):
             yield _COMMENT_SIGN.sub("", match.group(0))
+
+
+def _files(name: str) -> list[Path]:
+    """The Python files of a source, in order."""
+    if name == "python":
+        root = Path(sysconfig.get_paths()["stdlib"])
+    else:
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            return []
+        root = Path(spec.submodule_search_locations[0])
+    return [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if name != "python" or not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
+    ]
 
 
 class TokenArrays(NamedTuple):
@@ -178,23 +189,29 @@ def documentation(
 
 def build(tokenizer: Any, path: Path, progress: Progress, sources: dict[str, str]) -> None:
     """Read and tokenize; ``sources`` is what is installed, a part of the file's name."""
+    # Sources differ in size by a hundred times, so files are counted and not sources.
+    n_files = {name: len(_files(name)) for name in sources}
 
     def texts() -> Iterator[str]:
-        for i, (name, fresh) in enumerate(installed_prose()):
-            progress(f"reading documentation of {name}", i, len(sources))
+        done = 0
+        for name, fresh in installed_prose():
             yield from fresh
+            done += n_files.get(name, 0)
+            progress("reading installed documentation, files", done, sum(n_files.values()))
 
     facts = {
         "name": "installed_documentation",
         "description": "prose of docstrings, comments, help topics and package descriptions",
         "sources": sources,
     }
-    corpus = Corpus.of_texts(facts, texts(), tokenizer)
-    # In memory: 20 MB for five million tokens.
-    documents = [np.empty(0, dtype=np.int32), *corpus]
+    sha = loading.tokenizer_hash(tokenizer)
+    with KeptIds(path.with_name(f"{path.name}.tokens"), sha) as kept:
+        corpus = Corpus.of_texts(facts, texts(), tokenizer, kept)
+        # In memory: 20 MB for five million tokens.
+        documents = [np.empty(0, dtype=np.int32), *corpus]
     ends = np.cumsum([len(ids) for ids in documents[1:]], dtype=np.int64)
     TokenizedDocuments(TokenArrays(np.concatenate(documents), ends)).write(
         path,
-        tokenizer_hash=loading.tokenizer_hash(tokenizer),
+        tokenizer_hash=sha,
         header={"corpus": corpus.described()},
     )

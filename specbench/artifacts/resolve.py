@@ -12,33 +12,25 @@ import hashlib
 import importlib
 import json
 import logging
-import sys
-import time
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import filelock
 
+from specbench.artifacts.progress import Progress, shown_progress
 from specbench.decoding.structs import Artifact
-from specbench.errors import ArtifactError, NeedsNotMet
+from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading
 from specbench.results.manifest import ArtifactInfo
 from specbench.storage.arrays import read_header
 from specbench.storage.hashes import file_sha256
 
-Progress: TypeAlias = Callable[[str, int, int], None]
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """A progress callback that shows nothing."""
-
-
-# Builders end within minutes; who waits longer than this waits for a hung process.
+# The bundled model's files take minutes; who waits longer than this waits for a hung process.
 _LOCK_TIMEOUT_S = 1800.0
-_SECONDS_BETWEEN_LINES = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -144,26 +136,61 @@ def describe(path: Path) -> ArtifactInfo:
 
 
 @contextmanager
-def shown_progress() -> Iterator[Progress]:
-    """A progress callback that draws a bar on a terminal and logs a line now and then elsewhere."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress as Bar
+def alone(path: Path, wait_s: float = 0.0) -> Iterator[None]:
+    """Be the only process that builds a file.
 
-        with Bar(console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("building", total=None)
-            yield lambda what, done, total: bar.update(
-                task, description=what, completed=done, total=total or None
-            )
-        return
-    last = [0.0]
+    Args:
+        path: the file; its folder is made.
+        wait_s: for another process that is building it.
 
-    def line(what: str, done: int, total: int) -> None:
-        if time.monotonic() - last[0] >= _SECONDS_BETWEEN_LINES:
-            last[0] = time.monotonic()
-            log.warning("%s: %s", what, f"{done:,} of {total:,}" if total else f"{done:,}")
+    Raises:
+        ConfigurationError: another process is building it still.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = filelock.FileLock(f"{path}.lock").acquire(timeout=wait_s)
+    except filelock.Timeout:
+        raise ConfigurationError(
+            f"another process is building {path}. Wait for it, or stop it: what it has done is "
+            "kept."
+        ) from None
+    with lock:
+        try:
+            yield
+        finally:
+            Path(f"{path}.lock").unlink(missing_ok=True)
 
-    yield line
+
+@contextmanager
+def building(path: Path, name: str) -> Iterator[Path]:
+    """Say what is built and where it goes, and give the file to write: whole, it becomes ``path``.
+
+    What must outlive a kill, a builder keeps beside that file, in files or folders whose names
+    begin with its name and a dot. A later start finds them; they go when the file is done.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    log.warning(
+        "%s %s, into %s. The first pieces tell how long it takes; stop it at any time, the same "
+        "command goes on from there",
+        "going on with" if _beside(partial) else "building",
+        name,
+        path,
+    )
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    for left in _beside(partial):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
+def _beside(partial: Path) -> list[Path]:
+    """What builders keep beside an unfinished file."""
+    return [path for path in partial.parent.iterdir() if path.name.startswith(f"{partial.name}.")]
 
 
 def _loaded(tokenizer: Any) -> Any:
@@ -189,14 +216,10 @@ def _builder_module(artifact: Artifact) -> Any:
 
 
 def _build(artifact: Artifact, path: Path, tokenizer: Any, progress: Progress | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(f"{path}.lock", timeout=_LOCK_TIMEOUT_S):
+    with alone(path, _LOCK_TIMEOUT_S):
         if path.is_file():
             return
-        # Whoever holds the lock is alone, so a partial file found here was left by a killed one.
-        partial = path.with_suffix(".partial")
-        log.warning("building %s once, into %s", artifact.name, path)
         build = getattr(_builder_module(artifact), artifact.builder.partition(":")[2])
-        with shown_progress() if progress is None else nullcontext(progress) as shown:
-            build(tokenizer, partial, shown, **artifact.params)
-        partial.replace(path)
+        shown = shown_progress() if progress is None else nullcontext(progress)
+        with building(path, artifact.name) as partial, shown as report:
+            build(tokenizer, partial, report, **artifact.params)

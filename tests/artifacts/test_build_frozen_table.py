@@ -76,6 +76,44 @@ def test_bad_arguments_exit_with_2_and_leave_nothing(
     assert not out.parent.exists() or not list(out.parent.iterdir())
 
 
+@pytest.mark.parametrize("name", ["frozen_table", "datastore", "static_automaton"])
+def test_an_interrupted_build_tokenizes_only_what_is_left(
+    tokenizer, corpus, tmp_path, monkeypatch, capsys, name
+):
+    monkeypatch.setattr(corpora, "_BATCH", 1)  # a document
+    read, calls = type(tokenizer).__call__, []
+
+    def stop_at(n):
+        def call(self, texts, **options):
+            calls.extend(texts)
+            if len(calls) == n:
+                raise KeyboardInterrupt
+            return read(self, texts, **options)
+
+        monkeypatch.setattr(type(tokenizer), "__call__", call)
+
+    command = [name, "--model", "vicuna7b", "--files", str(corpus)]
+    command += ["--sample", "1"] if name == "frozen_table" else []
+    stop_at(0)
+    assert script.main([*command, "--out", str(tmp_path / "whole.bin")]) == 0
+    calls.clear()
+    out = tmp_path / "sub" / "table.bin"
+    stop_at(3)
+    assert script.main([*command, "--out", str(out)]) == 130
+    assert "goes on from there" in capsys.readouterr().err
+    (tokens,) = out.parent.glob("*.tokens")
+    whole = tokens.read_bytes()
+    # Wherever a kill cuts the file off, the batches before are taken.
+    for size, new in ((len(whole), 1), (len(whole) - 1, 2), (47, 3), (0, 3)):
+        tokens.write_bytes(whole[:size])
+        calls.clear()
+        stop_at(0)
+        assert script.main([*command, "--out", str(out)]) == 0
+        assert len(calls) == new
+        assert out.read_bytes() == (tmp_path / "whole.bin").read_bytes()
+        assert not list(out.parent.glob("*.partial*"))
+
+
 def test_one_reading_of_the_documentation_serves_all_lengths(tokenizer, tmp_path, monkeypatch):
     letters = np.random.default_rng(0).choice(list("abcde"), (60, 9))
     # Documents shorter than a window among them: each width leaves out others.

@@ -1,3 +1,4 @@
+import io
 import sys
 import threading
 import time
@@ -5,11 +6,13 @@ import types
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from methods.cacheback.frozen_table import FrozenTable
 from specbench.artifacts import resolve as artifacts
+from specbench.artifacts.progress import shown_progress
 from specbench.decoding.structs import Artifact
-from specbench.errors import NeedsNotMet
+from specbench.errors import ConfigurationError, NeedsNotMet
 
 
 class Tokenizer:
@@ -134,11 +137,60 @@ def test_two_at_once_build_one(tmp_path, builder):
     assert [path.read_text() for path in found] == ["done"] * 4
 
 
-def test_progress_without_a_terminal_is_a_line_now_and_then(caplog):
-    with artifacts.shown_progress() as report:
-        for i in range(100):
-            report("counting", i, 100)
-    assert [record.getMessage() for record in caplog.records] == ["counting: 0 of 100"]
+def test_a_build_says_where_it_goes_and_a_killed_one_that_it_goes_on(tmp_path, caplog):
+    path = tmp_path / "table.bin"
+
+    def build(fail):
+        with artifacts.alone(path), artifacts.building(path, "toy") as partial:
+            partial.with_name(f"{partial.name}.rows").write_text("half")
+            partial.write_text("whole")
+            if fail:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(fail=True)
+    assert not path.exists()
+    build(fail=False)
+    assert [path.name for path in tmp_path.glob("table.bin*") if path.suffix != ".lock"] == [
+        "table.bin"
+    ]
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith(f"building toy, into {path}")
+    assert second.startswith(f"going on with toy, into {path}")
+
+
+def test_a_file_that_another_process_builds_is_refused(tmp_path):
+    path = tmp_path / "table.bin"
+    refused = pytest.raises(ConfigurationError, match=r"another process.*table\.bin")
+    with artifacts.alone(path), refused, artifacts.alone(path):
+        pass
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then_with_the_time_left(caplog):
+    now = [0.0]
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with shown_progress(console, clock=lambda: now[0]) as report:
+        # What an earlier start did took no time now: 600 pieces are left, a piece a second.
+        for i in range(400, 460):
+            report("counting", i, 1000)
+            now[0] += 1.0
+        # Other work has another pace.
+        for i in range(0, 100, 10):
+            report("sorting", i, 100)
+            now[0] += 10.0
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0] == "counting: 405 of 1,000, about 9:55 left"
+    assert len(lines) == 11 + 3
+    assert lines[-1] == "sorting: 90 of 100, about 0:10 left"
+
+
+def test_on_a_terminal_progress_is_a_bar(caplog):
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80)
+    with shown_progress(console) as report:
+        report("[bold]counting", 1, 2)
+    assert "[bold]counting" in out.getvalue() and "50%" in out.getvalue()
+    assert not caplog.records
 
 
 def test_a_file_is_described_with_its_hash_and_header(tmp_path):

@@ -210,7 +210,20 @@ def test_a_killed_build_goes_on_where_it_was(model, tmp_path):
     )
     assert again == [32, 40, 48]
     assert np.array_equal(table.bigrams, expected.bigrams)
-    assert not list(tmp_path.iterdir())
+    # A kill behind the making of the file leaves its size and no row.
+    (rows,) = tmp_path.iterdir()
+    rows.write_bytes(bytes(rows.stat().st_size))
+    assert np.array_equal(build_table(model, top=5, unfinished=unfinished).bigrams, table.bigrams)
+    # Rows of another dtype, begin token or number are not taken, though the weights are the same.
+    rounded = tiny_model("llama").to(torch.bfloat16)
+    exact = tiny_model("llama").to(torch.bfloat16).float()
+    for other, options in ((rounded, {}), (exact, {}), (model, {"bos_id": 1}), (model, {"top": 4})):
+        options = {"top": 5, **options}
+        build_table(
+            other, **options, unfinished=unfinished, progress=lambda *now: again.append(now)
+        )
+        assert again.pop()[1:] == (48, 48)
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 def context_of(path, model=None, vocab=10, hash_="toy"):
