@@ -24,7 +24,14 @@ from specbench.config.compose import compose, methods_that_need, option_names
 from specbench.config.knobs import check_method
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling
-from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 from tests.conftest import tiny_draft, tiny_model
 from tests.models.heads import tiny_heads
 
@@ -186,13 +193,16 @@ def check_tree(tree: DraftTree, needs: Needs) -> None:
         assert len(tree.sources) == len(tree)
 
 
-def play(drafter: Drafter, prompt: IntArray, output: IntArray) -> Trace:
-    """One turn, from ``begin`` to ``end``; nobody's tokens change later, the drafts' neither."""
+def play(drafter: Drafter, prompt: IntArray, output: IntArray, seen: IntArray = NO_TOKENS) -> Trace:
+    """One turn, from ``begin`` to ``end``; nobody's tokens change later, the drafts' neither.
+
+    ``seen`` is the text of the dialogue's earlier turns, with which the prompt begins.
+    """
     trace = Trace()
     text = [*prompt.tolist(), *output.tolist()]
     drafted = []
     needs = drafter.needs
-    state = DecodeState(prompt, len(output))
+    state = DecodeState(prompt, len(output), seen=seen)
     if needs.reference:
         drafter.set_reference(output)
     state.commit(output[:1])

@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+from collections import Counter
+from itertools import pairwise
 
 import hydra.errors
 import numpy as np
@@ -188,6 +190,63 @@ def test_a_method_of_tokens_alone_can_be_fed_without_drafting(make):
         fed.observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, committed, None))
     fed.end(state)
     assert driver.play(fed, *following) == expected
+
+
+def counts_twice(make):
+    """Whether a second turn drafts otherwise than if its whole prompt, the first turn in it, were
+    new: the first turn was read again, or what it taught was lost.
+    """
+    for seed in range(4):
+        (prompt, output), (question, answer) = (driver.toy_turn(seed + k, 30, 40) for k in (0, 9))
+        first = np.concatenate((prompt, output))
+        second = np.concatenate((first, question)), answer
+        drafter, fresh = make(), make()
+        driver.play(drafter, prompt, output)
+        if driver.play(drafter, *second, seen=first) != driver.play(fresh, *second):
+            return True
+    return False
+
+
+def test_a_method_of_tokens_alone_counts_a_dialogues_earlier_turns_once(name, make):
+    if not make().needs.tokens_only:
+        pytest.skip("it learns from more than the text")
+    if name in LEARN:
+        pytest.skip("beside the text it has a store, which a finished turn goes into")
+    assert not counts_twice(lambda: make(state_scope="prompt"))
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Successors(Drafter):
+    """Drafts what most often followed; ``careless``: reads the whole prompt in every turn."""
+
+    name: str = "successors"
+    careless: bool = False
+
+    def reset(self):
+        self.counts = Counter()
+
+    def learn(self, tokens):
+        self.counts.update(pairwise(tokens.tolist()))
+
+    def begin(self, state):
+        self.learn(state.tokens[0 if self.careless else max(0, state.n_seen - 1) :])
+
+    def observe(self, state, outcome):
+        self.learn(state.tokens[-len(outcome.committed) - 1 :])
+
+    def propose(self, state):
+        likely = [(n, -b) for (a, b), n in self.counts.items() if a == state.root]
+        return DraftTree.chain(np.array([-max(likely)[1]] if likely else [], dtype=np.int64))
+
+
+def test_a_method_that_counts_a_first_turn_twice_is_caught():
+    def make(careless):
+        drafter = Successors(careless=careless)
+        drafter.reset()
+        return drafter
+
+    assert counts_twice(lambda: make(careless=True))
+    assert not counts_twice(lambda: make(careless=False))
 
 
 def test_the_oracle_is_always_right_and_as_often_as_it_says(monkeypatch, tmp_path):
