@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -55,6 +56,16 @@ class CallerInput:
     template: TokenIdPrompts
     drafters: Mapping[str, Drafter]
     cfg: DictConfig
+
+
+@contextmanager
+def folder_of(output_dir: str | Path | None) -> Iterator[Path]:
+    """The folder that the caller named, or one for the time of the call."""
+    if output_dir is not None:
+        yield Path(output_dir).expanduser()
+        return
+    with tempfile.TemporaryDirectory(prefix="specbench-") as path:
+        yield Path(path)
 
 
 def read_input(

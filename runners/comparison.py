@@ -6,9 +6,7 @@ runs in the caller's process, and the model is given back as it was.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -20,7 +18,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runners.caller_input import CallerInput, own_hydra, read_input, use_project_cache
+from runners.caller_input import CallerInput, folder_of, own_hydra, read_input, use_project_cache
 from runners.job import Job
 from runners.run_folder import folder
 from runners.run_folder.manifest import check_questions
@@ -151,12 +149,7 @@ def compare(
     Raises:
         ComparisonRefused: a ValueError; something cannot be used, the message says what to type.
     """
-    with ExitStack() as stack:
-        if output_dir is None:
-            kept = None
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specbench-")))
-        else:
-            kept = path = Path(output_dir).expanduser()
+    with folder_of(output_dir) as path:
         try:
             arguments = [
                 *(f"generation={'sampling' if temperature else 'greedy'}", f"verifier={verifier}"),
@@ -169,7 +162,7 @@ def compare(
                 measure(given, model, tokenizer)
         except ConfigurationError as error:
             raise ComparisonRefused(str(error)) from error
-        return _read(path, kept, tokenizer)
+        return _read(path, None if output_dir is None else path, tokenizer)
 
 
 def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

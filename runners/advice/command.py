@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +18,9 @@ from runners.advice.answer import Advice
 from runners.advice.bench import Processes
 from runners.advice.budget import Budget
 from runners.advice.steps import Wanted, find
+from runners.launch.analysis_process import run_analysis
 from runners.run_folder.folder import is_complete, make_folder
 from runners.search.space import typed
-from specbench import paths
 from specbench.config import compose
 from specbench.config.run_key import key_of, run_identity
 from specbench.config.validate import check_values
@@ -184,19 +182,9 @@ def give(request: Request) -> Advice:
 def write(found: Advice, folder: Path) -> list[str]:
     """Write the advice, its page and its picture into the folder; the names of the files."""
     jsonl.write_json(folder / answer.FILE, found.to_json())
-    drawn = draw(folder)
+    drawn = run_analysis("advice", folder) == 0 and (folder / answer.PICTURE).is_file()
     jsonl.write_text(folder / answer.PAGE, found.page(drawn))
     return [answer.PAGE, *([answer.PICTURE] if drawn else []), answer.FILE]
-
-
-def draw(folder: Path) -> bool:
-    """Draw the picture; whether there is one."""
-    # A process of its own: runners import no analysis.
-    command = [sys.executable, "-m", "analysis.advice", str(folder)]
-    path = os.pathsep.join(filter(None, [str(paths.PROJECT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, check=False, start_new_session=True)
-    return done.returncode == 0 and (folder / answer.PICTURE).is_file()
 
 
 def _recording(run: Path, asked: Sequence[questions.Case]) -> Traces:

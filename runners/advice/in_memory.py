@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from runners.advice import command
 from runners.advice.answer import Advice
 from runners.advice.budget import Budget
 from runners.advice.steps import Wanted, find
-from runners.caller_input import CallerInput, own_hydra, read_input
+from runners.caller_input import CallerInput, folder_of, own_hydra, read_input
 from runners.comparison import ComparisonRefused, measure
 from runners.cost import Cost
 from runners.job import Job
@@ -116,12 +114,7 @@ def advise(
     Raises:
         ComparisonRefused: a ValueError; something cannot be used, the message says what to type.
     """
-    with ExitStack() as stack:
-        if output_dir is None:
-            path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specbench-")))
-        else:
-            path = Path(output_dir).expanduser()
-        stack.enter_context(own_hydra())
+    with folder_of(output_dir) as path, own_hydra():
         try:
             budget = Budget(minutes)
             arguments = ["generation=greedy", "verifier=auto", f"seed={seed}"]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from specbench.paths import PROJECT
+from runners.launch.analysis_process import run_analysis
 from specbench.results import records
 
 
@@ -58,7 +57,7 @@ def finish_sweep(outcomes: Sequence[JobOutcome]) -> None:
     if "shard" in varied:
         sys.stdout.write("parts of runs: python -m analysis.merge joins them\n")
     elif measured:
-        _summarize(measured, _home(measured, varied))
+        run_analysis("sweep", *measured, "-o", _home(measured, varied))
     for outcome in outcomes:
         if outcome:
             sys.stdout.write(_failure(outcome, varied))
@@ -87,15 +86,6 @@ def _home(folders: Sequence[Path], varied: Sequence[str]) -> Path:
     words = "-".join(key.rpartition(".")[2] for key in varied)
     name = f"sweep-{words}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
     return Path(os.path.commonpath([folder.parent for folder in folders])) / name
-
-
-def _summarize(folders: Sequence[Path], home: Path) -> None:
-    # A process of its own: runners import no analysis.
-    command = [sys.executable, "-m", "analysis.sweep", *map(str, folders), "-o", str(home)]
-    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
-    # A session of its own: a terminal's Ctrl-C reaches this process alone, which ends that one.
-    environment = {**os.environ, "PYTHONPATH": path}
-    subprocess.run(command, env=environment, check=False, start_new_session=True)
 
 
 def _failure(outcome: JobOutcome, varied: Sequence[str]) -> str:

@@ -21,7 +21,12 @@ def nothing_arrived(monkeypatch):
 def commands(monkeypatch):
     """The commands that were to summarize jobs."""
     made = []
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: made.append(command))
+
+    def run(command, **_):
+        made.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
     return made
 
 
