@@ -38,7 +38,7 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures gpu-check clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures check-verifiers gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -118,6 +118,9 @@ train-heads: $(STAMP) ## Train the bundled model's heads again, in two to four h
 
 check-architectures: $(STAMP) ## Which of transformers' architectures decode here: docs/architectures.md
 	ARCHITECTURES_PAGE=docs/architectures.md $(PY) -m pytest -q tests/models/test_architectures.py $(ARGS)
+
+check-verifiers: $(STAMP) ## Whether verifiers keep the target's law, and what they accept: every outcome summed
+	$(PY) -m scripts.verifier_conformance $(ARGS)
 
 # No prerequisite: machines with GPUs often have no network and a torch of their own.
 gpu-check: ## Numerics, bandwidth, loops, kernels, rows and steps on this machine's GPU, in parts

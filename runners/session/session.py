@@ -25,6 +25,7 @@ from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext
 from specbench.decoding.verify import (
+    BlockVerifier,
     GreedyVerifier,
     MatchVerifier,
     RejectionVerifier,
@@ -384,6 +385,8 @@ def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
         return MatchVerifier(sampling)
     if name == "rejection":
         return RejectionVerifier(sampling)
+    if name == "block":
+        return BlockVerifier(sampling)
     if name == "typical":
         assert config.epsilon is not None
         assert config.delta is not None

@@ -15,6 +15,8 @@ verifier       compared with the target's distribution, for each of six settings
                tokens; p = q (with and without replacement); disjoint support. Token for
                token with plain sampling for the ninth, which is not drawn. One node of any
                such draft exactly, not by a sample
+``block``      a chain exactly (``tests/scripts/test_verifier_conformance.py``), and in the
+               engine by chi-square; the other drafts as by ``rejection``
 ``typical``    lossy: by chi-square with the distribution that it is documented to have
 =============  =============================================================================
 
@@ -39,6 +41,7 @@ from specbench.decoding.sampling import Sampling, Uniforms, sample
 from specbench.decoding.structs import DraftTree, Proposal
 from specbench.decoding.tree import sibling_table
 from specbench.decoding.verify import (
+    BlockVerifier,
     GreedyVerifier,
     MatchVerifier,
     RejectionVerifier,
@@ -70,9 +73,10 @@ GRID = {
     "greedy": ([], []),
     "match": ([], list(DRAFTS)),
     "rejection": (DRAWN, ["top"]),
+    "block": (DRAWN, ["top"]),
     "typical": (["top"], []),
 }
-LOSSLESS = {"match": MatchVerifier, "rejection": RejectionVerifier}
+LOSSLESS = {"match": MatchVerifier, "rejection": RejectionVerifier, "block": BlockVerifier}
 PATHWISE = [(name, draft) for name, (_, drafts) in GRID.items() for draft in drafts]
 
 
@@ -128,23 +132,32 @@ def test_the_ratio_test_follows_the_targets_distribution_everywhere(draft, sampl
         assert per_step > 1.1
 
 
-def check_engine(draft, sampling, n):
+def check_engine(draft, sampling, n, verifier=RejectionVerifier):
     """The verifier as it is called, turn by turn; all tokens of longer turns are looked at."""
-    verifier = RejectionVerifier(SAMPLINGS[sampling])
-    outputs, _ = exact.turns(verifier, TreeDrafts.named(draft, SAMPLINGS[sampling]), n, 16)
+    made = verifier(SAMPLINGS[sampling])
+    outputs, _ = exact.turns(made, TreeDrafts.named(draft, SAMPLINGS[sampling]), n, 16)
     assert worst_p(outputs, distribution_of(SAMPLINGS[sampling])) > P_LEAST
     assert exact.transitions_p(outputs, SAMPLINGS[sampling]) > P_LEAST
 
 
-def test_so_does_the_engine_with_it():
-    check_engine("without", "both", 100)
+@pytest.mark.parametrize(
+    ("verifier", "draft"), [(RejectionVerifier, "without"), (BlockVerifier, "chain")]
+)
+def test_so_does_the_engine_with_it(verifier, draft):
+    check_engine(draft, "both", 100, verifier)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("draft", ["chain", "without", "duplicates"])
-def test_so_does_the_engine_with_it_everywhere(draft, sampling):
-    check_engine(draft, sampling, 400)
+@pytest.mark.parametrize(
+    ("verifier", "draft"),
+    [
+        *((RejectionVerifier, draft) for draft in ("chain", "without", "duplicates")),
+        *((BlockVerifier, draft) for draft in ("chain", "without")),
+    ],
+)
+def test_so_does_the_engine_with_it_everywhere(verifier, draft, sampling):
+    check_engine(draft, sampling, 400, verifier)
 
 
 def check_plain(verifier, draft, sampling, n):
@@ -402,11 +415,11 @@ def test_typical_acceptance_by_hand():
 
 
 def test_lossy_verifiers_are_known_to_the_records():
-    classes = (GreedyVerifier, MatchVerifier, RejectionVerifier, TypicalVerifier)
+    classes = (GreedyVerifier, *LOSSLESS.values(), TypicalVerifier)
     assert {cls.name for cls in classes if not cls.lossless} == set(LOSSY_VERIFIERS)
 
 
-@pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier, typical])
+@pytest.mark.parametrize("verifier", [*LOSSLESS.values(), typical])
 def test_logits_that_are_not_finite_fail_the_case(verifier):
     broken = table(0)
     broken[:, 4] = torch.nan
@@ -416,7 +429,7 @@ def test_logits_that_are_not_finite_fail_the_case(verifier):
         loop.decode(PROMPT, drafter, max_new_tokens=200)
 
 
-@pytest.mark.parametrize("verifier", [MatchVerifier, RejectionVerifier, typical])
+@pytest.mark.parametrize("verifier", [*LOSSLESS.values(), typical])
 def test_device_tokens_outside_the_vocabulary_fail_the_case(verifier):
     made = verifier(SAMPLINGS["warm"])
     made.begin(0)

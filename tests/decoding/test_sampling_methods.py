@@ -9,7 +9,8 @@ of a token given the two before it over all of a turn (errors of 3 % in total va
 ========================================  ==================  ==================================
 methods                                   verifier            compared, for which settings
 ========================================  ==================  ==================================
-sps, pearl                                ``rejection``       chi-square; all six of ``SAMPLINGS``
+sps, pearl                                ``rejection``,      chi-square; all six of ``SAMPLINGS``
+                                          ``block``
 sps with the heuristic, with confidence   ``rejection``       chi-square; temperature 1
 all of conf/method, but oracle            ``match``           token for token; top-k, top-p
 all of conf/method but oracle, sps,       ``rejection``       token for token; top-k, top-p
@@ -37,7 +38,7 @@ from methods.sps import Sps
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext
-from specbench.decoding.verify import MatchVerifier, RejectionVerifier
+from specbench.decoding.verify import BlockVerifier, MatchVerifier, RejectionVerifier
 from tests.conftest import VOCAB as TINY_VOCAB
 from tests.conftest import engine, tiny_draft
 from tests.contract import driver
@@ -80,6 +81,7 @@ FIXED = {
     "ouroboros": lambda: Ouroboros(gamma=3, ngram=3, window=4, guesses=4, topk=2),
 }
 VERIFIERS = {"match": MatchVerifier, "rejection": RejectionVerifier}
+RATIO = {"rejection": RejectionVerifier, "block": BlockVerifier}  # of drawn drafts
 WITH_DRAFT_MODEL = driver.with_draft_model()
 # Those whose drafts are known not to be drawn need no look.
 MAY_DRAW = DRAWN | {name: make for name, make in WITH_DRAFT_MODEL.items() if name not in FIXED}
@@ -96,22 +98,25 @@ def on_tables(drafter, sampling):
     return drafter
 
 
-def check_distribution(method, sampling, n):
+def check_distribution(method, verifier, sampling, n):
     drafter = on_tables(MAY_DRAW[method](), sampling)
     drawn = watched(drafter)
-    outputs, per_step = exact.turns(RejectionVerifier(sampling), drafter, n, 16, overlap="serial")
+    verifier = RATIO[verifier](sampling)
+    outputs, per_step = exact.turns(verifier, drafter, n, 16, overlap="serial")
     assert drawn or method not in DRAWN
     assert exact.worst_p(outputs, exact.distribution_of(sampling)) > P_LEAST
     assert exact.transitions_p(outputs, sampling) > P_LEAST
     assert per_step > 1.3
 
 
+@pytest.mark.parametrize("verifier", RATIO)
 @pytest.mark.parametrize("method", sorted(MAY_DRAW.keys() - {"heuristic", "confidence"}))
-def test_drawn_drafts_leave_the_distribution(method):
-    check_distribution(method, SAMPLINGS["both"], 60)
+def test_drawn_drafts_leave_the_distribution(method, verifier):
+    check_distribution(method, verifier, SAMPLINGS["both"], 60)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("verifier", RATIO)
 @pytest.mark.parametrize(
     ("method", "sampling"),
     [
@@ -120,8 +125,8 @@ def test_drawn_drafts_leave_the_distribution(method):
         ("confidence", "warm"),
     ],
 )
-def test_drawn_drafts_leave_the_distribution_everywhere(method, sampling):
-    check_distribution(method, SAMPLINGS[sampling], 1000)
+def test_drawn_drafts_leave_the_distribution_everywhere(method, sampling, verifier):
+    check_distribution(method, verifier, SAMPLINGS[sampling], 1000)
 
 
 @pytest.mark.slow

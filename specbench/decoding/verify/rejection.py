@@ -56,7 +56,7 @@ class RejectionVerifier(MatchVerifier):
     def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
         """The accepted path of ``tree`` and the token drawn after it."""
         rows = len(tree) + 1
-        tree = _with_bonus(tree)
+        tree = with_bonus(tree)
         proposal = tree.probs
         if proposal is None or not len(tree):
             return super().verify(tree, scores)
@@ -120,7 +120,7 @@ def descend(
     return np.array(path, dtype=np.int64), None
 
 
-def _with_bonus(tree: DraftTree) -> DraftTree:
+def with_bonus(tree: DraftTree) -> DraftTree:
     """The tree with its bonus proposal, if any, as its last node.
 
     Below nodes that are a function of the context there is nothing to gain: they are tested by

@@ -1,0 +1,106 @@
+"""Block verification: the tokens of a drawn chain are judged together, not one after another.
+
+Paper: "Block Verification Accelerates Speculative Decoding", ICLR 2025, arXiv 2403.10444
+    (algorithm 2).
+Upstream: none by the authors. From the text; held against full enumeration of the output law by
+    ``scripts/verifier_conformance.py``, where it accepts as much as the paper's theorem says: the
+    first i tokens with probability w(i), given that they were drafted.
+Rule, for a chain x(1) .. x(n) drawn from rows q(1) .. q(n), and the target's rows p(0) .. p(n)::
+
+    w(0) = 1,  w(i) = min(1, w(i-1) p(i-1)[x(i)] / q(i)[x(i)])
+    S(i) = sum max(0, w(i) p(i) - q(i+1)),  h(i) = S(i) / (S(i) + 1 - w(i)),  h(n) = w(n)
+    accept up to the last i whose own uniform is at most h(i)
+    then a token of p(n) where all are accepted, else of norm(max(0, w(i) p(i) - q(i+1)))
+
+Where ours differs, and why:
+    - h(i) is 1 where its denominator is 0: then w(i) = 1 and p(i) = q(i+1), so that w(i+1) = 1 too
+      and a longer prefix is accepted for certain.
+    - A token to which its row q gives no mass cannot have been drawn: it has w = 0, and neither it
+      nor what follows is accepted.
+    - A bonus proposal (``DraftTree.bonus``) is the chain's last token; the pass has not read it, so
+      that no token follows where it is accepted.
+    - The rule is for one chain. A drawn tree with siblings or auxiliary nodes is verified as by
+      ``rejection``; a draft that was not drawn as by ``match``, since the rule accepts exactly what
+      the token-wise one does where each q has all mass on one token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specbench.arrays import IntArray
+from specbench.decoding.device import to_device
+from specbench.decoding.sampling import sample
+from specbench.decoding.structs import DraftTree, Verdict
+from specbench.decoding.verify.interface import PassScores, choices_and_tokens
+from specbench.decoding.verify.rejection import RejectionVerifier, with_bonus
+
+
+class BlockVerifier(RejectionVerifier):
+    """Exact for drawn chains, of which it accepts more than any other exact rule can.
+
+    Random numbers of a step with n nodes: n + 1, one for the test of each node and one for the
+    token after the path. All rows are looked at, since the last success counts. A pass costs one
+    copy to the host.
+    """
+
+    name = "block"
+
+    @torch.inference_mode()
+    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
+        """The accepted part of a drawn chain and the token drawn after it."""
+        whole = with_bonus(tree)
+        proposal, n = whole.probs, len(whole)
+        chain = np.array_equal(whole.parents, np.arange(-1, n - 1))
+        if proposal is None or not n or not chain or whole.aux is not None:
+            return super().verify(tree, scores)
+        logits = scores.logits
+        p = self._sampling.probs(logits)
+        # An id outside the vocabulary is refused below; here it must not end the process.
+        drafts = to_device(whole.tokens, p.device).clamp(0, scores.vocab_size - 1)
+        q = proposal.q[to_device(proposal.row, p.device)].to(p.dtype)
+        odds, rest = block_tests(p, q, drafts)
+        uniforms = to_device(self._uniforms.take(n + 1), p.device)
+        places = torch.arange(1, n + 1, device=p.device)
+        accepted = ((uniforms[:n] <= odds) * places).amax(0, keepdim=True)
+        # Behind a bonus proposal there is no row: what is drawn there is not looked at.
+        row = accepted.clamp(max=len(rest) - 1)
+        after = sample(rest.index_select(0, row), uniforms[n:])
+        choices, tokens, (count, drawn) = choices_and_tokens(whole, scores, accepted, after)
+        nodes: IntArray = np.arange(int(count[0]))
+        if len(nodes) == len(choices):  # the bonus proposal
+            return Verdict(nodes[:-1], tokens[nodes], choices)
+        return Verdict(nodes, np.append(tokens[nodes], drawn), choices)
+
+
+def block_tests(
+    p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The odds of each prefix of a chain, and what is drawn from behind it.
+
+    Args:
+        p: ``[n + 1, vocab]`` the target's distributions at the root and at each node; the last row
+            may be missing.
+        q: ``[n, vocab]`` what each node was drawn from.
+        tokens: ``[n]`` on the device of ``p``.
+
+    Returns:
+        ``[n]`` probability of the test of the first i + 1 nodes, and ``[rows of p, vocab]`` what
+        the token after 0, 1, .. accepted nodes is drawn from, up to a factor.
+    """
+    n, places = len(tokens), tokens.unsqueeze(-1)
+    mass = q.gather(1, places).squeeze(-1)
+    ratios = torch.where(mass > 0, p[:n].gather(1, places).squeeze(-1) / mass, 0.0)
+    weights = [p.new_ones(())]
+    for ratio in ratios:
+        weights.append((weights[-1] * ratio).clamp(max=1.0))
+    joint = torch.stack(weights)
+    left = (joint[:n, None] * p[:n] - q).clamp_(min=0.0)
+    total = left[1:].sum(-1)
+    denominator = total + 1.0 - joint[1:n]
+    inner = torch.where(denominator > 0, total / denominator, 1.0)
+    odds = torch.cat([inner, joint[n:]])
+    rest = torch.cat([left, p[n:]])
+    # What is equal leaves nothing but is never rejected either, up to rounding.
+    return odds, torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
