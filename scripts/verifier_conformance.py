@@ -90,7 +90,7 @@ Verify: TypeAlias = Callable[[Draft, Chance], Outcome]
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class ToyPair:
     """A target and a draft: next-token distributions by what was committed before.
 
     Attributes:
@@ -166,7 +166,9 @@ def depths_of(parents: Sequence[int] | IntArray) -> list[int]:
     return depths
 
 
-def random_pair(name: str, parents: Sequence[int], vocabulary: int, seed: int, **more: Any) -> Pair:
+def random_pair(
+    name: str, parents: Sequence[int], vocabulary: int, seed: int, **more: Any
+) -> ToyPair:
     """Tables drawn from a Dirichlet law: ``spread`` is its parameter, small for peaked ones.
 
     ``cut`` leaves the target, and ``cut_draft`` the draft, this many tokens of a row.
@@ -185,13 +187,13 @@ def random_pair(name: str, parents: Sequence[int], vocabulary: int, seed: int, *
 
         return table
 
-    return Pair(name, tables(0, cut), tables(1, cut_draft), tuple(parents), **more)
+    return ToyPair(name, tables(0, cut), tables(1, cut_draft), tuple(parents), **more)
 
 
-def fixed_pair(name: str, p: Sequence[float], q: Sequence[float], depth: int) -> Pair:
+def fixed_pair(name: str, p: Sequence[float], q: Sequence[float], depth: int) -> ToyPair:
     """Distributions that do not look at the text."""
     target, draft = np.array(p) / sum(p), np.array(q) / sum(q)
-    return Pair(name, lambda _: target, lambda _: draft, tuple(range(-1, depth - 1)))
+    return ToyPair(name, lambda _: target, lambda _: draft, tuple(range(-1, depth - 1)))
 
 
 CHAIN = (-1, 0, 1, 2)
@@ -232,7 +234,7 @@ class Found:
     errors: float = 0.0
 
 
-def examine(pair: Pair, verify: Verify, draws: int = 0) -> Found:
+def examine(pair: ToyPair, verify: Verify, draws: int = 0) -> Found:
     """Enumerate what ``verify`` does on a pair, or sample it ``draws`` times.
 
     Raises:
@@ -266,7 +268,7 @@ def examine(pair: Pair, verify: Verify, draws: int = 0) -> Found:
     return Found(float(np.abs(law - expected).max()), accepted, runs, errors)
 
 
-def verdict(pair: Pair, found: Found, rule: str, draws: int = 0) -> str:
+def verdict(pair: ToyPair, found: Found, rule: str, draws: int = 0) -> str:
     """``right``, or what is wrong: with the law, or with the length that ``rule`` accepts."""
     wrong = []
     if found.errors > ERRORS if draws else found.difference > EXACT:
@@ -316,7 +318,7 @@ def ours(name: str, bonus: bool = False) -> Verify:
     """
 
     def verify(draft: Draft, chance: Chance) -> Outcome:
-        class Source(Uniforms):
+        class EnumeratedUniforms(Uniforms):
             def begin(self, seed: int) -> None:
                 self._ids: list[int] = []
 
@@ -338,7 +340,10 @@ def ours(name: str, bonus: bool = False) -> Verify:
         )
         depths = np.array(depths_of(tree.parents))
         scores = Scores(torch.tensor(draft.p[: n + 1]).log(), depths=depths)
-        with mock.patch("specbench.decoding.verify.match.Uniforms", Source), chance.torch():
+        with (
+            mock.patch("specbench.decoding.verify.match.Uniforms", EnumeratedUniforms),
+            chance.torch(),
+        ):
             verifier = build_verifier(_config(name), Sampling(1.0))
             verifier.begin(0)
             found = verifier.verify(tree, scores)
