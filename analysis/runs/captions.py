@@ -77,6 +77,7 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
     lossless = verdict_words(verdict_totals(others), counted=False)
     fallbacks = [word for run in comparison.runs for word in fallback_words(run.records)]
     moved = [word for run in comparison.runs for word in rounding_words(run.manifest.model)]
+    prices = [roofline.price_words(run.manifest) for run in comparison.runs]
     elsewhere = engine_words(record for run in comparison.runs for record in run.records)
     return [
         f"{made_up}{first.model} ({', '.join(_conditions(first))}) on {first.dataset}"
@@ -101,11 +102,7 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         *([f"{speed}."] if speedup and first.timing != "none" else []),
         interval_words(repeats[-1], _counts(comparison, times)),
         *(slow_baseline_words(comparison) if times else []),
-        *(
-            dict.fromkeys(roofline.price_words(run.manifest) for run in comparison.runs)
-            if times
-            else []
-        ),
+        *(dict.fromkeys(filter(None, prices)) if times else []),
         *(dict.fromkeys(fallbacks) if times else []),
         *dict.fromkeys(moved),
         f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
