@@ -40,6 +40,7 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
         tokens_only=all(needs.tokens_only for needs in everyone),
         logits=any(needs.logits for needs in everyone),
         prompt_logits=any(needs.prompt_logits for needs in everyone),
+        first_logits=any(needs.first_logits for needs in everyone),
         hidden_layers=tuple(layers),
         tree_hidden=any(needs.tree_hidden for needs in everyone),
         draft_model=any(needs.draft_model for needs in everyone),
@@ -110,7 +111,7 @@ class Composite(Drafter):
 
     def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
         for part in self.parts:
-            if part.needs.prompt_logits:
+            if part.needs.prompt_logits or part.needs.first_logits:
                 part.observe_prompt(prompt, logits)
 
     def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:

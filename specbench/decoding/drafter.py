@@ -89,7 +89,10 @@ class Drafter:
         """The turn's plain greedy output, where ``needs.reference`` is set; before ``begin``."""
 
     def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
-        """Logits ``[n_prompt, vocab]`` of the prefill, where ``needs.prompt_logits`` is set."""
+        """Logits ``[n_prompt, vocab]`` of the prefill, where ``needs.prompt_logits`` is set.
+
+        ``needs.first_logits`` promises no more than the last row.
+        """
 
     def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:
         """Hidden states ``[n_prompt, hidden]`` of the prefill, by number.

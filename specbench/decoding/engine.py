@@ -167,7 +167,7 @@ class Engine:
         state.commit(np.array([self.verifier.first(scores)], dtype=np.int64))
         clock.prefill_done()
 
-        if needs.prompt_logits:
+        if needs.prompt_logits or needs.first_logits:
             drafter.observe_prompt(state.buffer[: state.n_prompt], scores.logits)
         if needs.hidden_layers and scores.hidden is not None:
             drafter.observe_prompt_hidden(state.buffer[: state.n_prompt], scores.hidden)

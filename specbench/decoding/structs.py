@@ -271,6 +271,8 @@ class Needs:
     tokens_only: bool = True  # the draft depends on committed tokens alone (replay is then exact)
     logits: bool = False  # ``StepOutcome.logits`` of every row
     prompt_logits: bool = False  # logits of every prompt position, handed to ``observe_prompt``
+    # those of its last position, which the first token was chosen by; handed to ``observe_prompt``
+    first_logits: bool = False
     # Hidden states to hand over, numbered as transformers does: i is what layer i reads (0 the
     # embedding's output), and as many as there are layers, or ``AFTER_FINAL_NORM``, what the LM
     # head reads. Of the prompt to ``observe_prompt_hidden``, of steps in ``StepOutcome``.

@@ -180,7 +180,12 @@ class PathLearner(Composite):
     @property
     def needs(self) -> Needs:
         """The drafter's; the logits do not come from the engine."""
-        return replace(super().needs, logits=False)
+        return replace(super().needs, logits=False, first_logits=False)
+
+    def begin(self, state: DecodeState) -> None:
+        if self.inner.needs.first_logits:
+            self.inner.observe_prompt(state.buffer[: state.n_prompt], self.target.path_logits(0))
+        super().begin(state)
 
     def propose(self, state: DecodeState) -> DraftTree:
         return self.inner.propose(state)

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from methods.random_drafts import RandomDrafts
-from methods.token_recycling import UPDATE_RULES, AdjacencyMatrix
 from specbench.config.compare import method_node
 from specbench.config.compose import option_names
 from specbench.decoding.drafter import Drafter
@@ -22,6 +21,7 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier
+from specbench.index.adjacency_matrix import UPDATE_RULES, AdjacencyMatrix
 from specbench.index.static_tree import TREES, load_tree
 from specbench.models.checks.audit_tolerance import calibrate
 from specbench.models.draft.model import DraftModel

@@ -1,0 +1,241 @@
+"""LogitSpec: the runners-up of the last logits as next-next tokens, each prolonged by n-grams.
+
+Paper: "LogitSpec: Accelerating Retrieval-based Speculative Decoding via Next Next Token
+    Speculation", arXiv 2507.01449.
+Reference code studied: smart-lty/LogitSpec at 659bba9 (``model/logitspec``).
+Method: the logits that chose the root also rank other tokens, and these are likely to come right
+    after it. The first branch is what followed the root's n-gram in the text. Then each token of
+    the ranking, the root left out, is a child of the root with what followed its n-gram: 4 tokens
+    at most at ranks up to 8 (the root has rank 0), 3 up to 32, the child alone beyond, until the
+    tree is full. The longest n-gram that occurred counts, and of its occurrences the newest with
+    ``num_tokens`` behind it, else the one with most.
+Where ours differs, and why:
+    - Equal beginnings of branches share their nodes (of the first branch and one other; children
+      are distinct). The budget counts them apart, as there, so both have the same branches.
+    - The reference looks back 40 tokens at each step, so that after a step of more than 17 a
+      continuation may stay short; in a text of fewer than 40 tokens its negative positions store
+      stretches from the text's end. Ours finds the match of the rule.
+    - ``capacity`` also limits the first branch, which a small one of the reference overruns.
+    - At a temperature the root was drawn; the reference decodes greedily only.
+State kept: the n-grams' places in the turn's text, 4 bytes for each of ``max_ngram`` and twice the
+    text's tokens, so the state scope changes nothing. On a GPU each step copies the ranking to the
+    host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numba import njit
+
+from specbench.arrays import Array, IntArray
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
+from specbench.index.adjacency_matrix import top_ids
+
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(29)
+
+
+@dataclass(kw_only=True, eq=False)
+class LogitSpec(Drafter):
+    """LogitSpec: the runners-up of the last logits as next-next tokens, prolonged by n-grams.
+
+    Attributes:
+        max_ngram: tokens of the n-gram that is looked up first; the last has one.
+        num_tokens: tokens of the first branch at most.
+        capacity: rows of the target pass at most, the root included.
+        caps: tokens of the other branches at most: at ranks up to 8, up to 32, beyond.
+    """
+
+    name: str = "logitspec"
+    max_ngram: int = 3
+    num_tokens: int = 20
+    capacity: int = 64
+    caps: list[int] = field(default_factory=lambda: [4, 3, 1])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_positive("max_ngram", "num_tokens")
+        self._require(self.capacity >= 2, "capacity", "at least 2: the root and a draft")
+        valid = len(self.caps) == 3 and all(cap >= 1 for cap in self.caps)
+        self._require(valid, "caps", "three numbers of at least 1")
+        self._caps = np.array(self.caps, dtype=np.int64)
+        self._ranking: IntArray = NO_TOKENS
+        self._start(0)
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(tokens_only=False, logits=True, first_logits=True, max_nodes=self.capacity - 1)
+
+    def setup(self, context: DraftContext) -> None:
+        self._vocab_size = context.vocab_size
+        # Compiles, or loads what was compiled before, outside any clock.
+        state = DecodeState(np.zeros(4, dtype=np.int64), 1)
+        self.begin(state)
+        self.propose(state)
+
+    def observe_prompt(self, prompt: IntArray, logits: torch.Tensor) -> None:
+        self._rank(logits[-1:])
+
+    def begin(self, state: DecodeState) -> None:
+        self._start(len(state.buffer))
+        self._read(state)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        nodes = grow(
+            state.buffer,
+            state.length,
+            self._places,
+            self._ranking,
+            self._caps,
+            self.num_tokens,
+            self.capacity - 1,
+        )
+        return DraftTree(nodes[0], nodes[1])
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        self._ranking = NO_TOKENS
+        if outcome.finished:
+            return
+        self._read(state)
+        # Else a union's other part had nodes behind ours, and their rows are not shown.
+        if outcome.logits is not None and len(outcome.committed) == len(outcome.path) + 1:
+            last = int(outcome.path[-1]) + 1 if len(outcome.path) else 0
+            self._rank(outcome.logits[last : last + 1])
+
+    def end(self, state: DecodeState) -> None:
+        self._ranking = NO_TOKENS
+
+    def _start(self, room: int) -> None:
+        """Forget the text; the next one has at most ``room`` tokens."""
+        size = 1 << max(3, (2 * room).bit_length())
+        self._places = np.full((self.max_ngram, size), -1, dtype=np.int32)
+        self._next = 1
+
+    def _read(self, state: DecodeState) -> None:
+        """Store the places with ``num_tokens`` behind them; the root is not in the text yet."""
+        end = state.length - self.num_tokens
+        if end > self._next:
+            store(self._places, state.buffer, self._next, end)
+            self._next = end
+
+    def _rank(self, logits: torch.Tensor) -> None:
+        row = logits[:, : self._vocab_size]
+        ids = top_ids(row, min(self.capacity, row.shape[1]))[0]
+        # A recorded answer knows no more than its likeliest tokens; the others are at -inf.
+        self._ranking = ids[row[0, ids] > -torch.inf].cpu().numpy()
+
+
+@njit(cache=True)
+def _slot(places: Array, text: Array, key: Array, end: int, n: int) -> np.int64:
+    """Where ``places`` holds the n-gram ``key[end - n : end]``, or the free slot for it."""
+    state = np.uint64(0)
+    for i in range(end - n, end):
+        state = (state ^ (np.uint64(key[i]) + _SEED)) * _MIX
+        state = state ^ (state >> _SHIFT)
+    last = len(places) - 1
+    slot = np.int64(state & np.uint64(last))
+    while places[slot] >= 0 and not _same(text, places[slot], key, end, n):
+        slot = (slot + 1) & last
+    return slot
+
+
+@njit(cache=True)
+def _same(text: Array, at: int, key: Array, end: int, n: int) -> bool:
+    for i in range(1, n + 1):  # noqa: SIM110 (numba compiles no generator expressions)
+        if text[at - i] != key[end - i]:
+            return False
+    return True
+
+
+@njit(cache=True)
+def store(places: Array, text: Array, begin: int, end: int) -> None:
+    """Note every n-gram that ends before a place in ``[begin, end)``; a newer place wins.
+
+    Args:
+        places: ``[longest, slots]`` int32, -1 where free; row n - 1 holds the n-grams of n tokens,
+            each as the place behind it.
+        text: int64.
+    """
+    for at in range(begin, end):
+        for n in range(1, min(len(places), at) + 1):
+            places[n - 1, _slot(places[n - 1], text, text, at, n)] = at
+
+
+@njit(cache=True)
+def _continuation(
+    places: Array, text: Array, length: int, key: Array, end: int, count: int
+) -> tuple[int, int]:
+    """Start and length of what followed the longest n-gram at ``key``'s end; length 0 for none."""
+    for n in range(min(len(places), end), 0, -1):
+        at = places[n - 1, _slot(places[n - 1], text, key, end, n)]
+        if at >= 0:
+            return at, count
+        # The oldest of the places with fewer tokens behind them has most.
+        for at in range(max(n, length - count + 1), length):
+            if _same(text, at, key, end, n):
+                return at, length - at
+    return 0, 0
+
+
+@njit(cache=True)
+def grow(
+    text: Array, length: int, places: Array, ranking: Array, caps: Array, count: int, room: int
+) -> Array:
+    """The draft below the root ``text[length - 1]``.
+
+    Args:
+        text: int64; the text searched ends before the root.
+        places: see `store`; of all places with ``count`` tokens behind them before the root.
+        ranking: int64 ids, the likeliest first.
+        caps: int64 ``[3]`` tokens of a branch at most by its rank.
+        count: tokens of the first branch at most.
+        room: nodes at most.
+
+    Returns:
+        ``[2, n]`` int64 tokens and parents.
+    """
+    nodes = np.empty((2, room), dtype=np.int64)
+    before = length - 1
+    # The end of the text with its root, and room for a child.
+    size = min(len(places), length)
+    key = np.empty(size + 1, dtype=np.int64)
+    key[:size] = text[length - size : length]
+    start, found = _continuation(places, text, before, key, size, count)
+    first = min(found, room)
+    for i in range(first):
+        nodes[0, i] = text[start + i]
+        nodes[1, i] = i - 1
+    n = used = first
+    for rank in range(len(ranking)):
+        if used >= room:
+            break
+        if ranking[rank] == text[before]:
+            continue
+        key[size] = ranking[rank]
+        start, found = _continuation(places, text, before, key, size + 1, count)
+        cap = caps[0] if rank <= 8 else caps[1] if rank <= 32 else caps[2]
+        taken = min(found + 1, cap, room - used)
+        used += taken
+        parent, shared = -1, True
+        for i in range(taken):
+            token = ranking[rank] if i == 0 else text[start + i - 1]
+            shared = shared and i < first and nodes[0, i] == token
+            if shared:
+                parent = i
+                continue
+            nodes[0, n], nodes[1, n] = token, parent
+            parent = n
+            n += 1
+    return nodes[:, :n].copy()
