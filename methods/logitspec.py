@@ -13,7 +13,8 @@ Where ours differs, and why:
     - Equal beginnings of branches share their nodes (of the first branch and one other; children
       are distinct). The budget counts them apart, as there, so both have the same branches.
     - The reference looks back 40 tokens at each step, so that after a step of more than 17 a
-      continuation may stay short; in a text of fewer than 40 tokens its negative positions store
+      continuation may stay short (16 of 3,794 steps driven beside ours; the others had the same
+      branches); in a text of fewer than 40 tokens its negative positions store
       stretches from the text's end. Ours finds the match of the rule.
     - ``capacity`` also limits the first branch, which a small one of the reference overruns.
     - At a temperature the root was drawn; the reference decodes greedily only.

@@ -23,11 +23,7 @@ FILE = yaml.load(CLAIMS_FILE.read_text(encoding="utf-8"), LOADER)
 COUNTING = FILE["counting"]["default"]
 EAGLE2 = "eagle2_table1"  # a table of rows of cells
 # Methods of this project, run here or in a later version.
-METHODS = {
-    "ar", "cacheback", "card", "eagle", "eagle2", "eagle3", "hydra", "jacobi", "lookahead",
-    "medusa", "ngrammys", "opt_tree", "ouroboros", "pearl", "pld", "rest", "sam", "sps", "ssd",
-    "sam_eagle2", "suffix_decoding", "token_recycling",
-}  # fmt: skip
+METHODS = {path.stem for path in (ROOT / "conf" / "method").glob("[a-z]*.yaml")}
 HEADS = {"medusa", "hydra", "eagle", "eagle2", "eagle3", "sam_eagle2"}
 # Models that the papers have and this project has no configuration of.
 _FOREIGN = r"all|unspecified.*|llama_7b|llama33_70b|deepseek_llama_8b|mixtral_8x7b"

@@ -1,0 +1,399 @@
+"""All compiled code of RACER's automaton: nodes and their use, reading the text, drafting.
+
+One file, because numba's cache on disk notices a change in a function's own file only, not in
+what it calls in another one.
+
+Nodes are rows of one array, named by their numbers, so a node that is used again is one number
+with another meaning: what still pointed to it points to the new node, as in the reference code.
+`methods.racer.automaton` owns the arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from specbench.arrays import Array, IntArray
+
+NONE = -1
+
+# Columns of ``nodes``. CHAIN links nodes of one bucket, NEWER and OLDER all nodes by their use.
+TOKEN, PARENT, FAIL, COUNT, DEPTH = 0, 1, 2, 3, 4
+FIRST, LAST, LEFT, RIGHT = 5, 6, 7, 8  # first and last child; siblings
+CHAIN, NEWER, OLDER = 9, 10, 11
+COLUMNS = 12
+
+# Entries of ``meta``.
+ROOT, STATE, NEWEST, OLDEST = 0, 1, 2, 3
+
+_SEED = np.uint64(0x9E3779B97F4A7C15)
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_SHIFT = np.uint64(29)
+
+
+@njit(cache=True)
+def clear(nodes: Array, buckets: Array, meta: Array) -> None:
+    """Empty all nodes; the last one is the root."""
+    buckets[:] = NONE
+    n = len(nodes)
+    for node in range(n):
+        _empty(nodes, node)
+        nodes[node, NEWER] = node - 1
+        nodes[node, OLDER] = node + 1
+    nodes[n - 1, OLDER] = NONE
+    meta[NEWEST], meta[OLDEST] = 0, n - 1
+    meta[ROOT] = meta[STATE] = n - 1
+    nodes[n - 1, FAIL] = n - 1
+    _touch(nodes, meta, n - 1)
+
+
+@njit(cache=True)
+def _empty(nodes: Array, node: int) -> None:
+    for column in (TOKEN, PARENT, FAIL, FIRST, LAST, LEFT, RIGHT, CHAIN):
+        nodes[node, column] = NONE
+    nodes[node, COUNT] = nodes[node, DEPTH] = 0
+
+
+@njit(cache=True)
+def _touch(nodes: Array, meta: Array, node: int) -> None:
+    """Make a node the one used last."""
+    if meta[NEWEST] == node:
+        return
+    newer, older = nodes[node, NEWER], nodes[node, OLDER]
+    nodes[newer, OLDER] = older
+    if older == NONE:
+        meta[OLDEST] = newer
+    else:
+        nodes[older, NEWER] = newer
+    nodes[node, NEWER], nodes[node, OLDER] = NONE, meta[NEWEST]
+    nodes[meta[NEWEST], NEWER] = node
+    meta[NEWEST] = node
+
+
+@njit(cache=True)
+def _touch_up(nodes: Array, meta: Array, node: int) -> None:
+    """Touch a node and all above it; as in the reference, they lose their fail links."""
+    at = np.int64(node)
+    while at != NONE:
+        nodes[at, FAIL] = meta[ROOT]
+        _touch(nodes, meta, at)
+        at = np.int64(nodes[at, PARENT])
+
+
+@njit(cache=True)
+def _bucket(buckets: Array, parent: int, token: int) -> np.int64:
+    state = (np.uint64(parent) + _SEED) * _MIX
+    state = (state ^ (state >> _SHIFT) ^ np.uint64(token)) * _MIX
+    return np.int64((state ^ (state >> _SHIFT)) & np.uint64(len(buckets) - 1))
+
+
+@njit(cache=True)
+def _child(nodes: Array, buckets: Array, parent: int, token: int) -> np.int64:
+    node = np.int64(buckets[_bucket(buckets, parent, token)])
+    while node != NONE and (nodes[node, PARENT] != parent or nodes[node, TOKEN] != token):
+        node = np.int64(nodes[node, CHAIN])
+    return node
+
+
+@njit(cache=True)
+def _unchain(nodes: Array, buckets: Array, node: int) -> None:
+    bucket = _bucket(buckets, nodes[node, PARENT], nodes[node, TOKEN])
+    if buckets[bucket] == node:
+        buckets[bucket] = nodes[node, CHAIN]
+        return
+    at = buckets[bucket]
+    while nodes[at, CHAIN] != node:
+        at = nodes[at, CHAIN]
+    nodes[at, CHAIN] = nodes[node, CHAIN]
+
+
+@njit(cache=True)
+def _new_child(nodes: Array, buckets: Array, meta: Array, parent: int, token: int) -> np.int64:
+    """A child in the place of the node that was used least recently, which may have children.
+
+    These keep the number of their lost parent, and are reached no more from the root.
+    """
+    node = np.int64(meta[OLDEST])
+    above = nodes[node, PARENT]
+    if above != NONE and _child(nodes, buckets, above, nodes[node, TOKEN]) == node:
+        _unchain(nodes, buckets, node)
+        left, right = nodes[node, LEFT], nodes[node, RIGHT]
+        if left == NONE:
+            nodes[above, FIRST] = right
+        else:
+            nodes[left, RIGHT] = right
+        if right == NONE:
+            nodes[above, LAST] = left
+        else:
+            nodes[right, LEFT] = left
+    lost = nodes[node, FIRST]
+    while lost != NONE:
+        _unchain(nodes, buckets, lost)
+        lost = nodes[lost, RIGHT]
+    _empty(nodes, node)
+    nodes[node, FAIL] = meta[ROOT]
+    nodes[node, TOKEN], nodes[node, PARENT] = token, parent
+    nodes[node, DEPTH] = nodes[parent, DEPTH] + 1
+    last = nodes[parent, LAST]
+    nodes[node, LEFT] = last
+    nodes[parent, LAST] = node
+    if last == NONE:
+        nodes[parent, FIRST] = node
+    else:
+        nodes[last, RIGHT] = node
+    bucket = _bucket(buckets, parent, token)
+    nodes[node, CHAIN] = buckets[bucket]
+    buckets[bucket] = node
+    _touch(nodes, meta, node)
+    return node
+
+
+@njit(cache=True)
+def _insert(nodes: Array, buckets: Array, meta: Array, text: Array, begin: int, end: int) -> None:
+    """Count ``text[begin:end]`` and its beginnings."""
+    node = np.int64(meta[ROOT])
+    nodes[node, COUNT] += 1
+    for i in range(begin, end):
+        _touch(nodes, meta, node)
+        child = _child(nodes, buckets, node, text[i])
+        if child == NONE:
+            child = _new_child(nodes, buckets, meta, node, text[i])
+        node = child
+        nodes[node, COUNT] += 1
+    _touch(nodes, meta, node)
+
+
+@njit(cache=True)
+def read_prompt(
+    nodes: Array, buckets: Array, meta: Array, text: Array, begin: int, end: int, n: int
+) -> None:
+    """See `Automaton.read_prompt`."""
+    for last in range(max(begin + 1, n), end + 1):
+        _insert(nodes, buckets, meta, text, last - n, last)
+    _link(nodes, buckets, meta)
+
+
+@njit(cache=True)
+def _link(nodes: Array, buckets: Array, meta: Array) -> None:
+    """Set every fail link: to the longest proper suffix that is in the trie."""
+    root = np.int64(meta[ROOT])
+    queue = np.empty(len(nodes), dtype=np.int64)
+    filled = 0
+    child = np.int64(nodes[root, FIRST])
+    while child != NONE:
+        nodes[child, FAIL] = root
+        queue[filled] = child
+        filled += 1
+        child = np.int64(nodes[child, RIGHT])
+    done = 0
+    while done < filled:
+        above = queue[done]
+        done += 1
+        child = np.int64(nodes[above, FIRST])
+        while child != NONE:
+            token = nodes[child, TOKEN]
+            fail = np.int64(nodes[above, FAIL])
+            found = _child(nodes, buckets, fail, token)
+            while fail != root and found == NONE:
+                fail = np.int64(nodes[fail, FAIL])
+                found = _child(nodes, buckets, fail, token)
+            nodes[child, FAIL] = root if found == NONE else found
+            queue[filled] = child
+            filled += 1
+            child = np.int64(nodes[child, RIGHT])
+
+
+@njit(cache=True)
+def read_step(
+    nodes: Array, buckets: Array, meta: Array, text: Array, begin: int, end: int, n: int
+) -> None:
+    """See `Automaton.read_step`."""
+    for last in range(end, max(begin, n - 1), -1):
+        _insert(nodes, buckets, meta, text, last - n, last)
+    root, node = np.int64(meta[ROOT]), np.int64(meta[STATE])
+    for i in range(begin + 1, end):
+        _touch(nodes, meta, node)
+        found = _child(nodes, buckets, node, text[i])
+        if found == NONE:
+            while node != root and found == NONE:
+                node = np.int64(nodes[node, FAIL])
+                found = _child(nodes, buckets, node, text[i])
+            _touch_up(nodes, meta, node)
+        if found != NONE:
+            node = found
+    if end > begin + 1:
+        _touch(nodes, meta, node)
+        meta[STATE] = node
+
+
+@njit(cache=True)
+def _borders(
+    nodes: Array, buckets: Array, meta: Array, root_token: int, least_depth: int
+) -> IntArray:
+    """Nodes of the text's suffixes that end with the root's token, the longest first.
+
+    The state moves to the first of them, however short.
+    """
+    found = np.empty(len(nodes), dtype=np.int64)
+    n, moved = 0, False
+    root, node = np.int64(meta[ROOT]), np.int64(meta[STATE])
+    while True:
+        child = _child(nodes, buckets, node, root_token)
+        if child != NONE:
+            if nodes[child, DEPTH] >= least_depth:
+                found[n] = child
+                n += 1
+            if not moved:
+                meta[STATE] = child
+                moved = True
+        if node == root or n == len(found):
+            break
+        node = np.int64(nodes[node, FAIL])
+    for i in range(n):
+        _touch_up(nodes, meta, found[i])
+    return found[:n]
+
+
+@njit(cache=True)
+def _worse(nodes: Array, one: Array, other: Array) -> bool:
+    """Whether ``one`` goes first: rarer, of equals deeper, of equals with the larger numbers."""
+    a, b = one[0], other[0]
+    if nodes[a, COUNT] != nodes[b, COUNT]:
+        return nodes[a, COUNT] < nodes[b, COUNT]
+    if nodes[a, DEPTH] != nodes[b, DEPTH]:
+        return nodes[a, DEPTH] > nodes[b, DEPTH]
+    return a > b or (a == b and one[1] > other[1])
+
+
+@njit(cache=True)
+def _most_frequent(nodes: Array, borders: Array, limit: int) -> Array:
+    """``[m, 2]`` the most frequent nodes at or below the borders, each with its border.
+
+    In the order of their numbers. They are looked at level by level; a level that adds none ends.
+    """
+    chosen = np.empty((limit, 2), dtype=np.int64)
+    size, worst = 0, 0
+    level = np.empty((len(borders), 2), dtype=np.int64)
+    level[:, 0] = borders
+    level[:, 1] = borders
+    while len(level):
+        added, below = False, 0
+        for i in range(len(level)):
+            node = level[i, 0]
+            if size < limit:
+                chosen[size] = level[i]
+                if size == 0 or _worse(nodes, chosen[size], chosen[worst]):
+                    worst = size
+                size += 1
+                added = True
+            elif nodes[node, COUNT] > nodes[chosen[worst, 0], COUNT]:
+                chosen[worst] = level[i]
+                for j in range(size):
+                    if _worse(nodes, chosen[j], chosen[worst]):
+                        worst = j
+                added = True
+            child = nodes[node, FIRST]
+            while child != NONE:
+                below += 1
+                child = nodes[child, RIGHT]
+        if not added:
+            break
+        deeper = np.empty((below, 2), dtype=np.int64)
+        n = 0
+        for i in range(len(level)):
+            child = nodes[level[i, 0], FIRST]
+            while child != NONE:
+                deeper[n, 0], deeper[n, 1] = child, level[i, 1]
+                n += 1
+                child = nodes[child, RIGHT]
+        level = deeper
+    # Insertion sort: a few dozen entries.
+    for i in range(1, size):
+        a, b = chosen[i, 0], chosen[i, 1]
+        j = i
+        while j > 0 and (chosen[j - 1, 0] > a or (chosen[j - 1, 0] == a and chosen[j - 1, 1] > b)):
+            chosen[j] = chosen[j - 1]
+            j -= 1
+        chosen[j, 0], chosen[j, 1] = a, b
+    return chosen[:size]
+
+
+# Rows of the array that the draft is made in; column 0 is the root.
+_TOKEN, _ABOVE, _CHILD, _SIBLING, _YOUNGEST = range(5)
+
+
+@njit(cache=True)
+def _add_path(made: Array, size: int, path: Array, length: int) -> int:
+    """Add the tokens ``path[:length]`` below the root; what is there already is shared."""
+    at = 0
+    for i in range(length - 1, -1, -1):  # paths are noted from their ends
+        token = path[i]
+        child = made[_CHILD, at]
+        while child > 0 and made[_TOKEN, child] != token:
+            child = made[_SIBLING, child]
+        if child <= 0:
+            child = size
+            made[_TOKEN, child], made[_ABOVE, child] = token, at
+            made[_CHILD, child] = made[_SIBLING, child] = made[_YOUNGEST, child] = 0
+            if made[_CHILD, at] == 0:
+                made[_CHILD, at] = child
+            else:
+                made[_SIBLING, made[_YOUNGEST, at]] = child
+            made[_YOUNGEST, at] = child
+            size += 1
+        at = child
+    return size
+
+
+@njit(cache=True)
+def draft(
+    nodes: Array, buckets: Array, meta: Array, root: int, limit: int, least_depth: int,
+    tokens: Array, parents: Array,
+) -> IntArray:  # fmt: skip
+    """See `Automaton.draft`."""
+    borders = _borders(nodes, buckets, meta, root, least_depth)
+    chosen = _most_frequent(nodes, borders, limit)
+    rest = min(max(0, limit - len(chosen) - 1), len(tokens))
+    made = np.zeros((5, 1 + len(chosen) + rest), dtype=np.int64)
+    size = 1
+    path = np.empty(len(nodes) + len(tokens), dtype=np.int64)
+    for i in range(len(chosen)):
+        node, border = chosen[i]
+        inner = False
+        for j in range(len(chosen)):
+            if nodes[chosen[j, 0], PARENT] == node and chosen[j, 1] == border:
+                inner = True
+                break
+        if inner:
+            continue
+        length = 0
+        while node != border:
+            path[length] = nodes[node, TOKEN]
+            length += 1
+            node = np.int64(nodes[node, PARENT])
+        size = _add_path(made, size, path, length)
+    inside = np.zeros(rest, dtype=np.bool_)
+    for i in range(rest):
+        if parents[i] >= 0:
+            inside[parents[i]] = True
+    for i in range(rest):
+        if inside[i]:
+            continue
+        length, at = 0, i
+        while at >= 0:
+            path[length] = tokens[at]
+            length += 1
+            at = parents[at]
+        size = _add_path(made, size, path, length)
+    drafted = np.empty((2, size - 1), dtype=np.int64)
+    queue = np.zeros(size, dtype=np.int64)
+    n, done = 0, -1
+    while done < n:
+        child = made[_CHILD, 0 if done < 0 else queue[done]]
+        while child > 0:
+            queue[n] = child
+            drafted[0, n], drafted[1, n] = made[_TOKEN, child], done
+            n += 1
+            child = made[_SIBLING, child]
+        done += 1
+    return drafted
