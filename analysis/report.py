@@ -22,7 +22,12 @@ from analysis.figures import pictures_of
 from analysis.papers import by_reproduction
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
-from analysis.runs.captions import disturbed_words, slow_baseline_words, verdict_totals
+from analysis.runs.captions import (
+    compared_budgets,
+    disturbed_words,
+    slow_baseline_words,
+    verdict_totals,
+)
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.leaders import leaders_of, shown_faster
@@ -214,8 +219,11 @@ def first_table(
     if not timed:
         return FirstTable(ResultTable.of("", "", []), None, [], records)
     made = comparison_table(*timed, most=_MOST)
+    budgets = dict.fromkeys(map(compared_budgets, timed)) if in_full else ()
     methods = replace(
-        made.in_short(), title=titled("Methods", timed), caption="\n".join(_below(made))
+        made.in_short(),
+        title=titled("Methods", timed),
+        caption="\n".join([*filter(None, budgets), *_below(made)]),
     )
     if in_full:
         return FirstTable(methods, None, [], records)

@@ -25,11 +25,14 @@ class Entry:
         label: unique in the run, part of every record's key.
         method: the composed ``method`` node without its ``label``, ready to be instantiated.
         pair: the ``pair`` node (which draft model) that belongs to this method, or None.
+        budget: where its knobs come from (`specbench.config.compare.budget_of`); None of plain
+            decoding and of what has no yaml.
     """
 
     label: str
     method: Mapping[str, Any]
     pair: PairConfig | None = None
+    budget: str | None = None
 
     @property
     def name(self) -> str:

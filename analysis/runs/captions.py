@@ -15,6 +15,7 @@ from specbench.results.tasks import OVERALL
 from specbench.results.wording import (
     SPEEDUPS,
     TIMES,
+    budget_words,
     build_words,
     cases_words,
     engine_words,
@@ -100,6 +101,7 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
             else [f"State kept per {_scopes(comparison)}.", f"Lossless: {lossless}."]
         ),
         *([f"{speed}."] if speedup and first.timing != "none" else []),
+        *filter(None, [compared_budgets(comparison)]),
         interval_words(repeats[-1], _counts(comparison, times)),
         *(slow_baseline_words(comparison) if times else []),
         *(dict.fromkeys(filter(None, prices)) if times else []),
@@ -107,6 +109,16 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         *dict.fromkeys(moved),
         f"Code: {', '.join(sorted({run.code for run in comparison.runs}))}.",
     ]
+
+
+def compared_budgets(comparison: ComparedRuns) -> str:
+    """Where the settings of its labels come from; "" where no run recorded that."""
+    budgets: dict[str, str | None] = {}
+    for entry in comparison.entries:
+        info = entry.run.manifest.labels.get(entry.label)
+        budgets[comparison.name_of(entry)] = None if info is None else info.budget
+    names = {comparison.name_of(entry): entry.records for entry in comparison.entries}
+    return budget_words(budgets, names)
 
 
 def _counts(comparison: ComparedRuns, times: bool) -> list[int]:

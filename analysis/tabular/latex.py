@@ -20,8 +20,8 @@ _LONGEST = 2000  # characters below a table; where claims need more, theirs are 
 # Of a long caption these sentences are printed beside its first one and warnings; others are
 # comments.
 _PRINTED = (
-    "Hardware", "State kept", "Lossless", "Outputs", "Speedup: ", "Speedup and", "Intervals",
-    "end-to-end",
+    "Hardware", "State kept", "Budgets", "Drafted", "Lossless", "Outputs", "Speedup: ",
+    "Speedup and", "Intervals", "end-to-end",
 )  # fmt: skip
 # Only a table that is wider than its column or page is made smaller.
 _FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"

@@ -106,7 +106,7 @@ def uncommitted(runs: Sequence[Run]) -> dict[str, str]:
     found = {
         f"{names[run.path]}/{file.relative_to(run.path)}": file.read_text(encoding="utf-8")
         for run in runs
-        for file in [run.path / CHANGES, *sorted((run.path / SOURCES).glob("*.py"))]
+        for file in [run.path / CHANGES, *sorted((run.path / SOURCES).rglob("*.py"))]
         if file.exists()
     }
     return {

@@ -27,7 +27,7 @@ from runners.run_folder import folder
 from runners.run_folder.manifest import check_questions
 from runners.runner import Runner
 from specbench.config import compose
-from specbench.config.compare import compose_entry, with_parts
+from specbench.config.compare import budget_of, compose_entry, with_parts
 from specbench.config.compose import with_own_model
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import key_of, run_identity
@@ -232,7 +232,8 @@ def entry_of(cfg: DictConfig) -> Entry:
     label = str(method.pop("label", None) or method["name"])
     pair = OmegaConf.to_object(cfg.pair)
     assert isinstance(pair, PairConfig)
-    return Entry(label, with_parts(method), pair)
+    budget = None if method["name"] == BASELINE else budget_of(cfg)
+    return Entry(label, with_parts(method), pair, budget)
 
 
 def _reprint(config: RunConfig, path: Path, runner: Runner) -> int:

@@ -56,8 +56,9 @@ def leave_repeat(
     Args:
         folder: of the run; it is there.
         manifest: of the run.
-        methods: their classes by name. A file is copied where the project's repository does not
-            hold it: of a method from elsewhere, or where there is no repository.
+        methods: their classes by name. A file, or a package with all its modules, is copied where
+            the project's repository does not hold it: of a method from elsewhere, or where there
+            is no repository.
         typed: whether a command line made the run.
 
     Raises:
@@ -71,6 +72,13 @@ def leave_repeat(
             file = Path(inspect.getsourcefile(kind) or "").resolve()
             if manifest.git and file.is_relative_to(PROJECT):
                 continue
-            source = file.read_text(encoding="utf-8")
-            (folder / SOURCES).mkdir(exist_ok=True)
-            jsonl.write_text(folder / SOURCES / f"{name}.py", source)
+            copies = {file: folder / SOURCES / f"{name}.py"}
+            if file.name == "__init__.py":  # with modules beside it
+                place = folder / SOURCES / name
+                copies = {
+                    part: place / part.relative_to(file.parent)
+                    for part in file.parent.rglob("*.py")
+                }
+            for part, copy in copies.items():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                jsonl.write_text(copy, part.read_text(encoding="utf-8"))

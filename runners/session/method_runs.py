@@ -101,6 +101,7 @@ class MethodRun:
             method_version=self.drafter.version,
             state_scope=self.scope,
             knobs=dict(self.entry.method),
+            budget=self.entry.budget,
             pair=None if self.entry.pair is None else asdict(self.entry.pair),
         )
 
@@ -222,18 +223,18 @@ def _check_draft(entry: Entry, job: Job) -> None:
     config = job.config
     wanted = draft_weights(entry.draft, config.model)
     if wanted is None:
-        raise NeedsNotMet(_no_draft(entry.name, config.model.name, config.pair.tuned))
+        raise NeedsNotMet(_no_draft(entry.name, config.model.name, config.pair.left_out))
     loading.model_files_present(wanted)
 
 
-def _no_draft(method: str, model: str, tuned: bool) -> str:
+def _no_draft(method: str, model: str, left_out: bool) -> str:
     """Which files name a draft model for the two, whether they are there, and what to type."""
     options = [f"{method}_{model}", f"draft_{model}"]
     there = [name for name in options if (paths.CONF_DIR / "pair" / f"{name}.yaml").is_file()]
     files = [f"conf/pair/{name}.yaml" for name in there or options]
     if not there:
         why = f"there is neither {' nor '.join(files)}"
-    elif not tuned:
+    elif left_out:
         why = f"pair=none leaves out {' and '.join(files)}"
     else:
         why = f"{' and '.join(files)} name none"

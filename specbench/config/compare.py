@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -13,7 +13,7 @@ from specbench import paths
 from specbench.config.compose import compose, has_yaml, option_names
 from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
-from specbench.config.schema import PAPER_SCOPE
+from specbench.config.schema import PAPER_SCOPE, PUBLISHED, TUNED, TYPED
 from specbench.errors import ConfigurationError, unknown_name
 
 
@@ -46,7 +46,8 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
 
     The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
     starts from that method's defaults, not from the run's ``method.*`` overrides; under
-    ``pair=none``, and for weights of the user's own, without the ``pair`` file, as the run itself.
+    ``pair=none``, and for weights of the user's own, without the ``pair`` file, as the run itself;
+    under ``budgets=published`` with the knobs of its yaml and what that file says beside them.
     Then the entry's own knobs are set. A draft model and heads that were chosen for the run hold
     for all its entries.
 
@@ -63,18 +64,16 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
         f"compare entry {entry!r} must be a method's name or a mapping with one. Type e.g. "
         "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'.",
     )
-    model = str(cfg.model.name)
-    tuned = cfg.pair.tuned and has_yaml(model)
-    composed = _composed(
-        (f"method={name}", f"model={model}" if tuned else "pair=none"), paths.CONF_DIR
-    )
+    composed = _with_pair(name, cfg)
     valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
     for key in knobs:
         if key not in valid:
             raise unknown_name(f"key in the compare entry for {name}:", key, valid)
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
-    result.method = OmegaConf.merge(composed.method, knobs)
+    published = cfg.budgets == PUBLISHED
+    own = _published(name, composed, composed.pair.keeps) if published else composed.method
+    result.method = OmegaConf.merge(own, knobs)
     result.compare = []  # others' knobs may refer to the run's method
     chosen = next((c for c in (cfg, composed) if draft_weights(c.pair.draft, cfg.model)), composed)
     result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})
@@ -82,6 +81,42 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result
+
+
+def budget_of(cfg: DictConfig) -> str:
+    """Where the knobs of the configuration's method come from, by their values.
+
+    ``published``: they are its yaml's; ``tuned``: the ``pair`` file's for this model; ``typed``:
+    anything else, set by hand in the command or an experiment.
+    """
+    name = str(cfg.method.name)
+    composed, own = _with_pair(name, cfg), _knobs(cfg.method)
+    if own == _knobs(_published(name, composed, cfg.pair.keeps)):
+        return PUBLISHED
+    return TUNED if own == _knobs(composed.method) else TYPED
+
+
+def _knobs(node: DictConfig) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(node)
+    return {k: v for k, v in plain.items() if k not in ("label", "state_scope", "search")}
+
+
+def _with_pair(name: str, cfg: DictConfig) -> DictConfig:
+    """A method by itself, composed with its ``pair`` file where one holds in this run."""
+    model = str(cfg.model.name)
+    if cfg.pair.left_out or not has_yaml(model):
+        return _with_no_pair(name)
+    return _composed((f"method={name}", f"model={model}"), paths.CONF_DIR)
+
+
+def _with_no_pair(name: str) -> DictConfig:
+    return _composed((f"method={name}", "pair=none"), paths.CONF_DIR)
+
+
+def _published(name: str, composed: DictConfig, keeps: Sequence[str]) -> DictConfig:
+    """The method's node without the tuned knobs of its ``pair`` file."""
+    kept = {key: composed.method[key] for key in keeps if key in composed.method}
+    return cast(DictConfig, OmegaConf.merge(_with_no_pair(name).method, kept))
 
 
 PART_KNOBS = ("auxiliary", "drafters")  # knobs that name other methods

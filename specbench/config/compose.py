@@ -26,11 +26,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
-from specbench.config.schema import RUNNERS, ModelConfig, RunConfig
+from specbench.config.schema import PUBLISHED, RUNNERS, ModelConfig, RunConfig
 from specbench.config.server_schema import SERVERS
 from specbench.errors import ConfigurationError, unknown_name
 
 log = logging.getLogger(__name__)
+
+_PAIR = re.compile(r"[+~]{0,2}pair(=|$)")  # a choice of the group, as it is typed
 
 
 def option_names(group: str) -> list[str]:
@@ -174,7 +176,7 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """
     _check_optional(overrides)
     _refuse_other_names(overrides)
-    cfg = _without_search(cfg)
+    cfg = _with_budgets(_without_search(cfg), overrides)
     path = cfg.model.path
     place = str(cfg.model.id if path is None else paths.typed_path(path).absolute())
     if not has_yaml(cfg.model.name):
@@ -187,10 +189,19 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
             f"model.path={path} and model.id={cfg.model.id} both name weights. Leave one out."
         )
     pair = pair_name(str(cfg.method.name), str(cfg.model.name))
-    chosen = any(re.match(r"\+{0,2}pair=", text) for text in overrides)
+    chosen = any(_PAIR.match(text) for text in overrides)
     if not chosen and (paths.CONF_DIR / "pair" / f"{pair}.yaml").is_file():
         cfg = _without_search(_composed([*overrides, "pair=none"]))
     cfg.model.id, cfg.model.name, cfg.model.embedded = place, own_name(place), False
+    return cfg
+
+
+def _with_budgets(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The configuration; under ``budgets=published`` without tuned knobs of its ``pair`` file."""
+    if cfg.budgets == PUBLISHED and not cfg.pair.left_out:
+        others = [text for text in overrides if not _PAIR.match(text)]
+        node = _without_search(_composed([*others, "pair=none"])).method
+        cfg.method = OmegaConf.merge(node, {key: cfg.method[key] for key in cfg.pair.keeps})
     return cfg
 
 

@@ -36,6 +36,12 @@ _BARE = {
     "Unexpected type for root": f"An override sets a key below a value that is null. {_OVER_NULL}",
 }
 
+# Keys that have another name now, and what to type.
+_RENAMED = {
+    "pair.tuned": "It is called budgets now, one key for all labels: type budgets=published where "
+    "it was false, and leave it out where it was true",
+}
+
 _PLUGINS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
@@ -100,6 +106,8 @@ def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> ConfigurationE
 
 def unknown_key(key: str, valid: Iterable[str]) -> ConfigurationError:
     """A ConfigurationError for a key that does not exist; ``valid`` are those that do."""
+    if key in _RENAMED:
+        return ConfigurationError(f"unknown key {key!r}. {_RENAMED[key]}.")
     prefix, _, last = key.rpartition(".")
     shown = [k for k in valid if not k.startswith("_") and k != "hydra"]
     close = nearest(last, shown)

@@ -56,6 +56,7 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
         for parent in parents:
             node = node.get(parent) or {}
         node.pop(last, None)
+    plain["pair"].pop("keeps", None)  # what they do is in the method's knobs
     heads = plain["pair"].pop("heads", {})
     used = _words(plain["method"], plain["compare"])
     if kept := {name: place for name, place in heads.items() if name in used}:

@@ -23,6 +23,8 @@ ENGINES = ("auto", "eager", "graph")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "block", "typical")
 RECORD_STATES = "states"  # of ``record``: hidden states too
+TUNED, PUBLISHED = BUDGETS = ("tuned", "published")  # values of ``budgets``
+TYPED = "typed"  # what a label's knobs are besides: set by hand
 STATE_SCOPES = ("turn", "prompt", "run")  # how long a method keeps what it learnt
 PAPER_SCOPE = "paper"  # of these the one that the method's paper has
 # See ``specbench.results.statistics.summary``.
@@ -149,12 +151,15 @@ class PairConfig:
     Attributes:
         draft: the draft model.
         heads: trained heads, a folder or a hub id by the name that ``method.head`` has.
-        tuned: whether knobs that a pair file sets for a method and model hold; pair=none says no.
+        keeps: of the knobs that its file sets, those that are no tuned budget (what a head needs,
+            the authors' value for this model): they hold under ``budgets=published`` too.
+        left_out: no file holds, for any label: pair=none.
     """
 
-    tuned: bool = True
     draft: DraftConfig = field(default_factory=DraftConfig)
     heads: dict[str, str] = field(default_factory=dict)
+    keeps: list[str] = field(default_factory=list)
+    left_out: bool = False
 
 
 @dataclass
@@ -342,6 +347,7 @@ class RunConfig:
     add: list[Any] = field(default_factory=list)
     strict: bool = False
     baseline: bool = True
+    budgets: str = "tuned"
     state_scope: str = "prompt"
     repeats: int = 1
     record: Any = False  # true, false or RECORD_STATES

@@ -34,6 +34,7 @@ _ONE_OF: Mapping[str, Sequence[str | None]] = {
     "dataset.special_tokens": SPECIAL_TOKENS,
     "engine.overlap": schema.OVERLAP_MODES,
     "verifier.name": schema.VERIFIERS,
+    "budgets": schema.BUDGETS,
     "state_scope": (*schema.STATE_SCOPES, schema.PAPER_SCOPE),
     "resume": ("auto", "force"),
     "estimator": schema.ESTIMATORS,

@@ -206,7 +206,10 @@ class ModelInfo(_Node):
 
 
 class LabelInfo(_Node):
-    """An entry of the run: its method, how long it kept state, its settings, its pair's."""
+    """An entry of the run: its method, how long it kept state, its settings, its pair's.
+
+    ``budget``: where the settings come from: ``tuned``, ``published`` or ``typed``.
+    """
 
     _always = frozenset({"pair"})
 
@@ -214,6 +217,7 @@ class LabelInfo(_Node):
     method_version: Whole | None = None
     state_scope: Text | None = None
     knobs: JsonObject = Field(default_factory=dict)
+    budget: Text | None = None
     pair: JsonObject | None = None
 
 

@@ -255,6 +255,41 @@ def rounding_words(model: ModelInfo | None) -> list[str]:
     ]
 
 
+_LISTED = 24  # labels in a sentence; of a sweep the first
+_SET_BY_HAND = {"typed": "set by hand"}  # of `LabelInfo.budget` what is not its own word
+
+
+def budget_words(
+    budgets: Mapping[str, str | None], records: Mapping[str, Iterable[CaseRecord]]
+) -> str:
+    """Where the labels' settings come from, and the tokens that each drafted in a step, measured.
+
+    Args:
+        budgets: by name in the table; None where that was not recorded. Older folders say nothing.
+        records: by the same names.
+    """
+    by_kind: dict[str, list[str]] = {}
+    drafted: list[str] = []
+    for name, kind in budgets.items():
+        if kind is None:
+            continue
+        by_kind.setdefault(_SET_BY_HAND.get(kind, kind), []).append(name)
+        done = [record for record in records[name] if record.status != "failed"]
+        if steps := sum(record.n_target_passes for record in done):
+            drafted.append(f"{name} {sum(record.n_drafted for record in done) / steps:.1f}")
+    if not by_kind:
+        return ""
+    words = f"Budgets: {next(iter(by_kind))}"
+    if len(by_kind) > 1:
+        words = f"MIXED budgets: {'; '.join(f'{k}: {_listed(n)}' for k, n in by_kind.items())}"
+    return f"{words}. Drafted tokens a step: {_listed(drafted)}." if drafted else f"{words}."
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = len(words) - _LISTED
+    return ", ".join(words[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
 def citation(file: Path = PROJECT / "CITATION.cff") -> str:
     """An entry for BibTeX; "" where the project's file is not there, as in an installed copy."""
     if not file.exists():
@@ -287,6 +322,12 @@ def run_caption(
         + f"{cases}, repeats={manifest.config['repeats']}. "
         + (" ".join(filter(None, [answered, build_words(manifest)])) or f"State kept per {kept}.")
     ]
+    by_label: dict[str, list[CaseRecord]] = {label: [] for label in manifest.labels}
+    for record in records:
+        by_label.setdefault(record.label, []).append(record)
+    budgets = {label: info.budget for label, info in manifest.labels.items()}
+    if said := budget_words(budgets, by_label):
+        parts.append(said)
     if answered:
         parts.append(users_words(int(manifest.setting("server", "concurrency") or 1)))
     if (estimator := manifest.config["estimator"]) != "paired":

@@ -254,6 +254,19 @@ def test_captions_say_where_roundings_moved_tokens(results):
     assert "different tokens at 2 of 21 positions" in caption(comparison, times=False)
 
 
+def test_captions_say_whose_settings_labels_have(results):
+    labels = json.loads((results / "one" / "manifest.json").read_text())["labels"]
+    labels["pld"]["budget"], labels["cacheback"]["budget"] = "tuned", "published"
+    edit_manifest(results / "one", labels=labels)
+    (comparison,) = make_comparisons(load_runs([results / "one"]))
+    text = caption(comparison)
+    assert "MIXED budgets: " in text
+    assert "tuned: pld" in text
+    assert "published: cacheback" in text
+    # Other labels of the run did not record it.
+    assert len(text.partition("Drafted tokens a step: ")[2].partition(". ")[0].split(", ")) == 2
+
+
 @pytest.fixture
 def two_models(results):
     shutil.copytree(results / "one", results / "two")

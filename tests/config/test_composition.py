@@ -318,6 +318,50 @@ def test_the_pair_file_sets_cachebacks_budget_for_the_entries_of_compare_too():
         assert entry.method.total_draft_len == budget
 
 
+BUDGETS = [
+    "method=eagle2",
+    "compare=[cacheback,{method: cacheback,label: mine,table: dynamic,total_draft_len: 9},pld,"
+    "{method: pld,label: same,num_tokens: 10},ngrammys,sps]",
+]
+
+
+@pytest.mark.parametrize(
+    ("typed", "rows", "drafts", "kinds"),
+    [
+        # Rows of eagle2, cacheback and mine; and whether there is a draft model.
+        ([], (2, 6, 9), True, ["tuned", "tuned", "typed"]),
+        (["budgets=published"], (60, 96, 9), True, ["published", "published", "typed"]),
+        (
+            ["budgets=published", "method.total=8"],
+            (8, 96, 9),
+            True,
+            ["typed", "published", "typed"],
+        ),
+        (
+            ["budgets=published", "pair=draft_smollm2_135m"],
+            *((60, 96, 9), True, ["published", "published", "typed"]),
+        ),
+        (["pair=none"], (60, 96, 9), False, ["published", "published", "typed"]),
+        (
+            ["pair=none", "budgets=published"],
+            *((60, 96, 9), False, ["published", "published", "typed"]),
+        ),
+    ],
+    ids=str,
+)
+def test_one_key_chooses_the_budgets_of_all_labels(typed, rows, drafts, kinds):
+    entries = {entry.label: entry for entry in resolve_entries(compose([*BUDGETS, *typed]))}
+    eagle2, cacheback, mine = (entries[name] for name in ("eagle2", "cacheback", "mine"))
+    assert (
+        eagle2.method["total"], cacheback.method["total_draft_len"], mine.method["total_draft_len"]
+    ) == rows  # fmt: skip
+    # None is tuned for the others, and a value that is the yaml's own is nothing typed.
+    assert [e.budget for e in entries.values()] == [None, *kinds, *["published"] * 4]
+    # The pair's draft model and heads stay, and what its file says beside a budget.
+    assert ("eagle" in eagle2.heads) == (entries["sps"].draft.path is not None) == drafts
+    assert entries["ngrammys"].method["bos"] is drafts
+
+
 @pytest.mark.parametrize("experiment", ["specbench_board", "eagle3_table1"])
 def test_tables_of_heads_run_their_published_trees_whatever_the_pair_says(experiment):
     found = {method.name: method for method in methods_of(experiment)}
@@ -441,7 +485,7 @@ PLACES = ("output_dir=/x", "data_dir=/x", "cache_dir=/x", "paths.root=/x", "fres
           "resume=force", "shard=0/2", "dataset.special_tokens=parse")  # fmt: skip
 MOVING = ("seed=1", "method.total_draft_len=20", "method.label=x", "compare=[pld]", "repeats=2",
           "dataset.limit=3", "model.dtype=float64", "generation.max_new_tokens=7",
-          "baseline=false", "dataset.special_tokens=text")  # fmt: skip
+          "baseline=false", "budgets=published", "dataset.special_tokens=text")  # fmt: skip
 
 
 def test_run_key_changes_with_what_may_move_a_number_alone():

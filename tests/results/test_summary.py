@@ -506,6 +506,27 @@ class TestRunSummary:
         more = [*cases, *pair("e", task="rag")]
         assert missing in self.of(more, **options)["caption"]
 
+    @pytest.mark.parametrize(
+        ("budgets", "said"),
+        [
+            ((None, None), ""),
+            (("tuned", "tuned"), "Budgets: tuned. Drafted tokens a step: pld 2.5, sam 4.0. "),
+            (("tuned", "typed"), "MIXED budgets: tuned: pld; set by hand: sam. Drafted "),
+            (("published", None), "Budgets: published. Drafted tokens a step: pld 2.5. "),
+        ],
+    )
+    def test_the_caption_says_where_settings_come_from_and_what_was_drafted(self, budgets, said):
+        found = [("ar", None), *zip(("pld", "sam"), budgets, strict=True)]
+        labels = {label: {"budget": kind} if kind else {} for label, kind in found}
+        cases = [case for name in "abc" for case in pair(name, fast_steps=4)]
+        cases += [replace(case, label="sam", method="sam") for case in cases if case.label == "pld"]
+        drafted = {"ar": 0, "pld": 10, "sam": 16}
+        cases = [replace(case, n_drafted=drafted[case.label]) for case in cases]
+        caption = self.of(cases, labels=labels)["caption"]
+        assert said in caption
+        assert ("udgets" in caption) == bool(said)
+        assert parted(caption + 300 * "x")[0].count("MIXED") == said.count("MIXED")
+
     @pytest.mark.parametrize("engine", ["graph", None])
     def test_speedups_stand_on_plain_decoding_by_either_engine(self, engine):
         cases = []

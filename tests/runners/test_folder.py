@@ -251,12 +251,20 @@ def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
     (tmp_path / "from_elsewhere.py").write_text("class Mine:\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     mine = importlib.import_module("from_elsewhere").Mine
+    (tmp_path / "with_parts/tables").mkdir(parents=True)
+    (tmp_path / "with_parts/__init__.py").write_text("class Parted:\n    pass\n")
+    (tmp_path / "with_parts/tables/fast.py").write_text("ROWS = 1\n")
+    parted = importlib.import_module("with_parts").Parted
     made = RunManifest(**ENVIRONMENT, overrides=["compare=[pld,mine]"])
-    leave_repeat(tmp_path, made, {"mine": mine, "recorder": Recorder, "builtin": int})
+    given = {"mine": mine, "parted": parted, "recorder": Recorder, "builtin": int}
+    leave_repeat(tmp_path, made, given)
     text = (tmp_path / records.REPEAT).read_text()
     assert "\npython run.py 'compare=[pld,mine]'\n" in text
     assert "Commit abc. Versions: python 3.11, torch 2.13.0" in text
     assert "version = {" in text
-    assert {path.name for path in (tmp_path / records.SOURCES).iterdir()} == {"mine.py"}
+    copies = tmp_path / records.SOURCES
+    assert {path.relative_to(copies).as_posix() for path in copies.rglob("*.py")} == {
+        "mine.py", "parted/__init__.py", "parted/tables/fast.py"
+    }  # fmt: skip
     leave_repeat(tmp_path, made, {}, typed=False)
     assert "run.py" not in (tmp_path / records.REPEAT).read_text()
