@@ -39,6 +39,7 @@ from specbench.config.validate import check_values
 from specbench.data.cases import Case
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.replay.cost_surface import CostSurface
+from specbench.replay.prediction_error import known_error
 from specbench.replay.replayer import APPROXIMATE, EXACT, ROUNDED, Replayer, replay_kind
 from specbench.replay.traces import RecordedTurn, Traces, load_traces
 from specbench.results.manifest import BASELINE, ModelInfo
@@ -209,7 +210,8 @@ def _replay(run: OpenRun) -> None:
             "model": {**surface.model, "row_times": surface.row_times()},
             "machine": dict(surface.machine),
         }
-    source = RecordedAnswers(job, replayer, traces, kinds, predicted=surface is not None)
+    error = None if surface is None else known_error(surface).within(surface.tree.error)
+    source = RecordedAnswers(job, replayer, traces, kinds, error)
     # Not the written records: state kept for a run goes through all blocks, whoever wrote them.
     runner = replace(run.runner(source), done=[])
     runner.warm_up(job.config.measure.warmup)
@@ -241,7 +243,7 @@ class RecordedAnswers(Answers):
 
     Args:
         kinds: by label, how close its steps are to the live run's (`replay_kind`).
-        predicted: whether times are predicted by a surface.
+        error: of speedups predicted by a surface; None: there are no times.
     """
 
     during = "replay"
@@ -252,18 +254,17 @@ class RecordedAnswers(Answers):
         replayer: Replayer,
         traces: Traces,
         kinds: Mapping[str, str],
-        *,
-        predicted: bool,
+        error: float | None,
     ) -> None:
         super().__init__(job)
         self._replayer, self._traces, self._kinds = replayer, traces, kinds
-        self._timing = "predicted" if predicted else "none"
+        self._timing, self._error = "none" if error is None else "predicted", error
         self.covered: list[float] = []
         self._steps: dict[str, int] = defaultdict(int)
         self._decode_s: dict[str, float] = defaultdict(float)
 
     def begin(self, record: CaseRecord) -> CaseRecord:
-        return replace(record, timing=self._timing)
+        return replace(record, timing=self._timing, prediction_error=self._error)
 
     def answer_one(self, turn: Turn) -> None:
         record, drafter = turn.record, turn.run.drafter
@@ -340,7 +341,8 @@ def _notes(
         where = hardware["gpus"][0]["name"] if hardware["gpus"] else hardware["cpu"]
         notes.append(
             f"PREDICTED times: passes by the cost surface of {surface.model['name']} on {where} "
-            f"(relative error {surface.tree.error:.1%}), drafting measured on this machine."
+            f"(relative error {surface.tree.error:.1%}), drafting measured on this machine; "
+            f"{known_error(surface).words}."
         )
         if surface.model["name"] != job.config.model.name:
             notes.append(

@@ -21,6 +21,7 @@ from specbench.results.wording import (
     engine_words,
     fallback_words,
     interval_words,
+    prediction_words,
     rounding_words,
     template_words,
     users_words,
@@ -103,6 +104,7 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         *([f"{speed}."] if speedup and first.timing != "none" else []),
         *filter(None, [compared_budgets(comparison)]),
         interval_words(repeats[-1], _counts(comparison, times)),
+        *filter(None, [_predictions(comparison, times)]),
         *(slow_baseline_words(comparison) if times else []),
         *(dict.fromkeys(filter(None, prices)) if times else []),
         *(dict.fromkeys(fallbacks) if times else []),
@@ -119,6 +121,10 @@ def compared_budgets(comparison: ComparedRuns) -> str:
         budgets[comparison.name_of(entry)] = None if info is None else info.budget
     names = {comparison.name_of(entry): entry.records for entry in comparison.entries}
     return budget_words(budgets, names)
+
+
+def _predictions(comparison: ComparedRuns, times: bool) -> str:
+    return prediction_words(r for run in comparison.runs for r in run.records) if times else ""
 
 
 def _counts(comparison: ComparedRuns, times: bool) -> list[int]:

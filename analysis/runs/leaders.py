@@ -143,6 +143,11 @@ def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:
     joined = replace(
         first.only([i for i, case in enumerate(first.cases) if case in common]),
         totals={str(place): totals[name] for place, name in enumerate(names)},
+        prediction_errors={
+            str(place): error
+            for place, (path, label) in enumerate(names)
+            if (error := pooled[path].prediction_errors.get(label))
+        },
     )
     sample = Sample(joined, entries[0].overall["estimator"], entries[0].run.seed)
     found = sample.mats if key == "mat" else sample.speeds

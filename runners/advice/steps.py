@@ -25,6 +25,7 @@ from runners.search.trials import OUT_OF_TIME, remembered
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.replay.cost_surface import CostSurface
+from specbench.replay.prediction_error import known_error
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.estimate import FEWEST
 from specbench.results.records import SUMMARY
@@ -246,7 +247,8 @@ class _Steps:
         """Predicted speedups on the prompts that nothing was chosen by."""
         ids = [case.case_id for case in self._confirming]
         self._measure()([*self._best.values()], ids)
-        error = float(self._surface.tree.error)
+        known = known_error(self._surface)
+        error = known.within(float(self._surface.tree.error))
         for option in self._options:
             one = self._best.get(option.method)
             if one is None or one.refused:
@@ -255,6 +257,9 @@ class _Steps:
             for task in dict.fromkeys(self._tasks[case] for case in ids):
                 own = [case for case in ids if self._tasks[case] == task]
                 option.predicted_by_task[task] = self._predicted(one, own, error)
+
+        if any(option.predicted for option in self._options):
+            self._notes.append(f"PREDICTED: {known.words}.")
 
     def _predicted(self, one: Candidate, ids: Sequence[str], error: float) -> Speed:
         value, interval = predicted(one, ids, self._tasks, error, self._seed)

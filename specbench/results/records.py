@@ -145,6 +145,8 @@ class CaseRecord:
         output_ids: ``[n_new]`` the new tokens.
         timing: where the times come from: ``measured``; ``predicted`` by a cost surface (the
             target's part; drafting is measured); ``none``: a replay without a surface, all zero.
+        prediction_error: of predicted times, the relative error of the label's speedup that is not
+            from the choice of prompts (`specbench.replay.prediction_error`); intervals hold it.
         phase_s: seconds by phase, only under ``measure=phases``.
         drafter: what the drafter counted in the turn, in its own words (``Drafter.report``):
             forwards of a draft model, age of a store, which row of a step won.
@@ -200,6 +202,7 @@ class CaseRecord:
     drafter_setup_s: Seconds = 0.0
     wall_s: Seconds = 0.0
     timing: Annotated[Text, lines.one_of(TIMINGS)] = "measured"
+    prediction_error: lines.Number | None = None
     phase_s: dict[str, lines.Number] | None = None
     drafter: Annotated[dict[str, Any], AfterValidator(_check_counted)] = field(default_factory=dict)
     state_scope: Text
@@ -264,6 +267,8 @@ class CaseRecord:
         if self.engine == OWN_ENGINE:
             for name in ("engine", "numerics", "served"):
                 del line[name]
+        if self.prediction_error is None:
+            del line["prediction_error"]
         if not self.output_sha:
             del line["prompt_sha"], line["output_sha"]
         for name in (_COMMITTED_KEY, "prompt_ids", "output_ids"):
@@ -328,9 +333,9 @@ _parse_record: Callable[[object], CaseRecord] = TypeAdapter(CaseRecord).validate
 _FILE_KEYS = {"committed_per_step": _COMMITTED_KEY}
 # All but these are promised to every reader of the files.
 _OPTIONAL_FIELDS = (
-    "method_version position n_aux timing phase_s drafter verifier cpu_steal cpu_waiting "
-    "cpu_others cpu_load gpu energy_j attempt disturbed_by started_at host n_retokenized "
-    "engine numerics served prompt_sha output_sha forced_resume"
+    "method_version position n_aux timing prediction_error phase_s drafter verifier cpu_steal "
+    "cpu_waiting cpu_others cpu_load gpu energy_j attempt disturbed_by started_at host "
+    "n_retokenized engine numerics served prompt_sha output_sha forced_resume"
 )
 _PROMISED = {_FILE_KEYS.get(f.name, f.name) for f in fields(CaseRecord)} - {
     *_OPTIONAL_FIELDS.split()

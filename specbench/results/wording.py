@@ -110,6 +110,15 @@ def interval_words(repeats: int, counts: Iterable[int]) -> str:
     )
 
 
+def prediction_words(records: Iterable[CaseRecord]) -> str:
+    """What intervals of predicted speedups hold besides; "" where no record says it."""
+    found = {record.prediction_error for record in records if record.prediction_error}
+    if not found:
+        return ""
+    errors = " or ".join(f"{error:.1%}" for error in sorted(found))
+    return f"Predicted speedups: their intervals also hold the predictions' own error, {errors}."
+
+
 _AGAINST_TEXT = (
     "best: all others are shown slower; highest: the fastest here, which not all others are shown "
     "slower than; undecided: the data cannot part it from the fastest; p: corrected for the number "
@@ -337,6 +346,7 @@ def run_caption(
     if any(record.timing != "none" for record in records):
         repeats = 1 + max(record.repeat for record in records)
         parts.append(interval_words(repeats, (row["n_timed"] for row in rows)))
+    parts += filter(None, [prediction_words(records)])
     if temperature := manifest.setting("generation", "temperature"):
         filters = "".join(
             f", {key}={value}"

@@ -90,6 +90,8 @@ class Pooled:
         methods: by label.
         state_scopes: by label.
         timings: where each label's times come from (``measured``, ``predicted``, ``none``).
+        prediction_errors: of labels whose times are predicted, the speedup's relative error; plain
+            decoding, which speedups are over, has none.
         phases: by label and task seconds by phase, of timed turns.
     """
 
@@ -104,6 +106,7 @@ class Pooled:
     methods: dict[str, str]
     state_scopes: dict[str, str]
     timings: dict[str, str]
+    prediction_errors: dict[str, float]
     phases: dict[str, dict[str, dict[str, float]]]
 
     def of_task(self, task: str) -> Pooled:
@@ -190,6 +193,11 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
         methods={turn.label: turn.method for turn in everything},
         state_scopes={turn.label: turn.state_scope for turn in everything},
         timings={turn.label: turn.timing for turn in everything},
+        prediction_errors={
+            turn.label: turn.prediction_error
+            for turn in everything
+            if turn.prediction_error and turn.method != BASELINE
+        },
         phases={
             label: {
                 task: _add_phases(t for t in timed_ones if (t.label, t.task) == (label, task))

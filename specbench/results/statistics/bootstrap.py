@@ -1,10 +1,12 @@
 """Ratios over prompts and their 95 % intervals.
 
-The error of a ratio's logarithm has two parts, whose variances add up:
+The error of a ratio's logarithm has up to three parts, whose variances add up:
 
 - Prompts: a bootstrap over prompts within categories, in the form that Rao and Wu (1988) gave it
   for stratified samples: of a category's n prompts, n - 1 are drawn with replacement and weighted
   by n / (n - 1). Degrees of freedom: prompts beyond one per category.
+- Predictions: the variance of what a cost surface misses, as it was measured over settings that
+  were run and predicted (:mod:`specbench.replay.prediction_error`); it is known beforehand.
 - Repeats, where a run has R > 1 of them: the variance of the R logarithms, each over all prompts,
   divided by R; R - 1 degrees of freedom. Prompts and repeats are crossed, so the timing noise of a
   single turn is in both parts: the sum errs on the wide side (as Owen 2007, "The pigeonhole
@@ -124,6 +126,7 @@ class LogRatios:
         repeats: ``[k, k]`` the same from what differs between repeats; zeros of a single one.
         n: prompts.
         prompts_freedom, repeats_freedom: degrees of freedom of the two.
+        predictions: ``[k, k]`` the same of predicted speeds; None of measured ones.
     """
 
     values: FloatArray
@@ -132,6 +135,7 @@ class LogRatios:
     n: int
     prompts_freedom: int
     repeats_freedom: int
+    predictions: FloatArray | None = None
 
     def of(self, contrasts: FloatArray) -> LogRatios:
         """Of ``[m, k]`` sums and differences of them."""
@@ -140,24 +144,34 @@ class LogRatios:
             values=contrasts @ self.values,
             prompts=contrasts @ self.prompts @ contrasts.T,
             repeats=contrasts @ self.repeats @ contrasts.T,
+            predictions=None
+            if self.predictions is None
+            else contrasts @ self.predictions @ contrasts.T,
         )
+
+    @property
+    def fixed(self) -> FloatArray:
+        """``[k]`` variances that more prompts do not make smaller: of repeats and predictions."""
+        more = 0.0 if self.predictions is None else np.diag(self.predictions)
+        variances: FloatArray = np.diag(self.repeats) + more
+        return variances
 
     @property
     def errors(self) -> FloatArray:
         """``[k]`` standard errors."""
-        errors: FloatArray = np.sqrt(np.clip(np.diag(self.prompts + self.repeats), 0.0, None))
+        errors: FloatArray = np.sqrt(np.clip(np.diag(self.prompts) + self.fixed, 0.0, None))
         return errors
 
     @property
     def freedom(self) -> FloatArray:
         """``[k]`` degrees of freedom of the errors (Satterthwaite)."""
         prompts, repeats = np.diag(self.prompts), np.diag(self.repeats)
-        if not repeats.any():
+        if not repeats.any() and self.predictions is None:
             return np.full(len(self.values), float(self.prompts_freedom))
-        parts = prompts**2 / self.prompts_freedom + repeats**2 / self.repeats_freedom
+        parts = prompts**2 / self.prompts_freedom + repeats**2 / max(1, self.repeats_freedom)
         known = np.where(parts > 0, parts, 1.0)
         found: FloatArray = np.where(
-            parts > 0, (prompts + repeats) ** 2 / known, float(self.prompts_freedom)
+            parts > 0, (prompts + self.fixed) ** 2 / known, float(self.prompts_freedom)
         )
         return found
 

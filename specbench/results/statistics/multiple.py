@@ -83,8 +83,8 @@ class _Family:
         """The i-th comparison with its interval."""
         reach = float(self.critical[i] + stats.t.ppf(POWER, self.ratios.freedom[i]))
         value = float(self.ratios.values[i])
-        prompts, repeats = (float(c[i, i]) for c in (self.ratios.prompts, self.ratios.repeats))
-        left = (value / reach) ** 2 - repeats  # of the variance, for prompts
+        prompts, fixed = float(self.ratios.prompts[i, i]), float(self.ratios.fixed[i])
+        left = (value / reach) ** 2 - fixed  # of the variance, for prompts
         return Against(
             value,
             low,

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -302,7 +303,17 @@ class Sample:
     @cached_property
     def speeds(self) -> LogRatios | None:
         """Of every label the logarithm of its speed, over the timed cases."""
-        return self._log_ratios(self._timed, list(self._all.totals), self._speed_parts)
+        return self._predicted(
+            self._log_ratios(self._timed, list(self._all.totals), self._speed_parts)
+        )
+
+    def _predicted(self, found: LogRatios | None) -> LogRatios | None:
+        """Speeds of all labels with what their predictions miss among the errors."""
+        known = self._all.prediction_errors
+        if found is None or not known:
+            return found
+        missed = np.diag([known.get(label, 0.0) ** 2 for label in self._all.totals])
+        return replace(found, predictions=missed)
 
     @cached_property
     def _whole(self) -> Pooled:
@@ -313,7 +324,7 @@ class Sample:
         """Of every label the logarithm of its speed end to end."""
         if self._estimator == "end_to_end":
             return self.speeds
-        return self._log_ratios(self._whole, list(self._all.totals), _whole_parts)
+        return self._predicted(self._log_ratios(self._whole, list(self._all.totals), _whole_parts))
 
     @cached_property
     def mats(self) -> LogRatios | None:
@@ -323,7 +334,9 @@ class Sample:
     @cached_property
     def _case_means(self) -> LogRatios | None:
         """Of every label the mean over cases of its speed's logarithm."""
-        return self._log_ratios(self._decoded, list(self._all.totals), _log_parts, means=True)
+        return self._predicted(
+            self._log_ratios(self._decoded, list(self._all.totals), _log_parts, means=True)
+        )
 
     def _log_ratios(
         self, of: Pooled, labels: Sequence[str], parts: Parts, *, means: bool = False
