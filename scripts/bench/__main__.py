@@ -1,6 +1,7 @@
-"""Measure what no run of ``run.py`` shows, in four sections.
+"""Measure what no run of ``run.py`` shows, in five sections.
 
     python -m scripts.bench engine       # against transformers, a pass by rows, host work a step
+    python -m scripts.bench passes       # a CPU's pass by one call against layer by layer
     python -m scripts.bench drafters     # drafting time per step of each method
     python -m scripts.bench kernels      # kernels that a pass would launch on a GPU
     python -m scripts.bench gpu PART     # bandwidth, loops or kernels of a GPU (make gpu-check)
@@ -14,11 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
-from scripts.bench import console, drafters, engine, gpu, kernels
+from scripts.bench import console, drafters, engine, gpu, kernels, passes
 from specbench.storage import jsonl
 from specbench.system import environment
 
-SECTIONS = {"engine": engine, "drafters": drafters, "kernels": kernels, "gpu": gpu}
+SECTIONS = {
+    "engine": engine,
+    "passes": passes,
+    "drafters": drafters,
+    "kernels": kernels,
+    "gpu": gpu,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

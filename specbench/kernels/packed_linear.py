@@ -25,7 +25,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from specbench.kernels.architectures import SIBLINGS
-from specbench.kernels.autotune import KERNELS, PACKED, Kernel, load_plan, pack, plain
+from specbench.kernels.autotune import KERNELS, PACKED, ROW_BUCKETS, Kernel, load_plan, pack, plain
 
 MAX_PREFILL_ROWS_PACKED = 512
 
@@ -42,6 +42,7 @@ class PackedLinear(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
         self.kernels = kernels
         packs = {kind: pack(kind, linear.weight.detach()) for kind in set(kernels.values())}
+        self.panels = packs.get("panels")  # for whoever runs several products in one call
         unpacked: tuple[Kernel, torch.Tensor] = (plain, linear.weight.detach())
         self.by_rows = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
         buckets = sorted(kernels)
@@ -145,12 +146,13 @@ def _constant(values: torch.Tensor) -> nn.Parameter:
 
 
 def pack_linears(
-    model: nn.Module, *, memory_bytes: int, cache_dir: Path | None = None
+    model: nn.Module, *, memory_bytes: int, cache_dir: Path | None = None, kernel: str | None = None
 ) -> dict[str, Any]:
     """Swap ``model``'s float32 CPU linears for packed ones, the largest weights first.
 
     None is touched that was given a ``forward`` by someone else (accelerate's hooks). Packed
-    copies together take at most ``memory_bytes``; ``cache_dir`` keeps the measured plan.
+    copies together take at most ``memory_bytes``; ``cache_dir`` keeps the measured plan. With
+    ``kernel`` nothing is measured: all are packed for that one.
 
     Returns:
         What is packed now, as ``packed_weights`` gives it, with the plan of all these shapes.
@@ -168,7 +170,10 @@ def pack_linears(
             product.stacked if product else next(iter(linears.values()))
             for product, linears in zip(products, groups, strict=True)
         ]
-        plan = load_plan([linear.weight.detach() for linear in stacked], cache_dir)
+        if kernel is not None:
+            plan = {_shape(linear): dict.fromkeys(ROW_BUCKETS, kernel) for linear in stacked}
+        else:
+            plan = load_plan([linear.weight.detach() for linear in stacked], cache_dir)
         used = before["bytes"]
         for i in sorted(range(len(groups)), key=lambda i: -stacked[i].weight.numel()):
             linear, product = stacked[i], products[i]

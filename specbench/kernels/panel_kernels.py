@@ -34,7 +34,7 @@ from numba.extending import intrinsic
 _WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 WIDTH = 32 if _WIDE else 16  # outputs of a panel: two registers of a row's sums
 TILE = 8 if _WIDE else 4  # rows whose sums fit into the registers together
-_CHUNK = 64  # rows whose inputs stay in the second-level cache while all weights pass by
+CHUNK = 64  # rows whose inputs stay in the second-level cache while all weights pass by
 _BLOCK = 128  # inputs that are summed up before their sum is added to the total: rounds less
 _ARENA = 64 << 20  # bytes asked of the system at a time
 
@@ -46,21 +46,23 @@ def _tile(rows: int) -> Any:
     """The product of one panel with ``rows`` rows, as compiled code.
 
     Its arguments are addresses of the panel ``[k, WIDTH]``, of the inputs ``[rows, k]`` and of the
-    outputs, then ``k`` and the distance of two rows of the outputs in elements.
+    outputs, each with the distance of two of its rows in elements, then ``k``.
     """
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def tile(_context: Any, panel: Any, x: Any, out: Any, k: Any, stride: Any) -> Any:
+    def tile(
+        _context: Any, panel: Any, step: Any, x: Any, across: Any, out: Any, stride: Any, k: Any
+    ) -> Any:
         def generate(context: Any, b: Any, _signature: Any, args: Any) -> Any:
             number, lane = ir.FloatType(), ir.IntType(32)
             vector = ir.VectorType(number, WIDTH)
-            index = args[3].type
-            panel, x, out = (b.inttoptr(a, number.as_pointer()) for a in args[:3])
-            k, stride = args[3:]
+            index = args[6].type
+            panel, x, out = (b.inttoptr(a, number.as_pointer()) for a in args[:6:2])
+            step, across, stride, k = args[1], args[3], args[5], args[6]
             zero = ir.Constant(vector, [0.0] * WIDTH)
             totals = [cgutils.alloca_once_value(b, zero) for _ in range(rows)]
             sums = [cgutils.alloca_once(b, vector) for _ in range(rows)]
-            inputs = [b.gep(x, [b.mul(k, index(row))]) for row in range(rows)]
+            inputs = [b.gep(x, [b.mul(across, index(row))]) for row in range(rows)]
             nothing = ir.Constant(vector, ir.Undefined)
             everywhere = ir.Constant(ir.VectorType(lane, WIDTH), [0] * WIDTH)
 
@@ -76,7 +78,7 @@ def _tile(rows: int) -> Any:
                 for row in range(rows):
                     b.store(zero, sums[row])
                 with cgutils.for_range_slice(b, start, end, index(1)) as (i, _):
-                    weights = b.load(whole(b.gep(panel, [b.mul(i, index(WIDTH))])))
+                    weights = b.load(whole(b.gep(panel, [b.mul(i, step)])))
                     weights.align = 4
                     for row in range(rows):
                         one = b.insert_element(nothing, b.load(b.gep(inputs[row], [i])), lane(0))
@@ -89,7 +91,7 @@ def _tile(rows: int) -> Any:
                 b.store(b.load(totals[row]), place).align = 4
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 5), generate
+        return types.void(*[types.intp] * 7), generate
 
     return tile
 
@@ -98,29 +100,36 @@ _one, _two, _three, _four = (_tile(rows) for rows in (1, 2, 3, 4))
 _five, _six, _seven, _full = (_tile(rows) for rows in (5, 6, 7, TILE))
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
-def _rows(panel: int, x: int, out: int, k: int, stride: int, rows: int) -> None:
+@njit  # type: ignore[untyped-decorator]
+def _rows(
+    panel: int, step: int, x: int, across: int, out: int, stride: int, k: int, rows: int
+) -> None:
     done = 0
     while rows - done >= TILE:
-        _full(panel, x + 4 * done * k, out + 4 * done * stride, k, stride)
+        _full(panel, step, x + 4 * done * across, across, out + 4 * done * stride, stride, k)
         done += TILE
-    x += 4 * done * k
+    x += 4 * done * across
     out += 4 * done * stride
     rest = rows - done
     if rest == 1:
-        _one(panel, x, out, k, stride)
+        _one(panel, step, x, across, out, stride, k)
     elif rest == 2:
-        _two(panel, x, out, k, stride)
+        _two(panel, step, x, across, out, stride, k)
     elif rest == 3:
-        _three(panel, x, out, k, stride)
+        _three(panel, step, x, across, out, stride, k)
     elif rest == 4:
-        _four(panel, x, out, k, stride)
+        _four(panel, step, x, across, out, stride, k)
     elif rest == 5:
-        _five(panel, x, out, k, stride)
+        _five(panel, step, x, across, out, stride, k)
     elif rest == 6:
-        _six(panel, x, out, k, stride)
+        _six(panel, step, x, across, out, stride, k)
     elif rest == 7:
-        _seven(panel, x, out, k, stride)
+        _seven(panel, step, x, across, out, stride, k)
+
+
+def _few(panel: int, step: int, x: int, across: int, out: int, stride: int, k: int, n: int) -> None:
+    """One panel's product with ``n`` rows, for compiled code of other files; as ``_tile``."""
+    _rows(panel, step, x, across, out, stride, k, n)
 
 
 def _share(call: Any) -> None:
@@ -129,36 +138,40 @@ def _share(call: Any) -> None:
     thread, threads = _thread(), _threads()
     first, last = panels * thread // threads, panels * (thread + 1) // threads
     stride = panels * WIDTH
-    for start in range(0, rows, _CHUNK):
-        count = min(_CHUNK, rows - start)
+    for start in range(0, rows, CHUNK):
+        count = min(CHUNK, rows - start)
         for panel in range(first, last):
             _rows(
                 weights + 4 * panel * WIDTH * k,
+                WIDTH,
                 x + 4 * start * k,
-                out + 4 * (start * stride + panel * WIDTH),
                 k,
+                out + 4 * (start * stride + panel * WIDTH),
                 stride,
+                k,
                 count,
             )
 
 
 @cache
-def _compiled() -> tuple[Any, Any]:
+def compiled() -> tuple[Any, Any]:
     """``GOMP_parallel`` of torch's OpenMP library (or an error) and the address of ``_share``."""
     lib = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     parallel = lib.GOMP_parallel
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
-    for name in ("omp_get_thread_num", "omp_get_num_threads"):
+    for name in ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"):
         address = ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
         llvmlite.binding.add_symbol(f"specbench_{name}", address)
+    few = cfunc(types.void(*[types.intp] * 8), cache=True)(_few)
+    llvmlite.binding.add_symbol("specbench_panel", few.address)
     compiled = cfunc(types.void(types.CPointer(types.intp)), cache=True)(_share)
     return parallel, compiled.address
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """``weight [out, in]`` as panels ``[ceil(out / WIDTH), in, WIDTH]``, zeros in the last one."""
-    _compiled()
+    compiled()
     out_features, in_features = weight.shape
     count = -(-out_features // WIDTH)
     panels = _memory(count * WIDTH * in_features).view(count, in_features, WIDTH)
@@ -179,7 +192,7 @@ def panel_gemm(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torc
         raise TypeError(f"panels of {k} float32 inputs on the CPU were given {x.dtype} {x.shape}")
     x = x.contiguous()
     out = torch.empty(rows, n_panels * WIDTH, dtype=torch.float32, device="cpu")
-    parallel, share = _compiled()
+    parallel, share = compiled()
     call = (ctypes.c_ssize_t * 6)(
         panels.data_ptr(), x.data_ptr(), out.data_ptr(), rows, k, n_panels
     )

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
+from specbench.kernels.compiled_pass import Segment
 from specbench.models.hidden_states import decoder_layers
 
 
@@ -146,6 +147,16 @@ class KVCache:
         """Zero all rows: a fixed shape also reads rows that hold nothing, and 0 * NaN is NaN."""
         for storage in self._storage.values():
             storage.zero_()
+
+    def segments(self, texts: int, rows: int, visible: torch.Tensor | None) -> list[Segment]:
+        """Of a pass that is run by one call: ``rows`` rows behind each of the first ``texts``.
+
+        ``visible`` as in ``Segment``.
+        """
+        return [
+            Segment(self.storage, text, self.length, self.retained, rows, visible)
+            for text in range(texts)
+        ]
 
     # -- what the engine calls between passes ------------------------------------------------
 

@@ -9,6 +9,7 @@ import torch
 from specbench.arrays import IntArray
 from specbench.decoding.tree import ROOT_ALONE
 from specbench.errors import CaseFailed
+from specbench.kernels.compiled_pass import PassOutputs
 
 
 def greedy_ids(logits: torch.Tensor) -> torch.Tensor:
@@ -72,9 +73,11 @@ class Scores:
         select: row numbers of root and nodes within ``raw``, or None where they are in order.
         depths: ``[n + 1]`` of root and nodes, until the next pass.
         outcome: of a queued pass that verifies its draft itself, else None.
+
+    ``choices`` are the rows' greedy ids ``[rows]``, see `greedy_ids`, where the pass gives them.
     """
 
-    __slots__ = ("_hidden", "depths", "outcome", "raw", "select")
+    __slots__ = ("_choices", "_hidden", "depths", "outcome", "raw", "select")
 
     def __init__(
         self,
@@ -83,9 +86,18 @@ class Scores:
         hidden: Mapping[int, torch.Tensor] | None = None,
         depths: IntArray = ROOT_ALONE,
         outcome: Outcome | None = None,
+        choices: IntArray | None = None,
     ) -> None:
         self.raw, self.select, self._hidden, self.depths = raw, select, hidden, depths
+        self._choices = choices
         self.outcome = outcome
+
+    @staticmethod
+    def of(
+        outputs: PassOutputs, depths: IntArray = ROOT_ALONE, select: torch.Tensor | None = None
+    ) -> Scores:
+        """Of a pass that was run by one call."""
+        return Scores(outputs.logits, select, outputs.hidden, depths, choices=outputs.choices)
 
     @property
     def vocab_size(self) -> int:
@@ -113,7 +125,9 @@ class Scores:
             return self._hidden or None
         return {i: states.index_select(0, self.select) for i, states in self._hidden.items()}
 
-    def greedy(self) -> torch.Tensor:
-        """``[n + 1]`` on the device, see `greedy_ids`."""
+    def greedy(self) -> torch.Tensor | IntArray:
+        """``[n + 1]`` on the device, or on the host where the pass gives them, see `greedy_ids`."""
+        if self._choices is not None:
+            return self._choices if self.select is None else self._choices[self.select.numpy()]
         ids = greedy_ids(self.raw)
         return ids if self.select is None else ids.index_select(0, self.select)

@@ -24,8 +24,7 @@ from specbench.decoding.tree import TreeGeometry, visibility
 from specbench.errors import CaseFailed
 from specbench.kernels.architectures import window_sizes
 from specbench.kernels.attention import AttentionPlan, install, prompt_windows, windowed_masks
-from specbench.kernels.fused_layers import count_fused, fuse
-from specbench.kernels.packed_linear import pack_linears, packed_weights
+from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass, PassOutputs, prepare
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.hidden_states import Embeddings, HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache, in_place, layer_devices
@@ -44,6 +43,7 @@ class Target:
         batch: rows of the batch layout.
         packed_bytes: memory for packed CPU linears; 0 leaves the model as it is.
         cache_dir: where measured kernel plans are kept.
+        compiled: run passes behind a prompt by one call, for the models of ``compiled_pass``.
         reason: why passes run eagerly although another engine was asked for; None: as asked.
     """
 
@@ -56,6 +56,7 @@ class Target:
         batch: int = 1,
         packed_bytes: int = 0,
         cache_dir: Path | None = None,
+        compiled: bool = True,
         reason: str | None = None,
     ) -> None:
         cuda_settings.fix()
@@ -73,12 +74,7 @@ class Target:
         self.windows = window_sizes(model)
         self._layer_devices = layer_devices(model, config.num_hidden_layers, self.device)
         install(model)
-        self.packed_weights = packed_weights(model)  # another target may have packed it before
-        if packed_bytes:
-            packed = pack_linears(model, memory_bytes=packed_bytes, cache_dir=cache_dir)
-            self.packed_weights = packed | {"fused": fuse(model)}
-        elif self.packed_weights["layers"]:
-            self.packed_weights["fused"] = count_fused(model)
+        self.packed_weights = prepare(model, packed_bytes, cache_dir, compiled)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
         self.eager_passes = 0  # those for which a fixed shape was meant, see GraphTarget
@@ -163,6 +159,9 @@ class Target:
         self._geometry = TreeGeometry(max_nodes=rows - 1)
         self._ids = np.zeros(rows, dtype=np.int64)
         self._key_positions = torch.arange(length, device=self.device)
+        compiled = self.packed_weights.get("pass") == ONE_CALL
+        sizes = (length, rows + batch, self.windows)
+        self._compiled = CompiledPass(self.model, *sizes) if compiled else None
 
     def describe(self) -> Passes:
         return {"engine": "eager", "reason": self._reason} if self._reason else {"engine": "eager"}
@@ -249,6 +248,8 @@ class Target:
                 f"{past + len(depths)} rows exceed the cache's {self.cache.max_len}",
             )
         own = depths + past
+        if outputs := self._in_one_call(ids[None], own[None, -n:], visible, keep=keep):
+            return Scores.of(outputs)
         plan = AttentionPlan()
         if visible is not None:
             plan.mask = torch.nn.functional.pad(self._additive(visible), (past, 0))[None, None]
@@ -290,10 +291,13 @@ class Target:
             ids = torch.cat([own, torch.as_tensor(tree.tokens)])
             # An id outside would end the whole process there; the verifier refuses the case.
             ids = ids.clamp(0, self.vocab_size - 1)
-        positions = depths + self.cache.length
+        positions, below = depths + self.cache.length, self._geometry.depths[:rows]
+        read = (ids[None], positions[None])
+        if outputs := self._in_one_call(*read, visible, hidden_layers=hidden_layers):
+            return Scores.of(outputs, below)
         plan = self._plan(rows, visible, positions)
-        logits, hidden = self._call(ids[None], positions[None], plan, hidden_layers=hidden_layers)
-        return Scores(logits[0], hidden=hidden, depths=self._geometry.depths[:rows])
+        logits, hidden = self._call(*read, plan, hidden_layers=hidden_layers)
+        return Scores(logits[0], hidden=hidden, depths=below)
 
     def _forward_rows(self, root: int, tree: DraftTree, hidden_layers: tuple[int, ...]) -> Scores:
         """The batch layout: k rows of root + w draft tokens under plain causal attention."""
@@ -305,14 +309,15 @@ class Target:
         rows[:, 1:] = np.asarray(tree.tokens).reshape(k, w)
         visible = self._lower_triangle(w + 1) if w else None
         positions = self._key_positions[self.cache.length : self.cache.length + w + 1]
-        plan = self._plan(w + 1, visible, positions)
-        logits, hidden = self._call(
-            to_device(rows, self.device), positions.expand(k, -1), plan, hidden_layers=hidden_layers
-        )
         if (k, w) not in self._selects:
             self._selects[k, w] = batch_select(k, w + 1, self.device)
-        depths = self._geometry.depths[: len(tree) + 1]
-        return Scores(logits.flatten(0, 1), self._selects[k, w], hidden, depths)
+        select, depths = self._selects[k, w], self._geometry.depths[: len(tree) + 1]
+        ids, each = to_device(rows, self.device), positions.expand(k, -1)
+        if outputs := self._in_one_call(ids, each, None, hidden_layers=hidden_layers):
+            return Scores.of(outputs, depths, select)
+        plan = self._plan(w + 1, visible, positions)
+        logits, hidden = self._call(ids, each, plan, hidden_layers=hidden_layers)
+        return Scores(logits.flatten(0, 1), select, hidden, depths)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the rows of the root and of the accepted path."""
@@ -361,6 +366,17 @@ class Target:
         text = self._key_positions[:past]
         plan.windowed = windowed_masks(self.windows, text, positions, rows, visible, self._additive)
         return plan
+
+    def _in_one_call(
+        self, ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor | None, **more: Any
+    ) -> PassOutputs | None:
+        """The pass over ``ids [texts, rows]``; None where it is not run by one call."""
+        if self._compiled is None:
+            return None
+        self.hidden_states.check(more.get("hidden_layers", ()))
+        texts, rows = ids.shape
+        segments = self.cache.segments(texts, rows, visible)
+        return self._compiled.run(ids.flatten(), positions.flatten(), segments, **more)
 
     def _call(
         self,

@@ -64,10 +64,10 @@ def test_memory_begun_in_inference_mode_may_be_filled_outside_of_it(monkeypatch)
 
 
 def test_without_the_library_the_kernel_is_not_offered(monkeypatch):
-    panel_kernels._compiled.cache_clear()
+    panel_kernels.compiled.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())  # has no GOMP_parallel
     assert "panels" not in autotune.available_kernels()
-    panel_kernels._compiled.cache_clear()
+    panel_kernels.compiled.cache_clear()
 
 
 def test_inputs_that_the_compiled_code_would_misread_are_refused():

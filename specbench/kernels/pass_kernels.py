@@ -1,0 +1,615 @@
+"""A target pass in one call: every step of every layer, on all threads, without going back.
+
+A pass of one token is some eight thousand calls in Python and torch around 120 products, and these
+calls take a quarter of its time. Here one thread team runs the whole pass. Each thread does its
+share of a step (panels of a product, queries of an attention, rows of the rest) and waits for the
+others at a barrier. ``compiled_pass`` says for which models, and fills in the addresses.
+
+Rows are flat. A *segment* is those rows that continue one text: it knows where the text's keys and
+values lie, and which of the uncommitted rows each of its rows sees. Attention runs by segment, and
+everything else does not know of them.
+
+All sums are added in one order whatever the number of rows. A row is therefore the same to the last
+bit alone and among others, as long as the keys that it sees stand at the same places.
+
+One file, because numba's cache on disk notices a change in a function's own file only. The
+products are ``panel_kernels``'s, called by address.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, cfunc, float32, int64, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from specbench.kernels import panel_kernels
+from specbench.kernels.panel_kernels import CHUNK, WIDTH
+
+# Places in a call: sizes first, then addresses.
+(
+    ROWS, KEPT, LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, SEGMENTS, SCRATCH_BYTES,
+    COSINES, SINES, WEIGHTS, SEGMENT_TABLE, WANTED, FINAL_NORM,
+    LM_HEAD, LM_HEAD_BIAS, NUMBERS, LOGITS, CHOICES,
+    STATES, NORMED, PRODUCT, QUERIES, ATTENDED, GATED, SCRATCH, BEST,
+    CALL_WORDS,
+) = range(31)  # fmt: skip
+# Of a layer's row in the table of weights; an address of 0 is a part that the layer lacks.
+(
+    NORM_1, QKV, QKV_BIAS, QUERY_NORM, KEY_NORM, OUT, OUT_BIAS, NORM_2, GATE_UP, GATE_UP_BIAS,
+    DOWN, DOWN_BIAS,
+    LAYER_WORDS,
+) = range(13)  # fmt: skip
+# Of a segment: its first row and their number, the address of layer 0's keys, the elements from a
+# head to the next, from keys to values and from a layer to the next, rows of keys before its own
+# ones that all see, rows that a tree holds already, and the address of what its rows see of held
+# and own rows (bytes, 0 for a chain) with the distance of two rows.
+(
+    FIRST, COUNT, KEYS, BY_HEAD, TO_VALUES, BY_LAYER, PAST, HELD, VISIBLE, BY_ROW,
+    SEGMENT_WORDS,
+) = range(11)  # fmt: skip
+
+_LANES = 16  # of the blocks in which keys are transposed
+_LEAST = -87.0  # exponents below it give 0
+
+_thread = types.ExternalFunction("specbench_omp_get_thread_num", types.intc())
+_threads = types.ExternalFunction("specbench_omp_get_num_threads", types.intc())
+_barrier = types.ExternalFunction("specbench_GOMP_barrier", types.void())
+# panel, its step, inputs, their distance, outputs, their distance, inputs of a sum, rows
+_panel = types.ExternalFunction("specbench_panel", types.void(*[types.intp] * 8))
+
+
+# -- addresses -------------------------------------------------------------------------------------
+
+
+def _typed(kind: Any) -> Any:
+    """Compiled code that makes a number a pointer to ``kind``."""
+    pointer = types.CPointer(kind)
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def typed(_context: Any, address: Any) -> Any:
+        def generate(context: Any, b: Any, _signature: Any, args: Any) -> Any:
+            return b.inttoptr(args[0], context.get_value_type(pointer))
+
+        return pointer(types.intp), generate
+
+    return typed
+
+
+_floats, _doubles, _words = _typed(types.float32), _typed(types.float64), _typed(types.intp)
+_bytes, _places = _typed(types.uint8), _typed(types.int32)
+
+
+# -- steps on registers of WIDTH numbers -----------------------------------------------------------
+
+_NUMBER, _LANE = ir.FloatType(), ir.IntType(32)
+_VECTOR, _NUMBERS = ir.VectorType(_NUMBER, WIDTH), ir.VectorType(_LANE, WIDTH)
+_FUSED = ("contract",)
+
+
+def _all(value: float) -> Any:
+    return ir.Constant(_VECTOR, [float(np.float32(value))] * WIDTH)
+
+
+def _at(b: Any, address: Any, index: Any = None, kind: Any = _VECTOR) -> Any:
+    """The place of the vector that begins ``index`` numbers behind an address."""
+    place = b.inttoptr(address, kind.element.as_pointer())
+    return b.bitcast(place if index is None else b.gep(place, [index]), kind.as_pointer())
+
+
+def _load(b: Any, place: Any) -> Any:
+    found = b.load(place)
+    found.align = 4
+    return found
+
+
+def _store(b: Any, value: Any, place: Any) -> None:
+    b.store(value, place).align = 4
+
+
+def _exponential(b: Any, x: Any) -> Any:
+    """Powers of e of a vector of numbers up to 0, to two roundings; NaN stays."""
+    near = b.fcmp_ordered(">=", x, _all(_LEAST))
+    z = b.select(near, x, _all(_LEAST))
+    halves = b.fsub(b.fmul(z, _all(1 / math.log(2))), _all(0.5))
+    n = b.fptosi(halves, _NUMBERS)  # the nearest, as z is not above 0
+    whole = b.sitofp(n, _VECTOR)
+    high = 2839 / 4096  # of the logarithm of 2, so short that its product is exact
+    r = b.fsub(z, b.fmul(whole, _all(high), _FUSED), _FUSED)
+    r = b.fsub(r, b.fmul(whole, _all(math.log(2) - high), _FUSED), _FUSED)
+    total = _all(1 / math.factorial(7))
+    for k in range(6, -1, -1):
+        total = b.fadd(b.fmul(total, r, _FUSED), _all(1 / math.factorial(k)), _FUSED)
+    bits = b.shl(
+        b.add(n, ir.Constant(_NUMBERS, [127] * WIDTH)), ir.Constant(_NUMBERS, [23] * WIDTH)
+    )
+    small = b.select(b.fcmp_unordered("uno", x, x), x, _all(0.0))
+    return b.select(near, b.fmul(total, b.bitcast(bits, _VECTOR)), small)
+
+
+def _across(b: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
+    """One number of all of a vector."""
+    distance = WIDTH // 2
+    while distance:
+        turned = [(i + distance) % WIDTH for i in range(WIDTH)]
+        places = ir.Constant(ir.VectorType(_LANE, WIDTH), turned)
+        vector = join(vector, b.shuffle_vector(vector, vector, places))
+        distance //= 2
+    return b.extract_element(vector, _LANE(0))
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _softmax(_context: Any, scores: Any, keys: Any, scale: Any) -> Any:
+    """Scores ``[keys]`` (whole vectors) become powers of e, at most 1; one over their sum."""
+
+    def generate(_: Any, b: Any, _signature: Any, args: Any) -> Any:
+        address, count, scale = args
+        index = count.type
+        step = index(WIDTH)
+
+        def larger(one: Any, other: Any) -> Any:
+            return b.select(b.fcmp_ordered(">", other, one), other, one)
+
+        held = cgutils.alloca_once_value(b, _all(-math.inf))
+        with cgutils.for_range_slice(b, index(0), count, step) as (i, _):
+            b.store(larger(b.load(held), _load(b, _at(b, address, i))), held)
+        everywhere = ir.Constant(ir.VectorType(_LANE, WIDTH), [0] * WIDTH)
+        nothing = ir.Constant(_VECTOR, ir.Undefined)
+
+        def spread(number: Any) -> Any:
+            one = b.insert_element(nothing, number, _LANE(0))
+            return b.shuffle_vector(one, nothing, everywhere)
+
+        top, scales = spread(_across(b, b.load(held), larger)), spread(scale)
+        b.store(_all(0.0), held)
+        with cgutils.for_range_slice(b, index(0), count, step) as (i, _):
+            place = _at(b, address, i)
+            power = _exponential(b, b.fmul(b.fsub(_load(b, place), top), scales))
+            _store(b, power, place)
+            b.store(b.fadd(b.load(held), power), held)
+        return b.fdiv(_NUMBER(1.0), _across(b, b.load(held), b.fadd))
+
+    return types.float32(types.intp, types.intp, types.float32), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _gate(_context: Any, gate: Any, up: Any, out: Any) -> Any:
+    """A vector ``gate * sigmoid(gate) * up``."""
+
+    def generate(context: Any, b: Any, _signature: Any, args: Any) -> Any:
+        gate, up = (_load(b, _at(b, address)) for address in args[:2])
+        below = b.fcmp_ordered("<", gate, _all(0.0))
+        power = _exponential(b, b.select(below, gate, b.fneg(gate)))
+        share = b.fdiv(b.select(below, power, _all(1.0)), b.fadd(_all(1.0), power))
+        _store(b, b.fmul(b.fmul(gate, share), up), _at(b, args[2]))
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 3), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _keep_best(_context: Any, values: Any, best: Any, panels: Any, panel: Any) -> Any:
+    """Where a vector of logits exceeds the best so far, or is no number, it and its panel stay."""
+
+    def generate(context: Any, b: Any, _signature: Any, args: Any) -> Any:
+        value, place = _load(b, _at(b, args[0])), _at(b, args[1])
+        where = _at(b, args[2], kind=_NUMBERS)
+        best, panels = _load(b, place), _load(b, where)
+        one = b.insert_element(
+            ir.Constant(_NUMBERS, ir.Undefined), b.trunc(args[3], _LANE), _LANE(0)
+        )
+        here = b.shuffle_vector(one, one, ir.Constant(ir.VectorType(_LANE, WIDTH), [0] * WIDTH))
+        takes = b.or_(b.fcmp_ordered(">", value, best), b.fcmp_unordered("uno", value, value))
+        _store(b, b.select(takes, value, best), place)
+        _store(b, b.select(takes, here, panels), where)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 4), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _transpose(_context: Any, source: Any, size: Any, out: Any) -> Any:
+    """A block of ``_LANES`` rows, ``size`` numbers apart, as columns of ``out [_LANES, WIDTH]``."""
+
+    def generate(context: Any, b: Any, _signature: Any, args: Any) -> Any:
+        source, size, out = args
+        kind, index = ir.VectorType(_NUMBER, _LANES), args[1].type
+        rows = [_load(b, _at(b, source, b.mul(size, index(i)), kind)) for i in range(_LANES)]
+        distance = _LANES // 2
+        while distance:  # blocks beside the diagonal change places, ever smaller ones
+            for i in range(_LANES):
+                if not i & distance:
+                    one, other = rows[i], rows[i + distance]
+                    upper = [
+                        j if not j & distance else _LANES + j - distance for j in range(_LANES)
+                    ]
+                    lower = [
+                        j + distance if not j & distance else _LANES + j for j in range(_LANES)
+                    ]
+                    rows[i], rows[i + distance] = (
+                        b.shuffle_vector(
+                            one, other, ir.Constant(ir.VectorType(_LANE, _LANES), places)
+                        )
+                        for places in (upper, lower)
+                    )
+            distance //= 2
+        for i, row in enumerate(rows):
+            _store(b, row, _at(b, out, index(i * WIDTH), kind))
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 3), generate
+
+
+# -- steps of a row --------------------------------------------------------------------------------
+
+
+@njit(inline="never", fastmath={"reassoc"})  # type: ignore[untyped-decorator]
+def _mean_square(x: Any) -> Any:
+    total = float32(0.0)
+    for i in range(x.shape[0]):
+        total += x[i] * x[i]
+    return total / float32(x.shape[0])
+
+
+@njit  # type: ignore[untyped-decorator]
+def _norm(x: Any, weight: int, out: Any, epsilon: float) -> None:
+    factor = carray(_floats(weight), x.shape[0])
+    scale = float32(1.0) / float32((_mean_square(x) + float32(epsilon)) ** 0.5)
+    for i in range(x.shape[0]):
+        out[i] = factor[i] * (x[i] * scale)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _rotate(x: Any, cos: Any, sin: Any, out: Any) -> None:
+    half = x.shape[0] // 2
+    for i in range(half):
+        first, second = x[i], x[half + i]
+        out[i] = first * cos[i] - second * sin[i]
+        out[half + i] = second * cos[half + i] + first * sin[half + i]
+
+
+@njit  # type: ignore[untyped-decorator]
+def _head_at(address: int, size: int, normed: int, epsilon: float) -> Any:
+    """A head of a query or key, divided by its root mean square where the layer does that."""
+    head = carray(_floats(address), size)
+    if normed:
+        _norm(head, normed, head, epsilon)
+    return head
+
+
+@njit  # type: ignore[untyped-decorator]
+def _gate_row(product: int, inner: int, out: int) -> None:
+    """``out [inner]`` of a row's gate and, behind it, up; both are padded to whole vectors."""
+    last = inner - inner % WIDTH
+    for i in range(0, last, WIDTH):
+        _gate(product + 4 * i, product + 4 * (inner + i), out + 4 * i)
+    if last < inner:  # elsewhere first: the next row begins where this one ends
+        rest = np.empty(3 * WIDTH, dtype=np.float32)
+        address = int64(rest.ctypes.data)
+        source, target = carray(_floats(product), 2 * inner), carray(_floats(out), inner)
+        rest[:] = float32(0.0)
+        for i in range(last, inner):
+            rest[i - last], rest[WIDTH + i - last] = source[i], source[inner + i]
+        _gate(address, address + 4 * WIDTH, address + 8 * WIDTH)
+        for i in range(last, inner):
+            target[i] = rest[2 * WIDTH + i - last]
+
+
+# -- products and attention ------------------------------------------------------------------------
+
+
+@njit  # type: ignore[untyped-decorator]
+def _multiply(
+    weights: int, bias: int, x: int, out: int, rows: int, k: int, outputs: int, thread: int, n: int
+) -> None:
+    """One of ``n`` threads' panels of a product, ``out [rows, outputs]`` padded to panels."""
+    panels = -(-outputs // WIDTH)
+    stride = panels * WIDTH
+    for start in range(0, rows, CHUNK):
+        count = min(CHUNK, rows - start)
+        for panel in range(panels * thread // n, panels * (thread + 1) // n):
+            place = out + 4 * (start * stride + panel * WIDTH)
+            _panel(
+                weights + 4 * panel * WIDTH * k,
+                WIDTH,
+                x + 4 * start * k,
+                k,
+                place,
+                stride,
+                k,
+                count,
+            )
+            if bias:
+                _add_bias(bias, place, stride, count, panel, outputs)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _add_bias(bias: int, place: int, stride: int, rows: int, panel: int, outputs: int) -> None:
+    offsets = carray(_floats(bias), outputs)
+    for row in range(rows):
+        values = carray(_floats(place + 4 * row * stride), WIDTH)
+        for i in range(min(WIDTH, outputs - panel * WIDTH)):
+            values[i] += offsets[panel * WIDTH + i]
+
+
+@njit  # type: ignore[untyped-decorator]
+def _transpose_keys(keys: int, size: int, out: int) -> None:
+    """``WIDTH`` keys ``[WIDTH, size]`` as a panel ``[size, WIDTH]``."""
+    whole = size - size % _LANES
+    for j in range(0, WIDTH, _LANES):
+        for i in range(0, whole, _LANES):
+            _transpose(keys + 4 * (j * size + i), size, out + 4 * (i * WIDTH + j))
+    if whole < size:
+        source = carray(_floats(keys), (WIDTH, size))
+        target = carray(_floats(out), (size, WIDTH))
+        for j in range(WIDTH):
+            for i in range(whole, size):
+                target[i, j] = source[j, i]
+
+
+@njit  # type: ignore[untyped-decorator]
+def _attend(
+    segment: Any, first: int, count: int, head: int, keys_at: int, values_at: int,
+    queries: int, attended: Any, scratch: int, heads: int, kv_heads: int, size: int, scale: Any,
+) -> None:  # fmt: skip
+    """Of one key head, ``count`` queries from the ``first`` of a segment's on.
+
+    A key head's queries are those of its group of heads for each row, row by row. Scratch holds a
+    panel of keys, the scores, what is attended, and where heads are no whole panels, values.
+    """
+    group = heads // kv_heads
+    before, held = segment[PAST], segment[HELD]
+    keys = before + held + segment[COUNT]
+    if not segment[VISIBLE]:  # a chain: later rows are seen by none of these
+        keys = before + held + (first + count - 1) // group + 1
+    padded, wide = -(-keys // WIDTH) * WIDTH, -(-size // WIDTH) * WIDTH
+    scores = scratch + 4 * size * WIDTH
+    sums = scores + 4 * CHUNK * padded
+    rest = sums + 4 * CHUNK * wide
+    for key in range(0, padded, WIDTH):
+        _transpose_keys(keys_at + 4 * key * size, size, scratch)
+        _panel(scratch, WIDTH, queries, size, scores + 4 * key, padded, size, count)
+    table = carray(_floats(scores), (count, padded))
+    inverse = carray(_floats(rest + 4 * WIDTH * padded), CHUNK)
+    nothing = float32(-np.inf)
+    for i in range(count):
+        row = (first + i) // group
+        if segment[VISIBLE]:
+            own = keys - before
+            seen = carray(_bytes(segment[VISIBLE] + row * segment[BY_ROW]), own)
+            for j in range(own):
+                table[i, before + j] = table[i, before + j] if seen[j] else nothing
+            end = keys
+        else:
+            end = before + held + row + 1
+        for j in range(end, padded):
+            table[i, j] = nothing
+        inverse[i] = _softmax(scores + 4 * i * padded, padded, scale)
+    for start in range(0, size, WIDTH):
+        if start + WIDTH <= size:
+            _panel(values_at + 4 * start, size, scores, padded, sums + 4 * start, wide, keys, count)
+        else:
+            source = carray(_floats(values_at), (keys, size))
+            target = carray(_floats(rest), (keys, WIDTH))
+            for key in range(keys):
+                for i in range(WIDTH):
+                    target[key, i] = source[key, start + i] if start + i < size else float32(0.0)
+            _panel(rest, WIDTH, scores, padded, sums + 4 * start, wide, keys, count)
+    results = carray(_floats(sums), (count, wide))
+    for i in range(count):
+        row, member = (first + i) // group, (first + i) % group
+        place = (head * group + member) * size
+        for j in range(size):
+            attended[segment[FIRST] + row, place + j] = results[i, j] * inverse[i]
+
+
+@njit  # type: ignore[untyped-decorator]
+def _attention(call: Any, segments: Any, layer: int, thread: int, threads: int, scale: Any) -> None:
+    """A thread's part of all queries; of a chunk of them it goes through the keys once."""
+    heads, kv_heads, size, rows = call[HEADS], call[KV_HEADS], call[HEAD_DIM], call[ROWS]
+    group = heads // kv_heads
+    attended = carray(_floats(call[ATTENDED]), (rows, heads * size))
+    scratch = call[SCRATCH] + thread * call[SCRATCH_BYTES]
+    begin, end = rows * heads * thread // threads, rows * heads * (thread + 1) // threads
+    done = 0
+    for s in range(segments.shape[0]):
+        segment = segments[s]
+        queries = segment[COUNT] * group
+        keys_of_layer = segment[KEYS] + 4 * layer * segment[BY_LAYER]
+        for head in range(kv_heads):
+            first, last = max(begin - done, 0), min(end - done, queries)
+            done += queries
+            keys_at = keys_of_layer + 4 * head * segment[BY_HEAD]
+            while first < last:
+                count = min(CHUNK, last - first)
+                place = (head * rows + segment[FIRST]) * group + first
+                _attend(
+                    segment, first, count, head, keys_at, keys_at + 4 * segment[TO_VALUES],
+                    call[QUERIES] + 4 * place * size, attended, scratch, heads, kv_heads, size,
+                    scale,
+                )  # fmt: skip
+                first += count
+
+
+@njit  # type: ignore[untyped-decorator]
+def _place_heads(
+    call: Any, weights: Any, segment: Any, layer: int, first: int, last: int, epsilon: float
+) -> None:
+    """Rotate a segment's rows from ``first`` to ``last``; keys and values go into the cache."""
+    rows, heads, kv_heads, size = call[ROWS], call[HEADS], call[KV_HEADS], call[HEAD_DIM]
+    group = heads // kv_heads
+    stride = -(-((heads + 2 * kv_heads) * size) // WIDTH) * WIDTH
+    keys = segment[KEYS] + 4 * layer * segment[BY_LAYER]
+    begin = max(first, segment[FIRST])
+    for row in range(begin, min(last, segment[FIRST] + segment[COUNT])):
+        product = call[PRODUCT] + 4 * row * stride
+        cos = carray(_floats(call[COSINES] + 4 * row * size), size)
+        sin = carray(_floats(call[SINES] + 4 * row * size), size)
+        for head in range(heads):
+            place = ((head // group * rows + row) * group + head % group) * size
+            query = _head_at(product + 4 * head * size, size, weights[QUERY_NORM], epsilon)
+            _rotate(query, cos, sin, carray(_floats(call[QUERIES] + 4 * place), size))
+        slot = segment[PAST] + segment[HELD] + row - segment[FIRST]
+        for head in range(kv_heads):
+            place = keys + 4 * (head * segment[BY_HEAD] + slot * size)
+            key = _head_at(product + 4 * (heads + head) * size, size, weights[KEY_NORM], epsilon)
+            _rotate(key, cos, sin, carray(_floats(place), size))
+            value = carray(_floats(product + 4 * (heads + kv_heads + head) * size), size)
+            cached = carray(_floats(place + 4 * segment[TO_VALUES]), size)
+            for i in range(size):
+                cached[i] = value[i]
+
+
+@njit  # type: ignore[untyped-decorator]
+def _add(x: Any, more: Any) -> None:
+    for i in range(x.shape[0]):
+        x[i] += more[i]
+
+
+@njit  # type: ignore[untyped-decorator]
+def _lm_head(call: Any, x: int, thread: int, threads: int) -> None:
+    """A thread's panels of the logits, and by row and lane the best of them."""
+    rows, hidden, vocab = call[KEPT], call[HIDDEN], call[VOCAB]
+    panels = -(-vocab // WIDTH)
+    stride = panels * WIDTH
+    begin, end = panels * thread // threads, panels * (thread + 1) // threads
+    best = call[BEST] + 8 * thread * rows * WIDTH
+    where = best + 4 * rows * WIDTH
+    values, places = carray(_floats(best), rows * WIDTH), carray(_places(where), rows * WIDTH)
+    for i in range(rows * WIDTH):
+        values[i], places[i] = float32(-np.inf), 0
+    for start in range(0, rows, CHUNK):
+        count = min(CHUNK, rows - start)
+        for panel in range(begin, end):
+            out = call[LOGITS] + 4 * (start * stride + panel * WIDTH)
+            weights = call[LM_HEAD] + 4 * panel * WIDTH * hidden
+            _panel(weights, WIDTH, x + 4 * start * hidden, hidden, out, stride, hidden, count)
+            if call[LM_HEAD_BIAS]:
+                _add_bias(call[LM_HEAD_BIAS], out, stride, count, panel, vocab)
+            for row in range(count):
+                logits = out + 4 * row * stride
+                if (panel + 1) * WIDTH > vocab:
+                    last = carray(_floats(logits), WIDTH)
+                    for i in range(vocab - panel * WIDTH, WIDTH):
+                        last[i] = float32(-np.inf)
+                place = 4 * (start + row) * WIDTH
+                _keep_best(logits, best + place, where + place, panel)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _choose(call: Any, row: int, threads: int) -> int:
+    """The id of a row's largest logit, the smallest of equal ones; -1 where it is not finite."""
+    rows = call[KEPT]
+    top, choice = float32(-np.inf), -1
+    for thread in range(threads):
+        best = call[BEST] + 8 * thread * rows * WIDTH
+        values = carray(_floats(best), (rows, WIDTH))
+        panels = carray(_places(best + 4 * rows * WIDTH), (rows, WIDTH))
+        for i in range(WIDTH):
+            value, number = values[row, i], panels[row, i] * WIDTH + i
+            if not value < np.inf:
+                return -1
+            if value > top or (value == top and number < choice):
+                top, choice = value, number
+    return choice
+
+
+def _pass(address: Any) -> None:
+    """One thread's part of a pass."""
+    call = carray(address, CALL_WORDS)
+    thread, threads = int64(_thread()), int64(_threads())
+    rows, hidden, layers, inner = call[ROWS], call[HIDDEN], call[LAYERS], call[INNER]
+    size, heads, kv_heads = call[HEAD_DIM], call[HEADS], call[KV_HEADS]
+    first, last = rows * thread // threads, rows * (thread + 1) // threads
+    numbers = carray(_doubles(call[NUMBERS]), 3)
+    epsilon, of_heads, scale = numbers[0], numbers[1], float32(numbers[2])
+    table = carray(_words(call[WEIGHTS]), (layers, LAYER_WORDS))
+    segments = carray(_words(call[SEGMENT_TABLE]), (call[SEGMENTS], SEGMENT_WORDS))
+    wanted = carray(_words(call[WANTED]), layers + 1)
+    wide = -(-hidden // WIDTH) * WIDTH  # a product's row
+    stride = -(-2 * inner // WIDTH) * WIDTH
+    states = carray(_floats(call[STATES]), (rows, hidden))
+    normed = carray(_floats(call[NORMED]), (rows, hidden))
+    outputs = carray(_floats(call[PRODUCT]), (rows, wide))
+    for layer in range(layers):
+        weights = table[layer]
+        for row in range(first, last):
+            if wanted[layer]:
+                kept = carray(_floats(wanted[layer] + 4 * row * hidden), hidden)
+                for i in range(hidden):
+                    kept[i] = states[row, i]
+            _norm(states[row], weights[NORM_1], normed[row], epsilon)
+        _barrier()
+        _multiply(
+            weights[QKV], weights[QKV_BIAS], call[NORMED], call[PRODUCT],
+            rows, hidden, (heads + 2 * kv_heads) * size, thread, threads,
+        )  # fmt: skip
+        _barrier()
+        for s in range(segments.shape[0]):
+            _place_heads(call, weights, segments[s], layer, first, last, of_heads)
+        _barrier()
+        _attention(call, segments, layer, thread, threads, scale)
+        _barrier()
+        _multiply(
+            weights[OUT], weights[OUT_BIAS], call[ATTENDED], call[PRODUCT],
+            rows, heads * size, hidden, thread, threads,
+        )  # fmt: skip
+        _barrier()
+        for row in range(first, last):
+            _add(states[row], outputs[row])
+            _norm(states[row], weights[NORM_2], normed[row], epsilon)
+        _barrier()
+        _multiply(
+            weights[GATE_UP], weights[GATE_UP_BIAS], call[NORMED], call[PRODUCT],
+            rows, hidden, 2 * inner, thread, threads,
+        )  # fmt: skip
+        _barrier()
+        for row in range(first, last):
+            _gate_row(call[PRODUCT] + 4 * row * stride, inner, call[GATED] + 4 * row * inner)
+        _barrier()
+        _multiply(
+            weights[DOWN], weights[DOWN_BIAS], call[GATED], call[PRODUCT],
+            rows, inner, hidden, thread, threads,
+        )  # fmt: skip
+        _barrier()
+        for row in range(first, last):
+            _add(states[row], outputs[row])
+    for row in range(first, last):
+        _norm(states[row], call[FINAL_NORM], normed[row], epsilon)
+        if wanted[layers]:
+            kept = carray(_floats(wanted[layers] + 4 * row * hidden), hidden)
+            for i in range(hidden):
+                kept[i] = normed[row, i]
+    _barrier()
+    _lm_head(call, call[NORMED] + 4 * (rows - call[KEPT]) * hidden, thread, threads)
+    _barrier()
+    choices = carray(_words(call[CHOICES]), call[KEPT])
+    for row in range(thread, call[KEPT], threads):
+        choices[row] = _choose(call, row, threads)
+
+
+@cache
+def compiled() -> Callable[[Any, int], None]:
+    """The pass as a function of a call's words and a number of threads.
+
+    Raises what ``panel_kernels`` does where torch's OpenMP library is another one.
+    """
+    parallel, _ = panel_kernels.compiled()
+    own = cfunc(types.void(types.CPointer(types.intp)), cache=True)(_pass)
+
+    def run(words: Any, threads: int) -> None:
+        parallel(own.address, words, threads, 0)
+
+    return run
+
+
+def scratch_bytes(size: int, keys: int) -> int:
+    """What one thread's attention needs, for heads of ``size`` and texts of ``keys`` tokens."""
+    padded, wide = -(-keys // WIDTH) * WIDTH, -(-size // WIDTH) * WIDTH
+    return 4 * (size * WIDTH + CHUNK * (padded + wide) + padded * WIDTH + CHUNK)
