@@ -129,9 +129,10 @@ def check_passes(old: RunManifest, model: ModelInfo, force: bool) -> bool:
         return False
 
     def passes(info: ModelInfo) -> dict[str, Any]:
-        plan = (info.packed or {}).get("plan", {})
+        packed = info.packed or {}
+        plan = packed.get("plan", {})
         kernels = {shape: {str(n): k for n, k in by.items()} for shape, by in plan.items()}
-        return {"threads": info.threads, "kernels": kernels}
+        return {"threads": info.threads, "kernels": kernels, "pass": packed.get("pass")}
 
     return _forced(config_diff(passes(old.model), passes(model)), force)
 

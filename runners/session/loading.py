@@ -201,6 +201,7 @@ def make_target(
         reason=reason,
         packed_bytes=packed_bytes(config.engine.packed),
         cache_dir=Path(config.cache_dir),
+        one_call=config.engine.packed.one_call,
     )
 
 

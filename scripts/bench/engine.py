@@ -338,7 +338,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         )
         # What the other parts swap in and out are layers' modules, so passes must go through them.
         layered = Target(
-            loaded.model, max_len=max(CONTEXTS) + 512, max_nodes=max(ROWS), compiled=False
+            loaded.model, max_len=max(CONTEXTS) + 512, max_nodes=max(ROWS), one_call=False
         )
         results["packing"] = target.packed_weights
     if "generate" in options.parts:

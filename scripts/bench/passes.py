@@ -47,7 +47,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     sizes = {"max_len": max(options.contexts) + 64, "max_nodes": max(options.rows)}
     memory, plans = packed_bytes(config.engine.packed), Path(config.cache_dir)
     one_call = Target(loaded.model, **sizes, packed_bytes=memory, cache_dir=plans)
-    layered = Target(loaded.model, **sizes, compiled=False)
+    layered = Target(loaded.model, **sizes, one_call=False)
     weights = streamed_bytes(loaded.model)
     results: dict[str, Any] = {
         "pass": one_call.packed_weights["pass"],

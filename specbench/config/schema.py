@@ -197,10 +197,14 @@ class VerifierConfig:
 
 @dataclass
 class PackedConfig:
-    """Packed linears on CPU; the copies may take ``memory_gb`` GB (10^9 bytes)."""
+    """Packed linears on CPU; the copies may take ``memory_gb`` GB (10^9 bytes).
+
+    ``one_call`` runs whole passes by one compiled call, for models that ``compiled_pass`` knows.
+    """
 
     enabled: bool = True
     memory_gb: float = 4.0
+    one_call: bool = True
 
 
 @dataclass

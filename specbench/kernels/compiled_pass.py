@@ -252,7 +252,7 @@ class CompiledPass:
 
 
 def prepare(
-    model: PreTrainedModel, memory_bytes: int, cache_dir: Path | None, compiled: bool
+    model: PreTrainedModel, memory_bytes: int, cache_dir: Path | None, one_call: bool
 ) -> dict[str, Any]:
     """Pack ``model``'s linears and fuse its layers, where there is memory for it.
 
@@ -261,7 +261,7 @@ def prepare(
         whether its passes are run by one call; for the run's manifest.
     """
     found = packed_weights(model)
-    reason = why_not(model) if compiled else "layer by layer, as asked"
+    reason = why_not(model) if one_call else "layer by layer, as asked"
     if memory_bytes:
         # One call needs all in panels; what is to go through its layers takes what is fastest.
         kernel = None if reason else "panels"

@@ -43,7 +43,7 @@ class Target:
         batch: rows of the batch layout.
         packed_bytes: memory for packed CPU linears; 0 leaves the model as it is.
         cache_dir: where measured kernel plans are kept.
-        compiled: run passes behind a prompt by one call, for the models of ``compiled_pass``.
+        one_call: run passes behind a prompt by one call, for the models of ``compiled_pass``.
         reason: why passes run eagerly although another engine was asked for; None: as asked.
     """
 
@@ -56,7 +56,7 @@ class Target:
         batch: int = 1,
         packed_bytes: int = 0,
         cache_dir: Path | None = None,
-        compiled: bool = True,
+        one_call: bool = True,
         reason: str | None = None,
     ) -> None:
         cuda_settings.fix()
@@ -74,7 +74,7 @@ class Target:
         self.windows = window_sizes(model)
         self._layer_devices = layer_devices(model, config.num_hidden_layers, self.device)
         install(model)
-        self.packed_weights = prepare(model, packed_bytes, cache_dir, compiled)
+        self.packed_weights = prepare(model, packed_bytes, cache_dir, one_call)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
         self.eager_passes = 0  # those for which a fixed shape was meant, see GraphTarget

@@ -56,7 +56,7 @@ def test_passes_are_the_models_in_float64_as_closely_as_torchs_are(architecture,
     model = made(architecture, torch.float32)
     model.load_state_dict(exact.model.state_dict())
     ours = target_of(model)
-    layered = target_of(model, compiled=False)
+    layered = target_of(model, one_call=False)
     assert ours.packed_weights["pass"] == ONE_CALL != layered.packed_weights["pass"]
     layers = (0, 1, -1)
     found = []
@@ -151,7 +151,7 @@ def _targets():
             model = tiny_model("qwen2", dtype=torch.float32)
             first = target_of(model)
         length = first.cache.max_len
-        _MADE.extend([first, target_of(model, compiled=False), CompiledPass(model, length, 80)])
+        _MADE.extend([first, target_of(model, one_call=False), CompiledPass(model, length, 80)])
     return _MADE
 
 

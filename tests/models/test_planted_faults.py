@@ -6,6 +6,7 @@ would be; those of the last part are in the model or its products.
 """
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -215,6 +216,13 @@ def another_plan(change):
                     change(mask, rows)
             return plan
 
+        def _in_one_call(self, ids, positions, visible, **more):
+            if visible is not None:
+                mask = self._additive(visible)
+                change(mask, len(visible))
+                visible = mask == 0
+            return super()._in_one_call(ids, positions, visible, **more)
+
     return Planted
 
 
@@ -222,6 +230,34 @@ def other_positions(change):
     class Planted(Target):
         def _call(self, ids, positions, plan, **options):
             return super()._call(ids, change(positions, self.cache.length), plan, **options)
+
+        def _in_one_call(self, ids, positions, visible, **more):
+            positions = change(positions, self.cache.length)
+            return super()._in_one_call(ids, positions, visible, **more)
+
+    return Planted
+
+
+def in_one_call(change):
+    """``change(segment)`` of each pass that is run by one call."""
+
+    class Planted(Target):
+        def _in_one_call(self, *args, **kwargs):
+            real = self.cache.segments
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(self.cache, "segments", lambda *a: [change(s) for s in real(*a)])
+                return super()._in_one_call(*args, **kwargs)
+
+    return Planted
+
+
+def called_with(choose):
+    """The one call is made while ``choose(model)`` gives (holder, name, value) of faults."""
+
+    class Planted(Target):
+        def _allocate(self, *args):
+            with setting(choose)(self.model):
+                super()._allocate(*args)
 
     return Planted
 
@@ -444,6 +480,29 @@ def test_a_fault_of_ours_is_found(fault, family, products):
     said = r"logits of a (chain|tree) differ|row \d+ of a (chain|tree) differs"
     with pytest.raises(ConfigurationError, match=said):
         check(build(family, width, spread), FAULTS[fault][0], packed=products)
+
+
+# What the others plant in layers, where a pass is run by one call.
+OF_ONE_CALL = {
+    "a tree as a chain": in_one_call(lambda s: replace(s, visible=None)),
+    "a key of the text unseen": in_one_call(lambda s: replace(s, past=s.past - 1)),
+    "scale": called_with(lambda m: [(layers(m)[0].self_attn, "scaling", 0.4)]),
+    "layers in another order": called_with(
+        lambda m: [(m.model._modules, "layers", torch.nn.ModuleList([*layers(m)][::-1]))]
+    ),
+    "another layer's norm": called_with(
+        lambda m: [(layers(m)[0].input_layernorm, "weight", layers(m)[1].input_layernorm.weight)]
+    ),
+    "rotary base": called_with(
+        lambda m: [(own_rotary(m), "inv_freq", own_rotary(m).inv_freq * 1.1)]
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", OF_ONE_CALL)
+def test_a_fault_of_the_one_call_is_found(fault, everything_packed):
+    with pytest.raises(ConfigurationError, match=r"logits of a (chain|tree) differ"):
+        check(build("Qwen3", 64, 0.4), OF_ONE_CALL[fault], packed=True)
 
 
 # -- faults of products and of the model itself ---------------------------------------------------

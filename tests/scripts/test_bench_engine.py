@@ -13,7 +13,7 @@ from tests.conftest import tiny_model
 @pytest.fixture
 def target(everything_packed):
     model = tiny_model("llama", dtype=torch.float32, vocab_size=1024)
-    return Target(model, max_len=300, max_nodes=8, packed_bytes=1 << 20, compiled=False)
+    return Target(model, max_len=300, max_nodes=8, packed_bytes=1 << 20, one_call=False)
 
 
 def test_the_best_of_the_libraries_is_the_engines_own_choice_without_panels(target):
