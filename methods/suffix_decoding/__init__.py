@@ -49,6 +49,8 @@ class SuffixDecoding(Drafter):
         max_cached_requests: answers in the global tree at most; 0 for no global tree, -1 for any
             number.
         max_cached_tokens: tokens of a tree at most, rounded up to a power of two.
+
+    `score` tells how many tokens of the last draft are expected to be accepted.
     """
 
     name: str = "suffix_decoding"
@@ -72,6 +74,7 @@ class SuffixDecoding(Drafter):
         self._require_one_of("draft", _DRAFTS)
         self._require(self.max_cached_requests >= -1, "max_cached_requests", "at least -1")
         self._require_positive("max_cached_tokens")
+        self.score = 0.0
         self._longest = self.depth if self.max_spec_tokens is None else self.max_spec_tokens
 
     @property
@@ -110,7 +113,8 @@ class SuffixDecoding(Drafter):
         if self.max_cached_requests != 0:
             other_score, other_nodes = self._speculate(self._global, state)
             if other_score > score:
-                source, nodes = _GLOBAL, other_nodes
+                source, score, nodes = _GLOBAL, other_score, other_nodes
+        self.score = score
         n = nodes.shape[1]
         return DraftTree(nodes[0], nodes[1], sources=np.full(n, source, dtype=np.int64))
 

@@ -17,6 +17,7 @@ METHODS = {
     "eagle3": "EAGLE-3",
     "hydra": "Hydra",
     "jacobi": "Jacobi",
+    "logitspec": "LogitSpec",
     "lookahead": "Lookahead",
     "medusa": "Medusa",
     "ngrammys": "N-Grammys",
@@ -25,6 +26,7 @@ METHODS = {
     "ouroboros": "Ouroboros",
     "pearl": "PEARL",
     "pld": "PLD",
+    "racer": "RACER",
     "random_drafts": "Random drafts",
     "rest": "REST",
     "sam": "SAM",
@@ -32,6 +34,7 @@ METHODS = {
     "sps": "SpS",
     "ssd": "SSD",
     "suffix_decoding": "Suffix decoding",
+    "suffix_else_head": "Suffix decoding, else head",
     "token_recycling": "Token Recycling",
     "union": "Union",
 }

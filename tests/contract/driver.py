@@ -47,6 +47,10 @@ TOY_SIZES: dict[str, dict[str, object]] = {
     "eagle3": {"total": 6, "depth": 1, "top_k": 3},
     "sam_eagle2": {"auxiliary": {"method": "eagle2", "total": 6, "depth": 1, "top_k": 3}},
     "ouroboros": {"gamma": 2, "ngram": 4, "window": 5, "guesses": 5},
+    "suffix_else_head": {
+        "drafters": ["suffix_decoding", {"method": "eagle2", "total": 6, "depth": 1, "top_k": 3}],
+        "min_score": 0.3,
+    },
 }
 
 

@@ -13,6 +13,8 @@ from methods.hydra_heads import Hydra
 from methods.medusa import Medusa
 from methods.pld import PromptLookup
 from methods.sam import SuffixAutomatonDecoding
+from methods.suffix_decoding import SuffixDecoding
+from methods.suffix_else_head import SuffixElseHead
 from methods.union import Union
 from specbench.decoding import head_drafter
 from specbench.decoding.drafter import Drafter
@@ -208,6 +210,9 @@ WIDE = {
                   Medusa(levels=[3])],
         max_nodes=16, fill="priority",
     ),
+    "suffix_else_head": lambda: SuffixElseHead(
+        drafters=[SuffixDecoding(), Eagle2(total=20, depth=2, top_k=5)], min_score=1.5
+    ),
 }  # fmt: skip
 
 
@@ -245,7 +250,7 @@ def test_output_is_plain_decoding_s_on_every_architecture(architecture, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [*TREE, "sam_eagle2", "union"])
+@pytest.mark.parametrize("name", [*TREE, "sam_eagle2", "suffix_else_head", "union"])
 def test_sampled_texts_follow_the_target_s_distribution(name, tmp_path):
     sampling = Sampling(1.0)
     heads = tiny_heads.save_each(tmp_path, vocab=exact.VOCAB)

@@ -1,0 +1,98 @@
+"""Suffix decoding where it expects enough, else a trained head.
+
+Source: ArcticInference's way of serving (snowflakedb/ArcticInference at 9d46438,
+    ``arctic_inference/vllm/model_runner.py``), told in the documentation of SuffixDecoding, arXiv
+    2411.04975.
+Method: suffix decoding drafts where the number of tokens that it expects to be accepted reaches
+    the length of the head's chain, which Arctic's heads make 3; else the head drafts.
+Where ours differs, and why:
+    - Arctic runs its head at every step and throws the draft away where it takes the other. Ours
+      asks the head only where its draft is taken; its states wait, and it reads them then.
+    - Any two methods may stand here whose first scores its drafts; the default head is EAGLE-2's,
+      where Arctic's is a chain of its LSTM speculator.
+State kept: what the parts keep, under our state scope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from specbench.decoding.composite import Composite
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import DecodeState, DraftTree, Needs, StepOutcome
+from specbench.errors import ConfigurationError
+
+
+@dataclass(kw_only=True, eq=False)
+class SuffixElseHead(Composite):
+    """Suffix decoding where it expects enough accepted tokens, else a trained head.
+
+    Attributes:
+        drafters: the method that scores its drafts, then the other one, by their names in a
+            configuration, or drafters.
+        min_score: tokens that the first must expect to be accepted.
+
+    Raises:
+        ConfigurationError: there are not two parts, or the first gives no score.
+    """
+
+    name: str = "suffix_else_head"
+    paper_scope: str = "run"
+    drafters: list[Any] = field(default_factory=lambda: ["suffix_decoding", "eagle2"])
+    min_score: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        two = len(self.drafters) == 2
+        self._require(two, "drafters", "two methods, the one that scores its drafts first")
+        self._require(self.min_score >= 0, "min_score", "at least 0")
+        if all(isinstance(part, Drafter) for part in self.drafters):
+            self._check_parts()
+            if not hasattr(self.drafters[0], "score"):
+                raise ConfigurationError(
+                    f"method={self.name} needs a first method that scores its drafts, and "
+                    f"{self.drafters[0].name} does not: type "
+                    "'method.drafters=[suffix_decoding,eagle2]'."
+                )
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return tuple(p.name if isinstance(p, Drafter) else str(p) for p in self.drafters)
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        for part in self.drafters:
+            if not isinstance(part, Drafter):
+                raise ConfigurationError(
+                    f"entry {part!r} of method.drafters must be a method. Write a method's name."
+                )
+        return tuple(self.drafters)
+
+    @property
+    def own_needs(self) -> Needs:
+        return Needs(max_nodes=max(part.needs.max_nodes for part in self.parts))
+
+    def begin(self, state: DecodeState) -> None:
+        super().begin(state)
+        self._asked: tuple[Drafter, DraftTree] | None = None
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        scored, other = self.drafters
+        tree, taken = scored.propose(state), 0
+        if len(tree) == 0 or scored.score < self.min_score:
+            tree, taken = other.propose(state), 1
+        self._asked = self.drafters[taken], tree
+        return replace(tree, sources=np.full(len(tree), taken, dtype=np.int64))
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        for part in self.parts:
+            seen = outcome
+            if self._asked is not None and self._asked[0] is part:
+                own = self._asked[1].sources  # not ours, which name the parts
+                kept = None if own is None else own[: len(outcome.tree)]
+                seen = replace(outcome, tree=replace(outcome.tree, sources=kept))
+            part.observe(state, seen)
+        self._asked = None
