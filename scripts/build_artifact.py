@@ -11,7 +11,6 @@ measured its first pieces. Stop it or kill it at any time: the same command goes
 """
 
 import argparse
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -39,8 +38,6 @@ from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.checkpoints import weights
 
-# Linux counts in KiB, macOS in bytes.
-_MEMORY_UNIT = 1 if sys.platform == "darwin" else 1024
 # The smallest values of options.
 _AT_LEAST = {"chunk": 2, "max_tokens": 1, "store_tokens": 1, "top": 1, "batch": 1}
 _SHAPE = {"leader_len": 1, "follower_len": 3, "leader_capacity": 2**20, "follower_capacity": 128}
@@ -342,10 +339,19 @@ def build_and_say(options: argparse.Namespace) -> int:
     facts = resolve.describe(path)
     contents = KINDS[options.name].contents.format_map(facts["header"])
     taken = f"{time.perf_counter() - start:.1f} s"
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MEMORY_UNIT / 2**30
     size = f"{facts['bytes'] / 2**20:.1f} MiB"
-    print(f"{path}: {contents} ({size}, {taken}, peak memory {peak:.2f} GiB)")
+    print(f"{path}: {contents} ({size}, {taken}{_peak_memory()})")
     return 0
+
+
+def _peak_memory() -> str:
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return ""
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts in bytes, Linux in KiB
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+    return f", peak memory {peak:.2f} GiB"
 
 
 def main(argv: list[str] | None = None) -> int:

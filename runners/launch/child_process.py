@@ -71,7 +71,8 @@ def run_in_child(
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_child, args=(theirs, os.getpid(), work, argument))
-    resource_tracker.ensure_running()  # starting it would let signals through
+    if sys.platform != "win32":  # which has no such process
+        resource_tracker.ensure_running()  # starting it would let signals through
     with unwinding(again=True):
         try:
             with held_back(), _set(variables or {}):

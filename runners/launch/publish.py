@@ -81,8 +81,9 @@ def _copy(logger: DictConfig, path: Path) -> tuple[int, str]:
                 for child in psutil.Process(process.pid).children(recursive=True):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         child.kill()
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            if hasattr(os, "killpg"):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
     # The first line says it; a service's own complaints may follow.
     lines = (out if process.returncode == 0 else complaints).strip().splitlines()
     return process.returncode, lines[0] if lines else "nothing was said"

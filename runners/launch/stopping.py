@@ -16,7 +16,9 @@ from typing import Any, NoReturn, TypeAlias
 
 Handler: TypeAlias = Callable[[int, FrameType | None], None]
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Windows has no SIGHUP, and cannot make signals wait.
+STOP_SIGNALS = tuple(s for s in signal.Signals if s.name in ("SIGHUP", "SIGINT", "SIGTERM"))
+_CAN_WAIT = hasattr(signal, "pthread_sigmask")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -79,12 +81,14 @@ def held_back() -> Iterator[None]:
 
 def hold() -> None:
     """Have stop signals wait, for good at a process's end: there Python drops its handlers."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    if _CAN_WAIT:
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def release() -> None:
     """Let stop signals through that `held_back` made wait."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    if _CAN_WAIT:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def say(signum: int) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -118,7 +117,7 @@ class LlamacppProcess:
     def killed(self) -> bool:
         """Whether somebody else ended it, or the kernel for want of memory."""
         ended = self._ended if self._process is None else self._process.poll()
-        return ended == -signal.SIGKILL
+        return ended == -9  # SIGKILL, which Windows has no name for
 
     def start(self) -> None:
         """Start the server and wait until it answers; `url` is then its address.

@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,16 @@ def test_the_table_has_what_followed_in_the_texts(tokenizer, corpus, tmp_path, c
     assert sorted(table.followers((cat, sat))) == sorted([(on,), (still,)])
     assert table.header["corpus"]["files"] == ["corpus.txt"]
     assert table.header["n_documents"] == 3
+
+
+def test_a_system_that_does_not_tell_a_peak_of_memory_is_asked_for_none(
+    tokenizer, corpus, tmp_path, capsys, monkeypatch
+):
+    for known in (True, False):
+        if not known:
+            monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+        assert script.main(arguments(corpus, "--out", str(tmp_path / "table.bin"))) == 0
+        assert ("peak memory" in capsys.readouterr().out) == known
 
 
 def test_the_default_place_is_where_a_run_looks(tokenizer, corpus, tmp_path):

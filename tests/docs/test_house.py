@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from scripts import check_env
@@ -116,6 +117,17 @@ def test_the_gpu_check_installs_nothing(tmp_path, made, python):
 def test_ci_runs_the_readmes_test_command_before_the_rest():
     assert re.findall(r"^make (.+)$", text(".ci/run"), re.M) == ["test", "lint type"]
     assert "make test" in code_blocks("README.md")
+
+
+def test_ci_tries_every_python_that_is_declared():
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    allowed = SpecifierSet(project["requires-python"])
+    versions = {f"3.{minor}" for minor in range(30) if f"3.{minor}" in allowed}
+    named = (re.search(r":: Python :: (3\.\d+)$", line) for line in project["classifiers"])
+    assert {match[1] for match in named if match} == versions
+    (job,) = yaml.safe_load(text(".github/workflows/ci.yml"))["jobs"].values()
+    assert set(job["strategy"]["matrix"]["python-version"]) == versions
+    assert all(version in text("README.md") for version in versions)
 
 
 def choices(group: str) -> set[str]:

@@ -1,7 +1,9 @@
 """The child process: answers, refusals, crashes and signals come back; nobody outlives anybody."""
 
 import contextlib
+import enum
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -202,3 +204,15 @@ def test_the_parent_waits_without_using_the_processor(script, tmp_path):
     process.terminate()
     process.wait()
     assert (after.user + after.system) - (before.user + before.system) < 0.1
+
+
+def test_where_the_system_has_fewer_signals_those_it_has_stop_a_run(monkeypatch):
+    """As on Windows, where a missing one would end ``import run`` with a traceback."""
+    fewer = enum.IntEnum("Signals", {"SIGINT": int(signal.SIGINT), "SIGTERM": int(signal.SIGTERM)})
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "Signals", fewer)
+        patch.delattr(signal, "pthread_sigmask")
+        names = runpy.run_path(str(ROOT / "runners" / "launch" / "stopping.py"))
+    assert set(names["STOP_SIGNALS"]) == {signal.SIGINT, signal.SIGTERM}
+    with names["held_back"](), pytest.raises(names["Interrupted"]), names["unwinding"]():
+        signal.raise_signal(signal.SIGTERM)
