@@ -1,9 +1,10 @@
-"""Measure what no run of ``run.py`` shows, in five sections.
+"""Measure what no run of ``run.py`` shows, in six sections.
 
     python -m scripts.bench engine       # against transformers, a pass by rows, host work a step
     python -m scripts.bench passes       # a CPU's pass by one call against layer by layer
     python -m scripts.bench drafters     # drafting time per step of each method
     python -m scripts.bench kernels      # kernels that a pass would launch on a GPU
+    python -m scripts.bench predicted_pairs   # predicted speedups beside live ones
     python -m scripts.bench gpu PART     # bandwidth, loops or kernels of a GPU (make gpu-check)
 
 All figures of a section are measured in one process: compare ratios, not numbers of two runs.
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
-from scripts.bench import console, drafters, engine, gpu, kernels, passes
+from scripts.bench import console, drafters, engine, gpu, kernels, passes, predicted_pairs
 from specbench.storage import jsonl
 from specbench.system import environment
 
@@ -24,6 +25,7 @@ SECTIONS = {
     "passes": passes,
     "drafters": drafters,
     "kernels": kernels,
+    "predicted_pairs": predicted_pairs,
     "gpu": gpu,
 }
 

@@ -1,6 +1,7 @@
 """From records to rows, with numbers small enough to check by hand."""
 
 import json
+import math
 from dataclasses import replace
 from typing import ClassVar
 
@@ -46,6 +47,29 @@ def row(rows, label, task="overall"):
 
 
 LABELS = ("ar", "pld")
+
+
+def test_predicted_speedups_have_their_predictions_error_in_every_interval():
+    cases = [
+        case
+        for i, name in enumerate("abcdefgh")
+        for case in pair(name, fast_s=5.0 + i / 10, timing="predicted", prefill_s=0.0)
+    ]
+    wide = [replace(case, prediction_error=0.1) for case in cases]
+
+    def half(found, key):
+        low, high = found[f"{key}_ci"]
+        return math.log(high / low) / 2
+
+    narrow_rows, rows = (summarize(some, LABELS) for some in (cases, wide))
+    before, after = row(narrow_rows, "pld"), row(rows, "pld")
+    for key in ("speedup", "geomean_speedup", "end_to_end_speedup"):
+        assert half(before, key) < 0.1 * 1.96 < half(after, key) < 0.1 * 2.4
+        assert after[key] == before[key]
+    assert after["mat_ci"] == before["mat_ci"]
+    assert row(rows, "ar") == row(narrow_rows, "ar"), "what speedups are over"
+    (of_pair,) = compare_pairs(wide, LABELS)
+    assert of_pair["ratio_ci"] == pytest.approx(after["speedup_ci"])
 
 
 @pytest.mark.parametrize(
