@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from specbench.arrays import FloatArray
 from specbench.paths import PROJECT
@@ -98,6 +97,8 @@ class Surface:
 
         The medians made monotone, as predictions have them: more tokens never cost less.
         """
+        from scipy.optimize import isotonic_regression  # takes long to import
+
         tree = self.passes["tree"]
         column = tree.axes["context"].index(context)
         medians = np.median(tree.samples_s, axis=-1)[:, column]

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
+from scipy import special  # scipy.stats takes half a second to import
 
 from specbench.arrays import FloatArray, IntArray
 from specbench.results.estimate import FEWEST, Interval
@@ -177,7 +177,7 @@ class LogRatios:
 
     def interval(self, i: int, value: float, level: float = LEVEL) -> Interval:
         """Of the i-th ratio, whose value is given because a logarithm rounds."""
-        half = float(stats.t.ppf((1 + level) / 2, self.freedom[i]) * self.errors[i])
+        half = float(special.stdtrit(self.freedom[i], (1 + level) / 2) * self.errors[i])
         return value * math.exp(-half), value * math.exp(half)
 
 

@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from specbench.arrays import FloatArray
 from specbench.results.estimate import Interval
@@ -67,12 +67,12 @@ class _Family:
         values, errors = self.ratios.values, self.ratios.errors
         sure = np.where(values == 0, 0.0, np.inf)  # where nothing varies
         t = np.divide(np.abs(values), errors, out=sure, where=errors > 0)
-        p: FloatArray = 2 * stats.t.sf(t, self.ratios.freedom)
+        p: FloatArray = 2 * special.stdtr(self.ratios.freedom, -t)
         return p
 
     @property
     def critical(self) -> FloatArray:
-        found: FloatArray = stats.t.ppf(1 - (1 - LEVEL) / (2 * self.m), self.ratios.freedom)
+        found: FloatArray = special.stdtrit(self.ratios.freedom, 1 - (1 - LEVEL) / (2 * self.m))
         return found
 
     @property
@@ -81,7 +81,7 @@ class _Family:
 
     def against(self, i: int, low: float, high: float, p_family: float) -> Against:
         """The i-th comparison with its interval."""
-        reach = float(self.critical[i] + stats.t.ppf(POWER, self.ratios.freedom[i]))
+        reach = float(self.critical[i] + special.stdtrit(self.ratios.freedom[i], POWER))
         value = float(self.ratios.values[i])
         prompts, fixed = float(self.ratios.prompts[i, i]), float(self.ratios.fixed[i])
         left = (value / reach) ** 2 - fixed  # of the variance, for prompts
