@@ -178,7 +178,7 @@ def _measure(
     loaded: LoadedModel,
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
-    from runners.session.loading import make_target
+    from runners.session.loading import earlier_checks, make_target
     from specbench.models.checks import self_check
     from specbench.models.graph_target import GraphTarget
 
@@ -191,6 +191,7 @@ def _measure(
         partial(make_target, config=config, max_len=longest, max_nodes=max(grid.tree_rows)),
         what=f"model={config.model.name}",
         longest=longest,
+        earlier=earlier_checks(config, loaded),
     )
     model = ModelInfo(
         name=config.model.name,

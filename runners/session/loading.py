@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from specbench.kernels.architectures import usable_context
 from specbench.models import loading
 from specbench.models.checkpoints import weights
 from specbench.models.checks import self_check
+from specbench.models.checks.earlier import Earlier
 from specbench.models.draft.loading import check_same_tokenizer, load_draft_model
 from specbench.models.graph_target import GraphTarget, no_graphs
 from specbench.models.loading import LoadedModel
@@ -96,7 +97,13 @@ def make_session(
         layouts=sorted({(n.batch, n.max_nodes // n.batch + 1) for n in needs if n.batch > 1}),
         hidden_layers=hidden_layers(runs),
     )
-    target, check = self_check.checked(model.model, make, what=what, longest=max_len)
+    target, check = self_check.checked(
+        model.model,
+        make,
+        what=what,
+        longest=max_len,
+        earlier=earlier_checks(config, model),
+    )
     model = replace(
         model,
         context_length=min(model.context_length, usable or model.context_length),
@@ -105,6 +112,14 @@ def make_session(
     )
     _load_drafts(config, runs, target, tokenizer, max_len)
     return kind(job, runs, template, model, target, max_len)
+
+
+def earlier_checks(config: RunConfig, model: LoadedModel) -> Earlier | None:
+    """Self-checks of the model in the run's cache; None for weights whose content is not known."""
+    weights_are = model.weights_hash or model.revision
+    if weights_are is None or weights_are.startswith(loading.SAMPLED):
+        return None
+    return Earlier(Path(config.cache_dir), weights_are, asdict(config.engine))
 
 
 def _check_draft_tokenizer(
@@ -153,6 +168,7 @@ def _load_drafts(
                 max_len=max_len,
                 max_nodes=max_nodes,
                 make_target=partial(make_target, config=config, drafts=True),
+                earlier=partial(earlier_checks, config),
             )
 
 

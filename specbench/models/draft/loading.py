@@ -19,7 +19,9 @@ from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, f
 from specbench.kernels.architectures import usable_context
 from specbench.models import loading
 from specbench.models.checks import self_check
+from specbench.models.checks.earlier import Earlier
 from specbench.models.draft.model import DraftModel
+from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.results.manifest import DraftInfo
 
@@ -41,11 +43,13 @@ def load_draft_model(
     max_len: int,
     max_nodes: int,
     make_target: Callable[..., Target] = Target,
+    earlier: Callable[[LoadedModel], Earlier | None] = lambda _: None,
 ) -> tuple[DraftModel, DraftInfo]:
     """Load the draft model of a run's ``pair`` group, and say what the manifest says about it.
 
     ``model`` and ``tokenizer`` are the target's; ``make_target`` makes the run's engine from a
-    network, ``max_len`` and ``max_nodes``, the largest draft tree that is held at once.
+    network, ``max_len`` and ``max_nodes``, the largest draft tree that is held at once. ``earlier``
+    finds self-checks that were made of a loaded model before.
 
     Raises:
         NeedsNotMet: its tokenizer is not the target's; names the first differing token.
@@ -58,6 +62,7 @@ def load_draft_model(
     device, devices_asked = _placed(str(node.device), draft.device, target)
     node.device = str(device)
     id_map: IntArray | None = None
+    known: Earlier | None = None
     if node.shape:
         assert draft.random is not None
         network = _random_network(draft.random, node, target.vocab_size, device)
@@ -74,12 +79,14 @@ def load_draft_model(
             id=loaded.id, revision=loaded.revision, weights_hash=loaded.weights_hash
         )
         id_map = read_id_map(Path(node.id))
+        known = earlier(loaded)
     own, check = self_check.checked(
         network,
         partial(make_target, max_len=max_len + max_nodes, max_nodes=max_nodes),
         what=what,
         longest=min(max_len, context_length or max_len),
         drafts=True,
+        earlier=known,
     )
     drafter = DraftModel(
         own,
