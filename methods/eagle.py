@@ -29,7 +29,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import torch
 
 from specbench.arrays import IntArray
@@ -158,6 +160,8 @@ class _Grown(_Feature):
         top_k: nodes read of each level, and children made of each.
     """
 
+    says_survival: ClassVar[bool] = True
+
     total: int = 60
     depth: int = 5
     top_k: int = 10
@@ -207,12 +211,16 @@ class _Grown(_Feature):
             above, read = out[row], level * k + row
             made += k * k
         # A child scores at most its parent's and was made later: the best ones are a tree.
-        kept = _first(torch.cat(all_scores), min(self.total - 1, made))
+        every_score = torch.cat(all_scores)
+        kept = _first(every_score, min(self.total - 1, made))
         place = torch.full((made + 1,), -1, device=self._device)
         place[kept] = torch.arange(len(kept), device=self._device)
-        drafted = torch.stack([torch.cat(all_ids)[kept], place[torch.cat(parents)[kept]]])
-        tokens, above_kept = drafted.cpu().numpy()  # the one copy of a draft
-        return DraftTree(tokens, above_kept)
+        nodes = (torch.cat(all_ids)[kept], place[torch.cat(parents)[kept]], every_score[kept].exp())
+        # The one copy of a draft; ids are exact in float64.
+        tokens, above_kept, survival = torch.stack([part.double() for part in nodes]).cpu().numpy()
+        return DraftTree(
+            tokens.astype(np.int64), above_kept.astype(np.int64), survival=survival.copy()
+        )
 
     def _children(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``[n, top_k]`` log-probabilities and own ids of each node's likeliest children."""

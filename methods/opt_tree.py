@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -52,6 +53,8 @@ class OptTree(Drafter):
         max_depth: one more than the tree's layers at most, as in the reference code, which drops
             the last layer that it drafts.
     """
+
+    says_survival: ClassVar[bool] = True
 
     name: str = "opt_tree"
     version: int = 2
@@ -123,7 +126,7 @@ class OptTree(Drafter):
             fed[layer] = np.arange(n_fed, n_fed + len(layer))
             n_fed += len(layer)
             logits = self._draft.extend(tokens[layer], above_fed, own=True)
-        self._tree, self._fed = DraftTree(tokens, parents), fed
+        self._tree, self._fed = DraftTree(tokens, parents, survival=scores), fed
         return expected
 
     def _children(

@@ -13,7 +13,7 @@ Schedules: the papers' number of tokens is constant. transformers' assisted gene
     4.45, and Spec-Bench's row "SpS" (4.37) is ``gamma=5 schedule=heuristic``: two tokens more after
     a draft that was accepted whole, one fewer after any other, one at least. Since then it is
     ``gamma=20 confidence=0.4``; where scikit-learn is installed, it moves that threshold as it
-    goes, which is not built here.
+    goes, which is ``adaptive`` around this method.
 Where ours differs, and why:
     - Draft probabilities and the target's get the same temperature and filters, in float32.
     - Greedy drafting on a GPU never waits for it, ids go there from pinned memory; with
@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -60,6 +61,8 @@ class Sps(Drafter):
         max_gamma: what ``heuristic`` never exceeds.
         confidence: drafting ends behind a token whose draft probability is below this; 0 never.
     """
+
+    says_survival: ClassVar[bool] = True
 
     name: str = "sps"
     paper_scope: str = "turn"
@@ -103,6 +106,7 @@ class Sps(Drafter):
     def _chain(self, state: DecodeState, longest: int) -> DraftTree:
         tokens: list[torch.Tensor] = []
         rows: list[torch.Tensor] = []
+        survival: list[float] = []  # where somebody looks at it
         logits = self._draft.catch_up(state.tokens, own=True)[None]
         while True:
             if self._sampling.greedy:
@@ -112,22 +116,27 @@ class Sps(Drafter):
                 drawn = self._draft.draw(probs)
                 rows.append(self._draft.to_target_vocab(probs))
             tokens.append(self._draft.to_target_ids(drawn))
-            if len(tokens) == longest:
-                break
-            if self.confidence:
+            if (self.confidence and len(tokens) < longest) or self.enough is not None:
                 # Certainty of a greedy draft is its probability at temperature 1.
                 seen = logits.softmax(-1) if self._sampling.greedy else probs
-                if float(seen[0, drawn]) < self.confidence:
+                chance = float(seen[0, drawn])
+                if self.enough is not None:
+                    survival.append(chance * (survival[-1] if survival else 1.0))
+                if chance < self.confidence:
                     break
+                if self.enough is not None and self.enough(chance, survival[-1]):
+                    break
+            if len(tokens) == longest:
+                break
             last = np.array([len(tokens) - 2], dtype=np.int64)
             logits = self._draft.extend(tokens[-1], last, own=True)
         drafted = torch.cat(tokens).to(self._device)
         tree = DraftTree.chain(drafted.numpy() if self._device.type == "cpu" else drafted)
-        if not rows:
-            return tree
-        q = torch.cat(rows).to(self._device)
-        proposal = Proposal(q, np.arange(len(tokens), dtype=np.int64))
-        return DraftTree(tree.tokens, tree.parents, probs=proposal)
+        probs_of, said = None, np.array(survival) if survival else None
+        if rows:
+            q = torch.cat(rows).to(self._device)
+            probs_of = Proposal(q, np.arange(len(tokens), dtype=np.int64))
+        return DraftTree(tree.tokens, tree.parents, probs=probs_of, survival=said)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         drafted, accepted = len(outcome.tree), len(outcome.path)

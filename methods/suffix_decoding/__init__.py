@@ -22,12 +22,13 @@ State kept: the local tree for a turn; the global tree as ``state_scope`` says: 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from methods.suffix_decoding.kernels import speculate
 from methods.suffix_decoding.tree import SuffixTree
-from specbench.arrays import IntArray
+from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 
@@ -52,6 +53,8 @@ class SuffixDecoding(Drafter):
 
     `score` tells how many tokens of the last draft are expected to be accepted.
     """
+
+    says_survival: ClassVar[bool] = True
 
     name: str = "suffix_decoding"
     paper_scope: str = "run"
@@ -109,14 +112,14 @@ class SuffixDecoding(Drafter):
 
     def propose(self, state: DecodeState) -> DraftTree:
         source = _LOCAL
-        score, nodes = self._speculate(self._local, state)
+        score, nodes, chances = self._speculate(self._local, state)
         if self.max_cached_requests != 0:
-            other_score, other_nodes = self._speculate(self._global, state)
-            if other_score > score:
-                source, score, nodes = _GLOBAL, other_score, other_nodes
+            other = self._speculate(self._global, state)
+            if other[0] > score:
+                source, (score, nodes, chances) = _GLOBAL, other
         self.score = score
-        n = nodes.shape[1]
-        return DraftTree(nodes[0], nodes[1], sources=np.full(n, source, dtype=np.int64))
+        sources = np.full(nodes.shape[1], source, dtype=np.int64)
+        return DraftTree(nodes[0], nodes[1], sources=sources, survival=chances)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         begin = state.length - len(outcome.committed)
@@ -126,8 +129,10 @@ class SuffixDecoding(Drafter):
     def end(self, state: DecodeState) -> None:
         self._global.end_request()
 
-    def _speculate(self, tree: SuffixTree, state: DecodeState) -> tuple[float, IntArray]:
-        drafted: tuple[float, IntArray] = speculate(
+    def _speculate(
+        self, tree: SuffixTree, state: DecodeState
+    ) -> tuple[float, IntArray, FloatArray]:
+        drafted: tuple[float, IntArray, FloatArray] = speculate(
             tree.arrays,
             state.buffer,
             state.length,

@@ -353,7 +353,13 @@ def locate(
 
 @njit(cache=True)
 def _draft_path(
-    tree: tuple[Array, ...], node: np.int64, used: np.int64, budget: int, least: float, out: Array
+    tree: tuple[Array, ...],
+    node: np.int64,
+    used: np.int64,
+    budget: int,
+    least: float,
+    out: Array,
+    chances: Array,
 ) -> tuple[int, float]:
     nodes, _, text, _, _ = tree
     mask = len(text) - 1
@@ -376,6 +382,7 @@ def _draft_path(
             used = np.int64(1)
         out[0, n] = token
         out[1, n] = n - 1
+        chances[n] = probability
         score += probability
         n += 1
     return n, score
@@ -383,7 +390,13 @@ def _draft_path(
 
 @njit(cache=True)
 def _draft_tree(
-    tree: tuple[Array, ...], node: np.int64, used: np.int64, budget: int, least: float, out: Array
+    tree: tuple[Array, ...],
+    node: np.int64,
+    used: np.int64,
+    budget: int,
+    least: float,
+    out: Array,
+    chances: Array,
 ) -> tuple[int, float]:
     nodes, _, text, _, _ = tree
     mask = len(text) - 1
@@ -399,6 +412,7 @@ def _draft_tree(
             place = np.int64(n)
             out[0, n] = text[(nodes[node, BEGIN] + used - 1) & mask]
             out[1, n] = above
+            chances[n] = -minus
             score -= minus
             n += 1
         if used < nodes[node, LENGTH]:
@@ -426,7 +440,7 @@ def speculate(
     longest: int,
     least: float,
     branching: bool,
-) -> tuple[float, Array]:
+) -> tuple[float, Array, Array]:
     """The best draft over all suffixes of a text that the tree knows.
 
     A suffix of p tokens may draft ``int(factor × p + offset)`` tokens. A draft's score is the sum
@@ -442,11 +456,13 @@ def speculate(
             frequent continuations.
 
     Returns:
-        The score and ``[2, nodes]`` int64 tokens and parents.
+        The score, ``[2, nodes]`` int64 tokens and parents, and ``[nodes]`` path probabilities.
     """
     nodes, _, _, active, meta = tree
     best = np.empty((2, longest), dtype=np.int64)
     trial = np.empty((2, longest), dtype=np.int64)
+    best_chances = np.empty(longest, dtype=np.float64)
+    chances = np.empty(longest, dtype=np.float64)
     best_n, best_score = 0, 0.0
     for p in range(1, min(len(active), length)):
         if p <= meta[GROWING]:
@@ -461,10 +477,11 @@ def speculate(
         if budget <= 0 or budget < best_score:
             continue
         if branching:
-            n, score = _draft_tree(tree, node, used, budget, least, trial)
+            n, score = _draft_tree(tree, node, used, budget, least, trial, chances)
         else:
-            n, score = _draft_path(tree, node, used, budget, least, trial)
+            n, score = _draft_path(tree, node, used, budget, least, trial, chances)
         if score >= best_score:
             best, trial = trial, best
+            best_chances, chances = chances, best_chances
             best_n, best_score = n, score
-    return best_score, best[:, :best_n].copy()
+    return best_score, best[:, :best_n].copy(), best_chances[:best_n].copy()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
-from specbench.config.compose import compose, has_yaml, option_names
+from specbench.config.compose import PART_KNOBS, compose, has_yaml, option_names
 from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
 from specbench.config.schema import PAPER_SCOPE, PUBLISHED, TUNED, TYPED
@@ -117,9 +117,6 @@ def _published(name: str, composed: DictConfig, keeps: Sequence[str]) -> DictCon
     """The method's node without the tuned knobs of its ``pair`` file."""
     kept = {key: composed.method[key] for key in keeps if key in composed.method}
     return cast(DictConfig, OmegaConf.merge(_with_no_pair(name).method, kept))
-
-
-PART_KNOBS = ("auxiliary", "drafters")  # knobs that name other methods
 
 
 def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from specbench.errors import ConfigurationError, unknown_name
 
 log = logging.getLogger(__name__)
 
+PART_KNOBS = ("auxiliary", "drafter", "drafters")  # knobs of a method that name others
 _PAIR = re.compile(r"[+~]{0,2}pair(=|$)")  # a choice of the group, as it is typed
 
 
@@ -75,7 +76,7 @@ def methods_that_need(what: str) -> list[str]:
     """
     folder = paths.CONF_DIR / "method"
     configs = [OmegaConf.load(folder / f"{name}.yaml") for name in option_names("method")]
-    alone = [c for c in configs if "drafters" not in c and not OmegaConf.select(c, "auxiliary")]
+    alone = [c for c in configs if not any(OmegaConf.select(c, knob) for knob in PART_KNOBS)]
     return [str(c.name) for c in alone if getattr(get_class(c._target_)().needs, what)]
 
 

@@ -52,6 +52,7 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
         artifacts=(*own.artifacts, *artifacts),
         reference=any(needs.reference for needs in everyone),
         overlap=any(needs.overlap for needs in everyone),
+        clock=any(needs.clock for needs in everyone),
         sampling=all(needs.sampling for needs in everyone),
         eager=any(needs.eager for needs in everyone),
     )

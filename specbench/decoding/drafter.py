@@ -11,9 +11,9 @@ All of it but ``setup`` counts in ``decode_s``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from specbench.arrays import Array, IntArray
 from specbench.config.schema import STATE_SCOPES
@@ -45,6 +45,12 @@ class Drafter:
     # how long what it learnt is kept: ``turn``, ``prompt`` (a case) or ``run``
     state_scope: str = "prompt"
     paper_scope: str = "prompt"  # what ``state_scope=paper`` stands for
+
+    # Whether its trees say how likely their nodes are (``DraftTree.survival``).
+    says_survival: ClassVar[bool] = False
+    # Set by a drafter around this one. Who drafts token by token then says how likely they are, and
+    # stops behind a token of which this says so, given its own probability and its survival.
+    enough: Callable[[float, float], bool] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._require_one_of("state_scope", STATE_SCOPES)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from specbench.arrays import BoolArray, IntArray
+from specbench.arrays import BoolArray, FloatArray, IntArray
 from specbench.decoding.protocols import DraftLM, TargetInfo
 from specbench.decoding.sampling import GREEDY, Sampling
 
@@ -74,6 +74,9 @@ class DraftTree:
     # ``[n]`` int64 naming where each node came from (index into the drafter's own
     # ``source_names``), or None.
     sources: IntArray | None = None
+    # ``[n]`` float64 on the host: how likely the drafter holds each node and all above it to be
+    # accepted. At most its parent's. None where the drafter does not say.
+    survival: FloatArray | None = None
     # For the token after the last node (the root, in an empty tree), or None. A verifier may draw
     # that token with it, or without: its distribution is the target's either way.
     bonus: BonusProposal | None = None
@@ -137,6 +140,7 @@ class DraftTree:
             aux=None if self.aux is None else self.aux[nodes],
             probs=None if self.probs is None else self.probs.take(nodes),
             sources=None if self.sources is None else self.sources[nodes],
+            survival=None if self.survival is None else self.survival[nodes],
         )
 
 
@@ -283,6 +287,7 @@ class Needs:
     artifacts: tuple[Artifact, ...] = ()  # files besides the model
     reference: bool = False  # the case's plain greedy output, handed over before ``begin`` (oracle)
     overlap: bool = False  # ``overlap`` is to be called while the target pass runs
+    clock: bool = False  # its drafts depend on how long steps took, so no run repeats another
     layout: str = "tree"  # ``tree`` or ``batch`` (the drafter's trees then carry ``rows``)
     batch: int = 1  # rows of the batch layout at most (the cache's batch size)
     max_nodes: int = 128  # nodes of a draft tree at most; sizes the engine's buffers

@@ -287,6 +287,11 @@ def replay_kind(drafter: Drafter, traces: Traces) -> str:
     Raises:
         NeedsNotMet: the drafter needs the model; says what to do.
     """
+    if drafter.needs.clock:
+        raise NeedsNotMet(
+            f"method={drafter.name} goes by the time that its steps take, and a replay takes none. "
+            "Type method.reward=priced, or run it live (runner=offline)."
+        )
     if _tokens_suffice(drafter):
         return EXACT
     if _states_suffice(drafter):

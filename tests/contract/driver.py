@@ -195,6 +195,10 @@ def check_tree(tree: DraftTree, needs: Needs) -> None:
         assert not (tree.aux[parents[children]] & ~tree.aux[children]).any()
     if tree.sources is not None:
         assert len(tree.sources) == len(tree)
+    if tree.survival is not None:
+        assert tree.survival.shape == parents.shape and tree.survival.dtype == np.float64
+        assert (tree.survival > 0).all()
+        assert (tree.survival <= np.append(tree.survival, 1.0)[parents] + 1e-12).all()
 
 
 def play(drafter: Drafter, prompt: IntArray, output: IntArray, seen: IntArray = NO_TOKENS) -> Trace:

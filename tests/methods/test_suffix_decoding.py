@@ -14,7 +14,7 @@ LOCAL, GLOBAL = 0, 1
 
 
 def best(tree, text, factor, offset, longest, least, branching):
-    score, nodes = speculate(
+    score, nodes, survival = speculate(
         tree.arrays,
         np.array(text, dtype=np.int64),
         len(text),
@@ -24,6 +24,7 @@ def best(tree, text, factor, offset, longest, least, branching):
         float(least),
         branching,
     )
+    assert survival.sum() == pytest.approx(score)  # path probabilities, node by node
     return score, nodes[0].tolist(), nodes[1].tolist()
 
 

@@ -1,0 +1,364 @@
+"""Adaptive drafts: how much of another method's draft is verified is decided step by step.
+
+Four published rules, each a ``policy``, around one drafter that says how likely its nodes are
+(``DraftTree.survival``: a draft model's probabilities, a suffix tree's counts):
+
+threshold   transformers' assisted generation since 4.45. Reference code studied:
+            huggingface/transformers 5.23, ``generation/candidate_generator.py``
+            (``AssistedCandidateGenerator``) and ``ConfidenceCriteria``. The draft ends behind a
+            token less likely than ``confidence``. Of the tokens that the target judged, once more
+            than five hold accepted and rejected ones, the threshold becomes the one with the least
+            false positives + 3 times false negatives (where scikit-learn is installed there).
+survival    SpecDec++, arXiv 2405.19715; Kaffaljidhmah2/SpecDec_pp ``hf_generation.py``. The draft
+            ends behind the token at which the product of the probabilities is below ``least`` (1 -
+            its ``stop_threshold``), but not before ``shortest`` tokens.
+marginal    vLLM's adaptive verification, vllm-project/vllm PR 47808,
+            ``v1/worker/gpu/spec_decode/adaptive_verification.py``, for one sequence: as many of the
+            likeliest nodes as give the most tokens for the time of a step. ``objective: plain``
+            buys a node while its survival times a plain step's time is above its own price.
+bandit      BanditSpec, arXiv 2505.15141; sail-sg/BanditSpec ``generate_utils.py``
+            (``ucb_length_spec_generate``): the draft's depth, 1 to ``arms``, by an upper confidence
+            bound on tokens per second.
+
+A step whose draft is cut to nothing is the step of plain decoding; what the drafter did for it is
+paid all the same. ``offered_per_step`` in the records is what it drafted, ``n_drafted`` what was
+verified. Draft models that draft token by token (sps) stop by the first two rules, and the bandit's
+depth, before they draft more; other drafts are cut when they are done.
+Where ours differs, and why:
+    - All rules take trees: a rule judges a node's path; what the target judged are the children of
+      accepted nodes. For chains this is what the codes do.
+    - threshold: transformers' documentation says that the threshold lasts over calls; its code
+      works on a copy that ends with the call, and so does ours with the turn.
+    - survival: SpecDec++ has a trained head say how likely a token is, a token late (it reads the
+      state of the token that was fed). Ours goes by the drafter's own probability, at once.
+    - marginal: the price comes from a cost surface of this machine, measured beforehand (a draft's
+      time too, where the surface has it), not from a profile at start; of one sequence the
+      probabilities are this step's own, where vLLM sizes a batch by the last step's.
+    - A draft that was drawn must not be cut before a token because of that token: what is left
+      would be biased. There ``marginal`` is ``plain`` and, like the first two, cuts behind.
+    - bandit: the code divides its exploration by the steps of all arms together, so that the bonus
+      is the same for all and the arm with the best mean is always taken (``counts: all``);
+      ``arm`` is UCB1's. ``reward: priced`` takes a step's price from a surface, which can be
+      replayed; measured seconds cannot.
+State kept: thresholds and arms for a turn, as in the codes; the drafter's own as ``state_scope``
+    says (paper: ``run``, which is the default drafter's).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specbench.arrays import BoolArray, FloatArray, IntArray
+from specbench.decoding.composite import Composite
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    Counted,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
+from specbench.errors import ConfigurationError
+from specbench.replay.cost_surface import CostSurface
+
+_POLICIES = ("threshold", "survival", "marginal", "bandit")
+_OBJECTIVES = ("rate", "plain")
+_REWARDS = ("measured", "priced")
+_COUNTS = ("all", "arm")
+_CONTEXTS = 64  # a price holds for so many cached tokens
+
+
+@dataclass(kw_only=True, eq=False)
+class Adaptive(Composite):
+    """Adaptive: another method's draft, cut at each step by a published rule.
+
+    Attributes:
+        drafter: the method that drafts, by its name in a configuration (which turns it into a
+            drafter), or a drafter.
+        policy: ``threshold``, ``survival``, ``marginal`` or ``bandit``, see the module's text.
+        confidence: threshold: the probability that it begins with.
+        refit: threshold: whether it moves.
+        least: survival: path probability below which a draft ends.
+        shortest: survival: tokens of a draft that this rule leaves alone.
+        surface: marginal, and bandit with priced steps: a cost surface of this machine and model.
+        objective: marginal: ``rate`` (tokens per second of the step) or ``plain``.
+        arms: bandit: depths to choose from.
+        exploration: bandit: what multiplies the logarithm of the step under the root.
+        counts: bandit: ``all`` or ``arm``, the steps that the bonus is divided by.
+        reward: bandit: tokens by ``measured`` seconds, or by ``priced`` ones.
+
+    Raises:
+        ConfigurationError: a value is out of range, a drafter that does not say how likely its
+            nodes are, or no surface where one is needed.
+    """
+
+    name: str = "adaptive"
+    paper_scope: str = "run"  # suffix decoding's
+    drafter: Any = "suffix_decoding"
+    policy: str = "threshold"
+    confidence: float = 0.4
+    refit: bool = True
+    least: float = 0.7
+    shortest: int = 2
+    surface: str | None = None
+    objective: str = "rate"
+    arms: int = 4
+    exploration: float = 6.0
+    counts: str = "all"
+    reward: str = "measured"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_one_of("policy", _POLICIES)
+        self._require_one_of("objective", _OBJECTIVES)
+        self._require_one_of("reward", _REWARDS)
+        self._require_one_of("counts", _COUNTS)
+        for key in ("confidence", "least"):
+            self._require(0 <= getattr(self, key) <= 1, key, "from 0 to 1")
+        self._require(self.shortest >= 0, "shortest", "at least 0")
+        self._require_positive("arms")
+        self._require(self.exploration >= 0, "exploration", "at least 0")
+        if self._priced and self.surface is None:
+            raise ConfigurationError(
+                f"method={self.name} with policy={self.policy} goes by what passes cost on this "
+                "machine. Measure that: python run.py runner=cost output_dir=COST; then type "
+                "method.surface=COST/surface.json."
+            )
+        self._tree = DraftTree.empty()  # what the part drafted in this step
+        self._kept = NO_TOKENS  # the nodes of it that are verified
+        self._said: list[float] = []  # what a part said of the tokens that it drafted one by one
+        self._offered: list[float] = []
+        self._forget()
+        if isinstance(self.drafter, Drafter):
+            self._check_parts()
+            if not self.drafter.says_survival or self.drafter.needs.overlap:
+                raise ConfigurationError(
+                    f"method={self.name} cannot hold {self.drafter.name}: it does not say how "
+                    "likely its nodes are. Type e.g. method.drafter=suffix_decoding, sps, opt_tree "
+                    "or eagle2."
+                )
+            if self.policy != "bandit":
+                self.drafter.enough = self._enough
+
+    @property
+    def _priced(self) -> bool:
+        return self.policy == "marginal" or (self.policy == "bandit" and self.reward == "priced")
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        if not isinstance(self.drafter, Drafter):
+            raise ConfigurationError(
+                f"method.drafter={self.drafter!r} must be a method. Write a method's name."
+            )
+        return (self.drafter,)
+
+    @property
+    def own_needs(self) -> Needs:
+        clock = self.policy == "bandit" and self.reward == "measured"
+        return Needs(max_nodes=self.parts[0].needs.max_nodes, clock=clock)
+
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        self._drafts_by_model = self.parts[0].needs.draft_model
+        self._prices: dict[int, FloatArray] = {}
+        if self._priced:
+            assert self.surface is not None
+            self._surface = CostSurface.read(Path(self.surface))
+            if context.target is not None:
+                here = {
+                    "dtype": str(context.target.dtype).removeprefix("torch."),
+                    "device": context.target.device.type,
+                }
+                for key, value in here.items():
+                    measured = str(self._surface.model.get(key)).partition(":")[0]
+                    if measured != value:
+                        raise ConfigurationError(
+                            f"method.surface={self.surface} was measured with {key} {measured}, "
+                            f"and this run has {value}. Measure one: python run.py runner=cost"
+                        )
+
+    def reset(self) -> None:
+        super().reset()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._confidence = self.confidence
+        self._judged: list[tuple[float, bool]] = []  # probability, whether it was accepted
+        self._arm, self._step = 0, 0
+        self._means, self._calls = np.zeros(self.arms), np.zeros(self.arms)
+        self._started = 0.0
+
+    def begin(self, state: DecodeState) -> None:
+        self._forget()
+        self._offered = []
+        super().begin(state)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        self._said = []
+        asked = state
+        if self.policy == "bandit":
+            self._started = time.perf_counter()
+            self._choose()
+            # Nothing deeper than the arm could be committed then, so that draft models stop there.
+            asked = copy.copy(state)
+            asked.remaining = min(state.remaining, self._arm + 2)
+        tree = self._tree = self.parts[0].propose(asked)
+        self._offered.append(len(tree))
+        self._kept = np.flatnonzero(self._worth(tree, state.length)) if len(tree) else NO_TOKENS
+        return tree.take(self._kept) if len(self._kept) else DraftTree.empty()
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        verified = outcome.tree
+        if self.policy == "threshold" and self.refit and len(verified):
+            self._learn(verified, outcome.path)
+        seen = outcome
+        if self._drafts_by_model and len(verified) < len(self._tree):
+            # Its cache holds all that it drafted: the nodes that nobody verified are rejected ones.
+            path = self._kept[outcome.path]
+            seen = replace(outcome, tree=self._tree, path=path, next_tokens=None)
+        super().observe(state, seen)
+        if self.policy == "bandit":
+            self._reward(len(outcome.path) + 1, len(verified), state.length)
+
+    def report(self) -> dict[str, Counted]:
+        return {**super().report(), "offered_per_step": self._offered}
+
+    # -- what is kept of a draft -----------------------------------------------------------------
+
+    def _worth(self, tree: DraftTree, context: int) -> BoolArray:
+        """``[n]`` whether a node is verified; a node's parent is, where it is."""
+        if self.policy == "bandit":
+            return _depths(tree.parents) <= self._arm + 1
+        survival = tree.survival
+        assert survival is not None
+        if self.policy == "marginal":
+            drawn = tree.probs is not None
+            bought = self._bought(survival, context, plain=drawn or self.objective == "plain")
+            return _behind(tree.parents, ~bought) if drawn else bought
+        chances, depths = self._chances(tree, survival), _depths(tree.parents)
+        ended = [self._ends(*node) for node in zip(chances, survival, depths, strict=True)]
+        return _behind(tree.parents, np.array(ended))
+
+    def _enough(self, chance: float, survival: float) -> bool:
+        self._said.append(chance)
+        return self._ends(chance, survival, len(self._said))
+
+    def _ends(self, chance: float, survival: float, depth: int) -> bool:
+        """Whether the draft ends behind a node at this depth, from 1."""
+        if self.policy == "threshold":
+            return chance < self._confidence
+        return self.policy == "survival" and survival < self.least and depth >= self.shortest
+
+    def _chances(self, tree: DraftTree, survival: FloatArray) -> FloatArray:
+        """``[n]`` probability of each node, given its parent."""
+        if len(self._said) >= len(tree):  # a chain: as it was said, without a quotient's rounding
+            return np.array(self._said[: len(tree)])
+        above = np.append(survival, 1.0)[tree.parents]  # -1, the root, is the last one
+        return np.divide(survival, above, out=np.zeros_like(survival), where=above > 0)
+
+    # -- threshold -------------------------------------------------------------------------------
+
+    def _learn(self, verified: DraftTree, path: IntArray) -> None:
+        assert verified.survival is not None
+        accepted = np.zeros(len(verified) + 1, dtype=np.bool_)  # the root is the last one
+        accepted[path] = accepted[-1] = True
+        chances = self._chances(verified, verified.survival)
+        for node in np.flatnonzero(accepted[verified.parents]):
+            self._judged.append((float(chances[node]), bool(accepted[node])))
+        if len(self._judged) > 5 and len({right for _, right in self._judged}) == 2:
+            self._confidence = best_threshold(*map(np.array, zip(*self._judged, strict=True)))
+
+    # -- marginal --------------------------------------------------------------------------------
+
+    def _bought(self, survival: FloatArray, context: int, *, plain: bool) -> BoolArray:
+        """``[n]`` the likeliest nodes, as many as pay; a parent goes before its children."""
+        order = np.argsort(-survival, kind="stable")
+        price = self._price(context)[: len(order) + 1]
+        if plain:
+            unpaid = survival[order] * price[0] <= np.diff(price)
+            count = int(unpaid.argmax()) if unpaid.any() else len(order)
+        else:
+            tokens = 1.0 + np.append(0.0, np.cumsum(survival[order]))
+            count = int((tokens / (price + self._drafting_s(context))).argmax())
+        bought = np.zeros(len(order), dtype=np.bool_)
+        bought[order[:count]] = True
+        return bought
+
+    def _price(self, context: int) -> FloatArray:
+        """``[max_nodes + 1]`` seconds of a pass over the root and so many nodes."""
+        place = context // _CONTEXTS
+        if place not in self._prices:
+            rows = np.arange(1.0, self.needs.max_nodes + 2)
+            middle = np.full(len(rows), (place + 0.5) * _CONTEXTS)
+            self._prices[place] = self._surface.tree.predict(rows, middle)
+        return self._prices[place]
+
+    def _drafting_s(self, context: int) -> float:
+        """Seconds of the part's draft at the nearest context measured; 0 where none was."""
+        name = self.parts[0].name
+        found = [
+            (abs(one["context"] - context), one["step_us"])
+            for one in self._surface.drafting
+            if one["method"] == name and "step_us" in one
+        ]
+        return min(found)[1] / 1e6 if found else 0.0
+
+    # -- bandit ----------------------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        """The arm of this step, from 0: a draft one deeper than its number."""
+        self._step += 1
+        if self._step < 2 * self.arms:
+            self._arm = (self._step - 1) % self.arms
+            return
+        steps = self._calls.sum() if self.counts == "all" else self._calls
+        with np.errstate(divide="ignore"):
+            bonus = np.sqrt(self.exploration * math.log(self._step) / np.asarray(steps))
+        self._arm = int((self._means + bonus).argmax())
+
+    def _reward(self, tokens: int, nodes: int, context: int) -> None:
+        if self.reward == "measured":
+            seconds = time.perf_counter() - self._started
+        else:
+            seconds = float(self._price(context)[nodes]) + self._drafting_s(context)
+        calls = self._calls[self._arm]
+        self._means[self._arm] = (self._means[self._arm] * calls + tokens / seconds) / (1 + calls)
+        self._calls[self._arm] += 1
+
+
+def best_threshold(chances: FloatArray, accepted: BoolArray) -> float:
+    """The probability that, taken as the least one to go on with, costs the fewest mistakes.
+
+    A false positive costs 1, a false negative 3, each as a share of its class; of equals the
+    largest threshold. Both classes are there.
+    """
+    thresholds = np.unique(chances)[::-1]
+    taken = chances >= thresholds[:, None]
+    false_positives = (taken & ~accepted).sum(1) / (~accepted).sum()
+    false_negatives = 1 - (taken & accepted).sum(1) / accepted.sum()
+    return float(thresholds[(false_positives + 3 * false_negatives).argmin()])
+
+
+def _behind(parents: IntArray, ended: BoolArray) -> BoolArray:
+    """``[n]`` the nodes that no ancestor ended the draft above."""
+    kept = np.ones(len(parents) + 1, dtype=np.bool_)  # the root is the last one
+    for node, parent in enumerate(parents.tolist()):
+        kept[node] = kept[parent] and (parent < 0 or not ended[parent])
+    return kept[:-1]
+
+
+def _depths(parents: IntArray) -> IntArray:
+    """``[n]`` from 1."""
+    depths = np.zeros(len(parents) + 1, dtype=np.int64)  # the root is the last one
+    for node, parent in enumerate(parents.tolist()):
+        depths[node] = depths[parent] + 1
+    return depths[:-1]

@@ -1,0 +1,311 @@
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from methods import adaptive
+from methods.adaptive import Adaptive, best_threshold
+from methods.opt_tree import OptTree
+from methods.pld import PromptLookup
+from methods.sps import Sps
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+from specbench.decoding.verify import BlockVerifier, RejectionVerifier
+from specbench.errors import ConfigurationError
+from specbench.replay.cost_surface import CostSurface, Grid
+from tests.conftest import engine
+from tests.decoding import distributions as exact
+from tests.decoding.distributions import P_LEAST, SAMPLINGS, VOCAB
+from tests.decoding.table_models import TableDraft, TableTarget
+
+CHAIN = np.arange(-1, 3)
+BUSH = np.array([-1, -1, 0, 0, 1, 2])
+
+
+@dataclass(kw_only=True, eq=False)
+class Said(Drafter):
+    """Drafts one tree of token 1 again and again, with these survival probabilities."""
+
+    says_survival: ClassVar[bool] = True
+
+    name: str = "said"
+    parents: np.ndarray = field(default_factory=lambda: CHAIN)
+    survival: tuple = (0.9, 0.5, 0.45, 0.1)
+    asked: list = field(default_factory=list)
+
+    @property
+    def needs(self):
+        return Needs(max_nodes=len(self.parents))
+
+    def propose(self, state):
+        self.asked.append(state.remaining)
+        tokens = np.ones(len(self.parents), dtype=np.int64)
+        return DraftTree(tokens, self.parents, survival=np.array(self.survival))
+
+    def observe(self, state, outcome):
+        self.outcome = outcome
+
+
+def surface(tmp_path, seconds):
+    """A file with passes of 1, 2, 3, .. rows that take these seconds, whatever the context."""
+    rows = tuple(range(1, len(seconds) + 1))
+    times = np.array(seconds)[:, None, None].repeat(2, 1)
+    grids = (
+        Grid({"context": (1,)}, np.ones((1, 1))),
+        Grid({"rows": rows, "context": (1, 900)}, times),
+    )
+    path = tmp_path / "surface.json"
+    model = {"name": "toy", "dtype": "float32", "device": "cpu"}
+    CostSurface(model, {"hardware": {}, "versions": {}}, *grids).write(path)
+    return str(path)
+
+
+def ready(part=None, **knobs):
+    drafter = Adaptive(drafter=part or Said(), **knobs)
+    drafter.setup(DraftContext(VOCAB, frozenset()))
+    drafter.reset()
+    state = DecodeState(np.array([1, 2]), 50)
+    state.commit(np.array([1]))
+    drafter.begin(state)
+    return drafter, state
+
+
+def step(drafter, state, accepted):
+    """The nodes proposed in a step whose first ``accepted`` of a chain are taken."""
+    tree = drafter.propose(state)
+    path = np.arange(min(accepted, len(tree)))
+    committed = np.ones(len(path) + 1, dtype=np.int64)
+    state.commit(committed)
+    drafter.observe(state, StepOutcome(tree, path, committed, None))
+    return len(tree)
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("knobs", "kept"),
+    [
+        ({"policy": "threshold"}, 4),  # .9, .56, .9, .22: the draft ends behind the last
+        ({"policy": "threshold", "confidence": 0.6}, 2),
+        ({"policy": "survival"}, 2),
+        ({"policy": "survival", "shortest": 3}, 3),
+        ({"policy": "survival", "least": 0.47}, 3),
+        ({"policy": "bandit"}, 1),
+    ],
+)
+def test_a_chain_is_cut_by_its_rule(knobs, kept):
+    drafter, state = ready(**knobs)
+    assert step(drafter, state, 0) == kept
+
+
+def test_a_tree_is_cut_below_the_nodes_that_end_it():
+    part = Said(parents=BUSH, survival=(0.8, 0.2, 0.6, 0.1, 0.15, 0.3))
+    drafter, state = ready(part)
+    assert drafter.propose(state).parents.tolist() == [-1, -1, 0, 0, 2]
+    drafter, state = ready(part, policy="survival", least=0.5, shortest=1)
+    assert drafter.propose(state).parents.tolist() == [-1, -1, 0, 0, 2]
+    drafter, state = ready(part, policy="bandit")
+    assert drafter.propose(state).parents.tolist() == [-1, -1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate", "plain"),
+    [
+        ([1, 1, 1, 1, 1], 4, 4),  # free rows
+        ([1, 1.2, 1.4, 1.6, 1.8], 3, 3),
+        ([1, 1.6, 2.2, 2.8, 3.4], 1, 1),
+        ([1, 2, 3, 4, 5], 0, 0),
+        ([1, 1.1, 2.0, 2.1, 2.2], 1, 1),  # a step between two and three rows
+        ([1, 1.95, 2, 2, 2.5], 3, 0),  # and one that only several nodes together pay for
+    ],
+)
+def test_marginal_buys_what_pays(tmp_path, seconds, rate, plain):
+    for objective, kept in (("rate", rate), ("plain", plain)):
+        file = surface(tmp_path, seconds)
+        drafter, state = ready(policy="marginal", surface=file, objective=objective)
+        assert step(drafter, state, 0) == kept
+    # By hand: all counts of nodes, their tokens over their time.
+    survival = np.array(Said().survival)
+    values = [(1 + survival[:n].sum()) / seconds[n] for n in range(5)]
+    assert int(np.argmax(values)) == rate
+
+
+def test_marginal_takes_the_likeliest_nodes_of_a_tree(tmp_path):
+    part = Said(parents=BUSH, survival=(0.8, 0.2, 0.6, 0.1, 0.15, 0.3))
+    file = surface(tmp_path, [1, 1.3, 1.6, 1.9, 2.2, 2.5, 2.8])
+    drafter, state = ready(part, policy="marginal", surface=file)
+    assert drafter.propose(state).parents.tolist() == [-1, 0]
+
+
+def test_a_step_whose_draft_is_cut_to_nothing_is_plain_decodings(tmp_path):
+    file = surface(tmp_path, [1, 3, 5, 7, 9])
+    seen = []
+
+    class Watched(TableTarget):
+        def forward(self, root, tree, *, hidden_layers=()):
+            seen.append(tree)
+            return super().forward(root, tree, hidden_layers=hidden_layers)
+
+    loop = engine(Watched(exact.table(0)))
+    drafter = Adaptive(drafter=Said(), policy="marginal", surface=file)
+    drafter.setup(DraftContext(VOCAB, frozenset()))
+    result = loop.decode(exact.PROMPT, drafter, max_new_tokens=12)
+    assert result.n_drafted == 0 and all(tree is DraftTree.empty() for tree in seen)
+    assert result.drafter["offered_per_step"] == [4] * 11  # drafting is paid all the same
+    plain = loop.decode(exact.PROMPT, Drafter(name="ar"), max_new_tokens=12)
+    assert result.output_ids == plain.output_ids
+
+
+# -- what is learnt --------------------------------------------------------------------------------
+
+
+def test_the_best_threshold_is_that_of_all_thresholds_tried():
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        chances = random.choice(np.linspace(0.05, 1, 12), random.integers(6, 30))
+        accepted = random.random(len(chances)) < chances
+        if accepted.all() or not accepted.any():
+            continue
+        costs = {}
+        for least in sorted(set(chances.tolist())):
+            wrong = sum(1 for c, a in zip(chances, accepted, strict=True) if c >= least and not a)
+            missed = sum(1 for c, a in zip(chances, accepted, strict=True) if c < least and a)
+            costs[least] = wrong / (~accepted).sum() + 3 * missed / accepted.sum()
+        found = best_threshold(chances, accepted)
+        assert costs[found] == pytest.approx(min(costs.values()))
+        assert all(cost > costs[found] - 1e-12 for cost in costs.values())
+        # Of equals the largest.
+        assert not [t for t, cost in costs.items() if t > found and cost < costs[found] - 1e-12]
+
+
+def test_the_threshold_moves_once_both_outcomes_are_known_and_begins_anew_each_turn():
+    part = Said(survival=(0.9, 0.9 * 0.5, 0.9 * 0.5 * 0.9, 0.9 * 0.5 * 0.9 * 0.3))
+    drafter, state = ready(part)
+    for _ in range(3):  # .9 is accepted, .5 is not
+        assert step(drafter, state, 1) == 4
+    assert step(drafter, state, 1) == 2  # six tokens judged: ends behind what is below .9
+    drafter.begin(state)
+    assert step(drafter, state, 1) == 4
+    drafter, state = ready(part, refit=False)
+    assert [step(drafter, state, 1) for _ in range(6)] == [4] * 6
+
+
+def timed(monkeypatch, seconds):
+    """Runs a bandit whose steps take ``seconds`` by the nodes verified; arms, from 1."""
+    now = [0.0]
+    monkeypatch.setattr(adaptive.time, "perf_counter", lambda: now[0])
+
+    def run(steps, accepted, **knobs):
+        drafter, state = ready(policy="bandit", **knobs)
+        arms = []
+        for _ in range(steps):
+            tree = drafter.propose(state)
+            arms.append(len(tree))
+            now[0] += seconds[len(tree)]
+            path = np.arange(min(accepted, len(tree)))
+            state.commit(np.ones(1, dtype=np.int64))
+            drafter.observe(state, StepOutcome(tree, path, np.ones(1, dtype=np.int64), None))
+        return arms
+
+    return run
+
+
+def test_the_bandit_tries_every_arm_and_settles_on_the_best(monkeypatch):
+    run = timed(monkeypatch, [1, 1.0, 1.1, 1.2, 1.9])
+    assert run(20, 2) == [1, 2, 3, 4, 1, 2, 3] + [2] * 13
+    assert run(20, 4)[7:] == [3] * 13
+    # With a bonus per arm the others come back.
+    assert len(set(run(40, 2, counts="arm")[7:])) == 4
+
+
+def test_the_bandit_asks_for_no_deeper_draft():
+    part = Said()
+    drafter, state = ready(part, policy="bandit", arms=3)
+    for depth in (1, 2, 3):
+        assert step(drafter, state, 0) == depth
+    assert part.asked == [2, 3, 4] and state.remaining == 46
+
+
+def test_priced_steps_need_no_clock(tmp_path):
+    file = surface(tmp_path, [1, 1.0, 1.1, 1.2, 1.9])
+    drafter, state = ready(policy="bandit", reward="priced", surface=file)
+    assert not drafter.needs.clock and ready(policy="bandit")[0].needs.clock
+    assert [step(drafter, state, 2) for _ in range(12)] == [1, 2, 3, 4, 1, 2, 3] + [2] * 5
+
+
+# -- around draft models ---------------------------------------------------------------------------
+
+PARTS = {"sps": lambda: Sps(gamma=4), "opt_tree": lambda: OptTree(nodes=8, max_depth=4)}
+CUTS = [
+    {"policy": "threshold"},
+    {"policy": "survival", "least": 0.4, "shortest": 1},
+    {"policy": "marginal"},
+    {"policy": "bandit", "reward": "priced"},
+]
+
+
+def on_tables(part, knobs, sampling, tmp_path):
+    if "surface" not in knobs and knobs["policy"] in ("marginal", "bandit"):
+        knobs = knobs | {"surface": surface(tmp_path, [1, 1.2, 1.5, 1.9, 2.4, 2.8, 3.2, 3.6, 4])}
+    drafter = Adaptive(drafter=PARTS[part](), **knobs)
+    draft = TableDraft(exact.table(0) + 0.7 * exact.table(1))
+    drafter.setup(DraftContext(VOCAB, frozenset(), sampling=sampling, draft_model=draft))
+    return drafter
+
+
+@pytest.mark.parametrize("knobs", CUTS, ids=lambda knobs: knobs["policy"])
+@pytest.mark.parametrize("part", PARTS)
+def test_greedy_output_is_plain_decodings(part, knobs, tmp_path):
+    loop = engine(TableTarget(exact.table(0)), overlap="serial")
+    drafter = on_tables(part, knobs, Sampling(0.0), tmp_path)
+    plain = loop.decode(exact.PROMPT, Drafter(name="ar"), max_new_tokens=40)
+    result = loop.decode(exact.PROMPT, drafter, max_new_tokens=40)
+    assert result.output_ids == plain.output_ids
+    assert sum(result.drafter["offered_per_step"]) >= result.n_drafted > 0
+
+
+@pytest.mark.parametrize("verifier", [RejectionVerifier, BlockVerifier])
+@pytest.mark.parametrize("knobs", CUTS, ids=lambda knobs: knobs["policy"])
+def test_cutting_a_drawn_draft_leaves_the_distribution(knobs, verifier, tmp_path):
+    sampling = SAMPLINGS["warm"]
+    drafter = on_tables("sps", knobs, sampling, tmp_path)
+    outputs, _ = exact.turns(verifier(sampling), drafter, 60, 16, overlap="serial")
+    assert exact.worst_p(outputs, exact.distribution_of(sampling)) > P_LEAST
+    assert exact.transitions_p(outputs, sampling) > P_LEAST
+
+
+def test_a_draft_model_drafts_no_further_than_the_rule_lets_it(tmp_path):
+    loop = engine(TableTarget(exact.table(0)), overlap="serial")
+    whole = on_tables("sps", {"policy": "marginal"}, Sampling(0.0), tmp_path)
+    short = on_tables("sps", {"policy": "threshold", "confidence": 0.9, "refit": False},
+                      Sampling(0.0), tmp_path)  # fmt: skip
+    offered = [
+        np.mean(loop.decode(exact.PROMPT, d, max_new_tokens=40).drafter["offered_per_step"])
+        for d in (whole, short)
+    ]
+    assert offered[1] < offered[0] - 0.5
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_what_cannot_work_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="does not say how likely its nodes are"):
+        Adaptive(drafter=PromptLookup())
+    for knobs in ({"policy": "marginal"}, {"policy": "bandit", "reward": "priced"}):
+        with pytest.raises(ConfigurationError, match="runner=cost"):
+            Adaptive(drafter=Said(), **knobs)
+    with pytest.raises(ConfigurationError, match="policy"):
+        Adaptive(drafter=Said(), policy="marginl")
+    file = surface(tmp_path, [1, 1, 1, 1, 1])
+    drafter = Adaptive(drafter=Said(), policy="marginal", surface=file)
+
+    class Half:
+        dtype, device = torch.float16, torch.device("cpu")
+
+    with pytest.raises(ConfigurationError, match="dtype float32"):
+        drafter.setup(DraftContext(VOCAB, frozenset(), target=Half()))
