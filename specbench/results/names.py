@@ -20,6 +20,8 @@ METHODS = {
     "logitspec": "LogitSpec",
     "lookahead": "Lookahead",
     "medusa": "Medusa",
+    "ngram_map": "ngram-map",
+    "ngram_mod": "ngram-mod",
     "ngrammys": "N-Grammys",
     "opt_tree": "OPT-Tree",
     "oracle": "Oracle",

@@ -47,6 +47,8 @@ TOY_SIZES: dict[str, dict[str, object]] = {
     "eagle3": {"total": 6, "depth": 1, "top_k": 3},
     "sam_eagle2": {"auxiliary": {"method": "eagle2", "total": 6, "depth": 1, "top_k": 3}},
     "ouroboros": {"gamma": 2, "ngram": 4, "window": 5, "guesses": 5},
+    "ngram_mod": {"n_match": 1, "n_max": 6, "n_min": 1},
+    "ngram_map": {"size_n": 2, "size_m": 4},
     "suffix_else_head": {
         "drafters": ["suffix_decoding", {"method": "eagle2", "total": 6, "depth": 1, "top_k": 3}],
         "min_score": 0.3,
