@@ -30,6 +30,10 @@ class TargetEmbeddings(Protocol):
     def lm_head_bias(self) -> torch.Tensor | None:
         """``[vocab]``."""
 
+    @property
+    def packed(self) -> bool:
+        """Whether the LM head stands packed; then a trained head's products are packed too."""
+
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """``[..., vocab]`` of states ``[..., hidden]`` after the final norm.
 

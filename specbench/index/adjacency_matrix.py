@@ -1,29 +1,46 @@
 """For every token its likeliest successors, as a target's logits last said.
 
-Tensor operations of fixed shape, so that a GPU need never be waited for.
+Tensor operations of fixed shape, so that a GPU need never be waited for; on a CPU, where each of
+them takes longer than the work in it, compiled loops.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numba import njit
 
+from specbench.arrays import Array, IntArray
 from specbench.errors import unknown_name
 from specbench.index.static_tree import StaticTree
 
 UPDATE_RULES = ("last", "first", "parallel")
 
-_GROUP = 64  # logits whose maximum stands for them in the first round of `top_ids`
+_GROUP = 64  # logits that are looked at together first
+_FEW = 32  # ids that are kept in order one by one
 
 
 def top_ids(logits: torch.Tensor, k: int) -> torch.Tensor:
     """``[n, k]`` int64 ids of the largest entries of each row of ``[n, >= k]``, largest first.
 
-    Two rounds: the largest k entries lie in the k groups of 64 with the largest maxima (or in
+    On a CPU few ids of float32 come from one look at all logits. Else there are two
+    rounds: the largest k entries lie in the k groups of 64 with the largest maxima (or in
     the rest that fills no group), so only those are sorted. Over 81 × 49152 entries on one CPU
-    core that takes 0.8 ms, `torch.topk` 4.6 ms. Equal entries come in the order `torch.topk` gives
-    them.
+    core these take 0.8 ms, `torch.topk` 4.6 ms. Of equal entries any may come first.
     """
     n, vocab = logits.shape
+    if (
+        logits.is_cpu
+        and logits.dtype == torch.float32
+        and n
+        and logits.stride(1) == 1
+        and k <= _FEW
+    ):
+        step = logits.stride(0)
+        flat = logits.detach().as_strided(((n - 1) * step + vocab,), (1,)).numpy()
+        best = np.empty((n, k), dtype=np.int64)
+        _largest(flat, step, vocab, best)
+        return torch.from_numpy(best)
     groups = vocab // _GROUP
     if groups <= k:
         largest: torch.Tensor = logits.topk(k).indices
@@ -40,17 +57,72 @@ def top_ids(logits: torch.Tensor, k: int) -> torch.Tensor:
     return found
 
 
+@njit(cache=True)
+def _largest(logits: Array, step: int, vocab: int, ids: IntArray) -> None:
+    """``ids [n, k]`` of the largest of each row's ``vocab`` logits, rows ``step`` numbers apart."""
+    n, k = ids.shape
+    values = np.empty(k, dtype=np.float32)
+    for row in range(n):
+        first = row * step
+        held = 0
+        for start in range(0, vocab, _GROUP):
+            group = logits[first + start : first + min(start + _GROUP, vocab)]
+            if held == k:
+                least, larger = values[k - 1], 0
+                for i in range(len(group)):
+                    larger += group[i] > least
+                if not larger:
+                    continue
+            for i in range(len(group)):
+                if held == k and not group[i] > values[k - 1]:
+                    continue
+                place = min(held, k - 1)
+                while place and group[i] > values[place - 1]:
+                    values[place], ids[row, place] = values[place - 1], ids[row, place - 1]
+                    place -= 1
+                values[place], ids[row, place] = group[i], start + i
+                held = min(held + 1, k)
+
+
+@njit(cache=True)
+def _overwrite(rows: IntArray, tokens: IntArray, candidates: IntArray, rule: int) -> None:
+    """``AdjacencyMatrix.update`` on the host; ``rule`` is a place in ``UPDATE_RULES``."""
+    n = len(tokens)
+    for i in range(n):
+        if rule < 2:
+            at = n - 1 - i if rule else i
+            rows[tokens[at]] = candidates[at]
+            continue
+        before, count = 0, 0
+        for other in range(n):
+            if tokens[other] == tokens[i]:
+                before += other < i
+                count += 1
+        for j in range(before, candidates.shape[1], count):
+            rows[tokens[i], j] = candidates[i, j]
+
+
 class AdjacencyMatrix:
     """For every token of the vocabulary its ``k`` likeliest successors, as last seen.
 
     Unknown rows are zeros, as in the paper, so they draft token 0.
 
+    Args:
+        compiled: write rows by a compiled loop; None does so on a CPU.
+
     Attributes:
         rows: ``[vocab_size, k]`` int32, the likeliest candidate first.
     """
 
-    def __init__(self, vocab_size: int, k: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        k: int,
+        device: torch.device | str = "cpu",
+        compiled: bool | None = None,
+    ) -> None:
         self.k = k
+        self._compiled = torch.device(device).type == "cpu" if compiled is None else compiled
         self.rows = torch.zeros(vocab_size, k, dtype=torch.int32, device=device)
         self._levels: tuple[torch.Tensor, ...] = ()
         self._columns = torch.arange(k, device=device)
@@ -89,7 +161,13 @@ class AdjacencyMatrix:
         Raises:
             ConfigurationError: no such rule.
         """
+        if rule not in UPDATE_RULES:
+            raise unknown_name("update rule", rule, UPDATE_RULES)
         candidates = top_ids(logits[:, : len(self.rows)], self.k).to(self.rows.device)
+        if self._compiled:
+            number = UPDATE_RULES.index(rule)
+            _overwrite(self.rows.numpy(), tokens.numpy(), candidates.numpy(), number)
+            return
         # Equal tokens lie side by side in `order`, [begin, end) for each; all of them then write
         # the same candidates, so the order of the writes does not matter.
         grouped, order = torch.sort(tokens, stable=True)
@@ -99,10 +177,8 @@ class AdjacencyMatrix:
             chosen = candidates.index_select(0, order.index_select(0, end - 1))
         elif rule == "first":
             chosen = candidates.index_select(0, order.index_select(0, begin))
-        elif rule == "parallel":
+        else:
             count = (end - begin).unsqueeze(1)
             occurrence = begin.unsqueeze(1) + self._columns.remainder(count)
             chosen = candidates[order[occurrence], self._columns]
-        else:
-            raise unknown_name("update rule", rule, UPDATE_RULES)
         self.rows.index_copy_(0, grouped, chosen.int())

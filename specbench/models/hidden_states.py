@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specbench.errors import ConfigurationError
+from specbench.kernels.packed_linear import PackedLinear
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
@@ -109,6 +110,10 @@ class Embeddings:
     def lm_head_bias(self) -> torch.Tensor | None:
         bias: torch.Tensor | None = self._lm_head.bias
         return None if bias is None else bias.detach()
+
+    @property
+    def packed(self) -> bool:
+        return isinstance(self._lm_head, PackedLinear)
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:

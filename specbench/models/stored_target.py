@@ -28,6 +28,8 @@ _WHOLE = ("model.safetensors", "pytorch_model.bin")
 class StoredEmbeddings:
     """``specbench.decoding.protocols.TargetEmbeddings`` out of a model's files."""
 
+    packed = False
+
     def __init__(
         self, embedding: torch.Tensor, lm_head: torch.Tensor, lm_head_bias: torch.Tensor | None
     ) -> None:

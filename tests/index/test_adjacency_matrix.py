@@ -39,10 +39,12 @@ def test_top_ids_of_equal_logits_are_distinct_and_the_largest(dtype):
     vocab_size=st.integers(5, 12),
     passes=st.integers(0, 4),
     rule=st.sampled_from(UPDATE_RULES),
+    compiled=st.booleans(),
 )
-def test_the_matrix_is_a_table_of_lists(seed, k, vocab_size, passes, rule):
+def test_the_matrix_is_a_table_of_lists(seed, k, vocab_size, passes, rule, compiled):
     random = np.random.default_rng(seed)
-    matrix, table = AdjacencyMatrix(vocab_size, k), {t: [0] * k for t in range(vocab_size)}
+    matrix = AdjacencyMatrix(vocab_size, k, compiled=compiled)
+    table = {t: [0] * k for t in range(vocab_size)}
     for _ in range(passes):
         tokens = random.integers(0, vocab_size, random.integers(1, 30))
         logits = np.stack([random.permutation(vocab_size) for _ in tokens]).astype(np.float64)

@@ -76,7 +76,7 @@ def load(
         # A configuration without the key means true: the code that trained the heads has it so.
         head = EagleHead(target, shape, bias=bool(found.config.get("bias", True)))
     names = {name: name for name in head.state_dict()}
-    checkpoint.fill(head, names, found, dtype=dtype, device=device, ignored=_OPTIONAL)
+    checkpoint.fill(head, names, found, target, dtype=dtype, device=device, ignored=_OPTIONAL)
     head.embedding = checkpoint.own_embedding(found, target, hidden, dtype=dtype, device=device)
     log.info("%s: EAGLE with rope_theta %g", folder, shape.rope_theta)
     return head

@@ -254,7 +254,7 @@ def load(
     names = {
         name.replace("layers.0.", f"{config.first_layer}.", 1): name for name in head.state_dict()
     }
-    checkpoint.fill(head, names, found, dtype=dtype, device=device, ignored=_OPTIONAL)
+    checkpoint.fill(head, names, found, target, dtype=dtype, device=device, ignored=_OPTIONAL)
     width = config.shape.hidden_size
     head.embedding = checkpoint.own_embedding(found, target, width, dtype=dtype, device=device)
     if head.embedding is None and width != hidden:

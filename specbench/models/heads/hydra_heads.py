@@ -191,7 +191,7 @@ def load(
             target, n_heads=n_heads, n_blocks=n_blocks, prefix=prefix, own_lm_heads=own
         )
     names = key_names(hydra, n_blocks)
-    checkpoint.fill(hydra, names, found, dtype=dtype, device=device, ignored=_UNREAD)
+    checkpoint.fill(hydra, names, found, target, dtype=dtype, device=device, ignored=_UNREAD)
     return hydra
 
 

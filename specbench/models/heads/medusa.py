@@ -102,5 +102,5 @@ def load(
                 names[f"{i}.{block}.linear.{part}"] = f"blocks.{i}.{part}"
         if own:
             names[f"{i}.{n_blocks}.weight"] = f"lm_heads.{i}.weight"
-    checkpoint.fill(heads, names, found, dtype=dtype, device=device)
+    checkpoint.fill(heads, names, found, target, dtype=dtype, device=device)
     return heads

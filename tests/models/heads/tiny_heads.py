@@ -22,6 +22,7 @@ class Ends:
     embedding: torch.Tensor
     head: torch.Tensor
     lm_head_bias = None
+    packed = False
 
     @property
     def lm_head(self):
