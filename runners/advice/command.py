@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -26,8 +27,9 @@ from specbench.config.run_key import key_of, run_identity
 from specbench.config.validate import check_values
 from specbench.data import cases as questions
 from specbench.data.cases import prompt_set_hash
-from specbench.errors import ConfigurationError
+from specbench.errors import ConfigurationError, unknown_name
 from specbench.models import loading
+from specbench.paths import typed_path
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
@@ -39,7 +41,8 @@ MAX_NEW_TOKENS = 64  # where nothing else is typed: a prompt then takes seconds
 _OWN = ("prompts", "run", "minutes", "methods")
 _USAGE = (
     'Type python run.py advise prompts=FILE (a prompt a line, or {"prompt": ...}), dataset=NAME, '
-    "or run=DIR (a finished run), and model=..., minutes=10 as wanted."
+    "or run=DIR (a finished run), and model=..., minutes=10, methods=[pld,sam], output_dir=DIR as "
+    "wanted. docs/advise.md explains them."
 )
 # What advice decides itself, or what would make its runs other ones than it takes them for.
 _DECIDED = ("method", "compare", "runner", "baseline", "record", "repeats", "shard", "fresh")
@@ -51,11 +54,13 @@ class Request:
 
     Attributes:
         words: keys of a run, with what ``prompts`` or ``run`` stand for among them.
+        prompts: a file.
         run: a finished run whose recording is used.
         output_dir: None: a folder of its own for these prompts and this model.
     """
 
     words: tuple[str, ...]
+    prompts: str | None = None
     minutes: float = MINUTES
     run: Path | None = None
     methods: tuple[str, ...] | None = None
@@ -89,8 +94,11 @@ def read(arguments: Sequence[str]) -> Request:
             own[key] = value
         elif key.lstrip("+~").partition(".")[0] in _DECIDED:
             raise ConfigurationError(f"{text}: advise decides that itself. Leave it out. {_USAGE}")
+        elif get_close_matches(key, _OWN, cutoff=0.8):  # no key of a run is spelled like these
+            raise unknown_name("key", key, [*_OWN, "output_dir"])
         else:
             words.append(text)
+    minutes = _minutes(own.get("minutes", str(MINUTES)))
     asked: list[str] = [key for key in ("prompts", "run") if key in own]
     asked += ["dataset"] if any(re.match(r"dataset=", word) for word in words) else []
     if len(asked) > 1:
@@ -105,7 +113,8 @@ def read(arguments: Sequence[str]) -> Request:
     methods = own.get("methods")
     return Request(
         words=tuple(words),
-        minutes=_minutes(own.get("minutes", str(MINUTES))),
+        prompts=own.get("prompts"),
+        minutes=minutes,
         run=run,
         methods=None if methods is None else tuple(re.findall(r"\w+", methods)),
         output_dir=Path(own["output_dir"]) if own.get("output_dir") else None,
@@ -154,6 +163,11 @@ def give(request: Request) -> Advice:
         ConfigurationError: the request cannot be met; says what to type.
     """
     budget = Budget(request.minutes)
+    if request.prompts is not None and not typed_path(request.prompts).is_file():
+        raise ConfigurationError(
+            f"prompts={request.prompts} is not a file. Type prompts=FILE.txt with a prompt a line, "
+            'or FILE.jsonl with {"prompt": "..."} a line.'
+        )
     cfg = compose.compose(["method=ar", *request.words])
     cfg.measure.rerun_minutes = min(1.0, request.minutes / 10)
     check_values(cfg)
@@ -169,6 +183,7 @@ def give(request: Request) -> Advice:
     make_folder(folder)
     _check_owner(folder, cfg, prompt_set_hash(asked))
     name = cfg.dataset.path or f"dataset={cfg.dataset.name}"
+    budget.say(f"{len(asked)} prompts of {name}, model {cfg.model.name}")
     found = find(Wanted(asked, str(name), traces, request.methods), Processes(cfg), folder, budget)
     found.command = _command(found, request)
     files = write(found, folder)

@@ -91,7 +91,10 @@ def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> li
         first_seen[case.case_id] = row.number
         cases.append(case)
     if not cases:
-        raise DatasetError(f"{place} has no questions for dataset={dataset.name}.")
+        raise DatasetError(
+            f"{place} has no questions for dataset={dataset.name}. A question is a line: JSON with "
+            "a prompt, or in FILE.txt the prompt itself."
+        )
     return _select(cases, dataset)
 
 
@@ -170,7 +173,10 @@ def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
             except UnicodeDecodeError as error:
                 raise DatasetError(f"{path}, line {number}: not UTF-8 ({error.reason})") from error
             except ValueError as error:
-                raise DatasetError(f"{path}, line {number}: not JSON ({error})") from error
+                raise DatasetError(
+                    f"{path}, line {number}: not JSON ({error}). A line must be as "
+                    '{"prompt": "..."}; only in FILE.txt it is the prompt itself.'
+                ) from error
             if not isinstance(values, dict):
                 kind = type(values).__name__
                 raise DatasetError(f"{path}, line {number}: not a JSON object but a {kind}")
