@@ -37,10 +37,23 @@ import torch
 
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+from specbench.decoding.structs import (
+    Artifact,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 from specbench.errors import ConfigurationError
 from specbench.index.adjacency_matrix import UPDATE_RULES, AdjacencyMatrix
-from specbench.index.static_tree import TREES, StaticTree, grow_tree, load_tree, tree_of_levels
+from specbench.index.static_tree import (
+    StaticTree,
+    grow_tree,
+    tree_file,
+    tree_of_knobs,
+    tree_of_levels,
+)
 
 _BREADTH, _DEPTH = 80, 6  # the paper's tree
 
@@ -55,7 +68,8 @@ class TokenRecycling(Drafter):
             ``first`` or ``parallel`` (a fixed mixture).
         learn_prompt: fill the matrix from the logits of the prompt too.
         tree: ``template``, the reference code's, ``sam_60``, or another method's
-            (``medusa_63``, ``eagle_25``); not with the three below.
+            (``medusa_63``, ``eagle_25``), or a JSON file with each node's ranks from the root; not
+            with the three below.
         breadth: nodes of a grown tree (the paper's Figure 3 calls the number of nodes breadth);
             80 where only ``depth`` is given, null for the template.
         depth: levels of a grown tree; 6 where only ``breadth`` is given, null for the template.
@@ -80,8 +94,8 @@ class TokenRecycling(Drafter):
         super().__post_init__()
         self._require_positive("k")
         self._require_one_of("update", UPDATE_RULES)
-        self._require_one_of("tree", TREES)
         self._tree = self._shape()
+        self._ranks = self._tree.ranks
         if self._tree.n_ranks > self.k:
             raise ConfigurationError(
                 f"method.k={self.k} is too small for method.tree={self.tree}, which takes "
@@ -90,8 +104,17 @@ class TokenRecycling(Drafter):
             )
 
     @property
+    def shape(self) -> StaticTree:
+        """The tree that its drafts fill; their ``sources`` are its ranks."""
+        return self._tree
+
+    @property
     def needs(self) -> Needs:
+        file = tree_file(self.tree)
+        # Read here already; as an artifact its hash is in the manifest.
+        tree = Artifact("tree", builder="", command="", path=str(file))
         return Needs(
+            artifacts=() if file is None else (tree,),
             tokens_only=False,
             logits=True,
             prompt_logits=self.learn_prompt,
@@ -117,7 +140,9 @@ class TokenRecycling(Drafter):
     def propose(self, state: DecodeState) -> DraftTree:
         tokens = self._matrix.fill(state.root)
         on_host = tokens.device.type == "cpu"
-        return DraftTree(tokens.numpy() if on_host else tokens, self._tree.parents)
+        return DraftTree(
+            tokens.numpy() if on_host else tokens, self._tree.parents, sources=self._ranks
+        )
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         if outcome.logits is None or (outcome.finished and not self._ended_by_bonus(outcome)):
@@ -155,7 +180,7 @@ class TokenRecycling(Drafter):
                 )
             return self._made("levels", lambda: tree_of_levels(self.k, self.levels or []))
         if self.breadth is None and self.depth is None:
-            return load_tree(TREES[self.tree])
+            return tree_of_knobs(self.tree, None)
         breadth = _BREADTH if self.breadth is None else self.breadth
         depth = _DEPTH if self.depth is None else self.depth
         self._require(depth >= 1, "depth", "at least 1")

@@ -35,6 +35,11 @@ class FixedTreeDrafter(HeadDrafter):
         super().__post_init__()
         self._tree = self._shape()
 
+    @property
+    def shape(self) -> StaticTree:
+        """The tree that its drafts fill; their ``sources`` are its ranks."""
+        return self._tree
+
     def _shape(self) -> StaticTree:
         return tree_of_knobs(self.tree, self.levels)
 
@@ -55,6 +60,7 @@ class FixedTreeDrafter(HeadDrafter):
         super().setup(context)
         assert context.target is not None
         self._device = context.target.device
+        self._node_ranks = self._tree.ranks
         layers = self._tree.layers()
         self._n_ranks = [layer.n_ranks for layer in layers]
         # By level: each node's parent among the nodes read last, its rank, and the nodes to read.
@@ -79,5 +85,9 @@ class FixedTreeDrafter(HeadDrafter):
 
     def _filled(self, tokens: torch.Tensor) -> DraftTree:
         """The tree's first nodes with ``tokens [n]``, ids of the target on its device."""
-        on_host = self._device.type == "cpu"
-        return DraftTree(tokens.numpy() if on_host else tokens, self._tree.parents[: len(tokens)])
+        on_host, n = self._device.type == "cpu", len(tokens)
+        return DraftTree(
+            tokens.numpy() if on_host else tokens,
+            self._tree.parents[:n],
+            sources=self._node_ranks[:n],
+        )

@@ -111,6 +111,11 @@ class StaticTree:
         return len(self.paths)
 
     @property
+    def ranks(self) -> IntArray:
+        """``[n]`` the rank of each node among its parent's candidates."""
+        return np.array([path[-1] for path in self.paths], dtype=np.int64)
+
+    @property
     def n_ranks(self) -> int:
         return 1 + max((path[-1] for path in self.paths), default=-1)
 
