@@ -3,6 +3,8 @@
 import re
 
 import pytest
+from matplotlib.legend import Legend
+from matplotlib.text import Text
 from PIL import Image
 
 from analysis import figures
@@ -56,6 +58,21 @@ def test_words_stand_beside_a_picture_or_in_it(tmp_path):
     heights = [Image.open(path).height for path in (beside, inside)]
     assert heights[1] > heights[0] + 20
     assert not figure.texts, "drawing it with its words must leave it as it was"
+
+
+def test_words_in_a_picture_leave_the_legend_its_place(tmp_path, monkeypatch):
+    places = {}
+    for kind in (Legend, Text):
+
+        def draw(artist, renderer, draw=kind.draw):
+            if isinstance(artist, Legend) or artist.get_text() == "A title":
+                places[type(artist)] = artist.get_window_extent(renderer)
+            draw(artist, renderer)
+
+        monkeypatch.setattr(kind, "draw", draw)
+    with styled():
+        save(drawn(), tmp_path, "f", caption=True)
+    assert places[Legend].y1 <= places[Text].y0
 
 
 def test_the_command_takes_width_and_caption(tmp_path, results, monkeypatch):
