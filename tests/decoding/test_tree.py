@@ -143,3 +143,10 @@ def test_longest_match_against_the_definition(parents, seed):
     ]
     longest = max(accepted, key=len, default=[])
     assert match(tokens, parents, choices) == longest
+
+
+def test_a_tree_of_paths_shares_equal_beginnings():
+    tree = DraftTree.from_paths([[5, 7], [5, 9, 7], [], [7], [5, 7]])
+    assert tree.tokens.tolist() == [5, 7, 9, 7, 7]
+    assert tree.parents.tolist() == [-1, 0, 0, 2, -1]
+    assert len(DraftTree.from_paths([])) == 0

@@ -28,6 +28,8 @@ def test_methods_come_with_their_papers():
     assert "2511.21699" in papers["cacheback"]
     for name in ("pld", "ssd"):
         assert "no paper" in papers[name]
+    for name in option_names("method"):
+        assert len(papers[name].split()) >= 3, "its class's first line says what it is"
 
 
 def test_an_unknown_list_names_the_nearest():
