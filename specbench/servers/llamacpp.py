@@ -39,8 +39,13 @@ def wheel_version() -> str:
     """The wheel's version, which is llama.cpp's build.
 
     Raises:
-        NeedsNotMet: it is not installed.
+        NeedsNotMet: it is not installed, or nothing can wait here for what it says.
     """
+    if sys.platform == "win32":  # where `select` knows no pipes
+        raise NeedsNotMet(
+            "server=llamacpp starts llama.cpp's server on Linux and macOS. Here, start it yourself "
+            "and type server=openai server.base_url=http://127.0.0.1:8080/v1."
+        )
     if util.find_spec(WHEEL) is None:
         raise NeedsNotMet(
             "server=llamacpp needs the package xllamacpp, which is not installed. Type: pip "

@@ -15,9 +15,11 @@ from methods.pld import PromptLookup
 from runners.launch.dispatch import Invocation, execute
 from specbench.config.compose import compose, typed
 from specbench.config.server_schema import LEARN_FROM_REQUESTS
+from specbench.errors import NeedsNotMet
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import load_traces
 from specbench.results.records import read_records
+from specbench.servers import llamacpp
 
 pytest.importorskip("xllamacpp")
 
@@ -195,3 +197,9 @@ def cmdline(process):
         return process.cmdline()
     except psutil.NoSuchProcess:
         return []
+
+
+def test_where_its_words_cannot_be_waited_for_it_is_not_started(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(NeedsNotMet, match=r"server=openai server\.base_url="):
+        llamacpp.wheel_version()
