@@ -148,6 +148,7 @@ class CompiledPass:
             (pass_kernels.GATED, int(inner)),
         ):
             words[place] = self._address(torch.empty(max_rows, columns, dtype=torch.float32))
+        words[pass_kernels.MEETING] = self._address(np.zeros(256, dtype=np.uint8))
         words[pass_kernels.SCRATCH_BYTES] = pass_kernels.scratch_bytes(size, max_len)
 
     def _address(self, value: Any) -> int:

@@ -160,7 +160,7 @@ def compiled() -> tuple[Any, Any]:
     parallel = lib.GOMP_parallel
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
-    for name in ("omp_get_thread_num", "omp_get_num_threads", "GOMP_barrier"):
+    for name in ("omp_get_thread_num", "omp_get_num_threads"):
         address = ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
         llvmlite.binding.add_symbol(f"specbench_{name}", address)
     few = cfunc(types.void(*[types.intp] * 8), cache=True)(_few)

@@ -18,11 +18,14 @@ products are ``panel_kernels``'s, called by address.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import platform
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import carray, cfunc, float32, int64, njit, types
@@ -37,9 +40,9 @@ from specbench.kernels.panel_kernels import CHUNK, WIDTH
     ROWS, KEPT, LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, SEGMENTS, SCRATCH_BYTES,
     COSINES, SINES, WEIGHTS, SEGMENT_TABLE, WANTED, FINAL_NORM,
     LM_HEAD, LM_HEAD_BIAS, NUMBERS, LOGITS, CHOICES,
-    STATES, NORMED, PRODUCT, QUERIES, ATTENDED, GATED, SCRATCH, BEST,
+    STATES, NORMED, PRODUCT, QUERIES, ATTENDED, GATED, SCRATCH, BEST, MEETING,
     CALL_WORDS,
-) = range(31)  # fmt: skip
+) = range(32)  # fmt: skip
 # Of a layer's row in the table of weights; an address of 0 is a part that the layer lacks.
 (
     NORM_1, QKV, QKV_BIAS, QUERY_NORM, KEY_NORM, OUT, OUT_BIAS, NORM_2, GATE_UP, GATE_UP_BIAS,
@@ -60,7 +63,7 @@ _LEAST = -87.0  # exponents below it give 0
 
 _thread = types.ExternalFunction("specbench_omp_get_thread_num", types.intc())
 _threads = types.ExternalFunction("specbench_omp_get_num_threads", types.intc())
-_barrier = types.ExternalFunction("specbench_GOMP_barrier", types.void())
+_yield = types.ExternalFunction("specbench_yield", types.intc())
 # panel, its step, inputs, their distance, outputs, their distance, inputs of a sum, rows
 _panel = types.ExternalFunction("specbench_panel", types.void(*[types.intp] * 8))
 
@@ -84,6 +87,68 @@ def _typed(kind: Any) -> Any:
 
 _floats, _doubles, _words = _typed(types.float32), _typed(types.float64), _typed(types.intp)
 _bytes, _places = _typed(types.uint8), _typed(types.int32)
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+# OpenMP's own barrier puts a thread to sleep at once where all its teams outnumber the cores, and
+# waking it takes as long as a small product. Here a thread looks for some ten microseconds, and
+# then lets others of the machine run between two looks.
+_LOOKS = 500
+_APART = 64  # bytes between what all count and what all look at
+_X86 = platform.machine().lower() in ("x86_64", "amd64")
+
+
+def _atomic(emit: Callable[..., Any], takes_value: bool) -> Any:
+    """Compiled code of an atomic operation on a word: what ``emit`` gives, or the word before."""
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def operation(_context: Any, address: Any, value: Any) -> Any:
+        def generate(_: Any, b: Any, _signature: Any, args: Any) -> Any:
+            place = b.inttoptr(args[0], args[1].type.as_pointer())
+            found = emit(b, place, args[1])
+            return args[1] if takes_value else found
+
+        return types.intp(types.intp, types.intp), generate
+
+    return operation
+
+
+_count = _atomic(lambda b, place, value: b.atomic_rmw("add", place, value, "acq_rel"), False)
+_write = _atomic(lambda b, place, value: b.store_atomic(value, place, "release", 8), True)
+_read = _atomic(lambda b, place, _: b.load_atomic(place, "acquire", 8), False)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pause(_context: Any) -> Any:
+    """Leave the core to its other thread for a moment."""
+
+    def generate(context: Any, b: Any, _signature: Any, _args: Any) -> Any:
+        if _X86:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.x86.sse2.pause"), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@njit  # type: ignore[untyped-decorator]
+def _barrier(meeting: int, threads: int) -> None:
+    """Wait until all threads are here; ``meeting`` holds how many are, and ``_APART`` a number."""
+    if threads == 1:
+        return
+    seen = _read(meeting + _APART, 0)
+    if _count(meeting, 1) == threads - 1:
+        _write(meeting, 0)
+        _write(meeting + _APART, seen + 1)
+        return
+    looks = 0
+    while _read(meeting + _APART, 0) == seen:
+        looks += 1
+        if looks < _LOOKS:
+            _pause()
+        else:
+            _yield()
 
 
 # -- steps on registers of WIDTH numbers -----------------------------------------------------------
@@ -545,39 +610,39 @@ def _pass(address: Any) -> None:
                 for i in range(hidden):
                     kept[i] = states[row, i]
             _norm(states[row], weights[NORM_1], normed[row], epsilon)
-        _barrier()
+        _barrier(call[MEETING], threads)
         _multiply(
             weights[QKV], weights[QKV_BIAS], call[NORMED], call[PRODUCT],
             rows, hidden, (heads + 2 * kv_heads) * size, thread, threads,
         )  # fmt: skip
-        _barrier()
+        _barrier(call[MEETING], threads)
         for s in range(segments.shape[0]):
             _place_heads(call, weights, segments[s], layer, first, last, of_heads)
-        _barrier()
+        _barrier(call[MEETING], threads)
         _attention(call, segments, layer, thread, threads, scale)
-        _barrier()
+        _barrier(call[MEETING], threads)
         _multiply(
             weights[OUT], weights[OUT_BIAS], call[ATTENDED], call[PRODUCT],
             rows, heads * size, hidden, thread, threads,
         )  # fmt: skip
-        _barrier()
+        _barrier(call[MEETING], threads)
         for row in range(first, last):
             _add(states[row], outputs[row])
             _norm(states[row], weights[NORM_2], normed[row], epsilon)
-        _barrier()
+        _barrier(call[MEETING], threads)
         _multiply(
             weights[GATE_UP], weights[GATE_UP_BIAS], call[NORMED], call[PRODUCT],
             rows, hidden, 2 * inner, thread, threads,
         )  # fmt: skip
-        _barrier()
+        _barrier(call[MEETING], threads)
         for row in range(first, last):
             _gate_row(call[PRODUCT] + 4 * row * stride, inner, call[GATED] + 4 * row * inner)
-        _barrier()
+        _barrier(call[MEETING], threads)
         _multiply(
             weights[DOWN], weights[DOWN_BIAS], call[GATED], call[PRODUCT],
             rows, inner, hidden, thread, threads,
         )  # fmt: skip
-        _barrier()
+        _barrier(call[MEETING], threads)
         for row in range(first, last):
             _add(states[row], outputs[row])
     for row in range(first, last):
@@ -586,9 +651,9 @@ def _pass(address: Any) -> None:
             kept = carray(_floats(wanted[layers] + 4 * row * hidden), hidden)
             for i in range(hidden):
                 kept[i] = normed[row, i]
-    _barrier()
+    _barrier(call[MEETING], threads)
     _lm_head(call, call[NORMED] + 4 * (rows - call[KEPT]) * hidden, thread, threads)
-    _barrier()
+    _barrier(call[MEETING], threads)
     choices = carray(_words(call[CHOICES]), call[KEPT])
     for row in range(thread, call[KEPT], threads):
         choices[row] = _choose(call, row, threads)
@@ -601,6 +666,8 @@ def compiled() -> Callable[[Any, int], None]:
     Raises what ``panel_kernels`` does where torch's OpenMP library is another one.
     """
     parallel, _ = panel_kernels.compiled()
+    yields = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
+    llvmlite.binding.add_symbol("specbench_yield", yields)
     own = cfunc(types.void(types.CPointer(types.intp)), cache=True)(_pass)
 
     def run(words: Any, threads: int) -> None:
