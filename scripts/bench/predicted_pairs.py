@@ -15,6 +15,8 @@ where it was stopped. Nothing else may run on the machine.
 import argparse
 import json
 import math
+import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -115,7 +117,15 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     error = error_of(results["pairs"], str(options.out or ""))
     if options.keep:
         keep_error(pairs.surface, error)
-    yield {**results, "error": asdict(error)}
+    yield {"command": _command(options), **results, "error": asdict(error)}
+
+
+def _command(options: argparse.Namespace) -> str:
+    """The line to type again, without where this machine has its data."""
+    words = [re.sub(r"^(\+*data_dir=).*", r"\1DIR", word) for word in options.keys]
+    more = ["--keep"] if options.keep else []
+    more += ["--entries", options.entries.name] if options.entries else []
+    return shlex.join(["python", "-m", "scripts.bench", "predicted_pairs", *words, *more])
 
 
 def _items(path: Path) -> list[dict[str, Any]]:

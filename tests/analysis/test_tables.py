@@ -263,6 +263,7 @@ def test_captions_say_whose_settings_labels_have(results):
     assert "MIXED budgets: " in text
     assert "tuned: pld" in text
     assert "published: cacheback" in text
+    assert "MIXED budgets: " in report.first_table([comparison], [], True).shown.caption
     # Other labels of the run did not record it.
     assert len(text.partition("Drafted tokens a step: ")[2].partition(". ")[0].split(", ")) == 2
 

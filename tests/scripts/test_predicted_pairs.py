@@ -41,7 +41,14 @@ def test_settings_are_run_and_predicted_and_the_error_is_kept(
     keys = [word for word in small if not word.startswith("method=")]
     out = tmp_path / "pairs.json"
     arguments = [
-        *("predicted_pairs", *keys, "--entries", str(tmp_path / "items.json"), "--keep"),
+        *(
+            "predicted_pairs",
+            f"data_dir={tmp_path}",
+            *keys,
+            "--entries",
+            str(tmp_path / "items.json"),
+            "--keep",
+        ),
         *("--folder", str(tmp_path / "work"), "--out", str(out)),
     ]
     assert bench.main(arguments) == 0
@@ -54,6 +61,8 @@ def test_settings_are_run_and_predicted_and_the_error_is_kept(
             low, high = pair[f"{key}_ci"]
             assert low < pair[key] < high
     assert len(found["questions"]) == 5
+    assert found["command"].startswith("python -m scripts.bench predicted_pairs ")
+    assert "data_dir=DIR" in found["command"]
     kept = json.loads((tmp_path / "errors.json").read_text())["errors"]
     assert [line["pairs"] for line in kept] == [6]
     assert kept[0]["rms"] == found["error"]["rms"] > 0
