@@ -206,10 +206,7 @@ class ModelInfo(_Node):
 
 
 class LabelInfo(_Node):
-    """An entry of the run: its method, how long it kept state, its settings, its pair's.
-
-    ``budget``: where the settings come from: ``tuned``, ``published`` or ``typed``.
-    """
+    """An entry of the run: its method, how long it kept state, its settings, its pair's."""
 
     _always = frozenset({"pair"})
 
@@ -217,7 +214,7 @@ class LabelInfo(_Node):
     method_version: Whole | None = None
     state_scope: Text | None = None
     knobs: JsonObject = Field(default_factory=dict)
-    budget: Text | None = None
+    budget: Text | None = None  # where these are from: tuned, published, typed
     pair: JsonObject | None = None
 
 
