@@ -185,6 +185,11 @@ class _Grown(_Feature):
 
     def _grow(self, feature: torch.Tensor, levels: int) -> DraftTree:
         head = self._head
+        if levels == 1:  # no score is compared with another node's
+            logits = head.logits(feature)[0]
+            count = min(self.top_k, self.total - 1, len(logits))
+            best = logits.topk(count).indices
+            return DraftTree(head.to_target_ids(best).cpu().numpy(), np.full(count, -1))
         scores, ids = self._children(feature)
         k = scores.shape[1]
         scores, ids = scores[0], head.to_target_ids(ids[0])
