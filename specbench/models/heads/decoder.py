@@ -97,6 +97,9 @@ class RowCache:
         start = self.length
         if start + n > self._max_len:
             raise ValueError(f"{start + n} rows exceed the {self._max_len} reserved")
+        if n == 1 and self._window is None:  # it sees all
+            cos, sin = (table[start : start + 1] for table in (self._cos, self._sin))
+            return Rows(self._cache, cos, sin, AttentionPlan(), None)
         positions = self._positions[start : start + n]
         return self._rows(positions, self._positions[: start + n] <= positions[:, None])
 
