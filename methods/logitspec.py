@@ -82,7 +82,7 @@ class LogitSpec(Drafter):
     def setup(self, context: DraftContext) -> None:
         self._vocab_size = context.vocab_size
         # Compiles, or loads what was compiled before, outside any clock.
-        state = DecodeState(np.zeros(4, dtype=np.int64), 1)
+        state = DecodeState(np.zeros(self.num_tokens + 4, dtype=np.int64), 1)
         self.begin(state)
         self.propose(state)
 
