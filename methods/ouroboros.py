@@ -54,6 +54,7 @@ from specbench.decoding.structs import (
     StepOutcome,
 )
 from specbench.decoding.verify.greedy import longest_match
+from specbench.errors import ConfigurationError
 from specbench.index.lookahead_window import LookaheadWindow
 from specbench.index.ngram_pool import NgramPool
 
@@ -128,6 +129,11 @@ class Ouroboros(Drafter):
 
     def setup(self, context: DraftContext) -> None:
         assert context.draft_model is not None
+        if getattr(context.draft_model, "shared", None) is not None:
+            raise ConfigurationError(
+                "pair.draft.vocabulary=intersection: method=ouroboros drafts the target's tokens "
+                "too, which the draft model may lack. Type pair.draft.vocabulary=same."
+            )
         self._draft = context.draft_model
         self._seed = context.seed
         self._ends = np.array(sorted(context.eos_ids), dtype=np.int64)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
-from specbench.errors import ConfigurationError
+from specbench.errors import ConfigurationError, unknown_name
 from specbench.paths import PROJECT, typed_path
+
+VOCABULARIES = ("same", "intersection")
 
 
 def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None:
@@ -15,12 +17,14 @@ def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None
     The target's dtype and device hold unless the draft names its own.
 
     Raises:
-        ConfigurationError: a number of ``pair.draft.random`` is out of range, or ``device`` is no
-            device.
+        ConfigurationError: a number of ``pair.draft.random`` is out of range, ``device`` is no
+            device, or ``vocabulary`` is unknown.
     """
     if draft.device:
         remedy = "e.g. pair.draft.device=cuda:1, or null for the target's"
         check_device("pair.draft.device", draft.device, remedy)
+    if draft.vocabulary not in VOCABULARIES:
+        raise unknown_name("pair.draft.vocabulary", draft.vocabulary, VOCABULARIES)
     found = DraftWeights(
         name=f"the draft of {model.name}",
         key="pair.draft.path" if draft.path else "pair.draft.id",

@@ -119,6 +119,8 @@ class DraftConfig:
         revision: branch, tag or commit on the hub.
         dtype: of the weights; null takes the target's.
         device: e.g. ``cuda:1``; null takes the target's.
+        vocabulary: ``same``, the target's, or another is refused; ``intersection``: the tokens that
+            both have are drafted.
         random: no checkpoint: random weights over the target's vocabulary.
     """
 
@@ -127,6 +129,7 @@ class DraftConfig:
     revision: str | None = "main"
     dtype: str | None = None
     device: str | None = None
+    vocabulary: str = "same"
     random: RandomDraftConfig | None = field(default_factory=RandomDraftConfig)
 
 

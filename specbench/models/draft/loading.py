@@ -21,6 +21,7 @@ from specbench.models import loading
 from specbench.models.checks import self_check
 from specbench.models.checks.earlier import Earlier
 from specbench.models.draft.model import DraftModel
+from specbench.models.draft.vocabulary import SharedVocabulary, shared_vocabulary
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.results.manifest import DraftInfo
@@ -62,6 +63,7 @@ def load_draft_model(
     device, devices_asked = _placed(str(node.device), draft.device, target)
     node.device = str(device)
     id_map: IntArray | None = None
+    shared: SharedVocabulary | None = None
     known: Earlier | None = None
     if node.shape:
         assert draft.random is not None
@@ -69,7 +71,8 @@ def load_draft_model(
         described = DraftInfo(id="random")
         context_length, what = None, "pair.draft.random"
     else:
-        check_same_tokenizer(node, tokenizer)
+        if draft.vocabulary == "same":
+            check_same_tokenizer(node, tokenizer)
         loaded = loading.load_model(node, tokenizer)
         what = f"{node.key}={node.id}"
         network = loaded.model
@@ -79,6 +82,14 @@ def load_draft_model(
             id=loaded.id, revision=loaded.revision, weights_hash=loaded.weights_hash
         )
         id_map = read_id_map(Path(node.id))
+        if draft.vocabulary == "intersection":
+            if id_map is not None:
+                raise ConfigurationError(
+                    f"pair.draft.vocabulary=intersection: {what} has ids of its own tokenizer "
+                    f"renumbered by {ID_MAP_FILE}. Type pair.draft.vocabulary=same."
+                )
+            shared = _shared(node, network, tokenizer, target.vocab_size)
+            max_len += max_len // 2  # some tokens are read as several
         known = earlier(loaded)
     own, check = self_check.checked(
         network,
@@ -92,6 +103,7 @@ def load_draft_model(
         own,
         target_vocab=target.vocab_size,
         id_map=id_map,
+        shared=shared,
         max_nodes=max_nodes,
         context_length=context_length,
         devices_asked=devices_asked,
@@ -105,6 +117,27 @@ def load_draft_model(
     described.passes = drafter.passes
     described.self_check = check.to_json()
     return drafter, described
+
+
+def _shared(
+    node: DraftWeights, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, vocab: int
+) -> SharedVocabulary:
+    """What a draft shares with the target's ``vocab`` ids.
+
+    Raises:
+        NeedsNotMet: nothing.
+    """
+    size = int(network.config.get_text_config().vocab_size)
+    own = loading.load_tokenizer(node)
+    shared = shared_vocabulary(tokenizer, own, target_vocab=vocab, draft_vocab=size)
+    count = int((shared.ids >= 0).sum())
+    if not count:
+        raise NeedsNotMet(
+            f"{node.key}={node.id} shares no token with the target. Choose another draft, or type "
+            f"{node.remedy}."
+        )
+    log.info("%s=%s: %d of its %d ids are the target's too", node.key, node.id, count, size)
+    return shared
 
 
 def _placed(name: str, asked: str | None, target: Target) -> tuple[torch.device, int]:
@@ -185,7 +218,10 @@ def check_same_tokenizer(node: DraftWeights, tokenizer: PreTrainedTokenizerBase)
         WeightsNotFound: its config.json is damaged.
     """
     folder = Path(str(node.id))
-    remedy = f"Choose a draft of the same family, or type {node.remedy}."
+    remedy = (
+        "Choose a draft of the same family, or type pair.draft.vocabulary=intersection, which "
+        f"drafts the tokens that both have, or {node.remedy}."
+    )
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
         try:
             made_for = json.loads((folder / "config.json").read_text(encoding="utf-8"))

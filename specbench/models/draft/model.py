@@ -8,8 +8,8 @@ A step of a method that has one::
     model.commit_path(fed nodes on the accepted path)
 
 Rows of accepted nodes stay in the cache, so nothing is ever computed twice. Ids are the target's
-everywhere outside this class: a draft with another padding of the same vocabulary, or with a
-reduced one, is translated here.
+everywhere outside this class: a draft with another padding of the same vocabulary, with a reduced
+one or one of its own, is translated here.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from specbench.decoding.sampling import sample
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError
+from specbench.models.draft.vocabulary import SharedVocabulary
 from specbench.models.target import Target
 from specbench.results.manifest import Passes
 
@@ -43,6 +44,7 @@ class DraftModel:
         target_vocab: logits of a row of the model that verifies.
         id_map: ``[draft vocab]`` the target's id of each of the draft's, -1 for the row that
             stands for every other id; None where ids agree.
+        shared: of a draft with a vocabulary of its own, instead of ``id_map``.
         max_nodes: nodes of a tree that are held at once.
         context_length: tokens that the draft can read; None where nothing limits them.
         devices_asked: of the configuration, for both models together.
@@ -55,6 +57,7 @@ class DraftModel:
         *,
         target_vocab: int,
         id_map: IntArray | None = None,
+        shared: SharedVocabulary | None = None,
         max_nodes: int = 128,
         context_length: int | None = None,
         devices_asked: int = 1,
@@ -70,8 +73,12 @@ class DraftModel:
         self._ids: torch.Tensor | None = None  # [vocab_size] own id -> target id
         self._own_ids: torch.Tensor | None = None  # [target_vocab] target id -> own id
         self._host_own_ids: IntArray | None = None  # the same
-        self._unknown: int | None = None  # own id that is read but never proposed
+        self._never: torch.Tensor | None = None  # own ids that are read but never proposed
+        self.shared = shared
+        self._extra = 0  # own ids of the text beyond the target's
         self.vocab_size: int  # ids it can propose from, in its own numbering
+        if shared is not None:
+            id_map = shared.ids
         if id_map is None:
             self.vocab_size = min(target.vocab_size, target_vocab)
             if self.vocab_size < target_vocab:
@@ -94,14 +101,17 @@ class DraftModel:
                 f"id_map: {len(id_map)} ids (distinct but for -1) for a draft of "
                 f"{self._target.vocab_size}: it belongs to another model."
             )
-        if not known.any() or id_map.max() >= self.target_vocab or (~known).sum() > 1:
+        others = self.shared is None and (~known).sum() > 1
+        if not known.any() or id_map.max() >= self.target_vocab or others:
             raise ConfigurationError(
                 f"id_map: ids must be below the target's {self.target_vocab}, and -1 may "
                 "occur once."
             )
-        if not known.all():
-            self._unknown = int(np.flatnonzero(~known)[0])
-        own = np.full(self.target_vocab, self._unknown or 0, dtype=np.int64)
+        never = np.flatnonzero(~known)
+        if len(never):
+            self._never = torch.from_numpy(never).to(self.device)
+            self._known = torch.from_numpy(np.flatnonzero(known)).to(self.device)
+        own = np.full(self.target_vocab, never[0] if len(never) else 0, dtype=np.int64)
         own[id_map[known]] = np.flatnonzero(known)
         self._read_as(own)
         self._ids = torch.from_numpy(np.where(known, id_map, 0)).to(self.device)
@@ -168,24 +178,36 @@ class DraftModel:
         self._generator.manual_seed(own_seed)
         self._target.cache.reset()
         self._count, self._chain, self._last = 0, True, None
+        text = self._host_ids(tokens) if self.shared is None else self._read(tokens, self.shared)
         if self.free_rows(len(tokens)) >= 0:
-            self._last = self._target.prefill(self._host_ids(tokens)).logits[-1:]
+            self._last = self._target.prefill(text).logits[-1:]
+
+    def _read(self, tokens: IntArray, shared: SharedVocabulary) -> IntArray:
+        """The own ids of a text, some of whose tokens are several of them."""
+        text = shared.expand(tokens)
+        self._extra = len(text) - len(tokens)
+        return text
 
     def free_rows(self, length: int) -> int:
         rows = self._target.cache.max_len - self._max_nodes
-        return min(rows, self.context_length or rows) - length
+        free = min(rows, self.context_length or rows) - length
+        # What was committed since the text was read may be several own ids: root and bonus.
+        return free if self.shared is None else free - self._extra - 2 * (self.shared.widest - 1)
 
     def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
         self.drop_nodes()
         # It holds a prefix of the text: `commit_path` commits none but accepted nodes.
         cache = self._target.cache
-        if cache.length > len(tokens):
-            cache.truncate(len(tokens))
+        text = tokens if self.shared is None else self._read(tokens, self.shared)
+        if cache.length > len(text):
+            cache.truncate(len(text))
             self._last = None
-        if cache.length == len(tokens) and self._last is None:
-            cache.truncate(len(tokens) - 1)
-        if cache.length < len(tokens):
-            new = to_device(self._host_ids(tokens[cache.length :]), self.device)
+        if cache.length == len(text) and self._last is None:
+            cache.truncate(len(text) - 1)
+        if cache.length < len(text):
+            unread = text[cache.length :]
+            own_ids = self._host_ids(unread) if self.shared is None else unread
+            new = to_device(own_ids, self.device)
             self.forwards += 1
             self.tokens += len(new)
             self._last = self._target.append(new).logits[-1:]
@@ -299,10 +321,9 @@ class DraftModel:
     def to_target_vocab(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
         if self._ids is not None:
             out = values.new_full((*values.shape[:-1], self.target_vocab), fill)
-            if self._unknown is None:
+            if self._never is None:
                 return out.index_copy_(-1, self._ids, values)
-            known = torch.arange(self.vocab_size, device=self.device) != self._unknown
-            return out.index_copy_(-1, self._ids[known], values[..., known])
+            return out.index_copy_(-1, self._ids[self._known], values[..., self._known])
         missing = self.target_vocab - self.vocab_size
         return torch.nn.functional.pad(values, (0, missing), value=fill) if missing else values
 
@@ -310,9 +331,8 @@ class DraftModel:
         logits = raw[..., : self.vocab_size]
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
-        if self._unknown is not None:
-            logits = logits.clone()
-            logits[..., self._unknown] = -torch.inf
+        if self._never is not None:
+            logits = logits.index_fill(-1, self._never, -torch.inf)
         return logits if own else self.to_target_vocab(logits, -torch.inf)
 
     def _host_ids(self, tokens: IntArray) -> IntArray:

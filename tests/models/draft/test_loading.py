@@ -105,6 +105,10 @@ def test_another_tokenizer_is_refused_with_the_first_token_that_differs(load, fo
     with pytest.raises(NeedsNotMet, match=r"id 40 is .* there and .* here") as refused:
         load(f"pair.draft.path={folder}")
     assert repr(names[40]) in str(refused.value) and "pair=random_draft" in str(refused.value)
+    assert "pair.draft.vocabulary=intersection" in str(refused.value)
+    drafter, _ = load(f"pair.draft.path={folder}", "pair.draft.vocabulary=intersection")
+    own = torch.tensor([39, 40, 90])
+    assert drafter.to_target_ids(own).tolist() == [39, 90, 40]
 
 
 def test_a_folder_without_a_tokenizer_says_whose_it_uses(load, folder):
