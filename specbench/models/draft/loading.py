@@ -89,7 +89,7 @@ def load_draft_model(
                     f"renumbered by {ID_MAP_FILE}. Type pair.draft.vocabulary=same."
                 )
             shared = _shared(node, network, tokenizer, target.vocab_size)
-            max_len += max_len // 2  # some tokens are read as several
+            max_len += max_len // 2  # as `DraftModel.reserve` has it
         known = earlier(loaded)
     own, check = self_check.checked(
         network,

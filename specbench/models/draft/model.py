@@ -157,6 +157,8 @@ class DraftModel:
         What the cache holds is lost where it must grow, so call it between turns.
         """
         self._reserve_nodes(self._max_nodes if max_nodes is None else max_nodes)
+        if self.shared is not None:
+            max_len += max_len // 2  # some tokens are read as several
         self._target.reserve(max_len + self._max_nodes, self._max_nodes)
 
     def _reserve_nodes(self, max_nodes: int) -> None:
