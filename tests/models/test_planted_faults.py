@@ -226,6 +226,14 @@ def another_plan(change):
     return Planted
 
 
+class SeesAll(in_passes(attending(lambda arguments: unhide(arguments)))):
+    """No mask hides a row, layer by layer or in one call."""
+
+    def _in_one_call(self, ids, positions, visible, **more):
+        visible = None if visible is None else torch.ones_like(visible)
+        return super()._in_one_call(ids, positions, visible, **more)
+
+
 def other_positions(change):
     class Planted(Target):
         def _call(self, ids, positions, plan, **options):
@@ -330,8 +338,7 @@ def first_hidden(arguments):
 
 
 def swap_layers(cache):
-    for held in (cache._layers, cache._pairs):
-        held[0], held[1] = held[1], held[0]
+    cache.storage[:4] = cache.storage[[2, 3, 0, 1]]
 
 
 def stale_row(cache):
@@ -403,7 +410,7 @@ FAULTS = {
         in_passes(attending(lambda a: a.update(key=a["key"].flip(1)))),
         ("Qwen2", "OLMo-2"),
     ),
-    "all rows see all": (in_passes(attending(unhide)), ("Llama", "GPT-2", "Cohere")),
+    "all rows see all": (SeesAll, ("Llama", "GPT-2", "Cohere")),
     "a prompt looks ahead": (in_passes(attending(look_ahead)), ("Llama", "OPT", "Mixtral")),
     "the first token unseen": (in_passes(attending(first_hidden)), ("Llama", "GPT-NeoX")),
     "a sibling seen": (another_plan(see_a_sibling), ("Llama", "Granite", "GPT-2")),
