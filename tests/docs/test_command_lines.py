@@ -136,7 +136,10 @@ def parses(module, arguments, monkeypatch):
         monkeypatch.setattr(argparse.ArgumentParser, name, parse)
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     with pytest.raises(Parsed):
-        importlib.import_module(module).main()
+        found = importlib.import_module(module)
+        if not hasattr(found, "main"):  # a package, run by its own module
+            found = importlib.import_module(f"{module}.__main__")
+        found.main()
 
 
 def check(line, monkeypatch):
