@@ -138,6 +138,31 @@ class Job:
             if index % n == i
         ]
 
+    def groups(self, size: int) -> list[list[CaseBlock]]:
+        """The blocks of this shard that are decoded ``size`` at a time, group by group.
+
+        Groups are alike: the blocks, sorted by their first question's length, fall into as many
+        strata as a group has seats, and each group takes one of every stratum, by chance. Of every
+        repeat the same cases are together. What fills no group is spread over all lengths, and
+        makes a smaller one at the end.
+        """
+        blocks = self.blocks()
+        found: list[list[CaseBlock]] = []
+        for repeat in range(self.repeats):
+            of_it = [block for block in blocks if block.repeat == repeat]
+            of_it.sort(key=lambda block: (len(block.case.turns[0]), block.index))
+            n, over = divmod(len(of_it), size)
+            left = {(2 * i + 1) * len(of_it) // (2 * over) for i in range(over)}
+            rest = [of_it.pop(place) for place in sorted(left, reverse=True)]
+            groups: list[list[CaseBlock]] = [[] for _ in range(n)]
+            for seat in range(size if n else 0):
+                stratum = of_it[seat * n : (seat + 1) * n]
+                random.Random(f"{self.config.seed}/{seat}").shuffle(stratum)
+                for group, block in zip(groups, stratum, strict=True):
+                    group.append(block)
+            found += [*groups, *([rest] if rest else [])]
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class CaseBlock:

@@ -23,7 +23,7 @@ from specbench.results.records import CaseRecord, Lossless
 from specbench.storage.jsonl import DiskError
 
 if TYPE_CHECKING:  # torch, which a finished run does not need
-    from specbench.decoding.engine import DecodeResult
+    from specbench.decoding.turn import DecodeResult
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +97,7 @@ class Turn:
         record: what is known of it; its status is ``failed`` until `finish`.
         batch: number of its batch in the run.
         beside: the turns of the labels that ran before in the block, by label, and this one.
+        seat: its place among what is asked at once; ``run``: the label's own there.
         trace: its steps, where the engine tells them.
         error: why it failed.
     """
@@ -107,6 +108,7 @@ class Turn:
     dialogue: Dialogue
     batch: int
     beside: Mapping[str, Turn]
+    seat: int = 0
     trace: StepTrace | None = None
     error: Exception | None = None
 
@@ -179,6 +181,10 @@ class Answers:
     def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
         """The labels in the order of a block, or of a batch by its first block."""
         return block.order(self.job.labels, self.job.config.seed)
+
+    def seated(self, run: MethodRun, seat: int) -> MethodRun:
+        """The label at a seat: where several are decoded at once, each has a drafter of its own."""
+        return run
 
     def begin_batch(self) -> None:
         """What was learnt from the blocks before must not answer the next ones."""
@@ -276,14 +282,19 @@ class BlockRunner:
         result = BlockResult()
         dialogues = {(b.place, label): Dialogue() for b in batch for label in self.runs}
         for number_of_turn in range(max(len(block.case.turns) for block in batch)):
-            asked = [block for block in batch if number_of_turn < len(block.case.turns)]
-            made: dict[Place, dict[str, Turn]] = {block.place: {} for block in asked}
+            asked = [
+                (seat, block)
+                for seat, block in enumerate(batch)
+                if number_of_turn < len(block.case.turns)
+            ]
+            made: dict[Place, dict[str, Turn]] = {block.place: {} for _, block in asked}
             for position, label in enumerate(self.source.order(first, number)):
                 turns = []
-                for block in asked:
+                for seat, block in asked:
                     blank = self._blank(block, number_of_turn, label, position, attempt)
                     dialogue, beside = dialogues[block.place, label], made[block.place]
-                    turn = Turn(self.runs[label], block, blank, dialogue, number, beside)
+                    run = self.source.seated(self.runs[label], seat)
+                    turn = Turn(run, block, blank, dialogue, number, beside, seat)
                     turns.append(beside.setdefault(label, turn))
                 self.source.answer(turns)
                 for turn in turns:

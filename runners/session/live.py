@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runners.job import EAGER_BASELINE, CaseBlock, Job
+from runners.job import EAGER_BASELINE, CaseBlock, Job, label_order
 from runners.run_folder.baseline_answers import BaselineCache
 from runners.run_folder.manifest import check_passes, check_subject
 from runners.session import device_lock
@@ -25,12 +25,16 @@ from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
-from specbench.results.records import CaseRecord, Lossless
+from specbench.results.records import Batched, CaseRecord, Lossless
+from specbench.storage.jsonl import DiskError
 from specbench.system import cuda_settings, environment, interference
+from specbench.system.clock import Timings
 from specbench.system.interference import Interference, SystemMonitor
 
 if TYPE_CHECKING:  # they load torch, which a finished run does not need
     from runners.session.session import Session
+    from specbench.decoding.batch import Request
+    from specbench.decoding.turn import DecodeResult
 
     Load = Callable[[Job, Sequence[MethodRun]], Session]
 
@@ -70,6 +74,7 @@ def both_baselines(job: Job) -> Job:
             and not config.measure.phases  # no headline numbers come of it
             and config.model.device_map is None  # spread, it has no graphs
             and device_lock.names(job) != ["cpu"]
+            and config.batch.size == 1  # batches have no graphs
         )
     has_one = any(
         entry.label == EAGER_BASELINE or (entry.name == BASELINE and entry.method.get("eager"))
@@ -111,7 +116,8 @@ def _measure(load: Load, run: OpenRun) -> None:
         run.save_manifest()
         log.info("warming up %s", ", ".join(job.labels))
         prompts = [session.render([(case.turns[0], None)]) for case in job.cases]
-        source = EngineAnswers(job, session, watch)
+        size = job.config.batch.size
+        source = (EngineAnswers if size == 1 else BatchAnswers)(job, session, watch)
         source.warm_up_lengths(list(map(len, prompts)))
         runner = run.runner(source)
         runner.warm_up(measure.warmup)
@@ -139,7 +145,7 @@ def _measure(load: Load, run: OpenRun) -> None:
             reading.measure_between()
 
         try:
-            run.measure(runner, before_write=before_write, after_block=after_block)
+            run.measure(runner, size, before_write, after_block)
             reading.measure()
         finally:
             gc.unfreeze()  # the process may live on: a notebook's
@@ -194,6 +200,16 @@ class EngineAnswers(Answers):
         return replace(record, verifier=self.job.verifier, host=socket.gethostname())
 
     def answer_one(self, turn: Turn) -> None:
+        asked = self._request(turn)
+        self._watch.begin()
+        decoded = self._session.decode(asked.prompt, asked.drafter, asked.seed, seen=asked.seen)
+        around = self._watch.end()
+        self._finish(turn, decoded, decoded.timings.with_setup(asked.reset_s), around)
+
+    def _request(self, turn: Turn) -> Request:
+        """What the engine is asked, with a drafter that is ready for it."""
+        from specbench.decoding.batch import Request  # torch
+
         session, drafter = self._session, turn.run.drafter
         reset_s = session.reset(drafter) if drafter.starts_empty(turn.record.turn) else 0.0
         prompt = self._prompt(turn)
@@ -203,11 +219,16 @@ class EngineAnswers(Answers):
         turn.record = replace(turn.record, n_prompt=len(prompt), prompt_ids=ids)
         if drafter.needs.reference:
             drafter.set_reference(self._reference(turn, prompt))
-        seen = turn.run.seen(turn.record)
-        self._watch.begin()
-        decoded = session.decode(prompt, drafter, turn.record.seed, seen=seen)
-        around = self._watch.end()
-        times = decoded.timings.with_setup(reset_s)
+        return Request(prompt, drafter, turn.record.seed, turn.run.seen(turn.record), reset_s)
+
+    def _finish(
+        self,
+        turn: Turn,
+        decoded: DecodeResult,
+        times: Timings,
+        around: Interference,
+        batch: Batched | None = None,
+    ) -> None:
         plain = turn.run.entry.name == BASELINE
         turn.finish_decoded(
             decoded,
@@ -217,7 +238,8 @@ class EngineAnswers(Answers):
             drafter_setup_s=times.drafter_setup_s,
             wall_s=times.wall_s,
             phase_s=times.phase_s,
-            n_retokenized=session.retokenized(decoded.output_ids) if plain else None,
+            batch=batch,
+            n_retokenized=self._session.retokenized(decoded.output_ids) if plain else None,
             **asdict(around),
         )
 
@@ -277,3 +299,79 @@ class EngineAnswers(Answers):
             if drafter.needs.reference:
                 drafter.set_reference(self._session.plain(prompt, _WARM_UP_TOKENS))
             self._session.decode(prompt, drafter, seed=0, max_new_tokens=_WARM_UP_TOKENS)
+
+
+class BatchAnswers(EngineAnswers):
+    """Turns decoded by our own engine in lock-step, a group of cases at a time.
+
+    Turns of dialogues are in lock-step, too: the first of all cases, then the second of those that
+    have one, which may be fewer. Outputs are held against plain decoding of each text alone.
+    """
+
+    def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
+        super().__init__(job, session, watch)
+        self._size = job.config.batch.size
+        self._groups = len(job.groups(self._size)) // job.repeats
+
+    def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
+        repeat, group = divmod(batch, self._groups)
+        return label_order(self.job.labels, self.job.config.seed, group, repeat)
+
+    def seated(self, run: MethodRun, seat: int) -> MethodRun:
+        return self._session.seated(run, seat)
+
+    def answer(self, turns: Sequence[Turn]) -> None:
+        asked: list[tuple[Turn, Request]] = []
+        for turn in turns:
+            if turn.error is None:
+                try:
+                    asked.append((turn, self._request(turn)))
+                except DiskError:
+                    raise
+                except Exception as error:
+                    turn.error = error
+        if not asked:
+            return
+        self._watch.begin()
+        try:
+            made = self._session.decode_together([request for _, request in asked])
+        except Exception as error:  # of a pass, which is all texts' at once
+            for turn, _ in asked:
+                turn.error = error
+            return
+        around = self._watch.end()
+        if around.energy_j is not None:
+            around = replace(around, energy_j=around.energy_j / len(asked))
+        shard, shards = self.job.shard
+        for (turn, _), decoded in zip(asked, made.turns, strict=True):
+            if isinstance(decoded, Exception):
+                turn.error = decoded
+                continue
+            batch = Batched(
+                size=self._size,
+                at_once=len(asked),
+                group=turn.batch % self._groups * shards + shard,
+                place=turn.seat,
+                full_s=made.full_s,
+            )
+            self._finish(turn, decoded, decoded.timings, around, batch)
+
+    def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
+        prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+        alone = self._plain.get(record.case_id, record.turn, prompt)
+        return self._session.audit(record, alone.tolist())
+
+    def warm_up(self, run: MethodRun) -> None:
+        from specbench.decoding.batch import Request  # torch
+
+        text = self._session.encode(WARM_UP_TEXT)
+        requests = []
+        for i in range(self._size if self._lengths else 0):
+            drafter = self.seated(run, i).drafter
+            prompt: IntArray = np.resize(text, self._lengths[i % len(self._lengths)])
+            drafter.reset()
+            if drafter.needs.reference:
+                drafter.set_reference(self._session.plain(prompt, _WARM_UP_TOKENS))
+            requests.append(Request(prompt, drafter))
+        if requests:
+            self._session.decode_together(requests, max_new_tokens=_WARM_UP_TOKENS)

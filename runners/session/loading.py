@@ -194,6 +194,8 @@ def make_target(
     reason, name = None, config.engine.name
     if name == "graph" or (name == "auto" and model.device.type == "cuda"):
         reason = no_graphs(model)
+        if config.batch.size > 1:
+            reason = "passes of a batch have another number of rows at each step"
         if reason is None:
             verifier = verifier_name(config.verifier.name, config.generation.temperature)
             commits = verifier == "greedy"

@@ -116,6 +116,9 @@ class OpenRun:
 
     def _batches(self, size: int) -> Iterator[list[CaseBlock]]:
         """The blocks of the run, so many at a time as are asked at once; of one repeat."""
+        if self.job.config.batch.size > 1:
+            yield from self.job.groups(size)
+            return
         for repeat in range(self.job.repeats):
             blocks = [block for block in self.job.blocks() if block.repeat == repeat]
             for start in range(0, len(blocks), size):
@@ -123,6 +126,8 @@ class OpenRun:
 
     def noisy(self) -> list[CaseBlock]:
         """Judge all turns together; the blocks that are to be measured again."""
+        if self.job.config.batch.size > 1:  # steps of groups have no like to be held against
+            return []
         done, limits = self.files.done, self.job.config.measure.disturbed
         traces, baseline = self.files.traces(), self.job.baseline
         self.files.mark(interference_rule.judge(done, traces, limits, baseline))

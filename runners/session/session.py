@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Sequence
@@ -17,13 +18,15 @@ from runners.session.pass_times import time_rows
 from specbench.arrays import IntArray
 from specbench.config.schema import VERIFIERS, VerifierConfig, verifier_name
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
+from specbench.decoding.batch import BatchEngine, BatchResult, Request
 from specbench.decoding.device import synchronize
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import DecodeResult, Engine
+from specbench.decoding.engine import Engine
 from specbench.decoding.head_drafter import heads_of
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext
+from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import (
     BlockVerifier,
     GreedyVerifier,
@@ -34,6 +37,7 @@ from specbench.decoding.verify import (
 )
 from specbench.errors import unknown_name
 from specbench.models import loading
+from specbench.models.batch_target import BatchTarget
 from specbench.models.checks.audit_tolerance import (
     TOKENS,
     AuditTolerance,
@@ -109,8 +113,32 @@ class Session:
             self._eager_target = Target(model.model, max_len=max_len, max_nodes=self._max_nodes)
             self._eager_engine = make_engine(self._eager_target, verifier, phases=phases)
         self._plain_drafter = Drafter(name="plain")
+        size = config.batch.size
+        self._seats: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
+        self._batch_target = BatchTarget(target, size) if size > 1 else None
+        if self._batch_target is not None:
+            self._batch_engine = BatchEngine(
+                self._batch_target,
+                [build_verifier(config.verifier, sampling) for _ in range(size)],
+                eos_ids=model.eos_ids,
+                context_length=model.context_length,
+                phases=phases,
+            )
+            twins = {id(d): [d.twin() for _ in range(size - 1)] for d in self._drafts}
+            self._drafts += [draft for each in twins.values() for draft in each]
+            for run in runs:
+                drafts = [(d, run.draft[1]) for d in twins[id(run.draft[0])]] if run.draft else None
+                self._seats[run.label] += [
+                    replace(
+                        run,
+                        # Before its setup a drafter is its knobs.
+                        drafter=copy.deepcopy(run.drafter),
+                        draft=drafts[seat] if drafts else None,
+                    )
+                    for seat in range(size - 1)
+                ]
         self._tolerance = fixed_tolerance(target.dtype)
-        for run in runs:
+        for run in [seat for seats in self._seats.values() for seat in seats]:
             draft = run.draft[0] if run.draft else None
             context = DraftContext(
                 vocab_size=target.vocab_size,
@@ -245,6 +273,18 @@ class Session:
         counted = {name: n for name, n in passed.items() if n}
         return replace(result, drafter={**result.drafter, **counted}) if counted else result
 
+    def seated(self, run: MethodRun, seat: int) -> MethodRun:
+        """The label with the drafter of a seat of a group; the first one's is its own."""
+        return self._seats[run.label][seat]
+
+    def decode_together(
+        self, requests: Sequence[Request], max_new_tokens: int | None = None
+    ) -> BatchResult:
+        """Decode texts in lock-step; ``batch.size`` at most, each with its seat's drafter."""
+        limit = max_new_tokens or self._max_new_tokens
+        self._reserve(max(len(request.prompt) for request in requests) + limit)
+        return self._batch_engine.decode(requests, max_new_tokens=limit)
+
     def _fallbacks(self) -> dict[str, int]:
         """Passes so far, of target and drafts, that ran eagerly where a graph was meant to."""
         return {
@@ -342,6 +382,8 @@ class Session:
         """Give back what a failed case left allocated."""
         for target in {self._target, self._eager_target}:
             target.cache.clear()
+        if self._batch_target is not None:
+            self._batch_target.clear()
         for draft in self._drafts:
             draft.clear()
         if self._target.device.type == "cuda":
@@ -365,6 +407,8 @@ class Session:
         wanted = min(tokens, self.context_length)
         if wanted > self._max_len:
             self._target.reserve(wanted, self._max_nodes, self._batch)
+            if self._batch_target is not None:
+                self._batch_target.reserve()
             if self._eager_target is not self._target:
                 self._eager_target.reserve(wanted, self._eager_target.max_nodes)
             for draft in self._drafts:

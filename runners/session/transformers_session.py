@@ -19,8 +19,8 @@ from runners.session.speculation import Peer
 from specbench.arrays import IntArray
 from specbench.config.schema import HfConfig, RunConfig
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import DecodeResult
 from specbench.decoding.structs import NO_TOKENS
+from specbench.decoding.turn import DecodeResult
 from specbench.errors import CaseFailed, NeedsNotMet
 from specbench.models import loading
 from specbench.models.draft.loading import load_draft_model

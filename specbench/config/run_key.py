@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from specbench import paths
 from specbench.config.compose import option_names
 from specbench.config.dataset_schema import ORDERS, SPECIAL_TOKENS
-from specbench.config.schema import MeasureConfig
+from specbench.config.schema import BatchConfig, MeasureConfig
 
 # Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
 # one run into parts that belong together.
@@ -77,6 +77,8 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
         del plain["measure"]["pin"]
     if plain["measure"].get("rerun_minutes") == MeasureConfig.rerun_minutes:
         del plain["measure"]["rerun_minutes"]
+    if plain.get("batch") == {"size": BatchConfig.size}:
+        del plain["batch"]
     if plain.get("record_layers") is None:
         plain.pop("record_layers", None)
     if plain["engine"].get("fused_layers") is True:

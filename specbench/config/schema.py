@@ -229,6 +229,13 @@ class EngineConfig:
 
 
 @dataclass
+class BatchConfig:
+    """How many texts are decoded in lock-step; the comments are in ``conf/config.yaml``."""
+
+    size: int = 1
+
+
+@dataclass
 class LoopsConfig:
     """transformers' own decoding; the comments are in ``conf/runner/hf.yaml``."""
 
@@ -342,6 +349,7 @@ class RunConfig:
     generation: GenerationConfig = MISSING
     verifier: VerifierConfig = MISSING
     engine: EngineConfig = MISSING
+    batch: BatchConfig = field(default_factory=BatchConfig)
     runner: RunnerConfig = MISSING
     server: ServerConfig | None = None
     measure: MeasureConfig = MISSING

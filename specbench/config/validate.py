@@ -44,6 +44,7 @@ _ONE_OF: Mapping[str, Sequence[str | None]] = {
 
 _AT_LEAST: Mapping[str, float] = {
     "repeats": 1,
+    "batch.size": 1,
     "seed": 0,
     "pair.draft.random.seed": 0,
     "runner.passes": 1,
@@ -113,6 +114,7 @@ def check_values(cfg: DictConfig) -> None:
         raise ConfigurationError(
             f"repeats={cfg.repeats} is out of range: it must be at most {_MOST_REPEATS}."
         )
+    _check_batch(cfg)
     _check_pin(cfg)
     _check_model(cfg)
     _check_sampling(cfg)
@@ -177,6 +179,17 @@ def _check_leaf(key: str, value: Any) -> None:
             ) from None
         if "\0" in value:
             raise ConfigurationError(f"{key}={value!r} has a NUL character in it: leave it out.")
+
+
+def _check_batch(cfg: DictConfig) -> None:
+    """Texts are decoded in lock-step by this project's own loop on a loaded model."""
+    size, runner = cfg.batch.size, cfg.runner.name
+    if size > 1 and runner != "offline":
+        other = "Servers have server.concurrency. " if runner == "serve" else ""
+        raise ConfigurationError(
+            f"batch.size={size} is of runner=offline, and runner={runner} decodes one text at a "
+            f"time. {other}Type batch.size=1."
+        )
 
 
 def _check_pin(cfg: DictConfig) -> None:

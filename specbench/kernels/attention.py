@@ -7,7 +7,7 @@ attention runs on the cached key and value heads directly, without repeating the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,9 @@ class AttentionPlan:
     # Additive masks by sliding-window size, for layers that have one and where some key lies
     # outside the window; a missing size means the window hides nothing.
     windowed: dict[int, torch.Tensor] = field(default_factory=dict)
+    # Of a pass over the rows of several texts behind each other: how many rows are each one's, and
+    # its plan; keys and values are then lists. Nothing else of this plan counts.
+    texts: tuple[tuple[int, AttentionPlan], ...] = ()
     # the masks above with their rows repeated, by (mask's id, times); filled by use
     folded: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     # the masks above on the devices of other layers, by (mask's id, device); likewise
@@ -111,8 +114,8 @@ def windowed_masks(
 def attend(
     module: torch.nn.Module,
     query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    key: torch.Tensor | Sequence[torch.Tensor],
+    value: torch.Tensor | Sequence[torch.Tensor],
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -125,7 +128,8 @@ def attend(
     Args:
         module: transformers hands it over; named in refusals.
         query: ``[batch, heads, rows, head_dim]``.
-        key, value: ``[batch, kv_heads, keys, head_dim]``, cached ones first.
+        key, value: ``[batch, kv_heads, keys, head_dim]``, cached ones first; one for each of
+            ``plan.texts``, where it has any.
         attention_mask: of a call from outside the engine, which brings no plan; None: causal.
         softcap: scores s become ``softcap * tanh(s / softcap)`` before the mask (Gemma-2).
 
@@ -138,6 +142,15 @@ def attend(
     if not others.keys() <= WITHOUT_EFFECT:
         refuse_arguments(module, others)
     plan = plan or AttentionPlan(mask=attention_mask, causal=attention_mask is None)
+    if plan.texts:
+        # Text by text over its own keys: what each gets is what it gets alone.
+        parts = query.split([rows for rows, _ in plan.texts], 2)
+        attended = [
+            attend(module, own, keys, values, None, scaling, sliding_window, softcap, each)[0]
+            for own, keys, values, (_, each) in zip(parts, key, value, plan.texts, strict=True)
+        ]
+        return torch.cat(attended, 1), None
+    assert isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)
     mask, causal = plan.mask, plan.causal and query.shape[2] > 1
     if sliding_window is not None and sliding_window in plan.windowed:
         mask, causal = plan.windowed[sliding_window], False

@@ -8,7 +8,7 @@ transformers' cache interface that decoder layers call during a forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -203,3 +203,28 @@ class KVCache:
         self.length = length
         self.retained = 0
         self._shared = min(self._shared, length)
+
+
+class TextCaches:
+    """The caches of several texts in one pass over all their rows, behind each other.
+
+    ``rows`` says how many of the pass's rows belong to each of ``caches``. What layers get are
+    lists, a tensor for each text, which `specbench.kernels.attention.attend` takes.
+    """
+
+    def __init__(self, caches: Sequence[KVCache], rows: Sequence[int]) -> None:
+        self._caches, self._rows = caches, list(rows)
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """As ``KVCache.update``, of rows ``[1, kv_heads, all rows, head_dim]``."""
+        parts = zip(
+            self._caches, keys.split(self._rows, 2), values.split(self._rows, 2), strict=True
+        )
+        written = [cache.update(key, value, layer) for cache, key, value in parts]
+        return [key for key, _ in written], [value for _, value in written]
+
+    def get_seq_length(self, layer: int = 0) -> int:
+        """Committed rows of the longest text; transformers reads it and this project does not."""
+        return max(cache.length for cache in self._caches)

@@ -8,10 +8,12 @@ buffers for these.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +29,7 @@ from specbench.kernels.attention import AttentionPlan, install, prompt_windows, 
 from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass, PassOutputs, prepare
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.hidden_states import Embeddings, HiddenStates, decoder_layers
-from specbench.models.kv_cache import KVCache, in_place, layer_devices
+from specbench.models.kv_cache import KVCache, TextCaches, in_place, layer_devices
 from specbench.models.scores import Scores, batch_select
 from specbench.results.manifest import Passes
 from specbench.system import cuda_settings
@@ -145,14 +147,7 @@ class Target:
 
     def _allocate(self, length: int, rows: int, batch: int) -> None:
         self._sizes = (length, rows, batch)
-        self.cache = KVCache(
-            self._layer_devices,
-            batch=batch,
-            kv_heads=self._kv_heads,
-            max_len=length,
-            head_dim=self._head_dim,
-            dtype=self.dtype,
-        )
+        self.cache = self.new_cache(length, batch)
         self._mask = torch.zeros(rows, length, dtype=self.dtype, device=self.device)
         self._mask_span = (0, 0)
         self.hidden_value = torch.finfo(self.dtype).min
@@ -162,6 +157,30 @@ class Target:
         compiled = self.packed_weights.get("pass") == ONE_CALL
         sizes = (length, rows + batch, self.windows)
         self._compiled = CompiledPass(self.model, *sizes) if compiled else None
+
+    def new_cache(self, length: int, batch: int = 1) -> KVCache:
+        """An empty cache for texts of this model, of ``length`` rows."""
+        return KVCache(
+            self._layer_devices,
+            batch=batch,
+            kv_heads=self._kv_heads,
+            max_len=length,
+            head_dim=self._head_dim,
+            dtype=self.dtype,
+        )
+
+    def twin(self) -> Target:
+        """The same model for another text, with a cache of its own; one passes at a time."""
+        other = copy.copy(self)
+        other.cache = self.new_cache(self.cache.max_len, self.cache.batch)
+        other._mask, other._mask_span = torch.zeros_like(self._mask), (0, 0)
+        other._geometry = TreeGeometry(max_nodes=self.max_nodes)
+        return other
+
+    @property
+    def runs_in_one_call(self) -> bool:
+        """Whether passes behind a prompt are one compiled call."""
+        return self._compiled is not None
 
     def describe(self) -> Passes:
         return {"engine": "eager", "reason": self._reason} if self._reason else {"engine": "eager"}
@@ -173,6 +192,15 @@ class Target:
     def free_rows(self) -> int:
         """Draft nodes that still fit behind the committed text."""
         return self.cache.max_len - self.cache.length - 1
+
+    @contextmanager
+    def on(self, cache: KVCache | TextCaches) -> Iterator[None]:
+        """Passes within it, and what they commit, are of another text, or of several."""
+        own, self.cache = self.cache, cast("KVCache", cache)
+        try:
+            yield
+        finally:
+            self.cache = own
 
     # -- passes ------------------------------------------------------------------------------
 
@@ -250,12 +278,23 @@ class Target:
         own = depths + past
         if outputs := self._in_one_call(ids[None], own[None, -n:], visible, keep=keep):
             return Scores.of(outputs)
+        plan = self.plan_of(past, visible, own, n)
+        return Scores(self._call(ids[None], own[None, -n:], plan, keep=keep)[0][0])
+
+    def plan_of(
+        self, past: int, visible: torch.Tensor | None, own: torch.Tensor, rows: int | None = None
+    ) -> AttentionPlan:
+        """Masks over ``past`` committed tokens and the others, which are at ``own [.. rows]``.
+
+        ``visible [rows, own]`` as in `extend`; ``rows`` are all of ``own`` where it is None.
+        """
+        rows = len(own) if rows is None else rows
         plan = AttentionPlan()
         if visible is not None:
             plan.mask = torch.nn.functional.pad(self._additive(visible), (past, 0))[None, None]
         text = self._key_positions[:past]
-        plan.windowed = windowed_masks(self.windows, text, own, n, visible, self._additive)
-        return Scores(self._call(ids[None], own[None, -n:], plan, keep=keep)[0][0])
+        plan.windowed = windowed_masks(self.windows, text, own, rows, visible, self._additive)
+        return plan
 
     @torch.inference_mode()
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
@@ -274,14 +313,7 @@ class Target:
         rows = len(tree) + 1
         on_host = isinstance(tree.tokens, np.ndarray)
         self._check(tree)
-        visible: torch.Tensor | None
-        if rows == 1:  # plain decoding: a row that sees all, at the next position
-            visible, depths = None, self._key_positions[:1]
-        elif self.device.type == "cpu":
-            visible = torch.from_numpy(self._geometry.visible[:rows, :rows])
-            depths = torch.from_numpy(self._geometry.depths[:rows])
-        else:  # ship n numbers instead of n * n
-            visible, depths = visibility(to_device(tree.parents, self.device))
+        visible, depths = self.seen(tree, self._geometry)
         if on_host:
             self._ids[0] = root
             self._ids[1:rows] = tree.tokens
@@ -330,6 +362,20 @@ class Target:
             rows = torch.from_numpy(np.concatenate(([0], path + 1)))
         self.cache.commit(rows, count)
 
+    def through_layers(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        """A pass that somebody else has planned, over ``ids [batch, rows]``; commits nothing.
+
+        Returns:
+            Logits ``[batch, rows, vocab]``, and states ``[batch * rows, hidden]`` by number.
+        """
+        return self._call(ids, positions, plan, hidden_layers=hidden_layers)
+
     # -- parts of a pass -----------------------------------------------------------------------
 
     def _check(self, tree: DraftTree) -> None:
@@ -342,6 +388,21 @@ class Target:
                 "state the method's largest tree in needs.max_nodes",
             )
         self._geometry.read(tree, self.vocab_size)
+
+    def seen(
+        self, tree: DraftTree, geometry: TreeGeometry
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Which rows of a tree see each other ``[rows, rows]``, and their depths ``[rows]``.
+
+        ``geometry`` has read the tree.
+        """
+        rows = len(tree) + 1
+        if rows == 1:  # plain decoding: a row that sees all, at the next position
+            return None, self._key_positions[:1]
+        if self.device.type == "cpu":
+            visible = torch.from_numpy(geometry.visible[:rows, :rows])
+            return visible, torch.from_numpy(geometry.depths[:rows])
+        return visibility(to_device(tree.parents, self.device))  # n numbers instead of n * n
 
     def _additive(self, seen: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)

@@ -16,9 +16,10 @@ from specbench.config.compose import build_model
 from specbench.config.schema import ModelConfig
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import DecodeResult, Engine
+from specbench.decoding.engine import Engine
 from specbench.decoding.head_drafter import HeadDrafter, heads_of
 from specbench.decoding.structs import NO_TOKENS, DraftContext, Needs
+from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import NeedsNotMet, SpecBenchError
 from specbench.models import loading

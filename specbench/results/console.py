@@ -58,6 +58,7 @@ def print_summary(summary: Summary, console: Console) -> None:
     """The first table and the notes below it."""
     import pandas as pd
 
+    from specbench.results.statistics.batched import BATCHED_TEXT, batched_cells
     from specbench.results.statistics.served import SERVED_TEXT, served_cells, served_notes
 
     if verdict := summary.get("verdict"):
@@ -69,6 +70,9 @@ def print_summary(summary: Summary, console: Console) -> None:
         # Of several users what all of them get comes first.
         first = any(row["concurrency"] > 1 for row in served)
         tables.insert(0 if first else 1, FittedTable(frame, "", SERVED_TEXT))
+    if batched := summary.get("batched", []):
+        frame = pd.DataFrame([batched_cells(row) for row in batched], dtype=object)
+        tables.append(FittedTable(frame, "", BATCHED_TEXT))
     for table in tables:
         console.print(table)
     for note in [*served_notes(served), *summary.get("notes", [])]:

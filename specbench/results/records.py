@@ -110,6 +110,25 @@ class Served:
     counters: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batched:
+    """Of a turn that was decoded in lock-step with others (``batch.size`` above 1).
+
+    Its times are the group's until it ended, so the longest of them is the group's own.
+
+    Attributes:
+        size: what was asked for; ``at_once``: texts of the group that were decoded in this turn.
+        group: which group, of the same cases in every repeat; ``place``: the turn's seat in it.
+        full_s: seconds of the steps in which all of them ran.
+    """
+
+    size: Count
+    at_once: Count
+    group: Count
+    place: Count
+    full_s: Seconds
+
+
 def _check_counted(counted: dict[str, Any]) -> dict[str, Any]:
     """What tables and the rule of noise add up of what a drafter said."""
     for name, value in counted.items():
@@ -166,6 +185,7 @@ class CaseRecord:
         engine: what decoded: ours, or another one with its version (``runner=serve``), whose
             turns may lack ids and single steps; ``numerics``: what that one keeps weights in.
         served: what a server's turn says besides, see `Served`.
+        batch: of a turn that was decoded with others at once, see `Batched`; None: it was alone.
         prompt_sha, output_sha: SHA-256 of ids that were not kept (``scripts/keep_run.py``).
         forced_resume: whether the run was resumed with ``resume=force`` on other hardware,
             versions or code before this record was made.
@@ -223,6 +243,7 @@ class CaseRecord:
     engine: Text = OWN_ENGINE
     numerics: Text = ""
     served: Served | None = None
+    batch: Batched | None = None
     prompt_sha: Text = ""
     output_sha: Text = ""
     forced_resume: lines.Flag = False
@@ -249,6 +270,11 @@ class CaseRecord:
         return (self.repeat, self.case_id, self.turn, self.label)
 
     @property
+    def unit(self) -> str:
+        """What is measured by itself, and drawn in a bootstrap: the case, or its group."""
+        return self.case_id if self.batch is None else f"group {self.batch.group}"
+
+    @property
     def turn_id(self) -> lines.TurnLine:
         """The key as the lines of other files spell it."""
         return {
@@ -267,6 +293,8 @@ class CaseRecord:
         if self.engine == OWN_ENGINE:
             for name in ("engine", "numerics", "served"):
                 del line[name]
+        if self.batch is None:
+            del line["batch"]
         if self.prediction_error is None:
             del line["prediction_error"]
         if not self.output_sha:
@@ -335,7 +363,7 @@ _FILE_KEYS = {"committed_per_step": _COMMITTED_KEY}
 _OPTIONAL_FIELDS = (
     "method_version position n_aux timing prediction_error phase_s drafter verifier cpu_steal "
     "cpu_waiting cpu_others cpu_load gpu energy_j attempt disturbed_by started_at host "
-    "n_retokenized engine numerics served prompt_sha output_sha forced_resume"
+    "n_retokenized engine numerics served batch prompt_sha output_sha forced_resume"
 )
 _PROMISED = {_FILE_KEYS.get(f.name, f.name) for f in fields(CaseRecord)} - {
     *_OPTIONAL_FIELDS.split()

@@ -62,6 +62,11 @@ def usable_blocks(records: Sequence[CaseRecord], labels: Sequence[str]) -> Usabl
     baseline's has would not be compared on the same questions. Where so many are disturbed that
     some count in our tables, these stay.
     """
+    if any(record.batch is not None for record in records):
+        raise ConfigurationError(
+            "these cases were decoded several at once, which Spec-Bench's files have no word for. "
+            "Export a run with batch.size=1."
+        )
     blocks, untimed = by_block(records), untimed_blocks(records)
     whole = [key for key, turns in blocks.items() if is_complete(turns, labels)]
     timed = tuple(key for key in whole if key not in untimed)

@@ -190,6 +190,32 @@ class ServedLabel(TypedDict):
     uncounted: int
 
 
+class BatchedLabel(TypedDict):
+    """What a label reached that decoded texts at once, over whole groups.
+
+    Attributes:
+        size: texts at once, as asked for; ``groups``: timed ones.
+        full_tokens_per_s, full_speedup: of the steps in which all texts of a group ran, and over
+            the baseline's such steps.
+        tail_share: of the groups' time, what is not of these steps; ``idle_share``: of all seats'
+            time, what was after their texts' end; ``useless_rows``: of all rows of passes.
+        equal, compared: outputs that are the baseline's at the same batch, of how many.
+    """
+
+    label: str
+    size: int
+    groups: int
+    system_tokens_per_s: float | None
+    user_tokens_per_s: float | None
+    full_tokens_per_s: float | None
+    full_speedup: float | None
+    tail_share: float | None
+    idle_share: float | None
+    useless_rows: float | None
+    equal: int
+    compared: int
+
+
 class Summary(TypedDict):
     """All of the file; ``pairs`` is empty unless two methods were compared.
 
@@ -199,6 +225,7 @@ class Summary(TypedDict):
         verdict: what the comparison says in one sentence; files of earlier versions lack it.
         disturbed: None where no time was measured.
         served: where servers answered.
+        batched: where several texts were decoded at once.
     """
 
     schema_version: int
@@ -212,3 +239,4 @@ class Summary(TypedDict):
     caption: str
     notes: list[str]
     served: NotRequired[list[ServedLabel]]
+    batched: NotRequired[list[BatchedLabel]]

@@ -96,8 +96,31 @@ def leader_words(leaders: Sequence[str]) -> str:
     return f"{leaders[0]} or one of {len(leaders) - 1} others"
 
 
-def interval_words(repeats: int, counts: Iterable[int]) -> str:
-    """What the intervals of a table cover, and what not; of how many cases its numbers are."""
+def batch_words(records: Iterable[CaseRecord]) -> str:
+    """How many texts were decoded at once, and what the numbers then are; "" for one."""
+    found = {(r.unit, r.turn, r.batch.size, r.batch.at_once) for r in records if r.batch}
+    if not found:
+        return ""
+    size = max(size for _, _, size, _ in found)
+    fewer = sum(at_once < size for *_, at_once in found)
+    few = f" ({fewer} of {len(found)} groups' turns have fewer)" if fewer else ""
+    return (
+        f"BATCH {size}: so many texts are decoded in lock-step{few}; tokens/s are all texts' "
+        "together, speedups over ar at the same batch, and a text that ended is not replaced."
+    )
+
+
+def interval_words(repeats: int, counts: Iterable[int], *, groups: bool = False) -> str:
+    """What the intervals of a table cover, and what not; of how many cases its numbers are.
+
+    ``groups``: whether cases were decoded at once.
+    """
+    if groups:
+        more = "" if repeats == 1 else ", and the spread between repeats"
+        return (
+            f"Intervals: 95 %, bootstrap over groups of cases{more}; none of fewer than {FEWEST}. "
+            "They do not cover what differs on other days and machines."
+        )
     none = f" None for fewer than {FEWEST} timed cases." if min(counts) < FEWEST else ""
     if repeats == 1:
         return (
@@ -331,6 +354,8 @@ def run_caption(
         + f"{cases}, repeats={manifest.config['repeats']}. "
         + (" ".join(filter(None, [answered, build_words(manifest)])) or f"State kept per {kept}.")
     ]
+    batched = batch_words(records)
+    parts += filter(None, [batched])
     by_label: dict[str, list[CaseRecord]] = {label: [] for label in manifest.labels}
     for record in records:
         by_label.setdefault(record.label, []).append(record)
@@ -345,7 +370,8 @@ def run_caption(
         parts.append("Threads pinned to one CPU each.")
     if any(record.timing != "none" for record in records):
         repeats = 1 + max(record.repeat for record in records)
-        parts.append(interval_words(repeats, (row["n_timed"] for row in rows)))
+        counts = (row["n_timed"] for row in rows)
+        parts.append(interval_words(repeats, counts, groups=bool(batched)))
     parts += filter(None, [prediction_words(records)])
     if temperature := manifest.setting("generation", "temperature"):
         filters = "".join(

@@ -100,6 +100,14 @@ class Clock:
         self._mark(END)
         return _timings(self._names, self._seconds(), self.phases)
 
+    def laps(self) -> list[tuple[str, float]]:
+        """End of a group of turns, whose marks may come in any order: each name with its seconds.
+
+        A stretch bears the name of the mark that ends it. Waits for the device once.
+        """
+        self._mark(END)
+        return list(zip(self._names, self._seconds(), strict=True))
+
     def _start(self) -> None:
         raise NotImplementedError
 

@@ -14,6 +14,7 @@ one or one of its own, is translated here.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from statistics import median
@@ -128,6 +129,14 @@ class DraftModel:
     def network(self) -> PreTrainedModel:
         model: PreTrainedModel = self._target.model
         return model
+
+    def twin(self) -> DraftModel:
+        """The same draft for another text: weights are shared, what it reads is not."""
+        other = copy.copy(self)
+        other._target = self._target.twin()
+        other._generator = torch.Generator(self.device)
+        other._visible, other._depths = self._visible.clone(), self._depths.clone()
+        return other
 
     def clear(self) -> None:
         self._target.cache.clear()

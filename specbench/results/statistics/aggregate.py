@@ -6,7 +6,7 @@ The rules are stated in :mod:`specbench.results.statistics.summary`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -16,8 +16,9 @@ from specbench.arrays import FloatArray
 from specbench.results.estimate import FEWEST
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
+from specbench.results.tasks import OVERALL
 
-BlockKey: TypeAlias = tuple[int, str]  # repeat and case
+BlockKey: TypeAlias = tuple[int, str]  # repeat and case, or the group that it was decoded in
 
 # Of the blocks, how many may be left out of times; in a small run one.
 LEFT_OUT_SHARE = 0.05
@@ -31,7 +32,7 @@ LEFT_OUT_SHARE = 0.05
 
 def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
     """Every block that holds a disturbed turn."""
-    return {(r.repeat, r.case_id) for r in records if r.status == "disturbed"}
+    return {(r.repeat, r.unit) for r in records if r.status == "disturbed"}
 
 
 def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
@@ -47,10 +48,10 @@ def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
 
 
 def by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:
-    """The turns of each case in each repeat, all labels together."""
+    """The turns of each case, or group of cases, in each repeat, all labels together."""
     blocks: dict[BlockKey, list[CaseRecord]] = {}
     for record in records:
-        blocks.setdefault((record.repeat, record.case_id), []).append(record)
+        blocks.setdefault((record.repeat, record.unit), []).append(record)
     return blocks
 
 
@@ -66,7 +67,7 @@ def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[Ca
     """
     counted = counted_turns(records, labels)
     untimed = untimed_blocks(counted)
-    return [turn for turn in counted if (turn.repeat, turn.case_id) not in untimed]
+    return [turn for turn in counted if (turn.repeat, turn.unit) not in untimed]
 
 
 def counted_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
@@ -80,7 +81,9 @@ class Pooled:
     """The cases of a run, added up.
 
     Attributes:
-        cases, tasks, categories: ``[n]`` of each case that did not drop out.
+        cases, tasks, categories: ``[n]`` of each case that did not drop out. Of turns decoded at
+            once they are groups, whose cases may be of several tasks: then that of the whole run.
+        sizes: ``[n]`` cases of each.
         totals: by label ``[1 + R, n, 12]``, first over all repeats, then in each of the R; see the
             column constants.
         dropped, noisy: tasks of the cases that dropped out, or hold a disturbed turn.
@@ -98,6 +101,7 @@ class Pooled:
     cases: list[str]
     tasks: list[str]
     categories: list[str]
+    sizes: list[int]
     totals: dict[str, FloatArray]
     dropped: list[str]
     noisy: list[str]
@@ -132,6 +136,7 @@ class Pooled:
             cases=[self.cases[i] for i in chosen],
             tasks=[self.tasks[i] for i in chosen],
             categories=[self.categories[i] for i in chosen],
+            sizes=[self.sizes[i] for i in chosen],
             totals={label: totals[:, chosen] for label, totals in self.totals.items()},
         )
 
@@ -141,28 +146,32 @@ def _by_case(records: Iterable[CaseRecord], labels: Sequence[str]) -> dict[str, 
     by_case: dict[str, list[CaseRecord]] = {}
     for record in records:
         if record.label in wanted:
-            by_case.setdefault(record.case_id, []).append(record)
+            by_case.setdefault(record.unit, []).append(record)
     return by_case
 
 
 def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     """Add up turns and repeats; find what drops out."""
     by_case = _by_case(records, labels)
-    cases: list[tuple[str, str, str]] = []  # id, task, category
+    cases: list[tuple[str, str, str, int]] = []  # id, task, category, size
     dropped, noisy = [], []
     totals: dict[str, list[list[list[float]]]] = {label: [] for label in labels}
     everything = [turn for turns in by_case.values() for turn in turns]
     timed_ones = timed_turns(everything, labels)
-    timed = {(turn.repeat, turn.case_id) for turn in timed_ones}
+    timed = {(turn.repeat, turn.unit) for turn in timed_ones}
+    # Groups are of all lengths, whatever their tasks: they are of the whole run.
+    mixed = len({t.task for t in everything}) > 1 and any(t.batch is not None for t in everything)
     repeats = sorted({turn.repeat for turn in everything})
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
     for case, turns in sorted(by_case.items()):
+        size = len({turn.case_id for turn in turns})
+        task, category = (OVERALL, OVERALL) if mixed else (turns[0].task, turns[0].category)
         if not is_complete(turns, labels):
-            dropped.append(turns[0].task)
+            dropped += [task] * size
             continue
         if noisy_blocks(turns):
-            noisy.append(turns[0].task)
-        cases.append((case, turns[0].task, turns[0].category))
+            noisy += [task] * size
+        cases.append((case, task, category, size))
         for label in labels:
             own = [turn for turn in turns if turn.label == label]
             whole = _add_up(own, timed)
@@ -172,9 +181,10 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
             totals[label].append([whole, *each])
     shape = (len(cases), 1 + len(repeats), TOKEN_MATS + 1)
     return Pooled(
-        cases=[case for case, _, _ in cases],
-        tasks=[task for _, task, _ in cases],
-        categories=[category for _, _, category in cases],
+        cases=[case for case, *_ in cases],
+        tasks=[task for _, task, _, _ in cases],
+        categories=[category for _, _, category, _ in cases],
+        sizes=[size for *_, size in cases],
         totals={
             label: np.array(rows, dtype=np.float64).reshape(shape).swapaxes(0, 1)
             for label, rows in totals.items()
@@ -212,21 +222,21 @@ def is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
     """Whether every label has every turn of the case in every repeat, and none failed."""
     if any(turn.status == "failed" for turn in turns):
         return False
-    asked = {(turn.repeat, turn.turn) for turn in turns}
-    return all(asked == {(t.repeat, t.turn) for t in turns if t.label == label} for label in labels)
+    asked = {turn.key[:3] for turn in turns}
+    return all(asked == {t.key[:3] for t in turns if t.label == label} for label in labels)
 
 
 def _add_up(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[float]:
-    timed = [turn for turn in turns if (turn.repeat, turn.case_id) in timed_blocks]
+    timed = [turn for turn in turns if (turn.repeat, turn.unit) in timed_blocks]
     lengths = [(t.n_new - 1, t.n_target_passes) for t in turns if t.n_target_passes]
     return [
         # A turn whose server did not say its steps counts in neither.
         sum(turn.n_new - 1 for turn in turns if turn.n_target_passes),
         sum(turn.n_target_passes for turn in turns),
         sum(max(0, turn.n_new - 1) for turn in timed),
-        math.fsum(turn.decode_s for turn in timed),
+        math.fsum(_of_groups(timed, lambda turn: turn.decode_s)),
         sum(turn.n_new for turn in timed),
-        math.fsum(turn.wall_s for turn in timed),
+        math.fsum(_of_groups(timed, lambda turn: turn.wall_s)),
         math.fsum(turn.energy_j or 0.0 for turn in timed),
         sum(turn.n_new for turn in timed if turn.energy_j is not None),
         sum(_spec_bench_new(turn) for turn in timed),
@@ -234,6 +244,15 @@ def _add_up(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[fl
         math.fsum(committed / steps for committed, steps in lengths),
         math.fsum(committed**2 / steps for committed, steps in lengths),
     ]
+
+
+def _of_groups(turns: Iterable[CaseRecord], seconds: Callable[[CaseRecord], float]) -> list[float]:
+    """Seconds of each turn; of those decoded at once the longest, which is the group's time."""
+    found: dict[tuple[object, ...], float] = {}
+    for turn in turns:
+        key = turn.key if turn.batch is None else (turn.repeat, turn.unit, turn.turn, turn.label)
+        found[key] = max(found.get(key, 0.0), seconds(turn))
+    return list(found.values())
 
 
 def _add_phases(turns: Iterable[CaseRecord]) -> dict[str, float]:

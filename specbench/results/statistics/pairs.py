@@ -8,6 +8,7 @@ together, and what makes the comparison with the best honest although the data p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -109,6 +110,8 @@ def _pair(
     family: str = BASELINE,
 ) -> Pair:
     interval, needed = (found.interval, found.needed) if found else (None, FEWEST)
+    if needed is not None:
+        needed = math.ceil(needed * sample.unit_size)
     return {
         "first": first,
         "second": second,

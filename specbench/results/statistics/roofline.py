@@ -77,6 +77,10 @@ def baseline_context(manifest: RunManifest) -> BaselineContext:
         if by in ENGINES:
             plain.setdefault(by, label)
     size, (speed, by) = model.weight_bytes, _memory_speed(model)
+    if (manifest.setting("batch", "size") or 1) > 1:
+        size = (
+            None  # a pass reads the weights once for all texts, whose tokens are counted together
+        )
     return BaselineContext(plain, size / speed if size and speed else None, by)
 
 
@@ -114,7 +118,8 @@ def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) ->
             "; ".join(f"{shape}: no CUDA graph ({why})" for shape, why in failed.items())
             + ". A part of ar's passes ran eagerly."
         )
-    if price := price_words(manifest):
+    batched = (manifest.setting("batch", "size") or 1) > 1  # a text's speedup is no MAT / price
+    if (price := price_words(manifest)) and not batched:
         found.append(price)
     speed, by = _memory_speed(model)
     if reached is None or speed is None:

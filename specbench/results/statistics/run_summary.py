@@ -12,6 +12,7 @@ from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.results.records import CASES, DISTURBED, ERRORS, SCHEMA_VERSION, CaseRecord
 from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
+from specbench.results.statistics.batched import batched_labels
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of, verdict_of
 from specbench.results.statistics.served import served_labels, system_verdict
@@ -69,6 +70,8 @@ def run_summary(
             *_phases(rows),
         ],
     }
+    if batched := batched_labels(records, labels, baseline):
+        found["batched"] = batched
     if served := served_labels(records, labels):
         found["served"] = served
         if any(row["concurrency"] > 1 for row in served):
@@ -153,7 +156,7 @@ def _disturbance(
             notes.append(f"the first measurements are in {DISTURBED}.")
         if notes:
             notes.append(_rule(limits))
-    blocks, noisy = {(r.repeat, r.case_id) for r in records}, noisy_blocks(records)
+    blocks, noisy = {(r.repeat, r.unit) for r in records}, noisy_blocks(records)
     if noisy:
         labels = [row["label"] for row in rows if row["task"] == OVERALL]
         counted = bool(noisy_blocks(timed_turns(records, labels)))

@@ -13,6 +13,11 @@ How records become numbers (words as in :mod:`specbench.results.records`):
 - ``mat`` is pooled: tokens over steps, summed first. ``mat_per_request`` is the plain mean of the
   turns' own, ``mat_token_weighted`` the mean over tokens of the turn's that each stands in.
 - No interval is made of fewer than three cases.
+- Cases decoded at once (``batch.size`` above 1) are added up group by group, and the group is the
+  unit: its tokens are those of all its texts, its time is from the first prompt to the last token
+  of any. ``tokens_per_s`` is then the system's, ``speedup`` over plain decoding of the same groups,
+  intervals draw groups, and a failed case leaves its group out. Groups hold cases of several tasks,
+  so a run of several has rows of the whole run alone.
 - ``joules_per_token`` is energy over new tokens, prefill included, of turns whose energy is known;
   ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).
 - ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
@@ -164,7 +169,12 @@ class Sample:
     @property
     def n_timed(self) -> int:
         """Cases that every label has a speed for: those that speeds are made of."""
-        return len(self._timed.cases)
+        return sum(self._timed.sizes)
+
+    @property
+    def unit_size(self) -> float:
+        """Timed cases in a unit of the bootstrap: more than one where they are decoded at once."""
+        return self.n_timed / max(1, len(self._timed.cases))
 
     def row(
         self, task: str, label: str, baseline: str | None, context: BaselineContext
@@ -189,7 +199,7 @@ class Sample:
             "label": label,
             "method": pooled.methods.get(label, label),
             "task": task,
-            "n_cases": len(pooled.tasks),
+            "n_cases": sum(pooled.sizes),
             "n_timed": self.n_timed,
             "n_dropped": len(pooled.dropped),
             "n_disturbed": len(pooled.noisy),

@@ -1,0 +1,231 @@
+"""The decode loop over several texts in lock-step: each step is one target pass for all of them.
+
+    every text proposes -> one pass over the rows of all -> every text judges, commits, observes
+
+It is a second loop, beside the one over a single text, and both are made of `Turn`'s parts. One
+loop for both would have to carry lists, leaving texts and their failures through the path whose
+speed is measured against others', and could not overlap a drafter with the pass.
+
+A text that is over leaves, and nobody takes its seat: the rows of the others' steps get fewer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from specbench.arrays import IntArray
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.pass_target import Asked, BatchPassTarget
+from specbench.decoding.structs import NO_TOKENS
+from specbench.decoding.turn import DecodeResult, StopRules, Turn, in_its_name
+from specbench.decoding.verify import Verifier
+from specbench.errors import CaseFailed
+from specbench.system.clock import END, OTHER, PREFILL, SETUP, STEP, Clock, Timings, make_clock
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one seat is to decode, see `Engine.decode`.
+
+    ``drafter`` is this seat's own; ``reset_s``: what it took to empty it, a part of its work.
+    """
+
+    prompt: IntArray
+    drafter: Drafter
+    seed: int = 0
+    seen: IntArray = field(default_factory=lambda: NO_TOKENS)
+    reset_s: float = 0.0
+
+
+@dataclass(slots=True)
+class BatchResult:
+    """What came of the requests, in their order.
+
+    Attributes:
+        turns: of each its result, or why it failed. Its times are the group's until it ended: the
+            prompts of all, the drafters' work for all, the steps in which it ran.
+        full_s: seconds of the steps in which all texts ran.
+    """
+
+    turns: list[DecodeResult | Exception] = field(default_factory=list)
+    full_s: float = 0.0
+
+
+class BatchEngine:
+    """Runs a drafter a text against one target.
+
+    Args:
+        verifiers: one for each seat of ``target``, for they hold random numbers.
+        eos_ids, context_length: see `StopRules`.
+        phases: take times inside the steps too.
+        clock: makes the clock; by default one that suits the target's device.
+    """
+
+    def __init__(
+        self,
+        target: BatchPassTarget,
+        verifiers: Sequence[Verifier],
+        *,
+        eos_ids: frozenset[int],
+        context_length: int | None = None,
+        phases: bool = False,
+        clock: Callable[[], Clock] | None = None,
+    ) -> None:
+        self.target, self._verifiers = target, verifiers
+        self._rules = StopRules(eos_ids, context_length)
+        self._clock = clock() if clock else make_clock(str(target.device), phases)
+
+    def decode(self, requests: Sequence[Request], *, max_new_tokens: int) -> BatchResult:
+        """Decode one turn of each request, all of one method.
+
+        A text whose prompt, draft, drafter or scores are at fault fails alone; the others go on as
+        if it had ended.
+
+        Raises:
+            ValueError: more requests than seats.
+        """
+        if len(requests) > len(self.target.seats):
+            raise ValueError(f"{len(requests)} texts for {len(self.target.seats)} seats")
+        group = _Group()
+        clock = self._clock
+        clock.begin()
+        for seat, request in enumerate(requests):
+            with group.alone(seat):
+                turn = self._turn(seat, request, max_new_tokens)
+                turn.read_prompt()
+                clock.prefill_done()
+                turn.begin()
+                group.running[seat] = turn
+            group.leave()
+            clock.setup_done()
+        full_steps = 0
+        while group.running:
+            full_steps += len(group.running) == len(requests)
+            self._step(group)
+            group.leave()
+            clock.step_done()
+        times = _GroupTimes.of(clock.laps(), sum(request.reset_s for request in requests))
+        phases = clock.phases
+        return BatchResult(
+            [
+                group.errors.get(seat)
+                or group.ended[seat].told(times.until(group.ended[seat], len(requests), phases))
+                for seat in range(len(requests))
+            ],
+            math.fsum(times.step_s[:full_steps]),
+        )
+
+    def _turn(self, seat: int, request: Request, max_new_tokens: int) -> Turn:
+        return Turn(
+            self.target.seats[seat],
+            self._verifiers[seat],
+            self._rules,
+            request.drafter,
+            request.prompt,
+            max_new_tokens,
+            request.seed,
+            request.seen,
+        )
+
+    def _step(self, group: _Group) -> None:
+        clock = self._clock
+        asked: list[Asked] = []
+        for seat, turn in group.each():
+            with group.alone(seat):
+                turn.propose()
+                self.target.check(seat, turn.tree)
+                asked.append((seat, turn.state.root, turn.tree))
+        clock.phase("draft")
+        if not asked:
+            return
+        layers = group.running[asked[0][0]].needs.hidden_layers
+        scores = self.target.forward(asked, hidden_layers=layers)
+        clock.phase("verify")
+        for (seat, _, _), own in zip(asked, scores, strict=True):
+            with group.alone(seat):
+                group.running[seat].judge(own)
+        clock.phase("accept")
+        for seat, turn in group.each():
+            with group.alone(seat):
+                turn.commit()
+        clock.phase("cache")
+        for seat, turn in group.each():
+            with group.alone(seat):
+                turn.observe()
+        clock.phase("observe")
+
+
+class _Group:
+    """The texts of a group by seat: those that run, those that ended, and why others failed."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Turn] = {}
+        self.ended: dict[int, Turn] = {}
+        self.errors: dict[int, Exception] = {}
+
+    def each(self) -> list[tuple[int, Turn]]:
+        """Those that run; one that fails meanwhile may leave."""
+        return list(self.running.items())
+
+    @contextmanager
+    def alone(self, seat: int) -> Iterator[None]:
+        """What fails within it ends this text and no other."""
+        try:
+            yield
+        except Exception as error:
+            turn = self.running.pop(seat, None)
+            if turn is not None and isinstance(error, CaseFailed):
+                error = in_its_name(turn.drafter, error)
+            self.errors[seat] = error
+
+    def leave(self) -> None:
+        """Those that are over go."""
+        for seat, turn in self.each():
+            if turn.finished:
+                with self.alone(seat):
+                    turn.end()
+                    self.ended[seat] = self.running.pop(seat)
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupTimes:
+    """Seconds of a group: of all prompts, of all drafters' work outside steps, of each step."""
+
+    prefill_s: float
+    setup_s: float
+    step_s: list[float]
+    phase_s: dict[str, float]
+
+    @staticmethod
+    def of(laps: Sequence[tuple[str, float]], reset_s: float) -> _GroupTimes:
+        """Of a clock's laps, with ``reset_s`` before them."""
+        prefill, setup, step = 0.0, reset_s, 0.0
+        steps: list[float] = []
+        phases = {PREFILL: 0.0, SETUP: reset_s}
+        for name, seconds in laps:
+            phase = OTHER if name in (STEP, END) else name
+            phases[phase] = phases.get(phase, 0.0) + seconds
+            if name == PREFILL:
+                prefill += seconds
+            elif name == SETUP:
+                setup += seconds
+            else:
+                step += seconds
+            if name == STEP:
+                steps.append(step)
+                step = 0.0
+        return _GroupTimes(prefill, setup, steps, phases)
+
+    def until(self, turn: Turn, texts: int, phases: bool) -> Timings:
+        """The group's times until one of its ``texts`` ended; of phases that one's equal share."""
+        steps = self.step_s[: turn.state.step]
+        return Timings(
+            self.prefill_s,
+            self.setup_s + math.fsum(steps),
+            self.setup_s,
+            steps,
+            {name: seconds / texts for name, seconds in self.phase_s.items()} if phases else None,
+        )

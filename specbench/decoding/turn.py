@@ -1,0 +1,259 @@
+"""One turn on its way: the parts of a step, which the loops over one text and over many share.
+
+    propose -> (a pass) -> judge -> commit -> observe
+
+Of a pass the drafter sees greedy tokens, and logits or hidden states where ``needs`` declares them;
+only the verifier accepts; only the rules of stopping end a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from specbench.arrays import IntArray
+from specbench.decoding.device import to_device
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.pass_target import StepScores, TextTarget
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    BonusProposal,
+    DecodeState,
+    DraftTree,
+    StepOutcome,
+    Verdict,
+)
+from specbench.decoding.verify import Verifier
+from specbench.errors import CaseFailed
+from specbench.system.clock import Timings
+
+
+@dataclass(slots=True)
+class DecodeResult:
+    """One turn: its counts step by step, and what else is known when it is over."""
+
+    # the new tokens, up to and including the first end token or the limit
+    output_ids: list[int] = field(default_factory=list)
+    # ``eos``, ``length`` (the limit of new tokens) or ``context`` (the model's)
+    finish_reason: str = ""
+    # tokens committed by each step, the target's own one included
+    committed_per_step: list[int] = field(default_factory=list)
+    drafted_per_step: list[int] = field(default_factory=list)  # candidate nodes of each step's tree
+    depth_per_step: list[int] = field(default_factory=list)  # depth of each step's tree
+    # for each step the source of each accepted node, where the drafter names sources
+    sources_per_step: list[list[int]] | None = None
+    n_aux: int = 0  # auxiliary nodes over all steps
+    # what the drafter counted (``Drafter.report``)
+    drafter: Mapping[str, Any] = field(default_factory=dict)
+    timings: Timings = field(default_factory=Timings)
+
+    def add(self, tree: DraftTree, depth: int, path: IntArray, committed: int) -> None:
+        aux = 0 if tree.aux is None else int(tree.aux.sum())
+        self.n_aux += aux
+        self.committed_per_step.append(committed)
+        self.drafted_per_step.append(len(tree) - aux)
+        self.depth_per_step.append(depth)
+        if tree.sources is not None:
+            if self.sources_per_step is None:
+                self.sources_per_step = [[] for _ in self.committed_per_step[:-1]]
+            self.sources_per_step.append([int(s) for s in tree.sources[path[:committed]]])
+        elif self.sources_per_step is not None:
+            self.sources_per_step.append([])
+
+    @property
+    def n_target_passes(self) -> int:
+        """Those after prefill."""
+        return len(self.committed_per_step)
+
+    @property
+    def n_drafted(self) -> int:
+        return sum(self.drafted_per_step)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When a turn is over.
+
+    Attributes:
+        eos_ids: ids that end an answer.
+        context_length: tokens the model can hold; no answer grows beyond it, and no draft has a
+            position beyond it, which learned embeddings of positions lack.
+    """
+
+    eos_ids: frozenset[int]
+    context_length: int | None = None
+
+    def limit(self, n_prompt: int, max_new_tokens: int) -> int:
+        """New tokens that there is room for.
+
+        Raises:
+            CaseFailed: the prompt has no tokens, or does not fit.
+        """
+        if n_prompt == 0:
+            raise CaseFailed("empty_prompt", "the prompt has no tokens")
+        if self.context_length is None:
+            return max_new_tokens
+        if n_prompt >= self.context_length:
+            raise CaseFailed(
+                "prompt_too_long",
+                f"the prompt has {n_prompt} tokens, and the model's context is "
+                f"{self.context_length}",
+            )
+        return min(max_new_tokens, self.context_length - n_prompt)
+
+    def fitting(self, tree: DraftTree, length: int, rows: int) -> DraftTree:
+        """What of a draft the cache has ``rows`` for and the model positions.
+
+        Parents come first, so any prefix is a tree; drafters rely on its nodes' numbers.
+        """
+        if self.context_length is not None:
+            rows = min(rows, tree.nodes_above(self.context_length - length))
+        return tree if len(tree) <= rows else tree.take(np.arange(rows))
+
+    def cut(self, tokens: IntArray) -> IntArray:
+        """Up to and including the first end token."""
+        for place, token in enumerate(tokens.tolist()):
+            if token in self.eos_ids:
+                return tokens[: place + 1]
+        return tokens
+
+
+class Turn:
+    """One text being decoded by one drafter.
+
+    Args:
+        target: the text's own part of the model's passes.
+        drafter: set up and, where its state scope says so, reset.
+        seed: for verifiers and drafters that draw random numbers.
+        seen: the text of the case's last turn, where the drafter has not been reset since.
+
+    Attributes:
+        tree: the draft of the step; ``finished``: whether there is no further one.
+
+    Raises:
+        CaseFailed: the prompt does not fit.
+    """
+
+    __slots__ = (
+        "_committed", "_limited", "_rules", "_scores", "_target", "_verdict", "_verifier",
+        "drafter", "finished", "needs", "result", "state", "tree",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        target: TextTarget,
+        verifier: Verifier,
+        rules: StopRules,
+        drafter: Drafter,
+        prompt: IntArray,
+        max_new_tokens: int,
+        seed: int = 0,
+        seen: IntArray = NO_TOKENS,
+    ) -> None:
+        limit = rules.limit(len(prompt), max_new_tokens)
+        self._target, self._verifier, self._rules = target, verifier, rules
+        self.drafter, self.needs = drafter, drafter.needs
+        self._limited = limit < max_new_tokens
+        self.state = DecodeState(np.ascontiguousarray(prompt, dtype=np.int64), limit, seed, seen)
+        self.result = DecodeResult()
+        self.finished = False
+        self._scores: StepScores
+        self._verdict: Verdict
+        self._committed: IntArray
+        self.tree: DraftTree
+        verifier.begin(seed)
+
+    def read_prompt(self) -> None:
+        """The pass over the prompt, and the first token."""
+        needs, state = self.needs, self.state
+        self._scores = self._target.prefill(
+            state.tokens, all_logits=needs.prompt_logits, hidden_layers=needs.hidden_layers
+        )
+        state.commit(np.array([self._verifier.first(self._scores)], dtype=np.int64))
+
+    def begin(self) -> None:
+        """Show the drafter the prompt."""
+        needs, state, scores = self.needs, self.state, self._scores
+        if needs.prompt_logits or needs.first_logits:
+            self.drafter.observe_prompt(state.buffer[: state.n_prompt], scores.logits)
+        if needs.hidden_layers and scores.hidden is not None:
+            self.drafter.observe_prompt_hidden(state.buffer[: state.n_prompt], scores.hidden)
+        self.drafter.begin(state)
+        self.finished = self._over()
+
+    def propose(self) -> None:
+        tree = self.drafter.propose(self.state)
+        self.tree = self._rules.fitting(tree, self.state.length, self._target.free_rows())
+
+    def judge(self, scores: StepScores, bonus: BonusProposal | None = None) -> None:
+        """Decide what of the draft is accepted, and where the turn stops."""
+        judged = self.tree if bonus is None else replace(self.tree, bonus=bonus)
+        self._verdict = self._verifier.verify(judged, scores)
+        self._committed = self._rules.cut(self._verdict.tokens[: self.state.remaining])
+        self._scores = scores
+
+    def commit(self) -> None:
+        self._target.commit(self.tree, self._verdict.path)
+        self.state.commit(self._committed)
+        self.state.step += 1
+
+    def observe(self) -> None:
+        """Show the drafter the step, and count it."""
+        needs, scores, tree, path = self.needs, self._scores, self.tree, self._verdict.path
+        count = len(self._committed)
+        self.finished = self._over()
+        self.drafter.observe(
+            self.state,
+            StepOutcome(
+                tree=tree,
+                path=path,
+                committed=self._committed,
+                next_tokens=self._verdict.next_tokens,
+                logits=scores.logits if needs.logits else None,
+                hidden=_of_committed(scores.hidden, path, count),
+                tree_hidden=scores.hidden if needs.tree_hidden else None,
+                finished=self.finished,
+            ),
+        )
+        self.result.add(tree, int(scores.depths.max()), path, count)
+
+    def end(self) -> None:
+        """Tell the drafter that the text is whole; its part of the time ends here."""
+        self.drafter.end(self.state)
+
+    def told(self, timings: Timings) -> DecodeResult:
+        """What is known of the turn when it is over."""
+        result = self.result
+        result.timings = timings
+        result.output_ids = self.state.new_tokens.tolist()
+        if self.state.root in self._rules.eos_ids:
+            result.finish_reason = "eos"
+        else:
+            result.finish_reason = "context" if self._limited else "length"
+        result.drafter = self.drafter.report()
+        return result
+
+    def _over(self) -> bool:
+        return self.state.remaining <= 0 or self.state.root in self._rules.eos_ids
+
+
+def in_its_name(drafter: Drafter, error: CaseFailed) -> CaseFailed:
+    """The error, with the method's name where its draft is what is wrong."""
+    if error.kind != "invalid_draft":
+        return error
+    return CaseFailed(error.kind, f"method={drafter.name}: {error}")
+
+
+def _of_committed(
+    hidden: Mapping[int, torch.Tensor] | None, path: IntArray, count: int
+) -> dict[int, torch.Tensor] | None:
+    """``[count, hidden]`` of the root and the accepted nodes; no views, which a pass overwrites."""
+    if not hidden:
+        return None
+    device = next(iter(hidden.values())).device
+    rows = to_device(np.concatenate(([-1], path))[:count] + 1, device)
+    return {i: states.index_select(0, rows) for i, states in hidden.items()}

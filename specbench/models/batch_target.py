@@ -1,0 +1,208 @@
+"""Several texts on one model: all their rows in one pass, and nothing else shared.
+
+The rows of all drafts stand behind each other on one axis, without padding. Products, norms and
+rotations work row by row and do not know texts. Attention runs text by text over the text's own
+keys, so what a text gets does not depend on its neighbours, but for the order in which a product
+of many rows may add numbers.
+
+Each text has a seat: a cache of its own, whose length, positions and commits are its own, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import psutil
+import torch
+
+from specbench.arrays import IntArray
+from specbench.decoding.device import to_device
+from specbench.decoding.pass_target import Asked
+from specbench.decoding.structs import DraftTree
+from specbench.decoding.tree import TreeGeometry
+from specbench.errors import CaseFailed, ConfigurationError
+from specbench.kernels.attention import AttentionPlan
+from specbench.kernels.compiled_pass import CompiledPass, Segment
+from specbench.models.kv_cache import KVCache, TextCaches
+from specbench.models.scores import Scores
+from specbench.models.target import Target
+
+
+class Seat:
+    """What one text keeps between passes: keys and values, and the geometry of its draft."""
+
+    def __init__(self, target: Target, cache: KVCache) -> None:
+        self._target, self.cache = target, cache
+        self.geometry = TreeGeometry(target.max_nodes)
+
+    def prefill(
+        self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
+    ) -> Scores:
+        """See `Target.prefill`; a prompt is read alone."""
+        with self._target.on(self.cache):
+            return self._target.prefill(prompt, all_logits=all_logits, hidden_layers=hidden_layers)
+
+    def commit(self, tree: DraftTree, path: IntArray) -> None:
+        with self._target.on(self.cache):
+            self._target.commit(tree, path)
+
+    def free_rows(self) -> int:
+        """Draft nodes that still fit behind the committed text."""
+        return min(self.cache.max_len - self.cache.length - 1, self._target.max_nodes)
+
+
+class BatchTarget:
+    """The passes of up to ``size`` texts over one ``target``, whose own cache it leaves alone.
+
+    Passes are one compiled call where the target's are (`specbench.kernels.compiled_pass`), and
+    else go through transformers' layers. A batch layout (``DraftTree.rows``) is read as the tree
+    that it is.
+
+    Raises:
+        ConfigurationError: the machine has no memory for so many texts; names how many fit.
+    """
+
+    def __init__(self, target: Target, size: int) -> None:
+        self._target, self._size = target, size
+        self.device = target.device
+        self.seats: list[Seat] = []
+        self._nodes = 0  # of a draft
+        self.reserve()
+
+    def reserve(self) -> None:
+        """Make room for texts and drafts as long as the target's own may be; untimed."""
+        sizes = (self._target.cache.max_len, self._target.max_nodes)
+        if self.seats and sizes == (self.seats[0].cache.max_len, self._nodes):
+            return
+        length, self._nodes = sizes
+        self.seats = []  # both at once might not fit
+        self._refuse_more_than_fit(length)
+        target = self._target
+        self.seats = [Seat(target, target.new_cache(length)) for _ in range(self._size)]
+        rows = self._size * (self._nodes + 1)
+        self._compiled = (
+            CompiledPass(target.model, length, rows, target.windows)
+            if target.runs_in_one_call
+            else None
+        )
+
+    def _refuse_more_than_fit(self, length: int) -> None:
+        target = self._target
+        cached = target.cache.nbytes // target.cache.batch
+        scored = (self._nodes + 1) * target.vocab_size * target.dtype.itemsize
+        fits = int(free_bytes(self.device) // (cached + scored))
+        if fits < self._size:
+            raise ConfigurationError(
+                f"batch.size={self._size}: a text takes {(cached + scored) / 1e9:.2f} GB (keys and "
+                f"values of {length} tokens, logits of {self._nodes + 1} rows), and the memory "
+                f"that is free holds {fits}. Type batch.size={max(1, fits)}, or fewer "
+                "generation.max_new_tokens."
+            )
+
+    def clear(self) -> None:
+        for seat in self.seats:
+            seat.cache.clear()
+
+    def check(self, seat: int, tree: DraftTree) -> None:
+        """Refuse a malformed draft, or one without room, before others are in a pass with it.
+
+        Raises:
+            CaseFailed: says what is wrong.
+        """
+        most = self.seats[seat].free_rows()
+        if len(tree) > most:
+            raise CaseFailed(
+                "invalid_draft",
+                f"a draft of {len(tree)} nodes exceeds the {most} reserved; "
+                "state the method's largest tree in needs.max_nodes",
+            )
+        self.seats[seat].geometry.read(tree, self._target.vocab_size)
+
+    @torch.inference_mode()
+    def forward(
+        self, asked: Sequence[Asked], *, hidden_layers: tuple[int, ...] = ()
+    ) -> list[Scores]:
+        """One pass over root and draft of each text; commits nothing.
+
+        Args:
+            asked: drafts that `check` has read, each of another seat.
+            hidden_layers: hidden states to hand over, of all texts alike.
+        """
+        seats = [self.seats[seat] for seat, _, _ in asked]
+        counts = [len(tree) + 1 for _, _, tree in asked]
+        seen = [
+            self._target.seen(tree, seat.geometry)
+            for seat, (_, _, tree) in zip(seats, asked, strict=True)
+        ]
+        lengths = [seat.cache.length for seat in seats]
+        positions = torch.cat([d + n for (_, d), n in zip(seen, lengths, strict=True)])
+        ids = self._ids(asked, sum(counts))
+        logits, hidden, choices = self._pass(ids, positions, seats, counts, seen, hidden_layers)
+        found, first = [], 0
+        for seat, rows in zip(seats, counts, strict=True):
+            own = slice(first, first + rows)
+            found.append(
+                Scores(
+                    logits[own],
+                    hidden={i: states[own] for i, states in hidden.items()},
+                    depths=seat.geometry.depths[:rows],
+                    choices=None if choices is None else choices[own],
+                )
+            )
+            first += rows
+        return found
+
+    def _ids(self, asked: Sequence[Asked], rows: int) -> torch.Tensor:
+        """``[rows]`` roots and nodes, text by text, on the device."""
+        if self.device.type == "cpu":
+            ids, first = np.empty(rows, dtype=np.int64), 0
+            for _, root, tree in asked:
+                ids[first] = root
+                ids[first + 1 : first + 1 + len(tree)] = tree.tokens
+                first += len(tree) + 1
+            return torch.from_numpy(ids)
+        parts = []
+        for _, root, tree in asked:
+            parts += [to_device(torch.tensor([root]), self.device)]
+            parts += [to_device(tree.tokens, self.device)]
+        # An id outside would end the whole process there; the verifier refuses the case.
+        return torch.cat(parts).clamp(0, self._target.vocab_size - 1)
+
+    def _pass(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        seats: Sequence[Seat],
+        counts: Sequence[int],
+        seen: Sequence[tuple[torch.Tensor | None, torch.Tensor]],
+        hidden_layers: tuple[int, ...],
+    ) -> tuple[torch.Tensor, dict[int, torch.Tensor], IntArray | None]:
+        """Logits ``[rows, vocab]``, states ``[rows, hidden]`` by number, and greedy ids if told."""
+        caches, target = [seat.cache for seat in seats], self._target
+        if self._compiled is not None:
+            target.hidden_states.check(hidden_layers)
+            segments = [
+                Segment(cache.storage, 0, cache.length, 0, rows, visible)
+                for cache, rows, (visible, _) in zip(caches, counts, seen, strict=True)
+            ]
+            told = self._compiled.run(ids, positions, segments, hidden_layers=hidden_layers)
+            if told is not None:
+                return told.logits, dict(told.hidden), told.choices
+        plans = [
+            target.plan_of(cache.length, visible, depths + cache.length)
+            for cache, (visible, depths) in zip(caches, seen, strict=True)
+        ]
+        plan = AttentionPlan(texts=tuple(zip(counts, plans, strict=True)))
+        with target.on(TextCaches(caches, counts)):
+            logits, hidden = target.through_layers(
+                ids[None], positions[None], plan, hidden_layers=hidden_layers
+            )
+        return logits[0], dict(hidden), None
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that nobody has taken where the model is."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)

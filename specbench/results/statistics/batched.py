@@ -1,0 +1,111 @@
+"""What runs that decode several texts at once (``batch.size`` above 1) say besides.
+
+Groups count whole or not at all, as everywhere. A group's steps in which all of its texts run are
+its full part; what comes behind is its tail, in which seats stay empty.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from specbench.results.estimate import ABSENT
+from specbench.results.records import CaseRecord
+from specbench.results.statistics.aggregate import timed_turns
+from specbench.results.summary_schema import BatchedLabel
+
+_Turns: TypeAlias = list[CaseRecord]  # of one label that were decoded at once
+
+
+def batched_labels(
+    records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None
+) -> list[BatchedLabel]:
+    """The labels of a run that decoded texts at once; none of a run that did not."""
+    timed = timed_turns(records, labels)
+    plain = {r.key[:3]: r.output_ids for r in records if r.label == baseline and r.output_ids}
+    speed = _full_speed(_groups(timed, baseline)) if baseline else None
+    found = []
+    for label in labels:
+        groups = _groups(timed, label)
+        own = [r for r in records if r.label == label and r.batch and r.status != "failed"]
+        if not own:
+            continue
+        turns = [turn for group in groups for turn in group]
+        tokens = sum(turn.n_new - 1 for turn in turns)
+        decode_s = math.fsum(turn.decode_s for turn in turns)
+        whole_s = math.fsum(max(turn.decode_s for turn in group) for group in groups)
+        seat_s = math.fsum(len(g) * max(turn.decode_s for turn in g) for g in groups)
+        full = _full_speed(groups)
+        rows = sum(turn.n_target_passes + turn.n_drafted + turn.n_aux for turn in turns)
+        compared = [r for r in own if r.key[:3] in plain]
+        found.append(
+            BatchedLabel(
+                label=label,
+                size=max(r.batch.size for r in own if r.batch),
+                groups=len({turn.unit for turn in turns}),
+                system_tokens_per_s=tokens / whole_s if whole_s else None,
+                user_tokens_per_s=tokens / decode_s if decode_s else None,
+                full_tokens_per_s=full,
+                full_speedup=full / speed if full and speed else None,
+                tail_share=1 - _full_s(groups) / whole_s if whole_s else None,
+                idle_share=1 - decode_s / seat_s if seat_s else None,
+                useless_rows=1 - sum(sum(t.committed_per_step) for t in turns) / rows
+                if rows
+                else None,
+                equal=sum(r.output_ids == plain[r.key[:3]] for r in compared),
+                compared=len(compared),
+            )
+        )
+    return found
+
+
+def _groups(timed: Sequence[CaseRecord], label: str | None) -> list[_Turns]:
+    found: dict[tuple[int, str, int], _Turns] = {}
+    for turn in timed:
+        if turn.label == label and turn.batch is not None:
+            found.setdefault((turn.repeat, turn.unit, turn.turn), []).append(turn)
+    return list(found.values())
+
+
+def _full_s(groups: Sequence[_Turns]) -> float:
+    return math.fsum(turn.batch.full_s for group in groups for turn in group[:1] if turn.batch)
+
+
+def _full_speed(groups: Sequence[_Turns]) -> float | None:
+    """Tokens a second of the steps in which all texts of a group run."""
+    tokens = 0
+    for group in groups:
+        steps = min(turn.n_target_passes for turn in group)
+        tokens += sum(sum(turn.committed_per_step[:steps]) for turn in group)
+    seconds = _full_s(groups)
+    return tokens / seconds if seconds else None
+
+
+BATCHED_TEXT = (
+    "system: new tokens of all texts over the time of their groups. one user: of one text, while "
+    "its group decodes it. full: while all texts of a group run, drafters' setup aside. tail: time "
+    "after the first text ended; idle seats: of all seats' time. useless rows: rows of passes that "
+    "gave no token. as ar: outputs equal to ar's at the same batch; the table above holds them "
+    "against plain decoding of each text alone."
+)
+
+
+def batched_cells(row: BatchedLabel) -> dict[str, str]:
+    """A label as a line of a table."""
+
+    def shown(value: float | None, form: str) -> str:
+        return ABSENT if value is None else format(value, form)
+
+    return {
+        "method": row["label"],
+        "batch": str(row["size"]),
+        "tokens/s, system": shown(row["system_tokens_per_s"], ".1f"),
+        "one user": shown(row["user_tokens_per_s"], ".1f"),
+        "full": shown(row["full_tokens_per_s"], ".1f"),
+        "speedup, full": shown(row["full_speedup"], ".2f"),
+        "tail": shown(row["tail_share"], ".0%"),
+        "idle seats": shown(row["idle_share"], ".0%"),
+        "useless rows": shown(row["useless_rows"], ".0%"),
+        "as ar": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
+    }

@@ -1,0 +1,331 @@
+"""Texts decoded at once are what each is alone: tokens, steps, drafts, whatever its neighbours."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.decoding.batch import BatchEngine, Request
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.structs import DraftTree
+from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
+from specbench.errors import CaseFailed, ConfigurationError
+from specbench.models import batch_target
+from specbench.models.batch_target import BatchTarget
+from specbench.models.kv_cache import KVCache
+from specbench.models.target import Target
+from specbench.system.clock import Clock
+from tests.conftest import CARRIERS, engine, tiny_model
+from tests.contract import driver
+from tests.decoding.test_engine import Adversary
+from tests.models.heads import tiny_heads
+
+VOCAB = driver.VOCABULARY
+NEW_TOKENS = 14
+# Ragged, and on both sides of the sliding windows of tiny models.
+LENGTHS = (19, 1, 7, 33, 12)
+PROMPTS = [np.random.default_rng(n).integers(3, VOCAB, n) for n in LENGTHS]
+OVERLAPPED = ("card", "pearl")  # refused: they draft while the target reads
+ALWAYS = ("cacheback", "eagle2", "pld", "sps", "suffix_decoding", "token_recycling")
+METHODS = [
+    name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow)
+    for name in driver.method_names()
+    if name not in OVERLAPPED
+]
+
+
+@pytest.fixture(scope="module")
+def targets():
+    made = {}
+
+    def get(architecture="llama", size=5):
+        if architecture not in made:
+            model = tiny_model(architecture, vocab_size=VOCAB)
+            made[architecture] = Target(model, max_len=64, max_nodes=128)
+        return made[architecture], BatchTarget(made[architecture], size)
+
+    return get
+
+
+def alone(target, drafters, verifier=None, prompts=PROMPTS, n=NEW_TOKENS, **options):
+    """What each text is by itself."""
+    loop = engine(target, verifier or GreedyVerifier(), **options)
+    return [
+        loop.decode(prompt, drafter, max_new_tokens=n, seed=seed)
+        for seed, (prompt, drafter) in enumerate(zip(prompts, drafters, strict=False))
+    ]
+
+
+def together(batch, drafters, verifier=GreedyVerifier, prompts=PROMPTS, n=NEW_TOKENS, **options):
+    options = {"eos_ids": options.pop("eos", frozenset()), **options}
+    loop = BatchEngine(batch, [verifier() for _ in batch.seats], **options)
+    requests = [
+        Request(prompt, drafter, seed)
+        for seed, (prompt, drafter) in enumerate(zip(prompts, drafters, strict=False))
+    ]
+    return loop.decode(requests, max_new_tokens=n).turns
+
+
+def same(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        assert not isinstance(one, Exception), one
+        assert one.output_ids == other.output_ids
+        assert one.committed_per_step == other.committed_per_step
+        assert one.drafted_per_step == other.drafted_per_step
+        assert one.finish_reason == other.finish_reason
+    return True
+
+
+def adversaries(target, count):
+    plain = alone(target, [Drafter(name="ar")] * len(PROMPTS))
+    truths = [turn.output_ids for turn in plain]
+    return [Adversary(truth=truth, seed=i) for i, truth in enumerate(truths)][:count]
+
+
+@pytest.mark.parametrize("architecture", CARRIERS)
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_each_text_is_its_single_run(architecture, count, targets):
+    target, batch = targets(architecture)
+    drafters = adversaries(target, count)
+    same(together(batch, drafters), alone(target, drafters))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_drafts_as_it_does_alone(name, targets, tmp_path_factory, monkeypatch):
+    target, batch = targets()
+    cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
+    heads = tmp_path_factory.getbasetemp() / "heads-32"
+
+    def drafters():
+        made = []
+        for prompt in PROMPTS[:3]:
+            drafter = driver.instantiate(name)
+            context = driver.toy_context(drafter, cache, monkeypatch)
+            if context.heads:  # of this target's size
+                context = replace(
+                    context, heads=tiny_heads.save_each(heads, 32, VOCAB, sizes=(4, 2, 8, 48))
+                )
+            drafter.setup(replace(context, target=target))
+            drafter.reset()
+            if drafter.needs.reference:
+                plain = alone(target, [Drafter(name="ar")], prompts=[prompt])
+                drafter.set_reference(np.array(plain[0].output_ids))
+            made.append(drafter)
+        return made
+
+    same(together(batch, drafters()), alone(target, drafters()))
+
+
+def test_a_pass_by_one_call_gives_each_text_its_own_to_the_last_bit(everything_packed):
+    model = tiny_model("llama", dtype=torch.float32, vocab_size=VOCAB)
+    target = Target(model, max_len=64, max_nodes=40, packed_bytes=1 << 22)
+    assert target.runs_in_one_call
+    batch = BatchTarget(target, 3)
+    drafters = adversaries(target, 3)
+    same(together(batch, drafters), alone(target, drafters))
+    tree = DraftTree(np.array([5, 6, 7]), np.array([-1, 0, -1]))
+    wanted = []
+    for seat, prompt in zip(batch.seats, PROMPTS, strict=False):
+        seat.prefill(prompt)
+        target.prefill(prompt)
+        wanted.append(target.forward(9, tree).logits.clone())
+    asked = [(i, 9, tree) for i in range(3)]
+    for i in range(3):
+        batch.check(i, tree)
+    for scores, logits in zip(batch.forward(asked), wanted, strict=True):
+        assert torch.equal(scores.logits, logits)
+
+
+def test_sampling_draws_what_each_text_draws_alone(targets):
+    target, batch = targets()
+    verifier = lambda: RejectionVerifier(Sampling(temperature=0.8))  # noqa: E731
+    drafters = adversaries(target, 3)
+    same(together(batch, drafters, verifier), alone(target, drafters, verifier()))
+
+
+# -- ends and failures -----------------------------------------------------------------------------
+
+
+def test_texts_leave_at_their_own_end(targets):
+    """One ends with its first token, one at the model's context, others go on."""
+    target, batch = targets()
+    first = alone(target, [Drafter(name="ar")], n=1)[0].output_ids[0]
+    options = {"eos": frozenset({first}), "context_length": 40}
+    drafters = adversaries(target, 5)
+    wanted = alone(target, drafters, **options)
+    assert wanted[0].output_ids == [first]
+    assert "context" in {turn.finish_reason for turn in wanted}
+    same(together(batch, drafters, **options), wanted)
+
+
+@dataclass(kw_only=True, eq=False)
+class Failing(Drafter):
+    """Fails in the way asked for, at its third step."""
+
+    name: str = "failing"
+    how: str = "error"
+
+    def propose(self, state):
+        if state.step < 2:
+            return DraftTree.empty()
+        if self.how == "error":
+            raise ValueError("a bug of the method")
+        return DraftTree.chain(np.array([3, VOCAB if self.how == "token" else 4] * 200)[:150])
+
+
+@pytest.mark.parametrize(("how", "kind"), [("error", ValueError), ("token", CaseFailed)])
+def test_one_that_fails_leaves_the_others_as_they_are(how, kind, targets):
+    target, batch = targets()
+    drafters = adversaries(target, 4)
+    wanted = alone(target, drafters)
+    drafters[1] = Failing(how=how)
+    found = together(batch, drafters)
+    assert isinstance(found.pop(1), kind)
+    wanted.pop(1)
+    same(found, wanted)
+
+
+def test_a_prompt_that_does_not_fit_fails_alone(targets):
+    target, batch = targets()
+    drafters = adversaries(target, 5)
+    found = together(batch, drafters, context_length=30)
+    assert [isinstance(turn, CaseFailed) for turn in found] == [n >= 30 for n in LENGTHS]
+
+
+def test_times_are_the_groups_until_a_text_ended(targets):
+    """By a clock that counts one second a mark."""
+
+    class Marks(Clock):
+        __slots__ = ()
+
+        def _start(self):
+            pass
+
+        def _mark(self, name):
+            self._names.append(name)
+
+        def _seconds(self):
+            return [1.0] * len(self._names)
+
+    target, batch = targets()
+    plain = [Drafter(name="ar"), Drafter(name="ar")]
+    end = alone(target, plain)[1].output_ids[3]
+    loop = BatchEngine(batch, [GreedyVerifier()] * 5, eos_ids=frozenset({end}), clock=Marks)
+    requests = [Request(p, d, reset_s=0.5) for p, d in zip(PROMPTS, plain, strict=False)]
+    made = loop.decode(requests, max_new_tokens=NEW_TOKENS)
+    steps = [len(turn.committed_per_step) for turn in made.turns]
+    for turn, n in zip(made.turns, steps, strict=True):
+        times = turn.timings
+        assert (times.prefill_s, times.drafter_setup_s, times.decode_s) == (2.0, 3.0, 3.0 + n)
+        assert times.step_s == [1.0] * n
+    assert made.full_s == min(steps) < max(steps)
+
+
+def test_what_does_not_fit_is_refused_with_the_number_that_does(targets, monkeypatch):
+    target, _ = targets()
+    each = target.cache.nbytes + 129 * VOCAB * 8
+    monkeypatch.setattr(batch_target, "free_bytes", lambda _: 3 * each + 10)
+    BatchTarget(target, 3)
+    with pytest.raises(ConfigurationError, match=r"batch.size=5.*Type batch.size=3"):
+        BatchTarget(target, 5)
+
+
+# -- planted faults --------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, eq=False)
+class Truth(Drafter):
+    """The truth in a tree of three nodes whose shape is its own."""
+
+    name: str = "truth"
+    truth: list[int]
+    parents: tuple[int, ...]
+
+    def propose(self, state):
+        at, depths = state.length - state.n_prompt, [0]
+        for parent in self.parents:
+            depths.append(depths[parent + 1] + 1)
+        following = [*self.truth[at:], 3, 3, 3, 3]
+        tokens = [following[depth - 1] for depth in depths[1:]]
+        # Siblings differ: the last of them is the right one.
+        for i, parent in enumerate(self.parents):
+            if parent in self.parents[i + 1 :]:
+                tokens[i] = (tokens[i] + 1) % VOCAB
+        return DraftTree(np.array(tokens), np.array(self.parents))
+
+
+def zeroed_key(patch):
+    """A key of zeros behind each text's own, which the softmax counts as e^0."""
+    update = KVCache.update
+
+    def padded(self, keys, values, layer, *more, **named):
+        zero = torch.zeros_like(keys[:, :, :1])
+        keys, values = update(self, keys, values, layer, *more, **named)
+        if self.length:  # not of a prompt
+            keys, values = torch.cat([zero, keys], 2), torch.cat([zero, values], 2)
+        return keys, values
+
+    patch.setattr(KVCache, "update", padded)
+
+
+def neighbours_positions(patch):
+    inner = BatchTarget._pass
+
+    def rolled(self, ids, positions, *more):
+        return inner(self, ids, positions.roll(len(positions) // 2), *more)
+
+    patch.setattr(BatchTarget, "_pass", rolled)
+
+
+def neighbours_mask(patch):
+    inner = BatchTarget._pass
+
+    def swapped(self, ids, positions, seats, counts, seen, layers):
+        if len(set(counts)) == 1:
+            masks = [visible for visible, _ in seen]
+            seen = [(mask, d) for mask, (_, d) in zip(masks[::-1], seen, strict=True)]
+        return inner(self, ids, positions, seats, counts, seen, layers)
+
+    patch.setattr(BatchTarget, "_pass", swapped)
+
+
+def gather_off_by_one(patch):
+    inner = KVCache.commit
+
+    def shifted(self, rows, count, retained=0):
+        if rows is not None and len(rows) > 1:
+            rows = torch.cat([rows[:1], rows[1:] - 1])
+        inner(self, rows, count, retained)
+
+    patch.setattr(KVCache, "commit", shifted)
+
+
+FAULTS = {f.__name__: f for f in (neighbours_positions, neighbours_mask, gather_off_by_one)}
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_planted_faults_are_found(fault, targets, monkeypatch):
+    target, batch = targets()
+    plain = alone(target, [Drafter(name="ar")] * 2)
+    shapes = ((-1, 0, 1), (-1, -1, 1))
+    drafters = [
+        Truth(truth=turn.output_ids, parents=shape)
+        for turn, shape in zip(plain, shapes, strict=True)
+    ]
+    wanted = alone(target, drafters)
+    if fault:
+        FAULTS[fault](monkeypatch)
+    found = together(batch, drafters)
+    outputs = [turn.output_ids for turn in found]
+    assert (outputs == [turn.output_ids for turn in wanted]) == (fault is None)
+
+
+def test_a_zeroed_key_that_still_counts_is_found(targets, monkeypatch):
+    target, batch = targets()
+    drafters = [Drafter(name="ar")] * 3
+    wanted = alone(target, drafters)
+    zeroed_key(monkeypatch)
+    found = together(batch, drafters)
+    assert [turn.output_ids for turn in found] != [turn.output_ids for turn in wanted]
