@@ -15,11 +15,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
+from analysis.export import without_text, write_answers
 from analysis.runs.command import add_command, parser_of, reporting_errors
 from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
-from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord, read_records
+from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord
 from specbench.results.spec_bench_format import (
     UNKNOWN_FIELDS,
     UNKNOWN_SCOPE,
@@ -27,8 +28,6 @@ from specbench.results.spec_bench_format import (
     Source,
     from_answer,
     mean_accept_length,
-    to_answers,
-    usable_blocks,
 )
 from specbench.results.statistics.summary import summarize
 from specbench.results.tasks import OVERALL
@@ -75,38 +74,8 @@ _FAILED_ANSWER = {
 
 
 def export_run(options: argparse.Namespace) -> None:
-    manifest = RunManifest.read(options.run)
-    records, _ = read_records(options.run)
-    if manifest.imported is not None:
-        raise ConfigurationError(f"{options.run} was made of answer files: it holds no tokens.")
-    if not records:
-        raise ConfigurationError(f"{options.run} has no records. Make some: python run.py")
-    if any(record.timing == "none" for record in records):
-        raise ConfigurationError(
-            f"{options.run} is a replay without times, and an answer file must have them. Give "
-            "the replay a cost surface (runner.surface=FILE), or export the live run."
-        )
-    labels = list(dict.fromkeys(record.label for record in records))
-    usable = usable_blocks(records, labels)
-    decode = (lambda _: "") if options.no_text else _decoder(manifest.config["model"])
-    dtype = (manifest.model and manifest.model.dtype) or manifest.config["model"]["dtype"]
-    temperature = float(manifest.setting("generation", "temperature") or 0.0)
-    repeats = sorted({record.repeat for record in records})
-    for label in labels:
-        own = [record for record in records if record.label == label]
-        predicted = "-predicted" if own[0].timing == "predicted" else ""
-        name = str(dtype).removeprefix("torch.")
-        model_id = f"{own[0].model}-{label}-{name}-temp-{temperature}{predicted}"
-        for repeat in repeats:
-            folder = options.out / f"run_{repeat + 1}" if len(repeats) > 1 else options.out
-            blocks = [block for block in usable.blocks if block[0] == repeat]
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"{model_id}.jsonl"
-            jsonl.rewrite_jsonl(path, to_answers(own, blocks, model_id, decode))
-            print(f"{path}: {len(blocks)} questions")
-    for count, reason in ((usable.failed, "a label failed"), (usable.noisy, "disturbed")):
-        if count:
-            print(f"left out for all labels: {count} questions ({reason})")
+    decoder = without_text if options.no_text else _decoder
+    write_answers(options.run, options.out, [], decoder)
     if options.no_text:
         print("without text: their speed.py cannot count the tokens of a baseline in these files")
 

@@ -56,6 +56,25 @@ def where_the_one_before(
     return _shares(records, lambda depth: (depth - 1, depth), seed, deepest, depths)
 
 
+def steps_with(
+    accepted: int, drafted: int, depths: Depths | None = None
+) -> Callable[[CaseRecord], float | None]:
+    """Counts a turn's steps that accepted and drafted at least so much.
+
+    Where nobody kept depths every draft is as deep as need be; None of a turn whose depths are not
+    of its steps.
+    """
+
+    def count(record: CaseRecord) -> float | None:
+        committed = record.committed_per_step
+        deep = [math.inf] * len(committed) if not depths else depths.get(record.key, [])
+        if len(deep) != len(committed):
+            return None
+        return sum(n > accepted and d >= drafted for n, d in zip(committed, deep, strict=True))
+
+    return count
+
+
 def _shares(
     records: Sequence[CaseRecord],
     among: Callable[[int], tuple[int, int]],
@@ -64,23 +83,17 @@ def _shares(
     depths: Depths | None,
 ) -> list[tuple[int, Estimate]]:
     """Shares of the steps that accepted and drafted at least as much as ``among`` says."""
-
-    def steps_with(accepted: int, drafted: int) -> Callable[[CaseRecord], float | None]:
-        def count(record: CaseRecord) -> float | None:
-            committed = record.committed_per_step
-            deep = [math.inf] * len(committed) if not depths else depths.get(record.key, [])
-            if len(deep) != len(committed):
-                return None
-            pairs = zip(committed, deep, strict=True)
-            return sum(n > accepted and d >= drafted for n, d in pairs)
-
-        return count
-
     reached = max((n - 1 for record in records for n in record.committed_per_step), default=0)
     return [
         (
             depth,
-            pooled_ratio(records, steps_with(depth, depth), steps_with(*among(depth)), seed, 1),
+            pooled_ratio(
+                records,
+                steps_with(depth, depth, depths),
+                steps_with(*among(depth), depths),
+                seed,
+                1,
+            ),
         )
         for depth in range(1, min(reached, deepest) + 1)
     ]
