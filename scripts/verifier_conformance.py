@@ -47,12 +47,12 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
-from runners.session.session import build_verifier
 from scripts.every_outcome import Chance, Draws, Numbers
 from specbench.arrays import FloatArray, IntArray
 from specbench.config.schema import VERIFIERS, VerifierConfig
 from specbench.decoding.sampling import Sampling, Uniforms
 from specbench.decoding.structs import BonusProposal, DraftTree, Proposal
+from specbench.decoding.verify.choice import build_verifier
 from specbench.errors import ConfigurationError
 from specbench.models.scores import Scores
 

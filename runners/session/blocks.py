@@ -183,18 +183,14 @@ class Answers:
         return block.order(self.job.labels, self.job.config.seed)
 
     def seated(self, run: MethodRun, seat: int) -> MethodRun:
-        """The label at a seat: where several are decoded at once, each has a drafter of its own."""
+        """The label at a seat of a batch, where each may have a drafter of its own."""
         return run
 
     def begin_batch(self) -> None:
         """What was learnt from the blocks before must not answer the next ones."""
 
     def quoted(self, turn: Turn) -> str:
-        """The answer to a turn as the label's next turn quotes it.
-
-        Raises:
-            CaseFailed: there is none.
-        """
+        """The answer to a turn as the label's next turn quotes it; CaseFailed: there is none."""
         return ""
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
@@ -267,8 +263,7 @@ class BlockRunner:
         """Measure blocks that are asked at once, and compare their outputs with the baseline's.
 
         Args:
-            batch: of one repeat; our own engine and replays take one block at a time.
-            number: of the batch in the run.
+            batch: of one repeat; ``number``: which of the run it is.
             attempt: how often the block was measured before. Above 0, its drafters start from the
                 state that they had before it.
         """
@@ -281,17 +276,13 @@ class BlockRunner:
         self.source.begin_batch()
         result = BlockResult()
         dialogues = {(b.place, label): Dialogue() for b in batch for label in self.runs}
-        for number_of_turn in range(max(len(block.case.turns) for block in batch)):
-            asked = [
-                (seat, block)
-                for seat, block in enumerate(batch)
-                if number_of_turn < len(block.case.turns)
-            ]
+        for nth in range(max(len(block.case.turns) for block in batch)):
+            asked = [(seat, b) for seat, b in enumerate(batch) if nth < len(b.case.turns)]
             made: dict[Place, dict[str, Turn]] = {block.place: {} for _, block in asked}
             for position, label in enumerate(self.source.order(first, number)):
                 turns = []
                 for seat, block in asked:
-                    blank = self._blank(block, number_of_turn, label, position, attempt)
+                    blank = self._blank(block, nth, label, position, attempt)
                     dialogue, beside = dialogues[block.place, label], made[block.place]
                     run = self.source.seated(self.runs[label], seat)
                     turn = Turn(run, block, blank, dialogue, number, beside, seat)
@@ -342,9 +333,8 @@ class BlockRunner:
         record = turn.record
         if turn.error is not None:
             result.add_error(record, turn.error, self.source.during)
-            log.warning(
-                "%s, turn %d, %s: %s", record.case_id, record.turn, record.label, turn.error
-            )
+            where = f"{record.case_id}, turn {record.turn}, {record.label}"
+            log.warning("%s: %s", where, turn.error)
             self.source.recover()
             self._restore(turn.run, record, result.records)
         else:

@@ -24,8 +24,9 @@ from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError
 from specbench.results import records
+from specbench.results.lines import Batched
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
-from specbench.results.records import Batched, CaseRecord, Lossless
+from specbench.results.records import CaseRecord, Lossless
 from specbench.storage.jsonl import DiskError
 from specbench.system import cuda_settings, environment, interference
 from specbench.system.clock import Timings
@@ -33,7 +34,7 @@ from specbench.system.interference import Interference, SystemMonitor
 
 if TYPE_CHECKING:  # they load torch, which a finished run does not need
     from runners.session.session import Session
-    from specbench.decoding.batch import Request
+    from specbench.decoding.batch import TurnRequest
     from specbench.decoding.turn import DecodeResult
 
     Load = Callable[[Job, Sequence[MethodRun]], Session]
@@ -206,9 +207,9 @@ class EngineAnswers(Answers):
         around = self._watch.end()
         self._finish(turn, decoded, decoded.timings.with_setup(asked.reset_s), around)
 
-    def _request(self, turn: Turn) -> Request:
+    def _request(self, turn: Turn) -> TurnRequest:
         """What the engine is asked, with a drafter that is ready for it."""
-        from specbench.decoding.batch import Request  # torch
+        from specbench.decoding.batch import TurnRequest  # torch
 
         session, drafter = self._session, turn.run.drafter
         reset_s = session.reset(drafter) if drafter.starts_empty(turn.record.turn) else 0.0
@@ -219,7 +220,7 @@ class EngineAnswers(Answers):
         turn.record = replace(turn.record, n_prompt=len(prompt), prompt_ids=ids)
         if drafter.needs.reference:
             drafter.set_reference(self._reference(turn, prompt))
-        return Request(prompt, drafter, turn.record.seed, turn.run.seen(turn.record), reset_s)
+        return TurnRequest(prompt, drafter, turn.record.seed, turn.run.seen(turn.record), reset_s)
 
     def _finish(
         self,
@@ -321,7 +322,7 @@ class BatchAnswers(EngineAnswers):
         return self._session.seated(run, seat)
 
     def answer(self, turns: Sequence[Turn]) -> None:
-        asked: list[tuple[Turn, Request]] = []
+        asked: list[tuple[Turn, TurnRequest]] = []
         for turn in turns:
             if turn.error is None:
                 try:
@@ -362,7 +363,7 @@ class BatchAnswers(EngineAnswers):
         return self._session.audit(record, alone.tolist())
 
     def warm_up(self, run: MethodRun) -> None:
-        from specbench.decoding.batch import Request  # torch
+        from specbench.decoding.batch import TurnRequest  # torch
 
         text = self._session.encode(WARM_UP_TEXT)
         requests = []
@@ -372,6 +373,6 @@ class BatchAnswers(EngineAnswers):
             drafter.reset()
             if drafter.needs.reference:
                 drafter.set_reference(self._session.plain(prompt, _WARM_UP_TOKENS))
-            requests.append(Request(prompt, drafter))
+            requests.append(TurnRequest(prompt, drafter))
         if requests:
             self._session.decode_together(requests, max_new_tokens=_WARM_UP_TOKENS)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,11 @@ class MethodRun:
         if (last.repeat, last.case_id, last.turn + 1) != record.key[:3]:
             return NO_TOKENS
         return np.array([*last.prompt_ids, *last.output_ids], dtype=np.int64)
+
+    def twin(self, draft: DraftModel | None) -> MethodRun:
+        """The label at another seat of a batch; before its setup a drafter is its knobs."""
+        known = (draft, self.draft[1]) if draft and self.draft else None
+        return replace(self, drafter=copy.deepcopy(self.drafter), draft=known)
 
     def forget(self) -> None:
         self.drafter.reset()
@@ -168,8 +174,6 @@ def _checked(drafter: Drafter, entry: Entry, job: Job) -> Drafter:
             f"method={entry.name} works only greedily, but generation.temperature="
             f"{job.config.generation.temperature}. Type generation.temperature=0."
         )
-    if job.config.batch.size > 1:
-        _check_batch(drafter, entry, job.config.batch.size)
     if needs.draft_model:
         _check_draft(entry, job)
     for name in needs.heads:
@@ -181,23 +185,6 @@ def _checked(drafter: Drafter, entry: Entry, job: Job) -> Drafter:
             "state_scope=prompt, and method.state_scope=prompt where it keeps its own."
         )
     return drafter
-
-
-def _check_batch(drafter: Drafter, entry: Entry, size: int) -> None:
-    """Refuse what cannot be decoded beside other texts."""
-    remedy = f"Type batch.size=1, or leave {entry.label} out."
-    if drafter.needs.overlap:
-        raise NeedsNotMet(
-            f"method={entry.name} drafts while the target reads its last draft, and with "
-            f"batch.size={size} that pass is its neighbours', too: one device would have to run "
-            f"{size} drafters beside it at once. {remedy}"
-        )
-    if drafter.state_scope == "run":
-        raise NeedsNotMet(
-            f"method={entry.name} learns from case to case (state_scope=run), and with "
-            f"batch.size={size} cases are decoded at once, each with a drafter of its own. Type "
-            "state_scope=prompt, and method.state_scope=prompt where it keeps its own. " + remedy
-        )
 
 
 def _check_size(entry: Entry, needs: Needs) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from collections.abc import Sequence
@@ -16,9 +15,8 @@ from runners.job import Job
 from runners.session.method_runs import MethodRun, describe_files, fitting, needs_of
 from runners.session.pass_times import time_rows
 from specbench.arrays import IntArray
-from specbench.config.schema import VERIFIERS, VerifierConfig, verifier_name
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
-from specbench.decoding.batch import BatchEngine, BatchResult, Request
+from specbench.decoding.batch import BatchEngine, BatchResult, TurnRequest
 from specbench.decoding.device import synchronize
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
@@ -27,15 +25,8 @@ from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext
 from specbench.decoding.turn import DecodeResult
-from specbench.decoding.verify import (
-    BlockVerifier,
-    GreedyVerifier,
-    MatchVerifier,
-    RejectionVerifier,
-    TypicalVerifier,
-    Verifier,
-)
-from specbench.errors import unknown_name
+from specbench.decoding.verify import GreedyVerifier
+from specbench.decoding.verify.choice import build_verifier
 from specbench.models import loading
 from specbench.models.batch_target import BatchTarget
 from specbench.models.checks.audit_tolerance import (
@@ -45,7 +36,7 @@ from specbench.models.checks.audit_tolerance import (
     chosen_prompts,
     fixed_tolerance,
 )
-from specbench.models.draft.model import latency_ratio
+from specbench.models.draft.model import DraftModel, latency_ratio
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
@@ -113,6 +104,7 @@ class Session:
             self._eager_target = Target(model.model, max_len=max_len, max_nodes=self._max_nodes)
             self._eager_engine = make_engine(self._eager_target, verifier, phases=phases)
         self._plain_drafter = Drafter(name="plain")
+        self._tolerance = fixed_tolerance(target.dtype)
         size = config.batch.size
         self._seats: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
         self._batch_target = BatchTarget(target, size) if size > 1 else None
@@ -124,20 +116,12 @@ class Session:
                 context_length=model.context_length,
                 phases=phases,
             )
+            beside: Sequence[DraftModel | None]
             twins = {id(d): [d.twin() for _ in range(size - 1)] for d in self._drafts}
             self._drafts += [draft for each in twins.values() for draft in each]
             for run in runs:
-                drafts = [(d, run.draft[1]) for d in twins[id(run.draft[0])]] if run.draft else None
-                self._seats[run.label] += [
-                    replace(
-                        run,
-                        # Before its setup a drafter is its knobs.
-                        drafter=copy.deepcopy(run.drafter),
-                        draft=drafts[seat] if drafts else None,
-                    )
-                    for seat in range(size - 1)
-                ]
-        self._tolerance = fixed_tolerance(target.dtype)
+                beside = twins[id(run.draft[0])] if run.draft else [None] * (size - 1)
+                self._seats[run.label] += [run.twin(draft) for draft in beside]
         for run in [seat for seats in self._seats.values() for seat in seats]:
             draft = run.draft[0] if run.draft else None
             context = DraftContext(
@@ -278,7 +262,7 @@ class Session:
         return self._seats[run.label][seat]
 
     def decode_together(
-        self, requests: Sequence[Request], max_new_tokens: int | None = None
+        self, requests: Sequence[TurnRequest], max_new_tokens: int | None = None
     ) -> BatchResult:
         """Decode texts in lock-step; ``batch.size`` at most, each with its seat's drafter."""
         limit = max_new_tokens or self._max_new_tokens
@@ -414,25 +398,3 @@ class Session:
             for draft in self._drafts:
                 draft.reserve(wanted)
             self._max_len = wanted
-
-
-def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
-    """The verifier that the ``verifier`` group names for this way of sampling.
-
-    Raises:
-        ConfigurationError: an unknown name.
-    """
-    name = verifier_name(config.name, sampling.temperature)
-    if name == "greedy":
-        return GreedyVerifier()
-    if name == "match":
-        return MatchVerifier(sampling)
-    if name == "rejection":
-        return RejectionVerifier(sampling)
-    if name == "block":
-        return BlockVerifier(sampling)
-    if name == "typical":
-        assert config.epsilon is not None
-        assert config.delta is not None
-        return TypicalVerifier(sampling, epsilon=config.epsilon, delta=config.delta)
-    raise unknown_name("verifier", name, VERIFIERS)

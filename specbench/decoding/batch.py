@@ -2,7 +2,7 @@
 
     every text proposes -> one pass over the rows of all -> every text judges, commits, observes
 
-It is a second loop, beside the one over a single text, and both are made of `Turn`'s parts. One
+It is a second loop, beside the one over a single text, and both are made of `Decoding`'s parts. One
 loop for both would have to carry lists, leaving texts and their failures through the path whose
 speed is measured against others', and could not overlap a drafter with the pass.
 
@@ -18,16 +18,22 @@ from dataclasses import dataclass, field
 
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.pass_target import Asked, BatchPassTarget
 from specbench.decoding.structs import NO_TOKENS
-from specbench.decoding.turn import DecodeResult, StopRules, Turn, in_its_name
+from specbench.decoding.turn import (
+    Asked,
+    BatchPassTarget,
+    DecodeResult,
+    Decoding,
+    StopRules,
+    in_its_name,
+)
 from specbench.decoding.verify import Verifier
 from specbench.errors import CaseFailed
 from specbench.system.clock import END, OTHER, PREFILL, SETUP, STEP, Clock, Timings, make_clock
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TurnRequest:
     """What one seat is to decode, see `Engine.decode`.
 
     ``drafter`` is this seat's own; ``reset_s``: what it took to empty it, a part of its work.
@@ -78,7 +84,7 @@ class BatchEngine:
         self._rules = StopRules(eos_ids, context_length)
         self._clock = clock() if clock else make_clock(str(target.device), phases)
 
-    def decode(self, requests: Sequence[Request], *, max_new_tokens: int) -> BatchResult:
+    def decode(self, requests: Sequence[TurnRequest], *, max_new_tokens: int) -> BatchResult:
         """Decode one turn of each request, all of one method.
 
         A text whose prompt, draft, drafter or scores are at fault fails alone; the others go on as
@@ -118,8 +124,8 @@ class BatchEngine:
             math.fsum(times.step_s[:full_steps]),
         )
 
-    def _turn(self, seat: int, request: Request, max_new_tokens: int) -> Turn:
-        return Turn(
+    def _turn(self, seat: int, request: TurnRequest, max_new_tokens: int) -> Decoding:
+        return Decoding(
             self.target.seats[seat],
             self._verifiers[seat],
             self._rules,
@@ -162,11 +168,11 @@ class _Group:
     """The texts of a group by seat: those that run, those that ended, and why others failed."""
 
     def __init__(self) -> None:
-        self.running: dict[int, Turn] = {}
-        self.ended: dict[int, Turn] = {}
+        self.running: dict[int, Decoding] = {}
+        self.ended: dict[int, Decoding] = {}
         self.errors: dict[int, Exception] = {}
 
-    def each(self) -> list[tuple[int, Turn]]:
+    def each(self) -> list[tuple[int, Decoding]]:
         """Those that run; one that fails meanwhile may leave."""
         return list(self.running.items())
 
@@ -219,7 +225,7 @@ class _GroupTimes:
                 step = 0.0
         return _GroupTimes(prefill, setup, steps, phases)
 
-    def until(self, turn: Turn, texts: int, phases: bool) -> Timings:
+    def until(self, turn: Decoding, texts: int, phases: bool) -> Timings:
         """The group's times until one of its ``texts`` ended; of phases that one's equal share."""
         steps = self.step_s[: turn.state.step]
         return Timings(

@@ -3,7 +3,7 @@
     propose -> one target pass over root + draft -> verify -> commit accepted rows -> stop rules
     -> observe
 
-The parts of a step are `specbench.decoding.turn.Turn`'s. One pass commits at least one token.
+The parts of a step are `specbench.decoding.turn.Decoding`'s. One pass commits at least one token.
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ import torch
 from specbench.arrays import IntArray
 from specbench.config.schema import OVERLAP_MODES
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.pass_target import PassTarget, StepScores
 from specbench.decoding.structs import NO_TOKENS, BonusProposal
-from specbench.decoding.turn import DecodeResult, StopRules, Turn, in_its_name
+from specbench.decoding.turn import (
+    DecodeResult,
+    Decoding,
+    PassTarget,
+    StepScores,
+    StopRules,
+    in_its_name,
+)
 from specbench.decoding.verify import Verifier
 from specbench.errors import CaseFailed, unknown_name
 from specbench.system.clock import Clock, make_clock
@@ -85,7 +91,7 @@ class Engine:
         Raises:
             CaseFailed: the prompt does not fit, the draft is invalid, or logits are not finite.
         """
-        turn = Turn(
+        turn = Decoding(
             self.target, self.verifier, self._rules, drafter, prompt, max_new_tokens, seed, seen
         )
         try:
@@ -97,7 +103,7 @@ class Engine:
                 self._pool.shutdown()
                 self._pool = None
 
-    def _decode(self, turn: Turn) -> DecodeResult:
+    def _decode(self, turn: Decoding) -> DecodeResult:
         clock = self._clock
         clock.begin()
         turn.read_prompt()
@@ -111,7 +117,7 @@ class Engine:
         turn.end()
         return turn.told(clock.end())
 
-    def _step(self, turn: Turn, clock: Clock) -> None:
+    def _step(self, turn: Decoding, clock: Clock) -> None:
         turn.propose()
         clock.phase("draft")
         try:
@@ -126,7 +132,7 @@ class Engine:
         turn.observe()
         clock.phase("observe")
 
-    def _pass(self, turn: Turn, clock: Clock) -> tuple[StepScores, BonusProposal | None]:
+    def _pass(self, turn: Decoding, clock: Clock) -> tuple[StepScores, BonusProposal | None]:
         """The target pass, with the drafter's parallel part, if any, between launch and wait.
 
         Only the serial emulation can tell their times apart; else both are in ``verify``.
@@ -152,7 +158,7 @@ class Engine:
         clock.phase("draft")
         return scores, bonus
 
-    def _pass_beside_stream(self, turn: Turn) -> tuple[StepScores, BonusProposal | None]:
+    def _pass_beside_stream(self, turn: Decoding) -> tuple[StepScores, BonusProposal | None]:
         """The pass on the present stream and the drafter's part on another one.
 
         The pass is queued and not waited for: the verifier waits, when it asks what was accepted.

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from specbench.arrays import first_difference
-from specbench.decoding.pass_target import PassTarget
 from specbench.decoding.structs import DraftTree
+from specbench.decoding.turn import PassTarget
 from specbench.results.records import Lossless
 
 # In half precision it is measured: specbench.models.checks.audit_tolerance.

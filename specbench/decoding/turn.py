@@ -8,9 +8,9 @@ only the verifier accepts; only the rules of stopping end a turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ import torch
 from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.pass_target import StepScores, TextTarget
 from specbench.decoding.structs import (
     NO_TOKENS,
     BonusProposal,
@@ -27,9 +26,65 @@ from specbench.decoding.structs import (
     StepOutcome,
     Verdict,
 )
-from specbench.decoding.verify import Verifier
+from specbench.decoding.verify import PassScores, Verifier
 from specbench.errors import CaseFailed
 from specbench.system.clock import Timings
+
+# -- what the loops ask of a target, live or recorded ----------------------------------------------
+
+
+class StepScores(PassScores, Protocol):
+    """Scores of a pass, with the hidden states by number that drafters may ask for."""
+
+    @property
+    def hidden(self) -> Mapping[int, torch.Tensor] | None: ...
+
+
+class TextTarget(Protocol):
+    """What belongs to one text: its prompt's pass, and the keys and values that it keeps."""
+
+    def prefill(
+        self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
+    ) -> StepScores: ...
+
+    def commit(self, tree: DraftTree, path: IntArray) -> None: ...
+
+    def free_rows(self) -> int: ...
+
+
+class PassTarget(TextTarget, Protocol):
+    """What the loop asks of a target: ``specbench.models.target.Target``, or a recorded output."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def forward(
+        self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
+    ) -> StepScores: ...
+
+
+Asked: TypeAlias = tuple[int, int, DraftTree]  # seat, root and draft of a text in a joint pass
+
+
+class BatchPassTarget(Protocol):
+    """Several texts at once: ``specbench.models.batch_target.BatchTarget``."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def seats(self) -> Sequence[TextTarget]: ...
+
+    def check(self, seat: int, tree: DraftTree) -> None:
+        """Refuse a malformed draft before it is in a pass with others (CaseFailed)."""
+
+    def forward(
+        self, asked: Sequence[Asked], *, hidden_layers: tuple[int, ...] = ()
+    ) -> Sequence[StepScores]:
+        """One pass over the rows of all, each of a seat of its own; every draft is checked."""
+
+
+# -- a turn ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -122,7 +177,7 @@ class StopRules:
         return tokens
 
 
-class Turn:
+class Decoding:
     """One text being decoded by one drafter.
 
     Args:

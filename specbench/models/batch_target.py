@@ -18,9 +18,9 @@ import torch
 
 from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
-from specbench.decoding.pass_target import Asked
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry
+from specbench.decoding.turn import Asked
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.compiled_pass import CompiledPass, Segment

@@ -22,14 +22,15 @@ from transformers import PreTrainedModel
 from specbench.arrays import Array, IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
-from specbench.decoding.tree import TreeGeometry, visibility
+from specbench.decoding.tree import TreeGeometry
 from specbench.errors import CaseFailed
 from specbench.kernels.architectures import window_sizes
-from specbench.kernels.attention import AttentionPlan, install, prompt_windows, windowed_masks
+from specbench.kernels.attention import AttentionPlan, install, prompt_windows
 from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass, PassOutputs, prepare
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.hidden_states import Embeddings, HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache, TextCaches, in_place, layer_devices
+from specbench.models.pass_masks import PassMasks
 from specbench.models.scores import Scores, batch_select
 from specbench.results.manifest import Passes
 from specbench.system import cuda_settings
@@ -37,7 +38,7 @@ from specbench.system import cuda_settings
 LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
 
 
-class Target:
+class Target(PassMasks):
     """A causal language model with an exact, rewindable cache.
 
     Args:
@@ -148,12 +149,9 @@ class Target:
     def _allocate(self, length: int, rows: int, batch: int) -> None:
         self._sizes = (length, rows, batch)
         self.cache = self.new_cache(length, batch)
-        self._mask = torch.zeros(rows, length, dtype=self.dtype, device=self.device)
-        self._mask_span = (0, 0)
-        self.hidden_value = torch.finfo(self.dtype).min
+        self._new_mask(rows, length)
         self._geometry = TreeGeometry(max_nodes=rows - 1)
         self._ids = np.zeros(rows, dtype=np.int64)
-        self._key_positions = torch.arange(length, device=self.device)
         compiled = self.packed_weights.get("pass") == ONE_CALL
         sizes = (length, rows + batch, self.windows)
         self._compiled = CompiledPass(self.model, *sizes) if compiled else None
@@ -173,7 +171,7 @@ class Target:
         """The same model for another text, with a cache of its own; one passes at a time."""
         other = copy.copy(self)
         other.cache = self.new_cache(self.cache.max_len, self.cache.batch)
-        other._mask, other._mask_span = torch.zeros_like(self._mask), (0, 0)
+        other._new_mask(*self._mask.shape)
         other._geometry = TreeGeometry(max_nodes=self.max_nodes)
         return other
 
@@ -261,10 +259,6 @@ class Target:
         self.cache.retain(n)
         return scores
 
-    def _lower_triangle(self, n: int, before: int = 0) -> torch.Tensor:
-        ones = torch.ones(n, before + n, dtype=torch.bool, device=self.device)
-        return ones.tril(before)
-
     def _nodes(
         self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, keep: int = 0
     ) -> Scores:
@@ -280,21 +274,6 @@ class Target:
             return Scores.of(outputs)
         plan = self.plan_of(past, visible, own, n)
         return Scores(self._call(ids[None], own[None, -n:], plan, keep=keep)[0][0])
-
-    def plan_of(
-        self, past: int, visible: torch.Tensor | None, own: torch.Tensor, rows: int | None = None
-    ) -> AttentionPlan:
-        """Masks over ``past`` committed tokens and the others, which are at ``own [.. rows]``.
-
-        ``visible [rows, own]`` as in `extend`; ``rows`` are all of ``own`` where it is None.
-        """
-        rows = len(own) if rows is None else rows
-        plan = AttentionPlan()
-        if visible is not None:
-            plan.mask = torch.nn.functional.pad(self._additive(visible), (past, 0))[None, None]
-        text = self._key_positions[:past]
-        plan.windowed = windowed_masks(self.windows, text, own, rows, visible, self._additive)
-        return plan
 
     @torch.inference_mode()
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
@@ -371,8 +350,7 @@ class Target:
     ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
         """A pass that somebody else has planned, over ``ids [batch, rows]``; commits nothing.
 
-        Returns:
-            Logits ``[batch, rows, vocab]``, and states ``[batch * rows, hidden]`` by number.
+        Gives logits ``[batch, rows, vocab]``, and states ``[batch * rows, hidden]`` by number.
         """
         return self._call(ids, positions, plan, hidden_layers=hidden_layers)
 
@@ -388,45 +366,6 @@ class Target:
                 "state the method's largest tree in needs.max_nodes",
             )
         self._geometry.read(tree, self.vocab_size)
-
-    def seen(
-        self, tree: DraftTree, geometry: TreeGeometry
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Which rows of a tree see each other ``[rows, rows]``, and their depths ``[rows]``.
-
-        ``geometry`` has read the tree.
-        """
-        rows = len(tree) + 1
-        if rows == 1:  # plain decoding: a row that sees all, at the next position
-            return None, self._key_positions[:1]
-        if self.device.type == "cpu":
-            visible = torch.from_numpy(geometry.visible[:rows, :rows])
-            return visible, torch.from_numpy(geometry.depths[:rows])
-        return visibility(to_device(tree.parents, self.device))  # n numbers instead of n * n
-
-    def _additive(self, seen: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
-        return mask.masked_fill_(~seen, self.hidden_value)
-
-    def _plan(
-        self, rows: int, visible: torch.Tensor | None, positions: torch.Tensor
-    ) -> AttentionPlan:
-        """Masks over the cached text (all visible, windows aside) and the pass's own rows.
-
-        ``visible [rows, rows]`` is None for a single row.
-        """
-        past = self.cache.length
-        plan = AttentionPlan()
-        if visible is not None:
-            start, end = self._mask_span
-            self._mask[:, start:end] = 0.0
-            own = self._mask[:rows, past : past + rows]
-            own.masked_fill_(~visible, self.hidden_value)
-            self._mask_span = (past, past + rows)
-            plan.mask = self._mask[None, None, :rows, : past + rows]
-        text = self._key_positions[:past]
-        plan.windowed = windowed_masks(self.windows, text, positions, rows, visible, self._additive)
-        return plan
 
     def _in_one_call(
         self, ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor | None, **more: Any

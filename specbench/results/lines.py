@@ -218,3 +218,22 @@ def read_steps(path: Path) -> list[StepTrace]:
             if columns[name][0] is None:
                 del columns[name]
     return [StepTrace(**dict(zip(turn, key, strict=True)), **c) for key, c in traces.items()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batched:
+    """Of a turn that was decoded in lock-step with others (``batch.size`` above 1).
+
+    Its times are the group's until it ended, so the longest of them is the group's own.
+
+    Attributes:
+        size: what was asked for; ``at_once``: texts of the group that were decoded in this turn.
+        group: which group, of the same cases in every repeat; ``place``: the turn's seat in it.
+        full_s: seconds of the steps in which all of them ran.
+    """
+
+    size: Count
+    at_once: Count
+    group: Count
+    place: Count
+    full_s: Seconds

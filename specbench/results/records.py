@@ -31,7 +31,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, Strict, TypeAdapter
 
 from specbench.results import lines
-from specbench.results.lines import Count, Seconds, Seed, Text
+from specbench.results.lines import Batched, Count, Seconds, Seed, Text
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 from specbench.system.noted import GpuState
@@ -108,25 +108,6 @@ class Served:
     counted: bool = True
     where: str = ""
     counters: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batched:
-    """Of a turn that was decoded in lock-step with others (``batch.size`` above 1).
-
-    Its times are the group's until it ended, so the longest of them is the group's own.
-
-    Attributes:
-        size: what was asked for; ``at_once``: texts of the group that were decoded in this turn.
-        group: which group, of the same cases in every repeat; ``place``: the turn's seat in it.
-        full_s: seconds of the steps in which all of them ran.
-    """
-
-    size: Count
-    at_once: Count
-    group: Count
-    place: Count
-    full_s: Seconds
 
 
 def _check_counted(counted: dict[str, Any]) -> dict[str, Any]:

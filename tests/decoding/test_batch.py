@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.decoding.batch import BatchEngine, Request
+from specbench.decoding.batch import BatchEngine, TurnRequest
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftTree
@@ -62,7 +62,7 @@ def together(batch, drafters, verifier=GreedyVerifier, prompts=PROMPTS, n=NEW_TO
     options = {"eos_ids": options.pop("eos", frozenset()), **options}
     loop = BatchEngine(batch, [verifier() for _ in batch.seats], **options)
     requests = [
-        Request(prompt, drafter, seed)
+        TurnRequest(prompt, drafter, seed)
         for seed, (prompt, drafter) in enumerate(zip(prompts, drafters, strict=False))
     ]
     return loop.decode(requests, max_new_tokens=n).turns
@@ -213,7 +213,7 @@ def test_times_are_the_groups_until_a_text_ended(targets):
     plain = [Drafter(name="ar"), Drafter(name="ar")]
     end = alone(target, plain)[1].output_ids[3]
     loop = BatchEngine(batch, [GreedyVerifier()] * 5, eos_ids=frozenset({end}), clock=Marks)
-    requests = [Request(p, d, reset_s=0.5) for p, d in zip(PROMPTS, plain, strict=False)]
+    requests = [TurnRequest(p, d, reset_s=0.5) for p, d in zip(PROMPTS, plain, strict=False)]
     made = loop.decode(requests, max_new_tokens=NEW_TOKENS)
     steps = [len(turn.committed_per_step) for turn in made.turns]
     for turn, n in zip(made.turns, steps, strict=True):

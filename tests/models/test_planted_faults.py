@@ -18,7 +18,7 @@ from specbench.kernels import attention, fused_layers
 from specbench.kernels.architectures import usable_context
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.packed_linear import PackedLinear, SiblingLinear
-from specbench.models import target as target_module
+from specbench.models import pass_masks
 from specbench.models.checks import self_check
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.loading import offered_attention
@@ -294,7 +294,7 @@ def window_by(more):
 
         def _plan(self, rows, visible, positions):
             text = self._key_positions[: self.cache.length]
-            made = target_module.windowed_masks(
+            made = pass_masks.windowed_masks(
                 [w + more for w in self.windows], text, positions, rows, visible, self._additive
             )
             self._masks = {w - more: mask for w, mask in made.items()}

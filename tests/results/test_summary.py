@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.results.decision import verdict_sentence
+from specbench.results.lines import Batched
 from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless, Served
 from specbench.results.statistics.aggregate import timed_turns
+from specbench.results.statistics.batched import batched_labels
 from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.results.statistics.served import served_labels, system_verdict
@@ -642,3 +644,55 @@ class TestServed:
         few = system_verdict(self.cases(n=4), LABELS, "ar", 0)
         assert "Too few batches" in few
         assert system_verdict(slower, LABELS, None, 0) == ""
+
+
+# -- several texts at once -------------------------------------------------------------------------
+
+
+def grouped(n_groups=4):
+    """Groups of two cases; a case's time is its group's until it ended."""
+    made = []
+    for group in range(n_groups):
+        for place, (case, plain_s, fast_s) in enumerate((("a", 10.0, 4.0), ("b", 6.0, 8.0))):
+            batch = Batched(size=2, at_once=2, group=group, place=place, full_s=3.0)
+            # Longer answers in later groups, so that groups differ.
+            turns = pair(f"{case}{group}", 11 + group, plain_s, fast_s, task=case, category=case)
+            made += [replace(turn, batch=batch) for turn in turns]
+    return made
+
+
+def test_cases_decoded_at_once_are_added_up_by_group():
+    """A group's time is that of its longest text: 10 s under ar, and 8 s under the method."""
+    turns = grouped()
+    rows = summarize(turns, LABELS)
+    assert {r["task"] for r in rows} == {"overall"}, "groups hold cases of several tasks"
+    fast = row(rows, "pld")
+    tokens = sum(2 * (10 + group) for group in range(4))
+    assert fast["tokens_per_s"] == pytest.approx(tokens / 32)
+    assert fast["speedup"] == pytest.approx(10 / 8)
+    assert (fast["n_cases"], fast["n_timed"]) == (8, 8)
+    assert fast["speedup_ci"] is not None
+    three = [turn for turn in turns if turn.batch.group < 2]
+    assert row(summarize(three, LABELS), "pld")["speedup_ci"] is None, "four cases, but two groups"
+    (_, own) = batched_labels(turns, LABELS, "ar")
+    assert own["system_tokens_per_s"] == pytest.approx(tokens / 32)
+    assert own["user_tokens_per_s"] == pytest.approx(tokens / (4 * 12))
+    assert own["full_tokens_per_s"] == pytest.approx(tokens / 12)
+    assert own["full_speedup"] == 1.0
+    assert own["tail_share"] == pytest.approx(1 - 3 / 8)
+    assert own["idle_share"] == pytest.approx(1 - 12 / 16)
+    assert (own["groups"], own["equal"], own["compared"]) == (4, 8, 8)
+
+
+def test_a_failed_case_leaves_its_group_out():
+    turns = grouped()
+    turns[1] = replace(turns[1], status="failed")
+    found = row(summarize(turns, LABELS), "pld")
+    assert (found["n_cases"], found["n_dropped"]) == (6, 2)
+
+
+def test_a_disturbed_case_leaves_its_group_out_of_times():
+    turns = grouped()
+    turns[1] = replace(turns[1], status="disturbed")
+    found = row(summarize(turns, LABELS), "pld")
+    assert (found["n_cases"], found["n_timed"]) == (8, 6)

@@ -156,7 +156,9 @@ def _disturbance(
             notes.append(f"the first measurements are in {DISTURBED}.")
         if notes:
             notes.append(_rule(limits))
-    blocks, noisy = {(r.repeat, r.unit) for r in records}, noisy_blocks(records)
+    units = noisy_blocks(records)
+    blocks = {(r.repeat, r.case_id): (r.repeat, r.unit) for r in records}
+    noisy = [block for block, unit in blocks.items() if unit in units]
     if noisy:
         labels = [row["label"] for row in rows if row["task"] == OVERALL]
         counted = bool(noisy_blocks(timed_turns(records, labels)))

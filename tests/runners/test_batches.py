@@ -1,0 +1,78 @@
+"""Runs with batch.size above 1: groups, records, resuming, refusals; outputs are batch 1's."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from specbench.data.cases import Case
+from specbench.errors import ConfigurationError
+from specbench.results import records
+from specbench.results.manifest import RunManifest
+from specbench.results.records import CaseRecord, read_records
+from specbench.storage import jsonl
+from tests.runners.toy import make_job
+from tests.small_run import interrupted_after, run_here
+
+TYPED = ("pair=random_draft", "compare=[sps]", "measure.exclusive=false")
+
+
+def outputs(folder):
+    found, _ = read_records(folder)
+    return {r.key: (r.output_ids, r.committed_per_step) for r in found}
+
+
+def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_path):
+    alone, group = tmp_path / "alone", tmp_path / "group"
+    assert run_here([*small, *TYPED, f"output_dir={alone}"]) == 0
+    typed = [*small, *TYPED, "batch.size=2", f"output_dir={group}"]
+    with interrupted_after(1):
+        run_here(typed)
+    assert run_here(typed) == 0
+    assert outputs(group) == outputs(alone)
+    made, _ = read_records(group)
+    for record in made:
+        assert record.lossless.verdict == "equal"
+        assert record.batch is not None and record.batch.size == 2
+        assert CaseRecord.from_json(record.to_json()) == record
+    by_group: dict[tuple[str, int], set[tuple[str, str]]] = {}
+    for record in made:
+        by_group.setdefault((record.unit, record.turn), set()).add((record.label, record.case_id))
+    # Five questions, of which two have a second turn, in three groups, for three labels.
+    assert sorted(len(found) for (_, turn), found in by_group.items() if not turn) == [3, 6, 6]
+    summary = jsonl.read_json(group / records.SUMMARY)
+    assert [row["task"] for row in summary["rows"]] == ["overall"] * 3
+    assert summary["rows"][0]["n_cases"] == 5
+    assert [row["equal"] for row in summary["batched"]] == [7, 7, 7]
+    assert "BATCH 2" in summary["caption"] and "groups" in summary["caption"]
+
+
+def test_what_cannot_be_decoded_beside_others_is_left_out_or_refused(small, tmp_path):
+    folder = tmp_path / "run"
+    compare = "compare=[pearl,{method: pld, label: kept, state_scope: run}]"
+    typed = [*small, "pair=random_draft", compare, "batch.size=2", "dataset.limit=2"]
+    assert run_here([*typed, "measure.exclusive=false", f"output_dir={folder}"]) == 1
+    left = RunManifest.read(folder).left_out
+    assert "drafts while the target reads" in left["pearl"] and "batch.size=1" in left["pearl"]
+    assert "state_scope=prompt" in left["kept"]
+    with pytest.raises(ConfigurationError, match=r"runner=cost.*batch\.size=1"):
+        run_here([*small, "runner=cost", "batch.size=2"])
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "sizes"), [(24, 8, [8] * 3), (11, 4, [4, 4, 3]), (3, 8, [3])]
+)
+def test_groups_are_alike_in_length_and_the_same_in_each_repeat(n, size, sizes, tmp_path):
+    cases = tuple(Case(f"{i}", "qa", "qa", ("x" * (1 + 7 * i % n),)) for i in range(n))
+    job = make_job(tmp_path, ("ar",), cases)
+    job = replace(job, config=replace(job.config, repeats=2))
+    groups = job.groups(size)
+    first, second = groups[: len(sizes)], groups[len(sizes) :]
+    ids = [[block.case.case_id for block in group] for group in first]
+    assert [len(group) for group in ids] == sizes
+    assert ids == [[block.case.case_id for block in group] for group in second]
+    assert sorted(case for group in ids for case in group) == sorted(case.case_id for case in cases)
+    whole = [group for group in first if len(group) == size]
+    lengths = [sorted(len(block.case.turns[0]) for block in group) for group in whole]
+    for one, other in pairwise(lengths):
+        assert all(abs(a - b) <= n / size + 1 for a, b in zip(one, other, strict=True))
