@@ -22,6 +22,7 @@ from pathlib import Path
 from analysis.papers import by_reproduction
 from analysis.papers.claimed import claimed_words, task_panel
 from analysis.plots.charts import bars
+from analysis.plots.crossing import crossing_pictures
 from analysis.plots.heads import acceptance_picture, rows_picture
 from analysis.plots.layout import Drawing, save
 from analysis.plots.overviews import budget_picture, overview_pictures
@@ -69,6 +70,7 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
             yield "_".join(filter(None, [reproduction.name, part])), picture
     comparisons = make_comparisons(others)
     yield from throughput_pictures(comparisons)
+    yield from crossing_pictures(comparisons)
     for comparison in comparisons:
         for name, figure in pictures_of(comparison):
             yield f"{comparison.model}_{comparison.dataset}_{name}", figure

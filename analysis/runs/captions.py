@@ -15,6 +15,7 @@ from specbench.results.tasks import OVERALL
 from specbench.results.wording import (
     SPEEDUPS,
     TIMES,
+    batch_words,
     budget_words,
     build_words,
     cases_words,
@@ -103,7 +104,8 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         ),
         *([f"{speed}."] if speedup and first.timing != "none" else []),
         *filter(None, [compared_budgets(comparison)]),
-        interval_words(repeats[-1], _counts(comparison, times)),
+        *filter(None, [batch_words(record for run in comparison.runs for record in run.records)]),
+        interval_words(repeats[-1], _counts(comparison, times), groups=first.batch > 1),
         *filter(None, [_predictions(comparison, times)]),
         *(slow_baseline_words(comparison) if times else []),
         *(dict.fromkeys(filter(None, prices)) if times else []),

@@ -211,7 +211,7 @@ def conditions(run: Run) -> tuple[Any, ...]:
     """What runs in one table share besides model and data; may be sorted."""
     made = (run.verifier, run.timing, run.imported or "", run.max_new_tokens or 0)
     answered = (run.engine, run.concurrency)
-    return (run.dtype, run.hardware, run.temperature, run.synthetic, *made, *answered)
+    return (run.batch, run.dtype, run.hardware, run.temperature, run.synthetic, *made, *answered)
 
 
 def by_timing(runs: Sequence[Run]) -> list[list[Run]]:

@@ -101,10 +101,18 @@ def over_repeats(
 def _speedups(
     timed: Iterable[CaseRecord], by: str, label: str, baseline: str | None
 ) -> pd.Series[float]:
-    """Tokens/s over the baseline's by a field of the records, where both were timed."""
-    turns = [(getattr(r, by), r.label, decoded_tokens(r), r.decode_s) for r in timed]
+    """Tokens/s over the baseline's by a field of the records, where both were timed.
+
+    Turns decoded at once take together what the longest of them takes.
+    """
+    turns = [
+        (getattr(r, by), r.label, (r.repeat, r.unit, r.turn), decoded_tokens(r), r.decode_s)
+        for r in timed
+    ]
     totals = (
-        pd.DataFrame(turns, columns=[by, "label", "tokens", "seconds"])
+        pd.DataFrame(turns, columns=[by, "label", "together", "tokens", "seconds"])
+        .groupby([by, "label", "together"], sort=False)
+        .agg({"tokens": "sum", "seconds": "max"})
         .groupby([by, "label"], sort=False)
         .sum()
     )
@@ -125,6 +133,6 @@ def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
 
 
 def prompt_speedups(run: Run, label: str) -> list[float]:
-    """Tokens/s of a label over the baseline's, of each case that both were timed on."""
-    ratios = _speedups(timed_turns(run.records, run.labels), "case_id", label, run.baseline)
+    """Tokens/s of a label over the baseline's, of each case, or group, that both were timed on."""
+    ratios = _speedups(timed_turns(run.records, run.labels), "unit", label, run.baseline)
     return [float(ratio) for ratio in ratios if ratio > 0]

@@ -77,6 +77,11 @@ class Run:
         return int(self.manifest.setting("server", "concurrency") or 1)
 
     @property
+    def batch(self) -> int:
+        """Texts that our engine decoded in lock-step."""
+        return int(self.manifest.setting("batch", "size") or 1)
+
+    @property
     def temperature(self) -> float:
         return float(self.manifest.setting("generation", "temperature") or 0.0)
 
