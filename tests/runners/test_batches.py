@@ -4,7 +4,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from matplotlib import pyplot as plt
 
+from analysis.plots.crossing import crossing_pictures
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import load_runs
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.results import records
@@ -45,6 +49,13 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     assert summary["rows"][0]["n_cases"] == 5
     assert [row["equal"] for row in summary["batched"]] == [7, 7, 7]
     assert "BATCH 2" in summary["caption"] and "groups" in summary["caption"]
+    comparisons = make_comparisons(load_runs([tmp_path]))
+    assert len(comparisons) == 2, "runs of another batch stand in another table"
+    ((name, figure),) = crossing_pictures(comparisons)
+    assert name == "batch_crossing" and "Breaks even at batch: pld" in figure.caption
+    lines = [line.get_xdata() for line in figure.axes[0].get_lines()]
+    assert [1.0, 2.0] in [list(line) for line in lines]
+    plt.close("all")
 
 
 def test_what_cannot_be_decoded_beside_others_is_left_out_or_refused(small, tmp_path):
