@@ -25,9 +25,19 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from specbench.kernels.architectures import SIBLINGS
-from specbench.kernels.autotune import KERNELS, PACKED, ROW_BUCKETS, Kernel, load_plan, pack, plain
+from specbench.kernels.autotune import (
+    KERNELS,
+    PACKED,
+    ROW_BUCKETS,
+    Kernel,
+    available_kernels,
+    load_plan,
+    pack,
+    plain,
+)
 
 MAX_PREFILL_ROWS_PACKED = 512
+_BESIDE_BYTES = 1 << 30  # that packed copies for a draft may take
 
 
 class PackedLinear(nn.Module):
@@ -187,6 +197,24 @@ def pack_linears(
             used += size
     after = packed_weights(model)
     return {**after, "plan": plan | after["plan"]}
+
+
+def pack_in_panels(module: nn.Module) -> None:
+    """Pack what drafts beside a packed model, where this build of torch has panels."""
+    if "panels" in available_kernels():
+        pack_linears(module, memory_bytes=_BESIDE_BYTES, kernel="panels")
+
+
+def product_of(weight: torch.Tensor, bias: torch.Tensor | None, *, packed: bool) -> nn.Module:
+    """A product with a matrix that lies elsewhere."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = _constant(weight)
+    if bias is not None:
+        linear.bias = _constant(bias)
+    product = nn.Sequential(linear)
+    if packed:
+        pack_in_panels(product)
+    return product
 
 
 def packed_weights(model: nn.Module) -> dict[str, Any]:

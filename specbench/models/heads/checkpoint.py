@@ -19,15 +19,13 @@ from torch import nn
 
 from specbench.decoding.protocols import TargetEmbeddings, TargetInfo
 from specbench.errors import ConfigurationError, WeightsNotFound, first_line
-from specbench.kernels.autotune import available_kernels
-from specbench.kernels.packed_linear import pack_linears
+from specbench.kernels.packed_linear import pack_in_panels, product_of
 from specbench.models.checkpoints import int8
 from specbench.models.draft.loading import ID_MAP_FILE, read_id_map
 from specbench.paths import PROJECT
 
 log = logging.getLogger(__name__)
 
-_PACKED_BYTES = 1 << 30  # that a head's packed copies may take
 _NAMED = 6  # keys in a message at most
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -136,13 +134,8 @@ def fill(
         state[name] = value
     module.load_state_dict(state, assign=True)
     module.eval().requires_grad_(False)
-    _pack_like(target, module)
-
-
-def _pack_like(target: TargetEmbeddings, module: nn.Module) -> None:
-    """Pack ``module``'s products where the target's are: a head reads as much for a token."""
-    if target.packed and "panels" in available_kernels():
-        pack_linears(module, memory_bytes=_PACKED_BYTES, kernel="panels")
+    if target.packed:  # a head reads as much for a token
+        pack_in_panels(module)
 
 
 def _weight(
@@ -233,13 +226,7 @@ class ShortList:
         self.embedding, self.packed = target.embedding, target.packed
         self.lm_head = target.lm_head[ids]
         self.lm_head_bias = None if bias is None else bias[ids]
-        size, hidden = self.lm_head.shape
-        product = nn.Linear(hidden, size, bias=bias is not None, device="meta")
-        product.weight = nn.Parameter(self.lm_head, requires_grad=False)
-        if self.lm_head_bias is not None:
-            product.bias = nn.Parameter(self.lm_head_bias, requires_grad=False)
-        self._product = nn.Sequential(product)
-        _pack_like(target, self._product)
+        self._product = product_of(self.lm_head, self.lm_head_bias, packed=target.packed)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """``[..., n]`` of states ``[..., hidden]`` after the final norm."""
