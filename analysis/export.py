@@ -23,13 +23,13 @@ from analysis.runs.acceptance import Depths, steps_with
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, usable_runs
 from specbench.errors import ConfigurationError, ResultsError, field_error, unknown_name
-from specbench.results import aiperf_format
-from specbench.results.aiperf_format import AcceptanceRecord
+from specbench.results.formats import aiperf
+from specbench.results.formats.aiperf import AcceptanceRecord
+from specbench.results.formats.spec_bench import mean_accept_length, to_answers, usable_blocks
+from specbench.results.formats.speculation_profile import TOLERANCE, SpeculationProfile, profile_of
 from specbench.results.lines import StepTrace, read_steps
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import STEPS, CaseRecord, read_records
-from specbench.results.spec_bench_format import mean_accept_length, to_answers, usable_blocks
-from specbench.results.speculation_profile import TOLERANCE, SpeculationProfile, profile_of
 from specbench.results.statistics.aggregate import counted_turns
 from specbench.results.wording import thinking
 from specbench.storage import jsonl
@@ -349,8 +349,8 @@ def _write_profile(run: Run, label: str, out: Path) -> None:
 
 def _write_records(run: Run, label: str, out: Path) -> None:
     made = acceptance_records(run, label)
-    aiperf_format.write(out, made)
-    _check_read_back(aiperf_format.read(out) == made, out)
+    aiperf.write(out, made)
+    _check_read_back(aiperf.read(out) == made, out)
     print(f"{out}: {label}, {len(made)} requests")
 
 

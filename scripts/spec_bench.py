@@ -19,9 +19,7 @@ from analysis.export import without_text, write_answers
 from analysis.runs.command import add_command, parser_of, reporting_errors
 from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
-from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
-from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord
-from specbench.results.spec_bench_format import (
+from specbench.results.formats.spec_bench import (
     UNKNOWN_FIELDS,
     UNKNOWN_SCOPE,
     AnswerError,
@@ -29,6 +27,8 @@ from specbench.results.spec_bench_format import (
     from_answer,
     mean_accept_length,
 )
+from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
+from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord
 from specbench.results.statistics.summary import summarize
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl

@@ -8,11 +8,11 @@ from analysis import export
 from analysis.runs.estimates import mat
 from analysis.runs.load import load_runs
 from specbench.errors import ResultsError
-from specbench.results import aiperf_format
+from specbench.results.formats import aiperf
+from specbench.results.formats.spec_bench import Source, from_answer
+from specbench.results.formats.speculation_profile import SpeculationProfile, profile_of
 from specbench.results.lines import StepTrace, write_steps
 from specbench.results.records import CASES, DONE, MANIFEST, STEPS
-from specbench.results.spec_bench_format import Source, from_answer
-from specbench.results.speculation_profile import SpeculationProfile, profile_of
 from specbench.storage import jsonl
 from tests.small_run import case_record
 
@@ -98,7 +98,7 @@ def test_a_profile_by_hand(run, tmp_path, capsys):
 def test_a_record_per_request(run, tmp_path):
     path = tmp_path / "requests.jsonl"
     assert exported(run, "aiperf", path, "--label", "pld") == 0
-    first = aiperf_format.read(path)[0]
+    first = aiperf.read(path)[0]
     assert first.acceptance_histogram == {0: 2, 2: 1}
     assert (first.num_draft_tokens, first.num_accepted_draft_tokens) == (5, 2)
     assert (first.mean_acceptance_length, first.completion_tokens) == (pytest.approx(5 / 3), 6)
@@ -108,7 +108,7 @@ def test_a_record_per_request(run, tmp_path):
     spoilt = json.loads(lines[0]) | {"num_spec_steps": 4}
     path.write_text(json.dumps(spoilt) + "\n")
     with pytest.raises(jsonl.RecordError, match="num_spec_steps"):
-        aiperf_format.read(path)
+        aiperf.read(path)
 
 
 def test_answers_hold_the_steps(run, tmp_path):

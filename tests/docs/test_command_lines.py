@@ -63,7 +63,7 @@ def lines_of(document):
     return [line.rstrip() for line in whole.splitlines() if line.strip()]
 
 
-# The pages whose lines are run, in this order; those of docs/gallery.md are only parsed.
+# The pages whose lines are run, in this order; those of gallery.md and export.md are only parsed.
 DOCUMENTS = (
     *("README.md", "docs/config.md", "docs/metrics.md", "docs/run_folder.md"),
     *("docs/replay.md", "docs/advise.md", "docs/papers.md"),
@@ -163,7 +163,7 @@ def check(line, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in (*DOCUMENTS, "docs/gallery.md") if lines_of(page)]
+    "page", [page for page in (*DOCUMENTS, "docs/gallery.md", "docs/export.md") if lines_of(page)]
 )
 def test_every_command_of_a_page_is_one_that_exists(page):
     for line in lines_of(page):

@@ -15,8 +15,7 @@ from analysis.runs.load import load_runs
 from scripts import spec_bench
 from specbench.errors import ConfigurationError, OutputRefused, WeightsNotFound
 from specbench.models import loading
-from specbench.results.records import CASES, ERRORS, MANIFEST, CaseRecord
-from specbench.results.spec_bench_format import (
+from specbench.results.formats.spec_bench import (
     AnswerError,
     Source,
     from_answer,
@@ -24,6 +23,7 @@ from specbench.results.spec_bench_format import (
     to_answers,
     usable_blocks,
 )
+from specbench.results.records import CASES, ERRORS, MANIFEST, CaseRecord
 from specbench.results.statistics.summary import summarize
 from specbench.results.tasks import MT_BENCH_CATEGORIES
 from specbench.storage import jsonl

@@ -8,11 +8,15 @@ import sys
 import numpy as np
 import pytest
 
+from analysis.runs.captions import caption
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import load_runs
 from methods.suffix_decoding import SuffixDecoding
 from runners import replay
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
 from specbench.replay.cost_surface import CostSurface, Grid
+from specbench.replay.imported_surface import Origin, imported_surface, read_steps_of_others
 from specbench.results import records
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
@@ -143,6 +147,26 @@ def test_times_are_the_surfaces_and_say_so(again, surface, capsys):
     assert any(row["speedup"] for row in summary["rows"])
     assert summary["caption"].startswith("PREDICTED")
     assert "PREDICTED" in capsys.readouterr().out
+
+
+def test_passes_that_others_timed_price_a_replay_and_are_called_theirs(again, tmp_path):
+    table, path = tmp_path / "steps.csv", tmp_path / "theirs.json"
+    rows = [f"{r},{c},{1e-3 * (2 + r)}\n" for r in (1, 2, 130) for c in (0, 250)]
+    table.write_text("rows,context,seconds\n" + "".join(rows))
+    origin = Origin("somebody's table", "other", "float16", gpu="H100")
+    imported_surface(read_steps_of_others(table), origin, table).write(path)
+    code, out = again(f"runner.surface={path}")
+    assert code == 0
+    for record in records.read_records(out)[0]:
+        passes = 3e-3 * record.n_target_passes + 1e-3 * record.n_drafted
+        assert passes < record.decode_s < passes + 0.05 + 1e-3 * record.n_target_passes
+    summary = jsonl.read_json(out / records.SUMMARY)
+    theirs = "TIMINGS OF OTHERS, not measured by us: somebody's table."
+    assert theirs in summary["caption"]
+    assert any("of other on H100" in note for note in summary["notes"])
+    (comparison,) = make_comparisons(load_runs([out]))
+    assert theirs in caption(comparison)
+    assert "Hardware: 1 H100." in caption(comparison)
 
 
 def test_token_recycling_is_replayed_and_labelled_approximate(again):
