@@ -52,11 +52,6 @@ def speculation_profile(run: Run, label: str) -> SpeculationProfile:
         for r in records
         if r.committed_per_step
     )
-    if not deepest:
-        raise ResultsError(
-            f"{label} of {run.path} drafts nothing, so it has no acceptance. Name another: --label "
-            f"{' or '.join(_drafting(run)) or 'LABEL'}."
-        )
     by_category: dict[str, list[CaseRecord]] = {}
     for record in records:
         by_category.setdefault(record.category, []).append(record)
@@ -195,6 +190,11 @@ def _turns(run: Run, label: str) -> tuple[list[CaseRecord], _Steps]:
     """The label's turns that MAT is about, and their steps, which must be the same ones."""
     records = [r for r in counted_turns(run.records, run.labels) if r.label == label]
     _check_steps_said(records, run.path)
+    if label not in (drafting := _drafting(run)):
+        raise ResultsError(
+            f"{label} of {run.path} drafts nothing, so it has no acceptance. Name another: --label "
+            f"{' or '.join(drafting) or 'LABEL'}."
+        )
     path = run.path / STEPS
     if not path.is_file():
         raise ResultsError(
@@ -320,9 +320,10 @@ def _known(**facts: object) -> JsonObject:
 
 
 def _drafting(run: Run) -> list[str]:
-    return [
-        label for label in run.labels if any(r.n_drafted for r in run.records if r.label == label)
-    ]
+    found = {
+        r.label for r in run.records if r.n_drafted or max(r.committed_per_step, default=1) > 1
+    }
+    return [label for label in run.labels if label in found]
 
 
 def _label(run: Run, typed: str | None) -> str:

@@ -74,14 +74,13 @@ def read_steps_of_others(
         table = table[table[column].astype(str) == value]
         if table.empty:
             raise ConfigurationError(f"{path} has no line with {column}={value}. Leave it out.")
-    if names["rows"] not in table and names["batch"] not in table:
-        _need(table, path, names["rows"], "rows")
-    widths = ("rows",) if names["rows"] in table else ("batch", "tokens")
-    found = {
-        name: _numbers(table, path, names[name], name) for name in (*widths, "context", "seconds")
-    }
+    batch = ("batch",) if names["batch"] in table else ()
+    width = "tokens" if batch and names["rows"] not in table else "rows"
+    kept = (width, *batch, "context", "seconds")
+    found = {name: _numbers(table, path, names[name], name) for name in kept}
     found["seconds"] *= UNITS[unit]
-    for name, least in (*((w, 1) for w in widths), ("context", 0)):
+    for name in kept[:-1]:
+        least = 0 if name == "context" else 1
         bad = found[name][(found[name] < least) | (found[name] % 1 != 0)]
         if len(bad):
             raise ConfigurationError(
@@ -91,11 +90,11 @@ def read_steps_of_others(
         raise ConfigurationError(
             f"{path}, line {bad.index[0] + 1} of the table: {names['seconds']} is no positive time."
         )
-    if "batch" in found:
-        found["rows"] = found.pop("tokens")
+    found["rows"] = found.pop(width)
+    if batch:
         alone = found.pop("batch") == 1
         found = {name: values[alone] for name, values in found.items()}
-        if not len(found["rows"]):
+        if not alone.any():
             raise ConfigurationError(
                 f"{path} has no step with {names['batch']} 1, and a replay decodes one sequence. "
                 "Name a file of steps that were timed with one request at a time."

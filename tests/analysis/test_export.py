@@ -149,6 +149,7 @@ def test_steps_of_another_run_are_refused(run, tmp_path, capsys):
     ("speculation_profiles", (), "Did you mean 'speculation_profile'"),
     ("aiperf", ("--label", "pls"), "Did you mean 'pld'"),
     ("speculation_profile", ("--label", "ar"), "drafts nothing"),
+    ("aiperf", ("--label", "ar"), "--label pld"),
 ])  # fmt: skip
 def test_what_was_typed_wrong_is_said(run, tmp_path, capsys, to, more, why):
     assert exported(run, to, tmp_path / "out", *more) == 2

@@ -94,6 +94,7 @@ def test_the_fit_is_monotone_and_scattered_contexts_are_gathered(tmp_path):
     (lambda t: t[t["rows"].map({1: 64, 4: 256}) == t["context"]], (), "too few points"),
     (lambda t: t[:0], (), "holds no step"),
     (lambda t: t.rename(columns={"rows": "tokens"}).assign(batch=4), (), "no step with batch 1"),
+    (lambda t: t.assign(batch=2), (), "no step with batch 1"),
     (lambda t: t, ("--where", "rows=3"), "no line with rows=3"),
     (lambda t: t, ("--columns", "second=ms"), "Did you mean 'seconds'"),
     (lambda t: t, ("--columns", "seconds"), "is no pair"),
