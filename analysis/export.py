@@ -19,7 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.acceptance import Depths, steps_with
+from analysis.runs.acceptance import (
+    marginal_rates,
+    rates_by_position,
+    rates_where_drafted,
+    steps_with,
+    total,
+)
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, usable_runs
 from specbench.errors import ConfigurationError, ResultsError, field_error, unknown_name
@@ -55,7 +61,7 @@ def speculation_profile(run: Run, label: str) -> SpeculationProfile:
     by_category: dict[str, list[CaseRecord]] = {}
     for record in records:
         by_category.setdefault(record.category, []).append(record)
-    whole = _acceptance(records, deepest)
+    whole = rates_by_position(records, deepest)
     model, info = run.manifest.model or ModelInfo(), run.manifest.labels.get(label, LabelInfo())
     draft = model.drafts.get(label)
     values: JsonObject = {
@@ -76,7 +82,7 @@ def speculation_profile(run: Run, label: str) -> SpeculationProfile:
         "max_supported_k": deepest,
         "accept_length_by_k": {str(deepest): whole["mean_accept_length"]},
         "per_category": {
-            name: {**_acceptance(own, deepest), "num_requests": len(own)}
+            name: {**rates_by_position(own, deepest), "num_requests": len(own)}
             for name, own in sorted(by_category.items())
             if any(record.committed_per_step for record in own)
         },
@@ -84,8 +90,8 @@ def speculation_profile(run: Run, label: str) -> SpeculationProfile:
             **_conditions(run, label),
             "num_requests": len(records),
             "num_steps": sum(record.n_target_passes for record in records),
-            "steps_with_a_draft": _sum(records, steps_with(0, 1, depths)),
-            "accept_rates_where_drafted": _where_drafted(records, deepest, depths),
+            "steps_with_a_draft": total(records, steps_with(0, 1, depths)),
+            "accept_rates_where_drafted": rates_where_drafted(records, deepest, depths),
         },
     }
     return profile_of(values, f"{label} of {run.path}")
@@ -176,7 +182,7 @@ def write_answers(
             blocks = [block for block in usable.blocks if block[0] == repeat]
             lines = to_answers(own, blocks, model_id, decode)
             kept = [record for record in own if (record.repeat, record.case_id) in {*blocks}]
-            _check_identity(_marginals(kept), mean_accept_length(lines), f"{label} of {folder}")
+            _check_identity(marginal_rates(kept), mean_accept_length(lines), f"{label} of {folder}")
             place.mkdir(parents=True, exist_ok=True)
             path = place / f"{model_id}.jsonl"
             jsonl.rewrite_jsonl(path, lines)
@@ -221,51 +227,6 @@ def _check_steps_said(records: Sequence[CaseRecord], folder: Path) -> None:
             f"{folder} was answered by a server that says totals and no single steps, so there is "
             "no acceptance by position. Export a run of our engine (without runner=serve)."
         )
-
-
-def _acceptance(records: Sequence[CaseRecord], deepest: int) -> JsonObject:
-    """What the schema says of a set of turns, one of which has a step."""
-    stepped = [record for record in records if record.n_target_passes]
-    marginal = _marginals(records, deepest)
-    before = [1.0, *marginal]
-    lengths = Counter(n for record in records for n in record.committed_per_step)
-    each = [(record.n_new - 1) / record.n_target_passes for record in stepped]
-    tokens, steps = sum(r.n_new - 1 for r in stepped), sum(r.n_target_passes for r in stepped)
-    return {
-        "conditional_accept_rates": [
-            m / b if b else 0.0 for m, b in zip(marginal, before, strict=False)
-        ],
-        "marginal_accept_rates": marginal,
-        "mean_accept_length": tokens / steps,
-        "mean_accept_length_per_request": math.fsum(each) / len(each),
-        "acceptance_length_histogram": dict(sorted(lengths.items())),
-    }
-
-
-def _marginals(records: Sequence[CaseRecord], deepest: int | None = None) -> list[float]:
-    """By position, the share of all steps that accepted it and all before it."""
-    if deepest is None:
-        deepest = max((n - 1 for r in records for n in r.committed_per_step), default=0)
-    steps = _sum(records, steps_with(0, 0))
-    return [_sum(records, steps_with(d, 0)) / steps for d in range(1, deepest + 1)]
-
-
-def _where_drafted(
-    records: Sequence[CaseRecord], deepest: int, depths: Depths
-) -> list[float | None]:
-    """Conditional rates among the steps that drafted so deep; None where no step did.
-
-    The schema's rates count a draft that ended before as a rejection.
-    """
-    rates: list[float | None] = []
-    for depth in range(1, deepest + 1):
-        tried = _sum(records, steps_with(depth - 1, depth, depths))
-        rates.append(_sum(records, steps_with(depth, depth, depths)) / tried if tried else None)
-    return rates
-
-
-def _sum(records: Sequence[CaseRecord], count: Callable[[CaseRecord], float | None]) -> float:
-    return sum(count(record) or 0 for record in records)
 
 
 def _check_identity(marginals: Sequence[float], mean: float | None, where: str) -> None:
