@@ -2,9 +2,9 @@
 
     python -m scripts.bench predicted_pairs data_dir=DIR --out FILE --keep
 
-All settings are run live, interleaved with plain decoding in one run, and replayed from a recording
-of plain decoding with this machine's cost surface. The logarithm of predicted over live is each
-one's error; the file has every pair and what all of them say of predictions
+All settings are run live, a dozen a run, interleaved with plain decoding, and replayed from a
+recording of plain decoding with this machine's cost surface. The logarithm of predicted over live
+is each one's error; the file has every pair and what all of them say of predictions
 (specbench/replay/prediction_error.py). --keep notes that in surfaces/prediction_errors.json, where
 the intervals of predicted speedups find it.
 
@@ -50,6 +50,7 @@ DEFAULTS = (
     "method=ar", "budgets=published", "dataset=specbench", "dataset.limit=6",
     "generation.max_new_tokens=48", "measure.rerun_minutes=2",
 )  # fmt: skip
+_TOGETHER = 13  # settings of one run
 _IDS = {"vocabulary": "assets/draft_smollm2_135m"}  # the bundled model's heads draft from these
 _CHAIN, _TREE = {"total": 2, "depth": 0, "top_k": 1}, {"total": 8, "depth": 3, "top_k": 3}
 _FIXED = {"merge": True, "budget_counts": "fixed"}
@@ -185,16 +186,21 @@ class Pairs:
         live = {label: one for label, one in self.items.items() if label in kinds}
         ids = [case.case_id for case in self.cases]
         _say(f"running {len(live)} settings and plain decoding live on {len(ids)} questions")
-        items = [mapping_of(one.method, one.knobs, label) for label, one in live.items()]
-        path = folder_of(self.folder, "live", items, self.cases)
-        jobs.try_live(self.asked, items, path)
-        fill_in(live, path, ids)
+        rows: dict[str, float] = {}
+        noisy = 0
+        for part in _parts(live):
+            items = [mapping_of(one.method, one.knobs, label) for label, one in part.items()]
+            path = folder_of(self.folder, "live", items, self.cases)
+            jobs.try_live(self.asked, items, path)
+            fill_in(part, path, ids)
+            rows_of_it, noisy_in_it = _rows_and_noise(path)
+            rows |= rows_of_it
+            noisy += noisy_in_it
         guesses = {label: replace(one, costs={}, refused="") for label, one in live.items()}
         sha = file_sha256(file)[:16]
         kept = self.folder / f"replayed-{traces.sha[:8]}-{sha[:8]}.jsonl"
         progress = _Progress(len(guesses))
         remembered(replays, kept, progress)([*guesses.values()], ids)
-        rows, noisy = _rows_and_noise(path)
         pairs = []
         for label, one in live.items():
             guess = guesses[label]
@@ -272,6 +278,12 @@ class _Progress:
 
 def _say(text: str) -> None:
     console.print(text, style="dim", markup=False, highlight=False)
+
+
+def _parts(live: Mapping[str, Candidate]) -> list[dict[str, Candidate]]:
+    """Runs of few settings: among fifty a setting's turn is minutes away from plain decoding's."""
+    count = -(-len(live) // _TOGETHER)
+    return [dict([*live.items()][i::count]) for i in range(count)]
 
 
 def _rows_and_noise(path: Path) -> tuple[dict[str, float], int]:
