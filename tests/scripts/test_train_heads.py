@@ -200,6 +200,7 @@ def test_texts_kept_with_other_states_are_refused(texts, tmp_path, capsys):
 
 def test_shipped_heads_are_those_on_their_cards_and_small():
     class Ends:
+        packed = False
         embedding = torch.empty(49152, 576, device="meta")
 
     # That of EAGLE's head describes a layer of the target's sizes.
