@@ -186,10 +186,6 @@ class Adaptive(Composite):
                             f"and this run has {value}. Measure one: python run.py runner=cost"
                         )
 
-    def reset(self) -> None:
-        super().reset()
-        self._forget()
-
     def _forget(self) -> None:
         self._confidence = self.confidence
         self._judged: list[tuple[float, bool]] = []  # probability, whether it was accepted

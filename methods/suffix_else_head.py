@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from specbench.decoding.composite import Composite
+from specbench.decoding.composite import Composite, made_drafters
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftTree, Needs, StepOutcome
 from specbench.errors import ConfigurationError
@@ -59,17 +59,8 @@ class SuffixElseHead(Composite):
                 )
 
     @property
-    def source_names(self) -> tuple[str, ...]:
-        return tuple(p.name if isinstance(p, Drafter) else str(p) for p in self.drafters)
-
-    @property
     def parts(self) -> tuple[Drafter, ...]:
-        for part in self.drafters:
-            if not isinstance(part, Drafter):
-                raise ConfigurationError(
-                    f"entry {part!r} of method.drafters must be a method. Write a method's name."
-                )
-        return tuple(self.drafters)
+        return made_drafters(self.drafters)
 
     @property
     def own_needs(self) -> Needs:

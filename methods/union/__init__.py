@@ -27,7 +27,7 @@ import numpy as np
 
 from methods.union.merge import merge_trees, part_view
 from specbench.arrays import IntArray
-from specbench.decoding.composite import Composite
+from specbench.decoding.composite import Composite, made_drafters
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,
@@ -38,7 +38,7 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.errors import ConfigurationError, unknown_name
+from specbench.errors import unknown_name
 
 _FILLS = ("ranked", "priority")
 _ANY = np.iinfo(np.int64).max
@@ -107,12 +107,7 @@ class Union(Composite):
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
-        for part in self.drafters:
-            if not isinstance(part, Drafter):
-                raise ConfigurationError(
-                    f"entry {part!r} of method.drafters must be a method. Write a method's name."
-                )
-        return tuple(self.drafters)
+        return made_drafters(self.drafters)
 
     @property
     def own_needs(self) -> Needs:

@@ -58,6 +58,20 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
     )
 
 
+def made_drafters(entries: Sequence[object]) -> tuple[Drafter, ...]:
+    """The parts in a composite's ``method.drafters``.
+
+    Raises:
+        ConfigurationError: an entry is still what a user typed, and no drafter.
+    """
+    for part in entries:
+        if not isinstance(part, Drafter):
+            raise ConfigurationError(
+                f"entry {part!r} of method.drafters must be a method. Write a method's name."
+            )
+    return tuple(part for part in entries if isinstance(part, Drafter))
+
+
 @dataclass(kw_only=True, eq=False)
 class Composite(Drafter):
     """Base of drafters with parts. The composite's state scope holds for its parts too.
