@@ -30,7 +30,7 @@ from specbench.storage import jsonl
 
 # What must be the same for records to stand in one table.
 _SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline", "labels")
-_MODEL = ("id", "revision", "weights_hash", "dtype", "tokenizer_hash", "template_sha")
+_MODEL = ("id", "revision", "weights_hash", "dtype", "weights", "tokenizer_hash", "template_sha")
 
 
 def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:

@@ -23,7 +23,7 @@ from specbench import paths
 from specbench.config import compose
 from specbench.config.compare import NamedMethod, compose_entry
 from specbench.config.run_key import key_of, run_identity
-from specbench.config.schema import ATTENTIONS, DTYPES
+from specbench.config.schema import ATTENTIONS, DTYPES, FLOAT32_WEIGHTS
 from specbench.config.validate import check_values
 from specbench.data.cases import Case
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
@@ -113,6 +113,11 @@ def read_input(
         cases = _cases(prompts, template, tokenizer, int(embedding.num_embeddings))
         entries, given = _entries(cfg, drafters, alone)
         check_values(cfg)
+        if cfg.engine.weights != FLOAT32_WEIGHTS:
+            raise ConfigurationError(
+                f"engine.weights={cfg.engine.weights} changes weights as they are loaded, and this "
+                "model is loaded. Leave it out, or compare with run.py, which loads the model."
+            )
         config = compose.typed(cfg)
         identity = run_identity(cfg)
     job = Job(

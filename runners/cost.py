@@ -41,6 +41,7 @@ from specbench.replay.traces import RecordedModel, RecordedTurn, Traces
 from specbench.results import records
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.results.records import SURFACE
+from specbench.results.statistics.roofline import number_format
 from specbench.storage import jsonl
 from specbench.system import cuda_settings, environment
 from specbench.system.noted import Machine
@@ -131,7 +132,7 @@ class Cost(Runner):
         on_gpu = str(surface.model["device"]).startswith("cuda")
         where = hardware["gpus"][0]["name"] if on_gpu else hardware["cpu"]
         contexts = surface.tree.axes["context"]
-        what = f"{surface.model['name']}, {surface.model['dtype']}, {where}"
+        what = f"{surface.model['name']}, {number_format(surface.model)}, {where}"
         table = Table(title=Text(f"{what}: milliseconds of a pass"))
         table.add_column("cached tokens", justify="right")
         shown = [r for r in _SHOWN_ROWS if r <= surface.tree.axes["rows"][-1]]
@@ -200,6 +201,7 @@ def _measure(
         weights_hash=loaded.weights_hash,
         shape=config.model.shape,
         dtype=loaded.dtype,
+        weights=loaded.weights,
         device=loaded.device,
         packed=target.packed_weights,
         threads=torch.get_num_threads(),

@@ -24,6 +24,7 @@ from specbench.results.records import (
     CaseRecord,
     read_records,
 )
+from specbench.results.statistics.roofline import number_format
 from specbench.results.wording import thinking
 from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED, JsonObject
@@ -61,8 +62,9 @@ class Run:
 
     @property
     def dtype(self) -> str:
+        """Of the arithmetic, and of the weights where they are shorter (``engine.weights``)."""
         dtype = self._loaded.dtype or self.manifest.setting("model", "dtype")
-        return str(dtype or _NO_DTYPE).removeprefix("torch.")
+        return number_format({"dtype": dtype or _NO_DTYPE, "weights": self._loaded.weights})
 
     @property
     def engine(self) -> str:

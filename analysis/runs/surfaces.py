@@ -12,7 +12,7 @@ from specbench.arrays import FloatArray
 from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate
 from specbench.results.manifest import RunManifest
-from specbench.results.statistics.roofline import row_prices
+from specbench.results.statistics.roofline import number_format, row_prices
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 
@@ -151,6 +151,6 @@ def cost_on(
         found, hardware = measured["model"], measured["machine"].get("hardware") or {}
         on_gpu = str(found.get("device")).startswith("cuda")
         name = hardware["gpus"][0]["name"] if on_gpu else hardware.get("cpu")
-        if (name, found["name"], found["dtype"]) == (processor, model, dtype):
+        if (name, found["name"], number_format(found)) == (processor, model, dtype):
             return _cost(path)
     return {}, {}

@@ -191,7 +191,7 @@ def check_subject(old: RunManifest, model: ModelInfo) -> None:
 
 
 _WEIGHTS = ("id", "revision", "weights_hash", "dtype", "device")
-_SUBJECT = (*_WEIGHTS, "context_length", "tokenizer_hash", "template_sha")
+_SUBJECT = (*_WEIGHTS, "weights", "context_length", "tokenizer_hash", "template_sha")
 _DRAFT_SUBJECT = (*_WEIGHTS, "vocab_size")
 
 

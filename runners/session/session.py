@@ -93,11 +93,9 @@ class Session:
         )
         phases = config.measure.phases
         self._engine = make_engine(target, verifier, phases=phases)
-        self._overlapping = (
-            [run.label for run in runs if run.drafter.needs.overlap]
-            if phases and self._engine.overlap != "serial"
-            else None
-        )
+        overlapping = [run.label for run in runs if run.drafter.needs.overlap]
+        mixed_up = phases and self._engine.overlap != "serial"
+        self._overlapping = overlapping if mixed_up else None
         self._plain_engine = make_engine(target, GreedyVerifier())
         self._eager_engine, self._eager_target = self._engine, target
         if isinstance(target, GraphTarget) and any(run.drafter.needs.eager for run in runs):
@@ -158,6 +156,7 @@ class Session:
             revision=model.revision,
             weights_hash=model.weights_hash,
             dtype=model.dtype,
+            weights=model.weights,
             device=model.device,
             eos_ids=sorted(model.eos_ids),
             context_length=model.context_length,

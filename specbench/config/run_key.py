@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from specbench import paths
 from specbench.config.compose import option_names
 from specbench.config.dataset_schema import ORDERS, SPECIAL_TOKENS
-from specbench.config.schema import BatchConfig, MeasureConfig
+from specbench.config.schema import FLOAT32_WEIGHTS, BatchConfig, MeasureConfig
 
 # Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
 # one run into parts that belong together.
@@ -83,6 +83,8 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
         plain.pop("record_layers", None)
     if plain["engine"].get("fused_layers") is True:
         del plain["engine"]["fused_layers"]  # it changes no pass on a CPU
+    if plain["engine"].get("weights") == FLOAT32_WEIGHTS:
+        del plain["engine"]["weights"]
     return {str(key): value for key, value in plain.items()}
 
 

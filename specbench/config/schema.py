@@ -20,6 +20,7 @@ TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 ENGINES = ("auto", "eager", "graph")
+FLOAT32_WEIGHTS, BFLOAT16_WEIGHTS, STORED_WEIGHTS = WEIGHTS = ("float32", "bfloat16", "stored")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "block", "typical")
 RECORD_STATES = "states"  # of ``record``: hidden states too
@@ -219,11 +220,14 @@ class EngineConfig:
             or ``stream``.
         eager_baseline: where passes are CUDA graphs, also run ``ar`` launched pass by pass.
         fused_layers: where passes are CUDA graphs, run a layer's steps in fewer kernels.
+        weights: on a CPU, what passes read: ``float32``, ``bfloat16`` (the model is rounded) or
+            ``stored`` (the blocks of the bundled model's file, which are the same numbers).
     """
 
     name: str = MISSING
     eager_baseline: bool = True
     fused_layers: bool = True
+    weights: str = FLOAT32_WEIGHTS
     overlap: str = "auto"
     packed: PackedConfig = field(default_factory=PackedConfig)
 

@@ -27,6 +27,7 @@ _ONE_OF: Mapping[str, Sequence[str | None]] = {
     "model.device_map": (None, *schema.DEVICE_MAPS),
     "pair.draft.dtype": (None, *schema.DTYPES),
     "engine.name": schema.ENGINES,
+    "engine.weights": schema.WEIGHTS,
     "dataset.sample": ("head", "stratified"),
     "dataset.part": PARTS,
     "dataset.order": ORDERS,
@@ -116,6 +117,7 @@ def check_values(cfg: DictConfig) -> None:
         )
     _check_batch(cfg)
     _check_pin(cfg)
+    _check_weights(cfg)
     _check_model(cfg)
     _check_sampling(cfg)
     forms = tuple(map(str, cfg.dataset.prompts)) or ("default",)
@@ -205,6 +207,34 @@ def _check_pin(cfg: DictConfig) -> None:
     if reason is not None:
         raise ConfigurationError(
             f"measure.pin=true keeps each compute thread of the run on one CPU, and {reason}. "
+            "Leave it out."
+        )
+
+
+def _check_weights(cfg: DictConfig) -> None:
+    """Shorter weights are of this project's own float32 products on a CPU."""
+    kind, runner = cfg.engine.weights, cfg.runner.name
+    if kind == schema.FLOAT32_WEIGHTS:
+        return
+    typed = f"engine.weights={kind}"
+    if cfg.model.dtype != "float32":
+        raise ConfigurationError(
+            f"{typed} is how float32 passes on a CPU read their weights, and model.dtype="
+            f"{cfg.model.dtype} has other passes. Type model.dtype=float32, or leave {typed} out."
+        )
+    if str(cfg.model.device).startswith("cuda") or cfg.model.device_map:
+        raise ConfigurationError(
+            f"{typed} is for passes on a CPU. Type model.device=cpu model.device_map=null, or "
+            "model.dtype=bfloat16 for half the bytes on a GPU."
+        )
+    if not schema.packed_bytes(cfg.engine.packed):
+        raise ConfigurationError(
+            f"{typed} is a form of packed weights, and engine.packed leaves none packed. Type "
+            "engine.packed.enabled=true and engine.packed.memory_gb=4, or leave it out."
+        )
+    if runner == "serve":
+        raise ConfigurationError(
+            f"{typed} is of this project's own passes, and with runner=serve servers compute. "
             "Leave it out."
         )
 

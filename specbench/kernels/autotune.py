@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from specbench.kernels import panel_kernels
+from specbench.kernels.weight_forms import shortest
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +67,11 @@ KERNELS: dict[str, Kernel] = {"plain": plain, "onednn": _onednn, "panels": _pane
 def pack(kind: str, weight: torch.Tensor) -> torch.Tensor:
     """Packed copy of ``weight [out, in]`` for kernel ``kind``; itself for the plain one."""
     if kind == "onednn":
-        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
+        packed: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACK_ROWS)
         return packed
     if kind == "panels":
-        return panel_kernels.pack(weight)
-    return weight
+        return panel_kernels.pack(shortest(weight))
+    return weight.detach()
 
 
 def available_kernels() -> tuple[str, ...]:

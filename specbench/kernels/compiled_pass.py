@@ -41,7 +41,7 @@ from specbench.kernels.packed_linear import (
     pack_linears,
     packed_weights,
 )
-from specbench.kernels.panel_kernels import WIDTH
+from specbench.kernels.panel_kernels import WIDTH, form_of
 
 ONE_CALL = "one call"  # of a manifest's packed weights, ``pass``; else why not
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
@@ -130,10 +130,9 @@ class CompiledPass:
             (pass_kernels.NUMBERS, numbers),
             (pass_kernels.WANTED, self._wanted),
             (pass_kernels.FINAL_NORM, decoder.norm.weight),
-            (pass_kernels.LM_HEAD, head.panels),
-            (pass_kernels.LM_HEAD_BIAS, head.bias),
         ):
             words[place] = self._address(value)
+        words[pass_kernels.LM_HEAD : pass_kernels.LM_HEAD_BIAS + 1] = self._product(head)
         wide = max(
             (words[pass_kernels.HEADS] + 2 * words[pass_kernels.KV_HEADS]) * size,
             2 * inner,
@@ -162,11 +161,20 @@ class CompiledPass:
         products: Any = _products(layer)
         qkv, out, gate_up, down = products
         norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
-        parts = [layer.input_layernorm.weight, qkv.panels, qkv.bias]
-        parts += [None if norm is None else norm.weight for norm in norms]
-        parts += [out.panels, out.bias, layer.post_attention_layernorm.weight]
-        parts += [gate_up.panels, gate_up.bias, down.panels, down.bias]
-        return [self._address(part) for part in parts]
+        return [
+            self._address(layer.input_layernorm.weight),
+            *self._product(qkv),
+            *(self._address(None if norm is None else norm.weight) for norm in norms),
+            *self._product(out),
+            self._address(layer.post_attention_layernorm.weight),
+            *self._product(gate_up),
+            *self._product(down),
+        ]
+
+    def _product(self, product: Any) -> list[int]:
+        """The words of a product: its panels, their form and its bias."""
+        panels = self._address(product.panels)
+        return [panels, form_of(product.panels).number, self._address(product.bias)]
 
     def _use_threads(self) -> None:
         """Scratch for each of torch's threads."""

@@ -15,6 +15,7 @@ leaves every product to plain torch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -35,6 +36,8 @@ from specbench.kernels.autotune import (
     pack,
     plain,
 )
+from specbench.kernels.panel_kernels import form_of
+from specbench.kernels.weight_forms import form_of_all, note_form, noted_form, short_bytes
 
 MAX_PREFILL_ROWS_PACKED = 512
 _BESIDE_BYTES = 1 << 30  # that packed copies for a draft may take
@@ -51,7 +54,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.kernels = kernels
-        packs = {kind: pack(kind, linear.weight.detach()) for kind in set(kernels.values())}
+        packs = {kind: pack(kind, linear.weight) for kind in set(kernels.values())}
         self.panels = packs.get("panels")  # for whoever runs several products in one call
         unpacked: tuple[Kernel, torch.Tensor] = (plain, linear.weight.detach())
         self.by_rows = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
@@ -75,7 +78,7 @@ class PackedLinear(nn.Module):
 
 
 def _packed_bytes(weight: torch.Tensor, kernels: Mapping[int, str]) -> int:
-    return 4 * weight.numel() if set(kernels.values()) & set(PACKED) else 0
+    return short_bytes(weight) if set(kernels.values()) & set(PACKED) else 0
 
 
 class SiblingLinear(nn.Module):
@@ -112,7 +115,10 @@ class SharedProduct:
         first = linears[0]
         stacked = nn.Linear(first.in_features, 1, bias=False, device="meta")
         stacked.out_features = sum(linear.out_features for linear in linears)
-        stacked.weight = _constant(stack([linear.weight for linear in linears]))
+        weights = [linear.weight for linear in linears]
+        form = form_of_all(weights)
+        stacked.weight = _constant(stack(weights))
+        note_form(stacked.weight, form)
         if first.bias is not None:
             stacked.bias = _constant(stack([linear.bias for linear in linears]))
         self.stacked = stacked
@@ -180,6 +186,8 @@ def pack_linears(
             product.stacked if product else next(iter(linears.values()))
             for product, linears in zip(products, groups, strict=True)
         ]
+        if any(noted_form(linear.weight) is not None for linear in stacked):
+            kernel = "panels"  # the libraries read float32
         if kernel is not None:
             plan = {_shape(linear): dict.fromkeys(ROW_BUCKETS, kernel) for linear in stacked}
         else:
@@ -220,7 +228,8 @@ def product_of(weight: torch.Tensor, bias: torch.Tensor | None, *, packed: bool)
 def packed_weights(model: nn.Module) -> dict[str, Any]:
     """What stands packed in ``model``, whoever packed it; for the run's manifest.
 
-    Linears replaced, memory of the packed copies, and kernel by row bucket for each weight's shape.
+    Linears replaced, memory of the packed copies, kernel by row bucket for each weight's shape, and
+    how many products read which form of numbers.
     """
     layers = [m for m in model.modules() if isinstance(m, PackedLinear | SiblingLinear)]
     found = [m.product.packed if isinstance(m, SiblingLinear) else m for m in layers]
@@ -229,6 +238,7 @@ def packed_weights(model: nn.Module) -> dict[str, Any]:
         "layers": len(layers),
         "bytes": sum(product.packed_bytes for product in products),
         "plan": {_shape(product): product.kernels for product in products},
+        "forms": dict(Counter(form_of(p.panels).name for p in products if p.panels is not None)),
     }
 
 

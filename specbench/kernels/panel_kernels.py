@@ -7,6 +7,9 @@ single stream, whatever the number of rows; the sums of ``TILE`` rows stay in re
 The products of a sum are added in one order whatever the number of rows, so that a row is the same
 to the last bit alone and among others.
 
+Panels hold numbers in one of four ``Form``s, and each becomes exactly its float32 number in a
+register: a pass with few rows takes as long as its weights take to be read.
+
 The loops run on the threads of torch's own OpenMP library: a second pool of threads would compete
 with it for the cores. The memory of the panels is asked for in huge pages, of which few are needed
 to address all weights.
@@ -19,6 +22,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,12 +41,92 @@ TILE = 8 if _WIDE else 4  # rows whose sums fit into the registers together
 CHUNK = 64  # rows whose inputs stay in the second-level cache while all weights pass by
 _BLOCK = 128  # inputs that are summed up before their sum is added to the total: rounds less
 _ARENA = 64 << 20  # bytes asked of the system at a time
+QUANTS = 32  # inputs of a block of Q8_0 and Q4_1, which have a scale together
+
+
+@dataclass(frozen=True)
+class Form:
+    """How weights lie in panels.
+
+    Attributes:
+        name: in manifests; ``number``: in compiled code.
+        bytes_per_block: of ``QUANTS`` inputs of one output.
+    """
+
+    name: str
+    number: int
+    bytes_per_block: int
+
+
+FLOAT32, BFLOAT16 = Form("float32", 0, 4 * QUANTS), Form("bfloat16", 1, 2 * QUANTS)
+# As in GGUF files, with a half's scale: signed bytes, and nibbles with a half's minimum, too.
+Q8_0, Q4_1 = Form("Q8_0", 2, 2 + QUANTS), Form("Q4_1", 3, 4 + QUANTS // 2)
+FORMS = (FLOAT32, BFLOAT16, Q8_0, Q4_1)
 
 _thread = types.ExternalFunction("specbench_omp_get_thread_num", types.intc())
 _threads = types.ExternalFunction("specbench_omp_get_num_threads", types.intc())
 
 
-def _tile(rows: int) -> Any:
+class _Weights:
+    """Code that reads the weights of one input after the other from a panel of a form.
+
+    Args:
+        b: the code's builder; ``index`` its type of numbers.
+        panel: its address; ``step``: from one input to the next, in numbers, where these are whole.
+    """
+
+    def __init__(self, b: Any, index: Any, form: Form, panel: Any, step: Any) -> None:
+        self._b, self._index, self._form, self._panel, self._step = b, index, form, panel, step
+        self._numbers = ir.VectorType(ir.FloatType(), WIDTH)
+        self.per_scale = 1 if form in (FLOAT32, BFLOAT16) else QUANTS
+
+    def scales(self, first: Any) -> None:
+        """Read what the ``per_scale`` inputs from ``first`` have together."""
+        if self.per_scale == 1:
+            return
+        b, size = self._b, self._index(WIDTH * self._form.bytes_per_block)
+        self._block = b.add(self._panel, b.mul(b.sdiv(first, self._index(QUANTS)), size))
+        kind = ir.VectorType(ir.HalfType(), WIDTH)
+        self._scale = b.fpext(self._read(self._block, kind), self._numbers)
+        behind = b.add(self._block, self._index(2 * WIDTH))
+        if self._form is Q4_1:
+            self._least = b.fpext(self._read(behind, kind), self._numbers)
+            behind = b.add(behind, self._index(2 * WIDTH))
+        self._quants = behind
+
+    def of(self, first: Any, within: Any) -> Any:
+        """The float32 weights of input ``first + within``, a vector."""
+        b, form = self._b, self._form
+        if form in (FLOAT32, BFLOAT16):
+            kind = self._numbers if form is FLOAT32 else ir.VectorType(ir.IntType(16), WIDTH)
+            size = self._index(4 if form is FLOAT32 else 2)
+            place = b.mul(b.mul(b.add(first, within), self._step), size)
+            held = self._read(b.add(self._panel, place), kind)
+            if form is FLOAT32:
+                return held
+            lanes = ir.VectorType(ir.IntType(32), WIDTH)
+            high = b.shl(b.zext(held, lanes), ir.Constant(lanes, [16] * WIDTH))
+            return b.bitcast(high, self._numbers)
+        width = WIDTH if form is Q8_0 else WIDTH // 2
+        kind = ir.VectorType(ir.IntType(8), width)
+        held = self._read(b.add(self._quants, b.mul(within, self._index(width))), kind)
+        if form is Q8_0:
+            return b.fmul(b.sitofp(held, self._numbers), self._scale)
+        low = b.and_(held, ir.Constant(kind, [15] * width))
+        high = b.lshr(held, ir.Constant(kind, [4] * width))
+        places = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), list(range(WIDTH)))
+        both = b.uitofp(b.shuffle_vector(low, high, places), self._numbers)
+        # The product of a half and a nibble has no rounding, so that the sum is rounded once.
+        scaled = b.fmul(both, self._scale, flags=("contract",))
+        return b.fadd(scaled, self._least, flags=("contract",))
+
+    def _read(self, address: Any, kind: Any) -> Any:
+        found = self._b.load(self._b.inttoptr(address, kind.as_pointer()))
+        found.align = 1 if self._form in (Q8_0, Q4_1) else 2
+        return found
+
+
+def _tile(rows: int, form: Form) -> Any:
     """The product of one panel with ``rows`` rows, as compiled code.
 
     Its arguments are addresses of the panel ``[k, WIDTH]``, of the inputs ``[rows, k]`` and of the
@@ -57,8 +141,9 @@ def _tile(rows: int) -> Any:
             number, lane = ir.FloatType(), ir.IntType(32)
             vector = ir.VectorType(number, WIDTH)
             index = args[6].type
-            panel, x, out = (b.inttoptr(a, number.as_pointer()) for a in args[:6:2])
-            step, across, stride, k = args[1], args[3], args[5], args[6]
+            x, out = (b.inttoptr(a, number.as_pointer()) for a in args[2:6:2])
+            weights = _Weights(b, index, form, args[0], args[1])
+            across, stride, k = args[3], args[5], args[6]
             zero = ir.Constant(vector, [0.0] * WIDTH)
             totals = [cgutils.alloca_once_value(b, zero) for _ in range(rows)]
             sums = [cgutils.alloca_once(b, vector) for _ in range(rows)]
@@ -72,18 +157,27 @@ def _tile(rows: int) -> Any:
             def add(to: Any, value: Any) -> None:
                 b.store(b.fadd(value, b.load(to), flags=("contract",)), to)
 
+            def add_input(first: Any, within: Any) -> None:
+                held = weights.of(first, within)
+                for row in range(rows):
+                    value = b.load(b.gep(inputs[row], [b.add(first, within)]))
+                    one = b.insert_element(nothing, value, lane(0))
+                    same = b.shuffle_vector(one, nothing, everywhere)
+                    add(sums[row], b.fmul(held, same, flags=("contract",)))
+
             with cgutils.for_range_slice(b, index(0), k, index(_BLOCK)) as (start, _):
                 end = b.add(start, index(_BLOCK))
                 end = b.select(b.icmp_signed("<", end, k), end, k)
                 for row in range(rows):
                     b.store(zero, sums[row])
-                with cgutils.for_range_slice(b, start, end, index(1)) as (i, _):
-                    weights = b.load(whole(b.gep(panel, [b.mul(i, step)])))
-                    weights.align = 4
-                    for row in range(rows):
-                        one = b.insert_element(nothing, b.load(b.gep(inputs[row], [i])), lane(0))
-                        same = b.shuffle_vector(one, nothing, everywhere)
-                        add(sums[row], b.fmul(weights, same, flags=("contract",)))
+                with cgutils.for_range_slice(b, start, end, index(weights.per_scale)) as (i, _):
+                    if weights.per_scale == 1:
+                        add_input(i, index(0))
+                    else:
+                        weights.scales(i)
+                        inner = cgutils.for_range_slice(b, index(0), index(QUANTS), index(1))
+                        with inner as (within, _):
+                            add_input(i, within)
                 for row in range(rows):
                     add(totals[row], b.load(sums[row]))
             for row in range(rows):
@@ -96,45 +190,67 @@ def _tile(rows: int) -> Any:
     return tile
 
 
-_one, _two, _three, _four = (_tile(rows) for rows in (1, 2, 3, 4))
-_five, _six, _seven, _full = (_tile(rows) for rows in (5, 6, 7, TILE))
+def _rows_of(form: Form) -> Any:
+    """A panel's product with any number of rows, as compiled code."""
+    one, two, three, four = (_tile(rows, form) for rows in (1, 2, 3, 4))
+    five, six, seven, full = (_tile(rows, form) for rows in (5, 6, 7, TILE))
+
+    @njit  # type: ignore[untyped-decorator]
+    def product(
+        panel: int, step: int, x: int, across: int, out: int, stride: int, k: int, rows: int
+    ) -> None:
+        done = 0
+        while rows - done >= TILE:
+            full(panel, step, x + 4 * done * across, across, out + 4 * done * stride, stride, k)
+            done += TILE
+        x += 4 * done * across
+        out += 4 * done * stride
+        rest = rows - done
+        if rest == 1:
+            one(panel, step, x, across, out, stride, k)
+        elif rest == 2:
+            two(panel, step, x, across, out, stride, k)
+        elif rest == 3:
+            three(panel, step, x, across, out, stride, k)
+        elif rest == 4:
+            four(panel, step, x, across, out, stride, k)
+        elif rest == 5:
+            five(panel, step, x, across, out, stride, k)
+        elif rest == 6:
+            six(panel, step, x, across, out, stride, k)
+        elif rest == 7:
+            seven(panel, step, x, across, out, stride, k)
+
+    return product
+
+
+_float32, _bfloat16, _q8_0, _q4_1 = map(_rows_of, FORMS)
 
 
 @njit  # type: ignore[untyped-decorator]
 def _rows(
-    panel: int, step: int, x: int, across: int, out: int, stride: int, k: int, rows: int
+    form: int, panel: int, step: int, x: int, across: int, out: int, stride: int, k: int, rows: int
 ) -> None:
-    done = 0
-    while rows - done >= TILE:
-        _full(panel, step, x + 4 * done * across, across, out + 4 * done * stride, stride, k)
-        done += TILE
-    x += 4 * done * across
-    out += 4 * done * stride
-    rest = rows - done
-    if rest == 1:
-        _one(panel, step, x, across, out, stride, k)
-    elif rest == 2:
-        _two(panel, step, x, across, out, stride, k)
-    elif rest == 3:
-        _three(panel, step, x, across, out, stride, k)
-    elif rest == 4:
-        _four(panel, step, x, across, out, stride, k)
-    elif rest == 5:
-        _five(panel, step, x, across, out, stride, k)
-    elif rest == 6:
-        _six(panel, step, x, across, out, stride, k)
-    elif rest == 7:
-        _seven(panel, step, x, across, out, stride, k)
+    if form == 0:
+        _float32(panel, step, x, across, out, stride, k, rows)
+    elif form == 1:
+        _bfloat16(panel, step, x, across, out, stride, k, rows)
+    elif form == 2:
+        _q8_0(panel, step, x, across, out, stride, k, rows)
+    else:
+        _q4_1(panel, step, x, across, out, stride, k, rows)
 
 
-def _few(panel: int, step: int, x: int, across: int, out: int, stride: int, k: int, n: int) -> None:
+def _few(
+    form: int, panel: int, step: int, x: int, across: int, out: int, stride: int, k: int, n: int
+) -> None:
     """One panel's product with ``n`` rows, for compiled code of other files; as ``_tile``."""
-    _rows(panel, step, x, across, out, stride, k, n)
+    _rows(form, panel, step, x, across, out, stride, k, n)
 
 
 def _share(call: Any) -> None:
     """One thread's part of a product: ``call`` holds addresses and sizes, see ``multiply``."""
-    weights, x, out, rows, k, panels = carray(call, 6)
+    weights, form, panel_bytes, x, out, rows, k, panels = carray(call, 8)
     thread, threads = _thread(), _threads()
     first, last = panels * thread // threads, panels * (thread + 1) // threads
     stride = panels * WIDTH
@@ -142,7 +258,8 @@ def _share(call: Any) -> None:
         count = min(CHUNK, rows - start)
         for panel in range(first, last):
             _rows(
-                weights + 4 * panel * WIDTH * k,
+                form,
+                weights + panel * panel_bytes,
                 WIDTH,
                 x + 4 * start * k,
                 k,
@@ -163,18 +280,32 @@ def compiled() -> tuple[Any, Any]:
     for name in ("omp_get_thread_num", "omp_get_num_threads"):
         address = ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
         llvmlite.binding.add_symbol(f"specbench_{name}", address)
-    few = cfunc(types.void(*[types.intp] * 8), cache=True)(_few)
+    few = cfunc(types.void(*[types.intp] * 9), cache=True)(_few)
     llvmlite.binding.add_symbol("specbench_panel", few.address)
     compiled = cfunc(types.void(types.CPointer(types.intp)), cache=True)(_share)
     return parallel, compiled.address
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """``weight [out, in]`` as panels ``[ceil(out / WIDTH), in, WIDTH]``, zeros in the last one."""
+    """``weight [out, in]`` as panels, zeros in the last one.
+
+    Numbers, of float32 or bfloat16, come as ``[ceil(out / WIDTH), in, WIDTH]``. Blocks of GGUF
+    files, bytes ``[out, in / QUANTS, bytes]``, as ``[ceil(out / WIDTH), in / QUANTS, bytes of the
+    panel]``: the halves of ``WIDTH`` outputs, then, input by input, their quants.
+    """
     compiled()
-    out_features, in_features = weight.shape
+    out_features = weight.shape[0]
     count = -(-out_features // WIDTH)
-    panels = _memory(count * WIDTH * in_features).view(count, in_features, WIDTH)
+    if weight.dtype == torch.uint8:
+        held = weight if out_features == count * WIDTH else _padded(weight, count * WIDTH)
+        laid = _laid_blocks(held.unflatten(0, (count, WIDTH)))
+        panels = _memory(laid.numel() // 4).view(torch.uint8).view(laid.shape)
+        return panels.copy_(laid)
+    form = form_of(weight)
+    in_features = weight.shape[1]
+    size = count * WIDTH * in_features
+    panels = _memory(-(-size * form.bytes_per_block // FLOAT32.bytes_per_block)).view(weight.dtype)
+    panels = panels[:size].view(count, in_features, WIDTH)
     whole = out_features // WIDTH
     panels[:whole] = weight[: whole * WIDTH].view(whole, WIDTH, in_features).transpose(1, 2)
     if whole < count:
@@ -183,9 +314,38 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return panels
 
 
+def form_of(panels: torch.Tensor) -> Form:
+    """How the numbers of panels, or of weights that are to be packed, lie in memory."""
+    if panels.dtype == torch.float32:
+        return FLOAT32
+    if panels.dtype == torch.bfloat16:
+        return BFLOAT16
+    return (
+        Q8_0 if panels.shape[-1] in (Q8_0.bytes_per_block, WIDTH * Q8_0.bytes_per_block) else Q4_1
+    )
+
+
+def _padded(blocks: torch.Tensor, rows: int) -> torch.Tensor:
+    return torch.cat([blocks, blocks.new_zeros(rows - len(blocks), *blocks.shape[1:])])
+
+
+def _laid_blocks(blocks: torch.Tensor) -> torch.Tensor:
+    """Bytes ``[panels, WIDTH, blocks, bytes]`` in the order in which a panel is read."""
+    form = form_of(blocks)
+    halves = 2 if form is Q8_0 else 4
+    scales = blocks[..., :halves].unflatten(-1, (-1, 2)).permute(0, 2, 3, 1, 4).flatten(2)
+    quants = blocks[..., halves:]
+    if form is Q4_1:  # a byte has inputs i and i + 16 of a block, and here outputs o and o + W/2
+        quants = torch.cat([quants & 15, quants >> 4], -1)
+        low, high = quants.chunk(2, 1)
+        quants = low | (high << 4)
+    return torch.cat([scales, quants.permute(0, 2, 3, 1).flatten(2)], -1)
+
+
 def panel_gemm(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torch.Tensor:
     """``[rows, in]`` to ``[rows, out]``, float32 on the CPU; a view where panels are padded."""
-    n_panels, k, _ = panels.shape
+    n_panels, form = len(panels), form_of(panels)
+    k = panels.shape[1] * (QUANTS if panels.dtype == torch.uint8 else 1)
     rows = x.shape[0]
     if x.dtype != torch.float32 or x.device.type != "cpu" or x.shape[1] != k:
         # The compiled code would misread its memory.
@@ -193,9 +353,9 @@ def panel_gemm(x: torch.Tensor, panels: torch.Tensor, out_features: int) -> torc
     x = x.contiguous()
     out = torch.empty(rows, n_panels * WIDTH, dtype=torch.float32, device="cpu")
     parallel, share = compiled()
-    call = (ctypes.c_ssize_t * 6)(
-        panels.data_ptr(), x.data_ptr(), out.data_ptr(), rows, k, n_panels
-    )
+    panel_bytes = panels.stride(0) * panels.element_size()
+    numbers = (form.number, panel_bytes, x.data_ptr(), out.data_ptr(), rows, k, n_panels)
+    call = (ctypes.c_ssize_t * 8)(panels.data_ptr(), *numbers)
     parallel(share, call, torch.get_num_threads(), 0)
     return out[:, :out_features]
 

@@ -33,22 +33,23 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from specbench.kernels import panel_kernels
-from specbench.kernels.panel_kernels import CHUNK, WIDTH
+from specbench.kernels.panel_kernels import CHUNK, FLOAT32, FORMS, QUANTS, WIDTH
 
 # Places in a call: sizes first, then addresses.
 (
     ROWS, KEPT, LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, SEGMENTS, SCRATCH_BYTES,
     COSINES, SINES, WEIGHTS, SEGMENT_TABLE, WANTED, FINAL_NORM,
-    LM_HEAD, LM_HEAD_BIAS, NUMBERS, LOGITS, CHOICES,
+    LM_HEAD, LM_HEAD_FORM, LM_HEAD_BIAS, NUMBERS, LOGITS, CHOICES,
     STATES, NORMED, PRODUCT, QUERIES, ATTENDED, GATED, SCRATCH, BEST, MEETING,
     CALL_WORDS,
-) = range(32)  # fmt: skip
-# Of a layer's row in the table of weights; an address of 0 is a part that the layer lacks.
+) = range(33)  # fmt: skip
+# Of a layer's row in the table of weights; an address of 0 is a part that the layer lacks. Behind a
+# product's panels stand the number of their form and the bias.
 (
-    NORM_1, QKV, QKV_BIAS, QUERY_NORM, KEY_NORM, OUT, OUT_BIAS, NORM_2, GATE_UP, GATE_UP_BIAS,
-    DOWN, DOWN_BIAS,
+    NORM_1, QKV, QKV_FORM, QKV_BIAS, QUERY_NORM, KEY_NORM, OUT, OUT_FORM, OUT_BIAS,
+    NORM_2, GATE_UP, GATE_UP_FORM, GATE_UP_BIAS, DOWN, DOWN_FORM, DOWN_BIAS,
     LAYER_WORDS,
-) = range(13)  # fmt: skip
+) = range(17)  # fmt: skip
 # Of a segment: its first row and their number, the address of layer 0's keys, the elements from a
 # head to the next, from keys to values and from a layer to the next, rows of keys before its own
 # ones that all see, rows that a tree holds already, and the address of what its rows see of held
@@ -64,8 +65,10 @@ _LEAST = -87.0  # exponents below it give 0
 _thread = types.ExternalFunction("specbench_omp_get_thread_num", types.intc())
 _threads = types.ExternalFunction("specbench_omp_get_num_threads", types.intc())
 _yield = types.ExternalFunction("specbench_yield", types.intc())
-# panel, its step, inputs, their distance, outputs, their distance, inputs of a sum, rows
-_panel = types.ExternalFunction("specbench_panel", types.void(*[types.intp] * 8))
+# form, panel, its step, inputs, their distance, outputs, their distance, inputs of a sum, rows
+_panel = types.ExternalFunction("specbench_panel", types.void(*[types.intp] * 9))
+_FLOAT32 = FLOAT32.number
+_BLOCK_BYTES = tuple(WIDTH * form.bytes_per_block for form in FORMS)
 
 
 # -- addresses -------------------------------------------------------------------------------------
@@ -370,28 +373,29 @@ def _gate_row(product: int, inner: int, out: int) -> None:
 
 
 @njit  # type: ignore[untyped-decorator]
+def _panel_bytes(form: int, k: int) -> int:
+    return _BLOCK_BYTES[form] * k // QUANTS
+
+
+@njit  # type: ignore[untyped-decorator]
 def _multiply(
-    weights: int, bias: int, x: int, out: int, rows: int, k: int, outputs: int, thread: int, n: int
+    layer: Any, place: int, x: int, out: int, rows: int, k: int, outputs: int, thread: int, n: int
 ) -> None:
-    """One of ``n`` threads' panels of a product, ``out [rows, outputs]`` padded to panels."""
+    """One of ``n`` threads' panels of a product, ``out [rows, outputs]`` padded to panels.
+
+    The product's panels, their form and its bias stand from ``place`` on in a layer's row.
+    """
+    weights, form, bias = layer[place], layer[place + 1], layer[place + 2]
+    size = _panel_bytes(form, k)
     panels = -(-outputs // WIDTH)
     stride = panels * WIDTH
     for start in range(0, rows, CHUNK):
         count = min(CHUNK, rows - start)
         for panel in range(panels * thread // n, panels * (thread + 1) // n):
-            place = out + 4 * (start * stride + panel * WIDTH)
-            _panel(
-                weights + 4 * panel * WIDTH * k,
-                WIDTH,
-                x + 4 * start * k,
-                k,
-                place,
-                stride,
-                k,
-                count,
-            )
+            here, at = weights + panel * size, out + 4 * (start * stride + panel * WIDTH)
+            _panel(form, here, WIDTH, x + 4 * start * k, k, at, stride, k, count)
             if bias:
-                _add_bias(bias, place, stride, count, panel, outputs)
+                _add_bias(bias, at, stride, count, panel, outputs)
 
 
 @njit  # type: ignore[untyped-decorator]
@@ -439,7 +443,7 @@ def _attend(
     rest = sums + 4 * CHUNK * wide
     for key in range(0, padded, WIDTH):
         _transpose_keys(keys_at + 4 * key * size, size, scratch)
-        _panel(scratch, WIDTH, queries, size, scores + 4 * key, padded, size, count)
+        _panel(_FLOAT32, scratch, WIDTH, queries, size, scores + 4 * key, padded, size, count)
     table = carray(_floats(scores), (count, padded))
     inverse = carray(_floats(rest + 4 * WIDTH * padded), CHUNK)
     nothing = float32(-np.inf)
@@ -458,14 +462,17 @@ def _attend(
         inverse[i] = _softmax(scores + 4 * i * padded, padded, scale)
     for start in range(0, size, WIDTH):
         if start + WIDTH <= size:
-            _panel(values_at + 4 * start, size, scores, padded, sums + 4 * start, wide, keys, count)
+            _panel(
+                _FLOAT32, values_at + 4 * start, size,
+                scores, padded, sums + 4 * start, wide, keys, count,
+            )  # fmt: skip
         else:
             source = carray(_floats(values_at), (keys, size))
             target = carray(_floats(rest), (keys, WIDTH))
             for key in range(keys):
                 for i in range(WIDTH):
                     target[key, i] = source[key, start + i] if start + i < size else float32(0.0)
-            _panel(rest, WIDTH, scores, padded, sums + 4 * start, wide, keys, count)
+            _panel(_FLOAT32, rest, WIDTH, scores, padded, sums + 4 * start, wide, keys, count)
     results = carray(_floats(sums), (count, wide))
     for i in range(count):
         row, member = (first + i) // group, (first + i) % group
@@ -540,7 +547,7 @@ def _add(x: Any, more: Any) -> None:
 @njit  # type: ignore[untyped-decorator]
 def _lm_head(call: Any, x: int, thread: int, threads: int) -> None:
     """A thread's panels of the logits, and by row and lane the best of them."""
-    rows, hidden, vocab = call[KEPT], call[HIDDEN], call[VOCAB]
+    rows, hidden, vocab, form = call[KEPT], call[HIDDEN], call[VOCAB], call[LM_HEAD_FORM]
     panels = -(-vocab // WIDTH)
     stride = panels * WIDTH
     begin, end = panels * thread // threads, panels * (thread + 1) // threads
@@ -553,8 +560,9 @@ def _lm_head(call: Any, x: int, thread: int, threads: int) -> None:
         count = min(CHUNK, rows - start)
         for panel in range(begin, end):
             out = call[LOGITS] + 4 * (start * stride + panel * WIDTH)
-            weights = call[LM_HEAD] + 4 * panel * WIDTH * hidden
-            _panel(weights, WIDTH, x + 4 * start * hidden, hidden, out, stride, hidden, count)
+            weights = call[LM_HEAD] + panel * _panel_bytes(form, hidden)
+            inputs = x + 4 * start * hidden
+            _panel(form, weights, WIDTH, inputs, hidden, out, stride, hidden, count)
             if call[LM_HEAD_BIAS]:
                 _add_bias(call[LM_HEAD_BIAS], out, stride, count, panel, vocab)
             for row in range(count):
@@ -612,7 +620,7 @@ def _pass(address: Any) -> None:
             _norm(states[row], weights[NORM_1], normed[row], epsilon)
         _barrier(call[MEETING], threads)
         _multiply(
-            weights[QKV], weights[QKV_BIAS], call[NORMED], call[PRODUCT],
+            weights, QKV, call[NORMED], call[PRODUCT],
             rows, hidden, (heads + 2 * kv_heads) * size, thread, threads,
         )  # fmt: skip
         _barrier(call[MEETING], threads)
@@ -622,7 +630,7 @@ def _pass(address: Any) -> None:
         _attention(call, segments, layer, thread, threads, scale)
         _barrier(call[MEETING], threads)
         _multiply(
-            weights[OUT], weights[OUT_BIAS], call[ATTENDED], call[PRODUCT],
+            weights, OUT, call[ATTENDED], call[PRODUCT],
             rows, heads * size, hidden, thread, threads,
         )  # fmt: skip
         _barrier(call[MEETING], threads)
@@ -631,7 +639,7 @@ def _pass(address: Any) -> None:
             _norm(states[row], weights[NORM_2], normed[row], epsilon)
         _barrier(call[MEETING], threads)
         _multiply(
-            weights[GATE_UP], weights[GATE_UP_BIAS], call[NORMED], call[PRODUCT],
+            weights, GATE_UP, call[NORMED], call[PRODUCT],
             rows, hidden, 2 * inner, thread, threads,
         )  # fmt: skip
         _barrier(call[MEETING], threads)
@@ -639,7 +647,7 @@ def _pass(address: Any) -> None:
             _gate_row(call[PRODUCT] + 4 * row * stride, inner, call[GATED] + 4 * row * inner)
         _barrier(call[MEETING], threads)
         _multiply(
-            weights[DOWN], weights[DOWN_BIAS], call[GATED], call[PRODUCT],
+            weights, DOWN, call[GATED], call[PRODUCT],
             rows, inner, hidden, thread, threads,
         )  # fmt: skip
         _barrier(call[MEETING], threads)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.config.draft import check_device
-from specbench.config.schema import ModelConfig, RunConfig
+from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError
 from specbench.models.checkpoints import bundled, weights
 
@@ -45,6 +45,7 @@ class LoadedModel:
     weights_hash: str | None  # SHA-256 over the weight files where they are local
     dtype: str
     device: str
+    weights: str | None = None  # ``engine.weights``, where its passes read others than float32
     self_check: SelfCheck | None = None  # once a target was made of it
     # of the model's generation_config.json, what would change greedy decoding and is not applied
     not_applied: tuple[str, ...] = ()
@@ -115,23 +116,26 @@ def load_model(
 
     Raises:
         WeightsNotFound: the weights are neither local nor reachable, or a file is corrupt.
-        ConfigurationError: the device does not exist, or ``device_map`` finds no room for all
-            layers on devices.
+        ConfigurationError: the device does not exist, ``device_map`` finds no room for all layers
+            on devices, or ``engine.weights`` is not for this model.
     """
     import torch
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from specbench.models.checkpoints import int8
+    from specbench.models.checkpoints.short_weights import shorten
 
     model = weights.model_node(config)
+    engine: Any = getattr(config, "engine", None)  # a draft model's node has none
+    kind = FLOAT32_WEIGHTS if engine is None else str(engine.weights)
     device = choose_device(str(model.device))
     dtype: torch.dtype = getattr(torch, str(model.dtype))
     if model.shape:
         network = shape_model(
             model.shape_config, dtype=dtype, device=device, attention=str(model.attention)
         )
-        return _loaded(model, network, None)
+        return _loaded(model, network, None, short=shorten(network, kind, model))
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
     place, options = weights.source(model)
     spread = {"device_map": model.device_map} if model.device_map else {}
@@ -159,10 +163,11 @@ def load_model(
         _check_room(model, network)
     else:
         nn.Module.to(network, device)
+    short = shorten(network, kind, model)
     if isinstance(place, Path):
         digest = weights.weights_hash(place, Path(model.cache_dir))
-        return _loaded(model, network, tokenizer, weights_hash=digest)
-    return _loaded(model, network, tokenizer, revision=weights.commit(model))
+        return _loaded(model, network, tokenizer, weights_hash=digest, short=short)
+    return _loaded(model, network, tokenizer, revision=weights.commit(model), short=short)
 
 
 def in_memory(
@@ -257,6 +262,7 @@ def _loaded(
     *,
     revision: str | None = None,
     weights_hash: str | None = None,
+    short: str | None = None,
 ) -> LoadedModel:
     network.eval().requires_grad_(False)
     config = network.config
@@ -277,6 +283,7 @@ def _loaded(
         weights_hash=weights_hash,
         dtype=str(network.dtype).removeprefix("torch."),
         device=str(network.device),
+        weights=short,
     )
 
 

@@ -131,6 +131,7 @@ def machine_key(surface: CostSurface) -> dict[str, Any]:
     model = surface.model
     return {
         **{key: model.get(key) for key in ("name", "dtype", "device", "threads")},
+        **({"weights": model["weights"]} if model.get("weights") else {}),
         "cpu": hardware.get("cpu"),
         "gpus": [gpu["name"] for gpu in hardware.get("gpus") or []],
     }

@@ -146,7 +146,7 @@ class ModelInfo(_Node):
         name: in ``conf/model``, of a cost run; ``shape``: whether its weights were random.
         id: hub id or local folder; ``revision``: the hub's commit.
         weights_hash: SHA-256 over local weight files.
-        weight_bytes: read by a pass of one row.
+        weights: other than float32 that passes read; ``weight_bytes``: by a pass of one row.
         copy_bytes_per_s: the device's copy bandwidth at the run's start; ``read_bytes_per_s``: its
             fastest read of as many bytes as the weights have, of all in the run.
         row_times: what passes cost by their rows, timed after the warm-up.
@@ -172,6 +172,7 @@ class ModelInfo(_Node):
     weights_hash: Text | None = None
     shape: Flag | None = None
     dtype: Text | None = None
+    weights: Text | None = None
     device: Text | None = None
     eos_ids: list[Whole] | None = None
     context_length: Whole | None = None

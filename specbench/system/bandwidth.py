@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specbench.kernels import autotune
+from specbench.kernels.weight_forms import short_bytes
 from specbench.system.clock import EventBackend, TorchEvents
 
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}  # far larger than any cache
@@ -30,10 +31,10 @@ _COLUMNS = 4096
 
 def streamed_bytes(model: PreTrainedModel) -> int:
     """Bytes of weights that a one-token pass reads: all but an embedding that only looks up."""
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    total = sum(short_bytes(p) for p in model.parameters())
     embedding: Any = model.get_input_embeddings().weight
     head: Any = model.get_output_embeddings().weight
-    looked_up = 0 if embedding is head else embedding.numel() * embedding.element_size()
+    looked_up = 0 if embedding is head else short_bytes(embedding)
     return int(total - looked_up)
 
 

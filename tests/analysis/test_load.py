@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from analysis.runs.comparisons import conditions
 from analysis.runs.load import find_runs, load_runs, usable_runs
 from specbench.errors import ResultsError
 from specbench.storage.jsonl import RecordError
@@ -37,6 +38,15 @@ def test_what_a_run_knows(results):
     assert run.hardware == "Synthetic CPU, 2 CPUs"
     assert run.gpus == []
     assert len(run.records) == 224
+
+
+def test_shorter_weights_are_conditions_of_a_comparison(results):
+    """`engine.weights`: another engine, so that no table has two of them as one comparison."""
+    plain = load_runs([results / "b"])[0]
+    edit_manifest(results / "b", model={"weights": "bfloat16"})
+    (run,) = load_runs([results / "b"])
+    assert run.dtype == f"{plain.dtype} of bfloat16 weights"
+    assert conditions(run) != conditions(plain)
 
 
 def test_a_run_on_gpus(results):

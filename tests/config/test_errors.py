@@ -40,6 +40,7 @@ from specbench.errors import ConfigurationError
         ("dataset.rows={first: 1}", ["dataset.rows is null", "your own yaml"]),
         ("hydra/launcher=foo", ["hydra/launcher 'foo'"]),
         # What composes, but is no value.
+        ("engine.weights=int4", ["engine.weights", "'int4'", "stored"]),
         ("model.dtype=float23", ["model.dtype", "'float23'", "'float32'"]),
         ("pair.draft.dtype=float31", ["pair.draft.dtype", "'float31'", "'float32'", "null"]),
         ("model.template=vicunna_v1.1", ["model.template", "'vicuna_v1.1'"]),
@@ -100,6 +101,23 @@ def test_what_cannot_be_used_is_refused_with_what_to_type(override, parts):
     assert caught.value.exit_code == 2
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "typed_instead"),
+    [
+        (["model=vicuna7b"], "model.dtype=float32"),
+        (["model.device=cuda:0"], "model.device=cpu"),
+        (["engine.packed.enabled=false"], "engine.packed.enabled=true"),
+        (["engine.packed.memory_gb=0"], "engine.packed.memory_gb=4"),
+        (["runner=serve"], "Leave it out"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["bfloat16", "stored"])
+def test_shorter_weights_are_of_packed_float32_passes_on_a_cpu(kind, overrides, typed_instead):
+    with pytest.raises(ConfigurationError, match=f"engine.weights={kind}.*{typed_instead}"):
+        check_values(compose([f"engine.weights={kind}", *overrides]))
+    check_values(compose([f"engine.weights={kind}"]))
 
 
 def test_errors_of_hydra_are_translated_and_no_others():

@@ -4,6 +4,7 @@ import ctypes
 import os
 from concurrent.futures import ThreadPoolExecutor
 
+import gguf
 import pytest
 import torch
 
@@ -99,3 +100,22 @@ def test_a_forked_child_has_its_own_memory():
     ours = panel_kernels._memory(64).fill_(3.0)
     os.waitpid(child, 0)
     assert (ours == 3.0).all()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 13, 65])
+@pytest.mark.parametrize("out_features", [WIDTH, 2 * WIDTH + 5])
+def test_shorter_forms_give_the_same_sums_to_the_last_bit(rows, out_features):
+    torch.manual_seed(0)
+    weight, x = torch.randn(out_features, 192), torch.randn(rows, 192)
+    halves = weight.bfloat16()
+    held = [(halves, halves.float())]
+    for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1):
+        file = gguf.quants.quantize(weight.numpy(), kind)
+        values = torch.from_numpy(gguf.quants.dequantize(file, kind).copy())
+        held.append((torch.from_numpy(file.copy()).unflatten(1, (6, -1)), values))
+    for short, values in held:
+        packed = panel_kernels.pack(short)
+        assert packed.nbytes < 0.6 * panel_kernels.pack(values).nbytes
+        found = panel_kernels.panel_gemm(x, packed, out_features)
+        wanted = panel_kernels.panel_gemm(x, panel_kernels.pack(values), out_features)
+        assert torch.equal(found, wanted)

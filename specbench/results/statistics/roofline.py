@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from specbench.results.manifest import BASELINE, ModelInfo, Passes, RunManifest
 
@@ -176,3 +177,9 @@ def warnings(reached: Sequence[float], highest: float, by: str) -> list[str]:
             "that of ar's fastest task."
         )
     return found
+
+
+def number_format(model: Mapping[str, Any]) -> str:
+    """Of a manifest's or a surface's model: ``float32``, or ``float32 of bfloat16 weights``."""
+    dtype, weights = str(model.get("dtype")).removeprefix("torch."), model.get("weights")
+    return f"{dtype} of {weights} weights" if weights else dtype

@@ -1,0 +1,113 @@
+"""Weights in fewer bytes than float32 (``engine.weights``), which a CPU's passes read.
+
+``bfloat16`` rounds the model: it is then the model of those weights, in transformers too, and all
+that checks it does so by what it holds. ``stored`` changes no value: the bundled model's float32
+weights were made of blocks of a GGUF file, and passes read the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from specbench.config.schema import BFLOAT16_WEIGHTS, FLOAT32_WEIGHTS, ModelConfig
+from specbench.errors import ConfigurationError
+from specbench.kernels.autotune import available_kernels
+from specbench.kernels.panel_kernels import QUANTS
+from specbench.kernels.weight_forms import note_form
+from specbench.models.checkpoints import bundled, weights
+
+
+def shorten(network: PreTrainedModel, kind: str, model: ModelConfig) -> str | None:
+    """Let the linears of ``network`` be read in the form that ``engine.weights`` names.
+
+    Gives its name, None for float32.
+
+    Raises:
+        ConfigurationError: the passes of this model or machine read no other form than float32.
+    """
+    if kind == FLOAT32_WEIGHTS:
+        return None
+    instead = "Type engine.weights=float32."
+    if network.device.type != "cpu":
+        raise ConfigurationError(
+            f"engine.weights={kind} is for passes on a CPU, and the model is on {network.device}. "
+            f"{instead[:-1]}, or model.device=cpu; on a GPU model.dtype=bfloat16 is half as much."
+        )
+    if "panels" not in available_kernels():
+        raise ConfigurationError(
+            f"engine.weights={kind} needs products of this project's own (panels), and this build "
+            f"of torch has another OpenMP library. {instead}"
+        )
+    if kind == BFLOAT16_WEIGHTS:
+        _round(network)
+        return kind
+    if not weights.is_bundled(model):
+        raise ConfigurationError(
+            f"engine.weights=stored reads the blocks of a GGUF file, and model={model.name} "
+            f"(id {model.id}) has none. Type engine.weights=bfloat16, engine.weights=float32, or "
+            "model=smollm2_135m."
+        )
+    path = bundled.find_gguf(str(model.gguf_package), str(model.gguf_file))
+    if not _note_blocks(network, path):
+        raise ConfigurationError(
+            f"engine.weights=stored: no weights of {path.name} lie in blocks of Q8_0 or Q4_1, or "
+            f"they are not those of the model that was loaded. {instead}"
+        )
+    return kind
+
+
+@torch.no_grad()
+def _round(network: PreTrainedModel) -> None:
+    """All weights become numbers of bfloat16; those of linears are read so."""
+    for parameter in network.parameters():
+        parameter.copy_(parameter.to(torch.bfloat16))
+    for linear in network.modules():
+        if isinstance(linear, nn.Linear):
+            note_form(linear.weight, torch.bfloat16)
+
+
+def _note_blocks(network: PreTrainedModel, path: Path) -> int:
+    """Note the file's blocks beside the weights that were made of them; how many there are."""
+    import gguf
+
+    kinds = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    config: Any = network.config
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    embedding = network.get_input_embeddings().weight
+    noted = 0
+    for name, linear in network.named_modules():
+        if not isinstance(linear, nn.Linear):
+            continue
+        known = "model.embed_tokens" if linear.weight is embedding else name
+        tensor = tensors.get(f"{names.get_name(known)}.weight")
+        if tensor is None or tensor.tensor_type not in kinds:
+            continue
+        blocks = torch.from_numpy(tensor.data.copy())
+        blocks = blocks.unflatten(1, (linear.in_features // QUANTS, -1))
+        for ordered in _orders(blocks, config):
+            first = gguf.quants.dequantize(ordered[:, 0].numpy(), tensor.tensor_type)
+            if torch.equal(torch.from_numpy(first), linear.weight[:, : first.shape[1]]):
+                note_form(linear.weight, ordered)
+                noted += 1
+                break
+    return noted
+
+
+def _orders(blocks: torch.Tensor, config: Any) -> Iterator[torch.Tensor]:
+    """``blocks [out, ..]`` in the orders that rows can have: the file's, and that of two halves.
+
+    GGUF files have the two numbers that a rotation turns side by side, transformers half a head
+    apart.
+    """
+    yield blocks
+    for heads in (config.num_attention_heads, config.num_key_value_heads):
+        if len(blocks) % (2 * heads) == 0:
+            apart = blocks.unflatten(0, (heads, -1, 2)).transpose(1, 2)
+            yield apart.flatten(0, 2).contiguous()

@@ -1,0 +1,127 @@
+"""Shorter weights: which values they stand for, and what reads them."""
+
+import copy
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specbench.config.compose import compose, typed
+from specbench.config.schema import ModelConfig
+from specbench.decoding.structs import DraftTree
+from specbench.errors import ConfigurationError
+from specbench.kernels import autotune
+from specbench.models import loading
+from specbench.models.checkpoints import bundled, short_weights
+from specbench.models.target import Target
+from specbench.system.bandwidth import streamed_bytes
+from tests.conftest import ARCHITECTURES, tiny_model
+from tests.tiny_checkpoint import save_checkpoint
+
+pytestmark = pytest.mark.skipif(
+    "panels" not in autotune.available_kernels(), reason="torch has another OpenMP library"
+)
+BUNDLED = ModelConfig(
+    name="toy", id=bundled.HUB_ID, embedded=True, gguf_package="none", gguf_file="toy.gguf"
+)
+SIZES = {  # of whole blocks
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.4,
+}  # fmt: skip
+TREE = DraftTree(np.array([5, 6, 7, 8]), np.array([-1, 0, 0, 1]))
+
+
+def target_of(model, **options) -> Target:
+    return Target(model, max_len=64, max_nodes=8, packed_bytes=1 << 22, **options)
+
+
+def logits_of(target: Target) -> torch.Tensor:
+    target.prefill(np.arange(3, 9))
+    return target.forward(3, TREE).logits.clone()
+
+
+@pytest.mark.parametrize("one_call", [True, False])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_bfloat16_is_the_model_of_rounded_weights(architecture, one_call):
+    """To the last bit by the same kernels, and in torch's float64 up to float32's rounding."""
+    model = tiny_model(architecture, dtype=torch.float32)
+    rounded = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in rounded.parameters():
+            weight.copy_(weight.bfloat16())
+    exact = Target(copy.deepcopy(rounded).double(), max_len=64, max_nodes=8)
+    all_float32 = sum(m.weight.nbytes for m in model.modules() if isinstance(m, torch.nn.Linear))
+    assert short_weights.shorten(model, "bfloat16", BUNDLED) == "bfloat16"
+    ours = target_of(model, one_call=one_call)
+    assert ours.packed_weights["bytes"] == all_float32 // 2
+    assert set(ours.packed_weights["forms"]) == {"bfloat16"}
+    found = logits_of(ours)
+    wanted = logits_of(exact)
+    assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    if one_call:
+        assert torch.equal(found, logits_of(target_of(rounded)))
+
+
+@pytest.fixture
+def gguf_model(tmp_path, monkeypatch):
+    """A model whose weights were read from a GGUF file, as the bundled one's."""
+    torch.manual_seed(0)
+    made = AutoConfig.for_model("llama", **SIZES)
+    model = AutoModelForCausalLM.from_config(made, dtype=torch.float32).eval()
+    path, kinds = tmp_path / "toy.gguf", gguf.GGMLQuantizationType
+    writer = gguf.GGUFWriter(path, "llama")
+    config = model.config
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, weight in model.named_parameters():
+        if weight.dim() == 1 or "layernorm" in name:
+            continue
+        kind = kinds.Q4_1 if "layers" in name else kinds.Q8_0
+        module = name.removesuffix(".weight")
+        values = gguf.quants.quantize(weight.detach().numpy(), kind)
+        weight.data = torch.from_numpy(gguf.quants.dequantize(values, kind).copy())
+        count = heads.get(module.rpartition(".")[2])
+        if count is not None:  # as a file has them: the two that turn together side by side
+            values = values.reshape(count, 2, -1, values.shape[1]).swapaxes(1, 2)
+            values = values.reshape(len(weight), -1)
+        writer.add_tensor(f"{names.get_name(module)}.weight", values, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    monkeypatch.setattr(bundled, "find_gguf", lambda *_: path)
+    return model
+
+
+@pytest.mark.parametrize("one_call", [True, False])
+def test_stored_blocks_compute_with_the_same_numbers(gguf_model, one_call, everything_packed):
+    before = copy.deepcopy(gguf_model)
+    assert short_weights.shorten(gguf_model, "stored", BUNDLED) == "stored"
+    found = target_of(gguf_model, one_call=one_call)
+    wanted = target_of(before, one_call=one_call)
+    assert set(found.packed_weights["forms"]) == {"Q4_1", "Q8_0"}
+    assert found.packed_weights["bytes"] < 0.3 * wanted.packed_weights["bytes"]
+    assert streamed_bytes(gguf_model) < 0.6 * streamed_bytes(before)
+    assert torch.equal(logits_of(found), logits_of(wanted))
+
+
+def test_a_files_other_weights_are_refused(gguf_model):
+    with torch.no_grad():
+        for weight in gguf_model.parameters():
+            weight.mul_(1.5)
+    with pytest.raises(ConfigurationError, match=r"are not those of the model.*engine\.weights"):
+        short_weights.shorten(gguf_model, "stored", BUNDLED)
+
+
+def test_a_folder_has_no_stored_blocks(tmp_path):
+    save_checkpoint(tmp_path / "model")
+    cfg = compose(
+        [f"cache_dir={tmp_path}", "model=local", f"model.path={tmp_path / 'model'}",
+         "model.dtype=float32", "model.device=cpu", "engine.weights=stored"]
+    )  # fmt: skip
+    with pytest.raises(ConfigurationError, match=r"has none. Type engine\.weights=bfloat16"):
+        loading.load_model(typed(cfg))
+    cfg.engine.weights = "bfloat16"
+    assert loading.load_model(typed(cfg)).weights == "bfloat16"
