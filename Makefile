@@ -85,9 +85,10 @@ lint: $(STAMP) ## Style, formatting and the rules about who may import whom
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports
 
-fmt: $(STAMP) ## Apply the formatter and the safe fixes
+fmt: $(STAMP) ## Apply the formatter and the safe fixes; mark what older code measured
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+	$(PY) scripts/mark_pages.py
 
 type: $(STAMP) ## Types of the five packages, strict
 	$(PY) -m mypy

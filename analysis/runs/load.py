@@ -231,7 +231,8 @@ class Run:
         git = self.manifest.git
         if git is None or not (commit := git.get("commit")):
             return "commit not recorded"
-        return f"commit {commit[:10]}{' with changes' if git.get('dirty') else ''}"
+        code = f" (code {self.manifest.code})" if self.manifest.code else ""
+        return f"commit {commit[:10]}{' with changes' if git.get('dirty') else ''}{code}"
 
     def parameters(self, label: str | None = None) -> int | None:
         """Of the target, or of a label's draft model, where the manifest knows them."""

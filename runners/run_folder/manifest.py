@@ -112,7 +112,11 @@ def check_resume(old: RunManifest, machine: Machine, force: bool) -> bool:
         OutputRefused: they differ and ``force`` is not set; names what differs.
     """
     then = Machine(
-        hardware=old.hardware, versions=old.versions, git=old.git, cuda_settings=old.cuda_settings
+        hardware=old.hardware,
+        versions=old.versions,
+        git=old.git,
+        code=old.code,
+        cuda_settings=old.cuda_settings,
     )
     known, here = environment.fingerprint(then), environment.fingerprint(machine)
     noted = {key: value for key, value in here.items() if key in known}

@@ -144,6 +144,7 @@ def imported_surface(steps: pd.DataFrame, origin: Origin, path: Path) -> CostSur
         "hardware": {"cpu": origin.cpu, "gpus": gpus},
         "versions": {},
         "git": None,
+        "code": None,
         "cuda_settings": {},
     }
     return CostSurface(

@@ -241,8 +241,8 @@ class RunManifest(_Node):
             whether the run is one job of a sweep.
         labels: in the order of the interleaving.
         baseline: the label that speedups refer to.
-        hardware, versions, git, cuda_settings: as `specbench.system.environment.describe` gives
-            them.
+        hardware, versions, git, code, cuda_settings: as `specbench.system.environment.describe`
+            gives them.
         model: None until the model was loaded.
         surface: model and machine of the cost surface that a replay's times are predicted with.
         replay: by label, whether its steps are exact.
@@ -272,6 +272,7 @@ class RunManifest(_Node):
     hardware: Hardware = Field(default_factory=Hardware)
     versions: dict[str, Text] = Field(default_factory=dict)
     git: GitState | None = None
+    code: Text | None = None
     cuda_settings: CudaSettings = Field(default_factory=dict)
     forced_resume: Flag = False
     starts: list[Start] = Field(default_factory=list)

@@ -57,6 +57,10 @@ _THREAD_SETTINGS = (
 
 # Changes of other files (prose, results) do not make the code another one.
 _CODE = ("*.py", "*.yaml", "*.toml")
+# Kernels, engine, methods and their settings; what an experiment sets is in a run's manifest.
+_MEASURED = tuple(f"specbench/{room}" for room in ("kernels", "models", "decoding", "index"))
+_MEASURED += ("methods", "conf")
+_NOT_MEASURED = ("conf/experiment", "conf/local")
 _COMMAND_TIMEOUT_S = 20
 _CPUS = Path("/sys/devices/system/cpu")
 
@@ -67,6 +71,7 @@ def describe() -> Machine:
         "hardware": hardware(),
         "versions": versions(),
         "git": git_state(),
+        "code": code_sha256(),
         "cuda_settings": cuda_settings.in_force(),
     }
 
@@ -234,6 +239,17 @@ def git_state(root: Path = PROJECT) -> GitState | None:
         difference = _output_of("git", "diff", "HEAD", "--", *_CODE, cwd=root) or ""
         state["changes"] = hashlib.sha256(f"{status}\n{difference}".encode()).hexdigest()[:16]
     return state
+
+
+def code_sha256(root: Path = PROJECT) -> str:
+    """Sixteen digits for the code below ``root`` that a run's numbers depend on."""
+    digest = hashlib.sha256()
+    for part in _MEASURED:
+        for path in sorted((root / part).rglob("*")):
+            name = path.relative_to(root).as_posix()
+            if path.suffix in (".py", ".yaml") and not name.startswith(_NOT_MEASURED):
+                digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def code_changes(root: Path = PROJECT) -> str:

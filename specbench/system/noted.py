@@ -70,4 +70,5 @@ class Machine(TypedDict):
     hardware: Hardware
     versions: dict[str, str]
     git: GitState | None
+    code: str | None
     cuda_settings: CudaSettings

@@ -303,7 +303,8 @@ def test_one_torch_and_one_ruff_version_everywhere():
     assert re.search(rf"^TORCH_VERSION := {re.escape(torch)}$", text("Makefile"), re.M)
     ruff = re.search(r"^ruff==(\S+)", text("constraints.txt"), re.M).group(1)
     hooks = yaml.safe_load(text(".pre-commit-config.yaml"))["repos"][0]["hooks"]
-    used = {d for hook in hooks for d in hook["additional_dependencies"] if d.startswith("ruff==")}
+    packages = [d for hook in hooks for d in hook.get("additional_dependencies", ())]
+    used = {package for package in packages if package.startswith("ruff==")}
     assert used == {f"ruff=={ruff}"}
 
 

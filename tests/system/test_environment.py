@@ -16,7 +16,7 @@ def git(folder, *arguments):
 def test_a_description_is_plain_json_and_stable():
     first = environment.describe()
     assert json.loads(json.dumps(first)) == first == environment.describe()
-    assert set(first) == {"hardware", "versions", "git", "cuda_settings"}
+    assert set(first) == {"hardware", "versions", "git", "code", "cuda_settings"}
     assert first["hardware"]["cpus_usable"] >= 1
     assert first["hardware"]["memory_gib"] >= 1
     assert first["versions"]["python"].startswith("3.")
@@ -145,3 +145,19 @@ def test_looking_at_a_machine_imports_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_code_of_a_run_is_its_kernels_engine_methods_and_settings(tmp_path):
+    files = ("specbench/kernels/a.py", "methods/b/c.py", "conf/method/d.yaml")
+    others = ("analysis/e.py", "conf/experiment/f.yaml", "specbench/kernels/notes.md")
+    for name in (*files, *others):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("one")
+    seen = {environment.code_sha256(tmp_path)}
+    for name in others:
+        (tmp_path / name).write_text("two")
+    assert {environment.code_sha256(tmp_path)} == seen
+    for name in files:
+        (tmp_path / name).write_text("two")
+        seen.add(environment.code_sha256(tmp_path))
+    assert len(seen) == 1 + len(files)
