@@ -1,0 +1,34 @@
+"""Where there is a GPU, the tests of this folder run on it; elsewhere on a pretended one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu_rules.pretended import pretended_cuda
+
+REAL = torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if REAL and Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture
+def gpu():
+    """What the pretended GPUs know; None where there is a real one, which keeps its own rules."""
+    if REAL:
+        yield None
+        return
+    with pretended_cuda() as world:
+        yield world
+
+
+@pytest.fixture
+def pretended(gpu):
+    """As ``gpu``, for what a real GPU cannot tell."""
+    if gpu is None:
+        pytest.skip("a real GPU does not tell its rules")
+    return gpu

@@ -1,0 +1,106 @@
+"""Targets, drafters and their decoding on a device, as runs put them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from methods.card import Card
+from methods.eagle import Eagle, Eagle2, Eagle3
+from methods.hydra_heads import Hydra
+from methods.medusa import Medusa
+from methods.opt_tree import OptTree
+from methods.ouroboros import Ouroboros
+from methods.pearl import Pearl
+from methods.pld import PromptLookup
+from methods.random_drafts import RandomDrafts
+from methods.sps import Sps
+from methods.token_recycling import TokenRecycling
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DraftContext
+from specbench.decoding.turn import DecodeResult
+from specbench.decoding.verify import GreedyVerifier, Verifier
+from specbench.models.draft.model import DraftModel
+from specbench.models.graph_target import GraphTarget
+from specbench.models.heads.layer_shape import read_shape
+from specbench.models.target import Target
+from tests.conftest import VOCAB, tiny_model
+from tests.models.heads import tiny_heads
+from tests.tiny_checkpoint import TINY
+
+DEVICE, SECOND = "cuda:0", "cuda:1"
+EOS = frozenset({2})
+FUSED = partial(GraphTarget, fused=True)  # as runs have it
+PROMPT = np.random.default_rng(0).integers(3, VOCAB, 40)
+TOKENS = 24
+
+TEXT: dict[str, Callable[[], Drafter]] = {
+    "plain": lambda: Drafter(name="plain"),
+    "pld": PromptLookup,
+    "random_drafts": lambda: RandomDrafts(name="random_drafts", n_nodes=20),
+    "token_recycling": TokenRecycling,
+}
+DRAFTED: dict[str, Callable[[], Drafter]] = {
+    "sps": lambda: Sps(gamma=3),
+    "confidence": lambda: Sps(gamma=4, confidence=0.3),
+    "opt_tree": lambda: OptTree(nodes=12, threshold=0.1, max_depth=4),
+    "pearl": lambda: Pearl(gamma=3),
+    "card": lambda: Card(k=6, r=3, max_depth=12),
+    "ouroboros": lambda: Ouroboros(gamma=3, ngram=3, window=4, guesses=4, topk=2),
+}
+HEADS: dict[str, Callable[[], Drafter]] = {
+    "medusa": lambda: Medusa(levels=[3, 4, 2]),
+    "hydra": lambda: Hydra(levels=[3, 4, 2]),
+    "eagle": lambda: Eagle(levels=[3, 4, 2]),
+    "eagle2": lambda: Eagle2(total=9, depth=2, top_k=3),
+    "eagle3": lambda: Eagle3(total=9, depth=2, top_k=3),
+}
+
+
+def model(device: str = DEVICE, seed: int = 0, **options: Any) -> Any:
+    return tiny_model("llama", seed=seed, **options).to(device)
+
+
+def target(*, engine: Callable[..., Target] = FUSED, device: str = DEVICE, **sizes: Any) -> Target:
+    return engine(model(device), **({"max_len": 128, "max_nodes": 127} | sizes))
+
+
+def draft(drafter: Drafter, device: str = DEVICE, seed: int = 1, **options: Any) -> DraftModel:
+    """On the graph engine; another model than the target but for seed 0."""
+    nodes = drafter.needs.draft_nodes or drafter.needs.max_nodes
+    fixed = FUSED(model(device, seed), max_len=128 + nodes, max_nodes=nodes, drafts=True)
+    return DraftModel(fixed, target_vocab=VOCAB, max_nodes=nodes, **options)
+
+
+def heads(folder: Path) -> dict[str, Path]:
+    """Checkpoints of all heads, that fit the tiny model."""
+    layer = tiny_heads.of_shape(read_shape(tiny_model("llama").config.to_dict(), "llama"))
+    return tiny_heads.save_each(folder, hidden=TINY["hidden_size"], vocab=VOCAB, **layer)
+
+
+def decode(
+    where: Any, drafter: Drafter, *, verifier: Verifier | None = None, turns: int = 1,
+    tokens: int = TOKENS, overlap: str = "auto", **given: Any,
+) -> DecodeResult:  # fmt: skip
+    """The last of some turns, each as if the case began anew."""
+    context = DraftContext(vocab_size=VOCAB, eos_ids=EOS, max_len=128, target=where)
+    drafter.setup(replace(context, **given))
+    engine = Engine(where, verifier or GreedyVerifier(), eos_ids=EOS, overlap=overlap)
+    try:
+        for _ in range(turns):
+            drafter.reset()
+            result = engine.decode(PROMPT, drafter, max_new_tokens=tokens)
+    finally:
+        drafter.close()
+    return result
+
+
+def on_the_cpu() -> list[int]:
+    """What plain decoding gives there."""
+    return decode(Target(tiny_model("llama"), max_len=128), Drafter(name="plain")).output_ids

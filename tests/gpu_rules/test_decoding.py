@@ -1,0 +1,96 @@
+"""On a GPU, real or pretended: all kinds of methods decode as plain decoding does on the CPU."""
+
+import numpy as np
+import pytest
+import torch
+
+from methods.random_drafts import RandomDrafts
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.structs import DraftTree
+from specbench.decoding.verify import MatchVerifier
+from specbench.models.target import Target
+from tests.conftest import VOCAB, side_by_side, tiny_model
+from tests.gpu_rules import decoders
+from tests.gpu_rules.decoders import DEVICE, DRAFTED, FUSED, HEADS, PROMPT, SECOND, TEXT, decode
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return decoders.on_the_cpu()
+
+
+def test_methods_that_draft_text(gpu, plain):
+    target = decoders.target()
+    for name, make in TEXT.items():
+        assert decode(target, make(), turns=2).output_ids == plain, name
+    assert not target.reasons
+
+
+def test_methods_with_a_draft_model(gpu, plain):
+    target = decoders.target()
+    for name, make in DRAFTED.items():
+        drafter = make()
+        draft = decoders.draft(drafter)
+        assert decode(target, drafter, turns=2, draft_model=draft).output_ids == plain, name
+    assert not target.reasons
+
+
+def test_heads(gpu, plain, tmp_path):
+    files = decoders.heads(tmp_path)
+    for name, make in HEADS.items():
+        drafter = make()
+        layers = drafter.needs.hidden_layers
+        target = decoders.target(max_nodes=12, hidden_layers=[layers])
+        assert decode(target, drafter, turns=2, heads=files).output_ids == plain, name
+
+
+@pytest.mark.parametrize(
+    ("overlap", "device"),
+    [("stream", DEVICE), ("stream", SECOND), ("thread", SECOND), ("serial", SECOND)],
+)
+def test_drafting_beside_the_pass(gpu, plain, overlap, device):
+    if torch.cuda.device_count() < 2 and device == SECOND:
+        pytest.skip("needs a second GPU")
+    target = decoders.target(max_nodes=31)
+    for name in ("pearl", "card"):
+        drafter = DRAFTED[name]()
+        draft = decoders.draft(drafter, device)
+        found = decode(target, drafter, turns=2, draft_model=draft, overlap=overlap)
+        assert found.output_ids == plain, name
+    assert not target.reasons
+
+
+@pytest.mark.parametrize("architecture", ["mistral_window", "qwen3"])
+def test_windows_and_the_batch_layout(gpu, architecture):
+    """Drafts of several rows, a text longer than a window, and a tree that no bucket holds."""
+    wanted = Target(tiny_model(architecture), max_len=128, max_nodes=150, batch=4)
+    target = FUSED(
+        tiny_model(architecture).to(DEVICE), max_len=128, max_nodes=150, batch=4, layouts=[(4, 4)]
+    )
+    random = np.random.default_rng(0)
+    trees = [
+        side_by_side(random.integers(3, VOCAB, 12), 3),
+        DraftTree.chain(random.integers(3, VOCAB, 6)),
+        DraftTree(random.integers(3, VOCAB, 140), np.repeat([-1, 0], 70)),
+    ]
+    for each in (wanted, target):
+        each.prefill(PROMPT)
+    for tree in trees:
+        scores = [each.forward(5, tree) for each in (wanted, target)]
+        assert torch.equal(*(torch.as_tensor(s.greedy()).cpu() for s in scores))
+        for each in (wanted, target):
+            each.commit(tree, np.arange(2))
+    assert list(target.reasons) == ["141 rows"]
+
+
+def test_sampled_texts_are_those_of_the_cpu(gpu):
+    """With a verifier that draws, the host decides and the rows are moved behind the pass."""
+    texts = []
+    for target in (
+        Target(tiny_model("llama"), max_len=128, max_nodes=31),
+        decoders.target(max_nodes=31, commits=False),
+    ):
+        verifier = MatchVerifier(Sampling(1.0))
+        drafter = RandomDrafts(name="random_drafts", n_nodes=20)
+        texts.append(decode(target, drafter, verifier=verifier).output_ids)
+    assert texts[0] == texts[1]

@@ -1,0 +1,102 @@
+"""On a GPU, real or pretended: whole runs, and the parts of the project that ask for the device."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runners.session import device_lock
+from scripts.bench import gpu as bench_gpu
+from specbench.config.schema import MeasureConfig, ModelConfig, RunConfig
+from specbench.decoding.device import seconds
+from specbench.errors import ConfigurationError
+from specbench.models.batch_target import free_bytes
+from specbench.models.given_back import given_back
+from specbench.models.loading import choose_device
+from specbench.system import bandwidth, environment
+from specbench.system.clock import CudaClock, make_clock
+from tests.gpu_rules import decoders
+from tests.gpu_rules.decoders import DEVICE
+from tests.small_run import run_here
+
+
+def answers(folder):
+    (file,) = folder.glob("**/cases.jsonl")
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    return {(r["label"], r["case_id"], r["turn"]): r["output_ids"] for r in records}
+
+
+def test_a_run_gives_what_it_gives_on_the_cpu(small, tmp_path, gpu, monkeypatch):
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+    typed = ["compare=[token_recycling]", "dataset.limit=2"]
+    for device in ("cpu", DEVICE):
+        folder = tmp_path / device
+        assert run_here(small, *typed, f"model.device={device}", f"output_dir={folder}") == 0
+    assert answers(tmp_path / "cpu").items() <= answers(tmp_path / DEVICE).items()
+    manifest = json.loads((tmp_path / DEVICE / "manifest.json").read_text())
+    assert manifest["cuda_settings"]["cudnn_attention"] is False
+
+
+def test_the_clock_of_a_gpu_counts_events(gpu):
+    clock = make_clock("cuda", phases=True)
+    assert isinstance(clock, CudaClock)
+    clock.begin()
+    clock.prefill_done()
+    clock.setup_done()
+    for _ in range(80):  # more marks than events were made at first
+        clock.phase("draft")
+        clock.step_done()
+    clock.finish_begin()
+    times = clock.end()
+    assert len(times.step_s) == 80
+    assert all(step > 0 for step in times.step_s)
+
+
+def test_bandwidth_is_measured_with_events(gpu, monkeypatch):
+    device = torch.device(DEVICE)
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+    assert bandwidth.copy_bandwidth(device) > 0
+    read = bandwidth.FastestRead(device, 1)
+    read.measure()
+    read.measure_between()
+    assert read.bytes_per_s > 0
+    assert seconds(lambda: torch.ones(4, device=device), device) > 0
+
+
+def test_devices_are_chosen_named_and_refused(gpu, tmp_path):
+    assert str(choose_device("auto")) == DEVICE
+    with pytest.raises(ConfigurationError, match=r"cuda:77 is not there: this machine has"):
+        choose_device("cuda:77")
+    config = RunConfig(
+        model=ModelConfig(device=DEVICE), measure=MeasureConfig(), cache_dir=str(tmp_path)
+    )
+    (name,) = device_lock.names(SimpleNamespace(config=config))
+    assert name.startswith("GPU-")
+    assert free_bytes(torch.device(DEVICE)) > 1 << 20
+    environment._gpu_rows.cache_clear()
+    assert environment.gpus()
+
+
+def test_a_model_is_given_back_with_the_random_state_of_its_device(gpu):
+    model = decoders.model()
+    with given_back(model):
+        torch.nn.init.zeros_(torch.empty(2, device=DEVICE))
+    assert model.device.type == "cuda"
+
+
+@pytest.mark.parametrize("part", ["loops", "bandwidth"])
+def test_parts_of_the_check_of_a_gpu(gpu, part, monkeypatch):
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+    monkeypatch.setattr(bench_gpu, "random_model", lambda _: decoders.model(vocab_size=256))
+    monkeypatch.setattr(bench_gpu, "PROMPT", 20)
+    options = SimpleNamespace(
+        part=part, overrides=["model.device=auto"], tokens=12, repeats=1, static=False
+    )
+    *_, results = bench_gpu.measure(options)
+    assert results["cuda_settings"]
+    if part == "loops":
+        assert not results["failed"].keys() - {"generate_static"}
+        assert all(results["passes"]["graph"]["graphs"])
+        assert np.isfinite(results["copy_bytes_per_s"])
