@@ -21,6 +21,8 @@ Where ours differs, and why:
     - No token beyond the limit is drafted: it could not be committed.
     - The first draft comes after the prompt's pass, not in it, as for every method here; and an end
       token does not end a draft, since nobody looks at one before the target has.
+    - Of a draft with another tokenizer that drafts text (``pair.draft.vocabulary=text``) no more of
+      the target's tokens are verified than were drafted.
     - ``max_gamma`` bounds ``heuristic``, since buffers have a size; the library has no bound. From
       5 on, drafts accepted whole reach 64 only after more than 1,000 tokens.
 State kept: the draft length under ``heuristic``, as ``state_scope`` says (paper: ``turn``, which is
@@ -37,6 +39,7 @@ import numpy as np
 import torch
 
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.protocols import TextDraftLM
 from specbench.decoding.structs import (
     Counted,
     DecodeState,
@@ -83,11 +86,14 @@ class Sps(Drafter):
     @property
     def needs(self) -> Needs:
         longest = self.gamma if self.schedule == "constant" else self.max_gamma
-        return Needs(tokens_only=False, draft_model=True, max_nodes=longest)
+        # A rule that stops the draft learns from its tokens, which text does not keep.
+        text = self.enough is None
+        return Needs(tokens_only=False, draft_model=True, draft_text=text, max_nodes=longest)
 
     def setup(self, context: DraftContext) -> None:
         assert context.draft_model is not None
         self._draft = context.draft_model
+        self._text = self._draft if isinstance(self._draft, TextDraftLM) else None
         self._sampling = context.sampling
         # A draft that is drawn on a GPU stays there; on the CPU an array is what everybody reads.
         self._device = torch.device("cpu") if context.target is None else context.target.device
@@ -99,6 +105,8 @@ class Sps(Drafter):
         self._draft.begin(state.tokens, state.seed)
 
     def propose(self, state: DecodeState) -> DraftTree:
+        if self._text is not None:
+            self._text.read(state.tokens)
         longest = min(self._gamma, state.remaining - 1, self._draft.free_rows(state.length))
         self._tree = self._chain(state, longest) if longest > 0 else DraftTree.empty()
         return self._tree
@@ -130,7 +138,10 @@ class Sps(Drafter):
                 break
             last = np.array([len(tokens) - 2], dtype=np.int64)
             logits = self._draft.extend(tokens[-1], last, own=True)
-        drafted = torch.cat(tokens).to(self._device)
+        chain = torch.cat(tokens)
+        if self._text is not None:
+            chain = self._text.spelled(chain)[:longest]
+        drafted = chain.to(self._device)
         tree = DraftTree.chain(drafted.numpy() if self._device.type == "cpu" else drafted)
         probs_of, said = None, np.array(survival) if survival else None
         if rows:

@@ -77,6 +77,12 @@ def _no_assistant(job: Job) -> str:
     weights = draft_weights(job.config.pair.draft, job.config.model)
     if weights is None:
         return "no draft model is named: type pair.draft.path=FOLDER or pair=random_draft"
+    vocabulary = job.config.pair.draft.vocabulary
+    if not weights.shape and vocabulary != "same":
+        return (
+            f"pair.draft.vocabulary={vocabulary} is for our methods: the runner's loop hands ids "
+            "from one model to the other as they are"
+        )
     if not weights.shape and (Path(weights.id) / ID_MAP_FILE).is_file():
         return (
             f"the draft {weights.id} has a reduced vocabulary ({ID_MAP_FILE}): transformers hands "

@@ -175,7 +175,7 @@ def _checked(drafter: Drafter, entry: Entry, job: Job) -> Drafter:
             f"{job.config.generation.temperature}. Type generation.temperature=0."
         )
     if needs.draft_model:
-        _check_draft(entry, job)
+        _check_draft(entry, job, needs)
     for name in needs.heads:
         head_folder.find(name, entry.heads, job.config.model)
     if drafter.state_scope == "run" and job.shard[1] > 1:
@@ -224,12 +224,24 @@ def _too_large(entry: Entry, why: str) -> NeedsNotMet:
     )
 
 
-def _check_draft(entry: Entry, job: Job) -> None:
-    """Refuse a missing draft model in a second, before anything is loaded."""
+def _check_draft(entry: Entry, job: Job, needs: Needs) -> None:
+    """Refuse a draft model that is missing or drafts text in vain, before anything is loaded."""
     config = job.config
     wanted = draft_weights(entry.draft, config.model)
     if wanted is None:
         raise NeedsNotMet(_no_draft(entry.name, config.model.name, config.pair.left_out))
+    if entry.draft.vocabulary == "text" and not (wanted.shape or (needs.draft_text and job.greedy)):
+        why = (
+            "generation.temperature is above 0, and how likely a text is in the target's tokens, "
+            "nobody knows"
+            if needs.draft_text
+            else f"method={entry.name} goes by single drafted tokens (branches, probabilities, or "
+            "tokens kept from step to step), and a text becomes the target's tokens as a whole"
+        )
+        raise NeedsNotMet(
+            f"pair.draft.vocabulary=text is for method=sps, greedily: {why}. Type "
+            "pair.draft.vocabulary=intersection, which drafts the tokens that both have."
+        )
     loading.model_files_present(wanted)
 
 

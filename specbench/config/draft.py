@@ -8,7 +8,7 @@ from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, Rand
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.paths import PROJECT, typed_path
 
-VOCABULARIES = ("same", "intersection")
+VOCABULARIES = ("same", "intersection", "text")
 
 
 def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None:

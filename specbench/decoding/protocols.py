@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from specbench.arrays import Array, IntArray
 
@@ -146,3 +146,17 @@ class DraftLM(Protocol):
 
     def report(self) -> Mapping[str, int]:
         """Its counters, for the method's own ``report``."""
+
+
+@runtime_checkable
+class TextDraftLM(DraftLM, Protocol):
+    """A draft model whose drafts are text, for greedy chains (``needs.draft_text``).
+
+    Ids of `extend` are its own, and `commit_path` does nothing.
+    """
+
+    def read(self, tokens: IntArray) -> None:
+        """Take note of the text ``tokens [n]``, before `free_rows`."""
+
+    def spelled(self, drafted: torch.Tensor) -> torch.Tensor:
+        """The target's ids ``[m]``, on the host, of a chain of its own ``[n]`` behind the text."""

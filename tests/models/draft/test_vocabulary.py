@@ -18,6 +18,7 @@ from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ConfigurationError
 from specbench.models.draft.model import DraftModel
+from specbench.models.draft.text import TextDraftModel, TextTranslation
 from specbench.models.draft.vocabulary import shared_vocabulary, token_texts
 from specbench.models.target import Target
 from tests.conftest import engine, tiny_model
@@ -213,7 +214,72 @@ def test_the_law_given_to_the_verifier_is_the_masked_one(sampling):
     assert float(q.sum()) == pytest.approx(1.0)
 
 
+def text_draft(network, tokenizer, *, look_behind=10, nodes=20):
+    own = Target(network, max_len=300 + nodes, max_nodes=nodes)
+    sizes = SIZES["target_vocab"], own.vocab_size
+    translation = TextTranslation(TARGET, tokenizer, *sizes, look_behind=look_behind)
+    return TextDraftModel(own, translation, max_nodes=nodes)
+
+
+@pytest.mark.parametrize("tokenizer", [DRAFT, metaspace()])
+@pytest.mark.parametrize("knobs", [{}, {"schedule": "heuristic"}, {"confidence": 0.05}])
+def test_drafted_text_leaves_the_output_plain_decoding_s(tokenizer, knobs):
+    target, _ = models_of()
+    network = tiny_model("llama", vocab_size=len(tokenizer) + 5, seed=1)
+    draft = text_draft(network, tokenizer, nodes=64)
+    drafter = Sps(gamma=3, **knobs)
+    drafter.setup(
+        DraftContext(SIZES["target_vocab"], frozenset(), target=target, draft_model=draft)
+    )
+    assert drafter.needs.draft_text and not OptTree().needs.draft_text
+    loop, n_drafted = engine(target), 0
+    for prompt in ("the atat", "that the atat at a thethe, thá at .", "a"):
+        ids = np.array(TARGET.encode(prompt), dtype=np.int64)
+        plain = loop.decode(ids, Drafter(name="ar"), max_new_tokens=30)
+        found = loop.decode(ids, drafter, max_new_tokens=30)
+        assert found.output_ids == plain.output_ids
+        n_drafted += sum(found.drafted_per_step)
+    assert n_drafted
+
+
+def test_a_text_is_read_where_both_tokenizers_cut_it_alike_and_accepted_rows_stay():
+    letters = byte_level([])
+    draft = text_draft(tiny_model("llama", vocab_size=len(letters) + 5, seed=1), letters)
+
+    def target_ids(text):
+        return np.array(TARGET.encode(text), dtype=np.int64)
+
+    def own_ids(text):
+        return letters.encode(text, add_special_tokens=False)
+
+    def expect_logits_behind(text):
+        found = draft.catch_up(target_ids(text))
+        expected = plain_logits(draft._target, own_ids(text))[-1]
+        assert (found - expected)[: len(letters)].abs().max() < TOLERANCE
+        assert torch.isneginf(found[len(letters) :]).all()  # padding is never drafted
+
+    before = "she ate that hat at the gate, "
+    draft.begin(target_ids(before))
+    expect_logits_behind(before)
+    # It drafts eight letters; the target's tokenizer makes three tokens of them.
+    drafted = torch.tensor(own_ids("the atat"))
+    for node in range(7):
+        draft.extend(drafted[node : node + 1], np.array([node - 1]), own=True)
+    spelled = draft.spelled(drafted).tolist()
+    assert [TARGET.decode([i]) for i in spelled] == ["the", " a", "t", "at"]
+    # Of these the target commits "the" and " a", and then its own "l".
+    draft.commit_path(np.array([0, 1]))
+    read = draft.tokens
+    expect_logits_behind(before + "the al")
+    assert draft.tokens == read + 1
+    assert draft.spelled(torch.tensor(own_ids(" the"))).tolist() == target_ids(" the").tolist()
+    expect_logits_behind(before + "the al.")
+    # Another text is read anew as far as it differs.
+    draft.begin(target_ids("that"))
+    expect_logits_behind("that")
+
+
 def test_an_unknown_vocabulary_is_refused():
-    draft = DraftConfig(vocabulary="text")
+    draft = DraftConfig(vocabulary="txt")
     with pytest.raises(ConfigurationError, match=r"pair\.draft\.vocabulary"):
         draft_weights(draft, ModelConfig(name="m", id="m"))
