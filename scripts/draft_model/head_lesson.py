@@ -126,7 +126,7 @@ def pack(
     probs = texts.top_logprobs[source, :CHOICES].float().exp()
     return Batch(
         tokens=texts.tokens[source].long(),
-        states=texts.states[source][:, list(layers)].float(),
+        states=torch.cat([texts.states[a:b][:, list(layers)] for a, b in spans]).float(),
         places=places,
         last=last,
         ids=texts.top_ids[source, :CHOICES].long(),
@@ -218,8 +218,9 @@ def loss_of(
     *,
     others: torch.Tensor,
     noise: torch.Generator | None = None,
+    entropy: float = 1.0,
 ) -> torch.Tensor:
-    """Cross-entropy to the target's distribution, summed over a row's guesses.
+    """Cross-entropy to the target's distribution, summed over a row's guesses, times ``entropy``.
 
     A softmax over all ids would cost several times as much as the head itself: it goes over what
     the target may say somewhere in the batch, and ``others``, ids of the target.
@@ -242,7 +243,7 @@ def loss_of(
         logprobs = (states @ weights.T).log_softmax(-1)
         wanted = logprobs.gather(1, ids.clamp(min=0))
         loss = -(probs / probs.sum(-1, keepdim=True) * wanted).sum(-1).mean()
-        total = total + _DECAY**step * loss
+        total = total + entropy * _DECAY**step * loss
         if pupil.feature_loss and step == 0:
             truth = batch.states[:, -1]
             spread = truth.std()

@@ -116,12 +116,14 @@ def texts_of(question: dict[str, Any]) -> list[str]:
     return [*question.get("turns", []), *named]
 
 
-def shared_with(prompts: Sequence[str], questions: Sequence[str]) -> list[int]:
-    """Numbers of the prompts that share ``_SHARED_WORDS`` words in a row with a question."""
+def shared_with(
+    prompts: Sequence[str], questions: Sequence[str], *, words: int = _SHARED_WORDS
+) -> list[int]:
+    """Numbers of the prompts that share this many words in a row with a question."""
 
     def runs(text: str) -> set[tuple[str, ...]]:
-        words = re.findall(r"\w+", text.lower())
-        return {tuple(words[i : i + _SHARED_WORDS]) for i in range(len(words) - _SHARED_WORDS + 1)}
+        said = re.findall(r"\w+", text.lower())
+        return {tuple(said[i : i + words]) for i in range(len(said) - words + 1)}
 
     known = set().union(*map(runs, questions))
     return [i for i, prompt in enumerate(prompts) if runs(prompt) & known]

@@ -5,27 +5,16 @@ computed anyway, and say far more than the token that was chosen. Groups of text
 with a seed of its own, so that a stopped job goes on and several processes share the work.
 """
 
-import argparse
 import hashlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from scripts.draft_model.prompts import prompts_of_group, read_paragraphs, seed_of_group
-from specbench.config.compose import compose, typed
-from specbench.data.chat_templates import PromptTemplate
-from specbench.errors import ConfigurationError
-from specbench.models import loading
 from specbench.models.hidden_states import HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache
-from specbench.storage import jsonl
 
 TEMPERATURE = 0.7
 TOP = 16  # next tokens of the target kept for each position; sampling draws from them
@@ -34,6 +23,22 @@ PROMPTS = (
     "Two of five templates of translations begin with Translate German to English:, two of five of "
     "summaries with Summarize:, as Spec-Bench's own do; no prompt is a benchmark's"
 )
+
+
+class MappedStates:
+    """States of groups one after the other, left where they are: read files stay on the disk.
+
+    A million tokens' states are gigabytes. A slice must lie in one group, as every text does.
+    """
+
+    def __init__(self, parts: list[torch.Tensor]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    def __getitem__(self, span: slice) -> torch.Tensor:
+        number = int(np.searchsorted(self._ends, span.start, side="right"))
+        before = int(self._ends[number]) - len(self._parts[number])
+        return self._parts[number][span.start - before : span.stop - before]
 
 
 @dataclass(frozen=True)
@@ -58,16 +63,17 @@ class Texts:
     greedy: torch.Tensor
     top_ids: torch.Tensor
     top_logprobs: torch.Tensor
-    states: torch.Tensor | None = None
+    states: "torch.Tensor | MappedStates | None" = None
 
     @staticmethod
     def joined(parts: list["Texts"]) -> "Texts":
         offsets = np.cumsum([0] + [len(p.tokens) for p in parts])
         starts = [p.starts[:-1] + int(at) for p, at in zip(parts, offsets, strict=False)]
+        states = [p.states for p in parts if isinstance(p.states, torch.Tensor)]
         fields = ["tokens", "prompts", "greedy", "top_ids", "top_logprobs"]
-        fields += ["states"] * all(p.states is not None for p in parts)
         return Texts(
             starts=torch.cat([*starts, torch.tensor([int(offsets[-1])])]),
+            states=MappedStates(states) if len(states) == len(parts) else None,
             **{name: torch.cat([getattr(p, name) for p in parts]) for name in fields},
         )
 
@@ -127,6 +133,7 @@ def answers(
     limit: int,
     seed: int,
     layers: Sequence[int] = (),
+    temperature: float = TEMPERATURE,
 ) -> Texts:
     """Let the target answer prompts in one batch, and keep its likeliest tokens everywhere.
 
@@ -158,7 +165,7 @@ def answers(
     take_first = torch.tensor(greedy, device=device)
     last_ids, last_logprobs = (torch.stack([top[0][i][-1] for top in tops]) for i in (0, 1))
     for step in range(limit):
-        weights = (last_logprobs / TEMPERATURE).softmax(-1)
+        weights = (last_logprobs / temperature).softmax(-1)
         drawn = torch.multinomial(weights, 1, generator=generator)
         choice = last_ids.gather(1, drawn.masked_fill_(take_first[active][:, None], 0))[:, 0]
         for row, token in zip(active, choice.tolist(), strict=True):
@@ -247,88 +254,3 @@ def _flat(
         top_ids=torch.cat([ids for ids, _ in every]).int().cpu(),
         top_logprobs=torch.cat([logprobs for _, logprobs in every]).half().cpu(),
     )
-
-
-def add_options(parser: argparse.ArgumentParser, *, work: str, groups: int, batch: int) -> None:
-    """What every training that begins with texts can be told."""
-    add = parser.add_argument
-    add("--work", type=Path, default=Path(work), help="texts and the training's state")
-    add("--seed", type=int, default=0)
-    add("--groups", type=int, default=groups, help="batches of prompts (default: %(default)s)")
-    add("--batch", type=int, default=batch, help="prompts in each (default: %(default)s)")
-    add("--new-tokens", type=int, default=160, help="of an answer (default: %(default)s)")
-    add("--threads", type=int, help="of the CPU; fewer than cores is faster on a busy machine")
-    add("--share", type=share, default=(0, 1), metavar="I/N", help="texts of every N-th group")
-
-
-def share(text: str) -> tuple[int, int]:
-    """I and N of ``I/N``."""
-    number, shares = (int(part) for part in text.split("/"))
-    if not 0 <= number < shares:
-        raise ValueError(text)
-    return number, shares
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Of a list with commas."""
-    return tuple(int(part) for part in text.split(","))
-
-
-def prepare(options: argparse.Namespace, layers: Sequence[int] = ()) -> None:
-    """Let the target answer what is missing; ``layers`` are hidden states to keep of it."""
-    share, shares = options.share
-    wanted = [i for i in range(options.groups) if i % shares == share]
-    missing = [i for i in wanted if not group_file(options.work, i).is_file()]
-    if not missing:
-        return
-    # Where the machine has instructions for it, half the precision is twice the speed, and what is
-    # learnt here need not be exact; where it has none, it is four times as slow.
-    half = torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported()
-    dtype = "bfloat16" if half else "float32"
-    cfg = typed(compose(["model=smollm2_135m", f"model.dtype={dtype}"]))
-    tokenizer = loading.load_tokenizer(cfg)
-    loaded = loading.load_model(cfg, tokenizer)
-    template = PromptTemplate(tokenizer, str(cfg.model.template))
-    paragraphs = read_paragraphs()
-    for i in missing:
-        start = time.perf_counter()
-        style, asked = prompts_of_group(options.seed, i, options.batch, paragraphs)
-        prompts = [template.render([(prompt, None)]) for prompt in asked]
-        texts = answers(
-            loaded.model,
-            prompts,
-            [row % 2 == 0 for row in range(options.batch)],
-            eos_ids=loaded.eos_ids,
-            limit=options.new_tokens,
-            seed=seed_of_group(options.seed, i),
-            layers=layers,
-        )
-        about = {"style": style, "layers": ",".join(map(str, layers))}
-        with jsonl.replacing(group_file(options.work, i)) as partial:
-            known = {k: v for k, v in vars(texts).items() if v is not None}
-            save_file(known, partial, metadata=about)
-        answered = len(texts.tokens) - int(texts.prompts.sum())
-        print(
-            f"group {i} of {options.groups} ({style}): {len(texts.tokens)} tokens, {answered} of "
-            f"them answers, {time.perf_counter() - start:.0f} s",
-            flush=True,
-        )
-
-
-def group_file(work: Path, i: int) -> Path:
-    return work / f"texts-{i:04d}.safetensors"
-
-
-def read_texts(work: Path, groups: int) -> tuple[Texts, list[str]]:
-    parts, styles = [], []
-    for i in range(groups):
-        path = group_file(work, i)
-        if not path.is_file():
-            raise ConfigurationError(
-                f"{path} is missing: {i} of {groups} groups of texts are there. Type the command "
-                f"without --only, or with --groups {i}."
-            )
-        parts.append(Texts(**load_file(path)))
-        with safe_open(path, "pt") as opened:
-            styles += [opened.metadata()["style"]] * len(parts[-1].prompts)
-    return Texts.joined(parts), styles

@@ -29,16 +29,8 @@ from scripts.draft_model.folder import DRAFT_FOLDER, FACTS, read_draft, write_ca
 from scripts.draft_model.learning import Recipe, Training, learn
 from scripts.draft_model.prompts import GROUP
 from scripts.draft_model.score import draft_ids, evaluate, matches_on, pass_times, pooled_mat
-from scripts.draft_model.texts import (
-    Texts,
-    add_options,
-    facts_of,
-    is_answer,
-    numbers,
-    prepare,
-    read_texts,
-    split,
-)
+from scripts.draft_model.sources import add_options, groups_of, numbers, prepare, read_texts
+from scripts.draft_model.texts import Texts, facts_of, is_answer, split
 from specbench.config.compose import compose, typed
 from specbench.errors import ConfigurationError
 from specbench.models import loading
@@ -213,7 +205,7 @@ def training_of(
 
 
 def train(options: argparse.Namespace) -> None:
-    texts, styles = read_texts(options.work, options.groups)
+    texts, styles = read_texts(groups_of(options))
     cfg = typed(compose(["model=smollm2_135m"]))
     tokenizer = loading.load_tokenizer(cfg)
     loaded = loading.load_model(cfg, tokenizer)

@@ -4,6 +4,8 @@
     python -m scripts.draft_model.train_heads --stage texts    # one stage: texts or a head's name
     python -m scripts.draft_model.train_heads --stage eagle3 --minutes 55    # stops, and goes on
                                                                # when the command is typed again
+    python -m scripts.draft_model.train_heads --asked 80 --read 12 --visits 12e6    # broad texts,
+                                                               # the same budget for each head
 
 The target answers prompts of ``scripts/draft_model/prompts.py`` (none from a benchmark), half of
 them greedily, half at temperature 0.7; its hidden states and its most likely next tokens are kept
@@ -17,6 +19,7 @@ import math
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -25,17 +28,19 @@ from analysis.runs.command import parser_of, reporting_errors
 from scripts.draft_model.folder import HEADS_FOLDER, write_head
 from scripts.draft_model.head_families import Teacher, make
 from scripts.draft_model.head_lesson import Pupil, frequent, held_out, loss_of, pack
-from scripts.draft_model.learning import Recipe, Training, learn
-from scripts.draft_model.texts import (
-    Texts,
+from scripts.draft_model.learning import Recipe, Score, Training, learn
+from scripts.draft_model.sources import (
+    Group,
     add_options,
-    facts_of,
-    group_file,
+    group,
+    groups_of,
+    mix_of,
+    near_a_question,
     numbers,
     prepare,
     read_texts,
-    split,
 )
+from scripts.draft_model.texts import Texts, facts_of, split
 from specbench.config.compose import compose, typed
 from specbench.errors import ConfigurationError
 from specbench.models import loading
@@ -55,6 +60,8 @@ class HeadRecipe(Recipe):
     drawn: int = 512  # and drawn ones
     layers: tuple[int, ...] = (2, 19, 27)  # states that EAGLE-3 reads
     vocab: int = 16384  # ids that EAGLE-3 says
+    entropy: float = 1.0  # weight of the cross-entropy; EAGLE's feature loss weighs 1
+    weight_decay: float = 0.0
 
     @property
     def states(self) -> list[int]:
@@ -72,12 +79,30 @@ RECIPES = {
     "eagle3": HeadRecipe(name="eagle3", epochs=3, steps=3),
     "hydra": HeadRecipe(name="hydra", epochs=4, lr=5e-4, steps=4),
 }
+# With --visits: texts enough that few come often, the weights' average, and early looks, which say
+# what more texts are worth.
+_BROAD: dict[str, Any] = {
+    "weight_decay": 0.05,
+    "average": 0.998,
+    "looks": (0.05, 0.1, 0.2, 0.4, 0.7),
+}
 
 
 def training_of(
-    pupil: Pupil, texts: Texts, test: list[int], recipe: HeadRecipe, common: torch.Tensor
+    pupil: Pupil,
+    texts: Texts,
+    test: list[int],
+    recipe: HeadRecipe,
+    common: torch.Tensor,
+    other: Texts | None = None,
 ) -> Training:
-    """``test``: numbers of the held-out texts; ``common``: ids by falling frequency."""
+    """What trains a head.
+
+    Args:
+        test: numbers of the held-out texts.
+        common: ids by falling frequency.
+        other: texts of a source that is not learnt; the best weights on them are kept.
+    """
     trained = [p for p in pupil.head.parameters() if p.requires_grad]
 
     def loss(chosen: list[int], draw: torch.Generator) -> torch.Tensor:
@@ -91,48 +116,65 @@ def training_of(
         )
         drawn = torch.randint(len(common), (recipe.drawn,), generator=draw)
         others = torch.cat([common[: recipe.candidates], drawn])
-        return loss_of(pupil, batch, recipe.steps, others=others, noise=draw)
+        return loss_of(
+            pupil, batch, recipe.steps, others=others, noise=draw, entropy=recipe.entropy
+        )
+
+    def score() -> Score:
+        found = held_out(pupil, texts, test, recipe.states)
+        if other is not None:
+            every = list(range(len(other.prompts)))
+            elsewhere = held_out(pupil, other, every, recipe.states)
+            found |= {f"other_{name}": value for name, value in elsewhere.items()}
+        return found
 
     return Training(
         recipe=recipe,
         model=pupil.head,
         optimizer=torch.optim.AdamW(
-            trained, lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+            trained,
+            lr=recipe.lr,
+            betas=(0.9, 0.95),
+            weight_decay=recipe.weight_decay,
+            fused=True,
         ),
         loss=loss,
-        score=lambda: held_out(pupil, texts, test, recipe.states),
+        score=score,
         clip=0.5,
+        judge=(lambda score: cast(float, score["other_chain_mat"])) if other else None,
     )
 
 
 def train(options: argparse.Namespace, names: list[str]) -> None:
-    texts, styles = read_texts(options.work, options.groups)
-    with safe_open(group_file(options.work, 0), "pt") as opened:
-        stored = opened.metadata().get("layers")
-    if stored != ",".join(map(str, _kept(options))):
-        raise ConfigurationError(
-            f"--layers {options.layers}: the texts in {options.work} were kept with the states "
-            f"{stored or 'of no layers'}. Type those, or name another folder with --work."
-        )
+    groups = groups_of(options)
+    texts, styles = read_texts(groups)
+    held_apart = [group(options.work, "other", 0)] if options.other else []
+    _check_layers([*groups, *held_apart], options)
     cfg = typed(compose(["model=smollm2_135m"]))
-    target = loading.load_model(cfg, loading.load_tokenizer(cfg)).model
+    tokenizer = loading.load_tokenizer(cfg)
+    target = loading.load_model(cfg, tokenizer).model
     ends = Embeddings(target)
     held, learnt = split(texts)
+    near = near_a_question(texts, tokenizer.decode, options.apart)
+    learnt[near] = False
     common = frequent(texts, len(ends.embedding))
     rows = learnt.nonzero()[:, 0]
-    test = held.nonzero()[:, 0].tolist()[: options.held]
+    test = _spaced(held.nonzero()[:, 0], options.held)
+    other = read_texts(held_apart)[0] if held_apart else None
     about_texts = facts_of(texts, styles, rows) | {"held_out_texts": len(test)}
-    spaced = rows[:: -(-len(rows) // _SAMPLE)].tolist()
+    if options.apart:
+        compared = f"{len(near)}, left out; of {', '.join(path.name for path in options.apart)}"
+        about_texts["texts_with_13_words_of_a_question"] = compared
+    about_texts["mix"] = mix_of(texts, styles, rows)
+    spaced = _spaced(rows, _SAMPLE)
+    positions = int(texts.starts.diff()[rows].sum())
     for name in names:
-        recipe = replace(RECIPES[name], layers=options.layers, seed=options.seed)
-        recipe = replace(
-            recipe, epochs=options.epochs or recipe.epochs, steps=options.steps or recipe.steps
-        )
+        recipe = _recipe(options, name, positions)
         sample = [pack(texts, spaced[i : i + 8], recipe.states) for i in range(0, len(spaced), 8)]
         torch.manual_seed(recipe.seed)
         teacher = Teacher(ends, target.config.to_dict(), common, sample)
         pupil = make(name, teacher, recipe.layers, recipe.vocab)
-        training = training_of(pupil, texts, test, recipe, common)
+        training = training_of(pupil, texts, test, recipe, common, other)
         progress = learn(training, texts.starts.diff(), rows, options.work, options.minutes)
         size = sum(p.numel() for p in pupil.head.parameters())
         facts = asdict(recipe) | {"parameters": size}
@@ -140,6 +182,32 @@ def train(options: argparse.Namespace, names: list[str]) -> None:
             del facts["layers"], facts["vocab"]
         write_head(options.out / name, pupil.file(), facts | about_texts | progress.facts())
         print((options.out / name / "README.md").read_text(encoding="utf-8"))
+
+
+def _recipe(options: argparse.Namespace, name: str, positions: int) -> HeadRecipe:
+    """The recipe of a head for so many learnt positions, with what was typed."""
+    recipe = replace(RECIPES[name], layers=options.layers, seed=options.seed)
+    if options.visits:
+        recipe = replace(recipe, epochs=max(1, round(options.visits / positions)), **_BROAD)
+    typed_ones = {"epochs": options.epochs, "steps": options.steps, "entropy": options.entropy}
+    return replace(recipe, **{k: v for k, v in typed_ones.items() if v is not None})
+
+
+def _spaced(rows: torch.Tensor, count: int) -> list[int]:
+    """So many of the rows at most, from all over them."""
+    chosen: list[int] = rows[:: max(1, -(-len(rows) // count))].tolist()
+    return chosen
+
+
+def _check_layers(groups: list[Group], options: argparse.Namespace) -> None:
+    for at in groups:
+        with safe_open(at.path, "pt") as opened:
+            stored = opened.metadata().get("layers")
+        if stored != ",".join(map(str, _kept(options))):
+            raise ConfigurationError(
+                f"--layers {options.layers}: {at.path} was kept with the states "
+                f"{stored or 'of no layers'}. Type those, or name another folder with --work."
+            )
 
 
 def _kept(options: argparse.Namespace) -> tuple[int, ...]:
@@ -156,6 +224,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--minutes", type=float, default=math.inf, help="of one head's training in this stage")
     add("--layers", type=numbers, default=(2, 19, 27), help="EAGLE-3's states: 2,19,27")
     add("--epochs", type=int, help="instead of the recipe's")
+    add("--visits", type=float, help="of tokens, instead of epochs: equal budgets for all heads")
+    add("--entropy", type=float, help="weight of the cross-entropy beside EAGLE's feature loss")
     add("--steps", type=int, help="of a head's guesses, instead of the recipe's")
     add("--held", type=int, default=24, help="held-out texts that are scored")
     return parser.parse_args(argv)

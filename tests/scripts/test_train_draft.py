@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from scripts.draft_model import folder as draft_folder
-from scripts.draft_model import gguf_file, learning, score
+from scripts.draft_model import gguf_file, learning, score, sources
 from scripts.draft_model import prompts as draft_prompts
 from scripts.draft_model import texts as draft_texts
 from scripts.draft_model import train as script
@@ -254,7 +254,7 @@ def test_mat_is_of_chains_of_a_draft_that_reads_the_text_itself():
 
 def test_what_is_missing_is_named(tmp_path, capsys):
     with pytest.raises(ConfigurationError, match=r"texts-0000.*0 of 3 groups"):
-        draft_texts.read_texts(tmp_path, 3)
+        sources.read_texts([sources.group(tmp_path, "texts", i) for i in range(3)])
     (tmp_path / "cases.jsonl").touch()
     assert script.main(["--evaluate", str(tmp_path)]) == 2
     assert "no finished `ar` records" in capsys.readouterr().err

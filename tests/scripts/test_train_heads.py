@@ -2,14 +2,17 @@
 
 import hashlib
 import json
+import re
+import zlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from scripts.draft_model import folder, head_families, head_lesson, learning
+from scripts.draft_model import folder, head_families, head_lesson, learning, sources
 from scripts.draft_model import train_heads as script
-from scripts.draft_model.texts import answers
+from scripts.draft_model.texts import Texts, answers
 from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
 from specbench.models.hidden_states import Embeddings
 from tests.conftest import tiny_model
@@ -52,7 +55,8 @@ def pupil_for(target, texts, recipe):
 def learned(target, texts, recipe, folder, **minutes):
     pupil, common = pupil_for(target, texts, recipe)
     folder.mkdir(exist_ok=True)
-    training = script.training_of(pupil, texts, [0], recipe, common)
+    other = texts if recipe.average else None
+    training = script.training_of(pupil, texts, [0], recipe, common, other)
     rows = torch.arange(1, len(texts.prompts))
     return pupil, learning.learn(training, texts.starts.diff(), rows, folder, **minutes)
 
@@ -74,12 +78,14 @@ def load(name, folder, ends, config):
 def test_a_head_learns_resumes_and_loads_from_what_is_written(
     name, target, texts, tmp_path, monkeypatch
 ):
-    recipe = recipe_for(name)
+    broad = {"average": 0.5, "looks": (0.5,), "weight_decay": 0.01} if name == "eagle" else {}
+    recipe = recipe_for(name, **broad)
     monkeypatch.setattr(learning, "STEPS_BETWEEN_SAVES", 4)
     untaught, _ = pupil_for(target, texts, recipe)
     whole, progress = learned(target, texts, recipe, tmp_path / "whole")
     assert loss_now(whole, texts, recipe) < loss_now(untaught, texts, recipe)
-    assert [point["epoch"] for point in progress.curve] == list(range(recipe.epochs + 1))
+    looked = [point["epoch"] for point in progress.curve]
+    assert looked == [0, *recipe.looks, *range(1, recipe.epochs + 1)]
 
     _, first = learned(target, texts, recipe, tmp_path / "cut", minutes=0)
     assert first.done == 0 and [point["epoch"] for point in first.curve] == [0]
@@ -102,6 +108,78 @@ def test_a_head_learns_resumes_and_loads_from_what_is_written(
     card = (tmp_path / "head" / "README.md").read_text()
     facts = json.loads((tmp_path / "head" / "training.json").read_text())
     assert facts["sha256"] in card and f"epoch {recipe.epochs}" in card
+
+
+@pytest.mark.parametrize("average", [0.0, 0.9])
+def test_a_training_ends_with_the_weights_of_its_best_score(average, tmp_path):
+    """The weight falls by one a batch; the second of three epochs of one batch scores best."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    scores = iter([0.0, 1.0, 3.0, 2.0])
+    training = learning.Training(
+        recipe=learning.Recipe(name="m", epochs=3, lr=1.0, batch_tokens=9, average=average),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters()),
+        loss=lambda chosen, draw: 30 * model.weight.sum(),
+        score=lambda: {"worth": next(scores), "weight": model.weight.item()},
+        clip=1.0,
+        judge=lambda score: score["worth"],
+    )
+    lengths = torch.tensor([3, 3])
+    progress = learning.learn(training, lengths, torch.tensor([0, 1]), tmp_path)
+    assert model.weight.item() == progress.curve[2]["weight"]
+    assert [point["visits"] for point in progress.curve] == [0, 6, 12, 18]
+
+
+class _Words:
+    """A tokenizer and a template of words; the numbers 1 and 2 stand around a question."""
+
+    def encode(self, text, add_special_tokens=True):
+        numbered = re.compile(r"w\d+").fullmatch
+        return [
+            int(word[1:]) if numbered(word) else 3 + zlib.crc32(word.encode()) % 40
+            for word in text.split()
+        ]
+
+    def decode(self, ids, skip_special_tokens=False):
+        return " ".join(f"w{token}" for token in ids)
+
+    def render(self, turns):
+        return [1, 1, *self.encode(turns[0][0]), 2]
+
+
+def test_the_target_asks_itself_and_reads(target, tmp_path, monkeypatch):
+    prose = [f"paragraph {i} says " + "many words " * 30 for i in range(9)]
+    monkeypatch.setattr(sources, "read_paragraphs", lambda: prose)
+    options = script.parse(["--batch", "6", "--new-tokens", "4", "--asked", "2", "--read", "1"])
+    words, eos = _Words(), frozenset(range(20, 40))
+    loaded = SimpleNamespace(model=target, eos_ids=eos)
+    author = sources.Author(options, (*LAYERS, -1), loaded, words, words)
+    by_source = {}
+    for at in [g for g in sources.groups_of(options) if g.source != "texts"]:
+        _, found = author.write(at)
+        again = author.write(at)[1]
+        assert torch.equal(found.tokens, again.tokens) and len(found.states) == len(found.tokens)
+        by_source.setdefault(at.source, []).append(found)
+    first, second = by_source["asked"]
+    assert not torch.equal(first.tokens[:40], second.tokens[:40])
+    for a, length in zip(first.starts, first.prompts, strict=False):
+        prompt = first.tokens[int(a) : int(a + length)].tolist()
+        assert prompt[:2] == [1, 1] and prompt[-1] == 2 and not eos & set(prompt[2:-1])
+    (read,) = by_source["read"]
+    assert len(read.prompts) == 6 and (read.prompts == 23).all()  # twenty words, and what is around
+    assert (read.starts.diff() > 150).all()
+    joined = Texts.joined([first, read])
+    at = int(joined.starts[len(first.prompts) + 2])
+    assert torch.equal(joined.states[at : at + 9], read.states[at - len(first.tokens) :][:9])
+
+
+def test_a_text_that_repeats_a_measured_question_is_known(texts, tmp_path):
+    said = [f"word{i}" for i in range(14)]
+    (tmp_path / "q.jsonl").write_text(json.dumps({"turns": [" ".join(said)]}))
+    calls = iter([" ".join(said[:12]), "Look: " + " ".join(said[1:])] + ["other"] * 99)
+    near = sources.near_a_question(texts, lambda ids: next(calls), [tmp_path / "q.jsonl"])
+    assert near == [1]
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3"])
