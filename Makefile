@@ -38,7 +38,7 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures check-verifiers gpu-check clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-others bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures check-verifiers gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -99,7 +99,10 @@ tables: $(STAMP) ## Every table and figure of the papers: runs what is missing, 
 figures: $(STAMP) ## Figures of all runs below RESULTS, drawn again
 	$(PY) -m analysis.figures $(RESULTS) $(ARGS)
 
-bench-engine: $(STAMP) ## Engine against transformers, pass cost by rows, host work per step
+bench-others: $(STAMP) ## Plain decoding here, in transformers' generate and in llama.cpp, turn about
+	$(PY) -m scripts.bench others $(ARGS)
+
+bench-engine: $(STAMP) ## Pass cost by rows, host work per step
 	$(PY) -m scripts.bench engine $(ARGS)
 
 soak: $(STAMP) ## A thousand cases with faults, a hundred kills: memory stays flat, nothing is lost

@@ -1,6 +1,7 @@
-"""Measure what no run of ``run.py`` shows, in six sections.
+"""Measure what no run of ``run.py`` shows, in seven sections.
 
-    python -m scripts.bench engine       # against transformers, a pass by rows, host work a step
+    python -m scripts.bench engine       # a pass by rows, host work a step
+    python -m scripts.bench others       # plain decoding against transformers and llama.cpp
     python -m scripts.bench passes       # a CPU's pass by one call against layer by layer
     python -m scripts.bench drafters     # drafting time per step of each method
     python -m scripts.bench kernels      # kernels that a pass would launch on a GPU
@@ -16,12 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
-from scripts.bench import console, drafters, engine, gpu, kernels, passes, predicted_pairs
+from scripts.bench import console, drafters, engine, gpu, kernels, others, passes, predicted_pairs
 from specbench.storage import jsonl
 from specbench.system import environment
 
 SECTIONS = {
     "engine": engine,
+    "others": others,
     "passes": passes,
     "drafters": drafters,
     "kernels": kernels,

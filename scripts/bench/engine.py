@@ -1,12 +1,11 @@
 """What the engine itself costs, as ratios measured in one run.
 
-    python -m scripts.bench engine [--tokens 128] [--repeats 4] [--parts PART ...]
+    python -m scripts.bench engine [--repeats 4] [--parts PART ...]
 
-Parts: generate (plain decoding against transformers' generate, interleaved prompt by prompt), rows
-(a target pass by number of rows, layer by layer, with packed products, the best of the libraries'
-and plain ones, interleaved; ``passes`` compares it with one call), outside (the time of a pass
-outside matrix products and attention) and host (the host's work per step outside the target pass
-and the drafter, with a tiny model).
+Parts: rows (a target pass by number of rows, layer by layer, with packed products, the best of the
+libraries' and plain ones, interleaved; ``passes`` compares it with one call), outside (the time of
+a pass outside matrix products and attention) and host (the host's work per step outside the target
+pass and the drafter, with a tiny model).
 """
 
 import argparse
@@ -24,10 +23,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import AutoConfig
 
 from scripts.bench import console, print_table
-from specbench.arrays import Array
 from specbench.config.compose import compose, typed
 from specbench.config.schema import packed_bytes
-from specbench.data.chat_templates import PromptTemplate
 from specbench.decoding.device import seconds
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
@@ -42,18 +39,12 @@ from specbench.models.target import Target
 CPU = torch.device("cpu")
 MOST_ROWS = 128
 SMALL = 8  # inputs of a product that is called for nothing but its call
-PARTS = ("generate", "rows", "outside", "host")
+PARTS = ("rows", "outside", "host")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, MOST_ROWS)
 CONTEXTS = (256, 1024)
 # How products are made, and what a table calls it: as the engine makes them, as it would without
 # panels, and with nothing packed.
 KINDS = {"packed": "packed", "libraries": "best of the libraries", "plain": "plain"}
-QUESTIONS = (
-    "Explain how a bicycle stays upright, in simple words.",
-    "Write a short letter to a neighbour about a tree that has fallen over the fence.",
-    "List six ways to save water at home and say why each one works.",
-    "A shop sells pens at 3 for 2 euros. How much do 21 pens cost? Show your work.",
-)
 
 
 def clocked(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
@@ -92,11 +83,10 @@ class Layers:
         fuse(self._model)
         self._model.set_attn_implementation("specbench")
 
-    def unpack(self, attention: str = "specbench") -> None:
-        """As transformers runs them."""
+    def unpack(self) -> None:
+        """With the linears and the small steps of transformers."""
         unfuse(self._model)
         unpack_linears(self._model)
-        self._model.set_attn_implementation(attention)
 
     @contextmanager
     def _kernels(
@@ -166,54 +156,6 @@ def random_tree(nodes: int, vocab: int, seed: int) -> DraftTree:
     rng = np.random.default_rng(seed)
     parents = np.array([rng.integers(max(-1, i - 8), i) for i in range(nodes)], dtype=np.int64)
     return DraftTree(rng.integers(0, vocab, nodes), parents)
-
-
-def against_generate(
-    target: Target, tokenizer: Any, eos: frozenset[int], tokens: int
-) -> dict[str, Any]:
-    """Tokens/s of plain decoding here and by ``generate``, turn about."""
-    model: Any = target.model
-    template = PromptTemplate(tokenizer)
-    engine = Engine(target, GreedyVerifier(), eos_ids=eos)
-    plain = Drafter(name="ar")
-    layers = Layers(model)
-
-    def ours(ids: Array) -> list[int]:
-        return engine.decode(ids, plain, max_new_tokens=tokens).output_ids
-
-    @torch.inference_mode()
-    def theirs(ids: Array) -> list[int]:
-        batch = torch.from_numpy(ids)[None]
-        options = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
-        out = model.generate(
-            batch, attention_mask=torch.ones_like(batch), eos_token_id=sorted(eos), **options
-        )
-        return out[0, len(ids) :].tolist()  # type: ignore[no-any-return]
-
-    speeds: dict[Any, list[float]] = {ours: [], theirs: []}
-    equal = 0
-    for i, question in enumerate((*QUESTIONS[:1], *QUESTIONS)):  # the first warms up
-        ids = np.array(template.render([(question, None)]))
-        out = {}
-        for call in (ours, theirs) if i % 2 else (theirs, ours):
-            if call is ours:
-                layers.pack()
-            else:
-                layers.unpack("sdpa")
-            start = time.perf_counter()
-            out[call] = call(ids)
-            speeds[call].append(len(out[call]) / (time.perf_counter() - start))
-        equal += bool(i) and out[ours] == out[theirs]
-    layers.pack()
-    ratios = [a / b for a, b in zip(speeds[ours][1:], speeds[theirs][1:], strict=True)]
-    return {
-        "new_tokens": tokens,
-        "ours_tokens_per_s": statistics.median(speeds[ours][1:]),
-        "generate_tokens_per_s": statistics.median(speeds[theirs][1:]),
-        "ratio": statistics.geometric_mean(ratios),
-        "ratios": ratios,
-        "equal_outputs": f"{equal}/{len(ratios)}",
-    }
 
 
 def milliseconds(call: Callable[[], object], times: int) -> list[float]:
@@ -318,7 +260,6 @@ def host_work(nodes: int, steps: int = 300) -> dict[str, Any]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default="smollm2_135m", help="a name of conf/model")
-    add("--tokens", type=int, default=128, help="new tokens a prompt")
     add("--repeats", type=int, default=4, help="rounds over kinds of products")
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
 
@@ -326,7 +267,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     config = typed(compose([f"model={options.model}"]))
     results: dict[str, Any] = {}
-    if {"generate", "rows", "outside"} & {*options.parts}:
+    if {"rows", "outside"} & {*options.parts}:
         tokenizer = load_tokenizer(config)
         loaded = load_model(config, tokenizer)
         target = Target(
@@ -341,10 +282,6 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             loaded.model, max_len=max(CONTEXTS) + 512, max_nodes=max(ROWS), one_call=False
         )
         results["packing"] = target.packed_weights
-    if "generate" in options.parts:
-        results["against_generate"] = against_generate(
-            target, tokenizer, loaded.eos_ids, options.tokens
-        )
     if "rows" in options.parts:
         layers = Layers(target.model)
         results["libraries_plan"] = layers.plan_libraries()
@@ -357,12 +294,6 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def show(results: dict[str, Any]) -> None:
-    if g := results.get("against_generate"):
-        console.print(
-            f"plain decoding [bold]{g['ours_tokens_per_s']:.1f}[/] tokens/s, generate "
-            f"{g['generate_tokens_per_s']:.1f}: [bold]{g['ratio']:.2f}x[/] "
-            f"(equal outputs {g['equal_outputs']})"
-        )
     if "pass_by_rows" in results:
         columns = ["context", "rows"]
         cell = "{context}|{rows}"

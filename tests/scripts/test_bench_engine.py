@@ -1,10 +1,10 @@
-"""What `make bench-engine` compares is what it says, on a model small enough for a test."""
+"""The benches of the engine compare what they say, on a model small enough for a test."""
 
 import numpy as np
 import pytest
 import torch
 
-from scripts.bench import engine
+from scripts.bench import engine, others
 from specbench.decoding.structs import DraftTree
 from specbench.models.target import Target
 from tests.conftest import tiny_model
@@ -56,3 +56,29 @@ def test_the_products_calls_are_told_apart(target):
     found = engine.outside_arithmetic(target, 2, rounds=1)
     assert {*found} == {"rows", "whole_ms", "left_ms", "around_ms", "calls_ms", "share"}
     assert found["left_ms"] > 0 and found["share"] > 0
+
+
+def test_other_engines_are_compared_prompt_by_prompt(monkeypatch):
+    """Two that take twice and half the time of the first, on a clock that they move themselves."""
+    now, asked = [0.0], []
+    monkeypatch.setattr(others.time, "perf_counter", lambda: now[0])
+
+    def engine_that_takes(name, seconds, ids):
+        def answer(prompt):
+            asked.append((name, tuple(prompt)))
+            now[0] += seconds * len(prompt)
+            return ids
+
+        return answer
+
+    answers = {
+        "ours": engine_that_takes("ours", 1.0, [1, 2]),
+        "slow": engine_that_takes("slow", 2.0, [1, 2]),
+        "fast": engine_that_takes("fast", 0.5, [1, 3]),
+    }
+    found = others.in_turns(answers, [[5], [5, 6], [5, 6, 7]], rounds=2)
+    assert found["ours"] == {"tokens_per_s": 1.0, "ratio": 1.0, "equal": "6/6"}
+    assert found["slow"]["ratio"] == pytest.approx(0.5) and found["slow"]["equal"] == "6/6"
+    assert found["fast"]["ratio"] == pytest.approx(2.0) and found["fast"]["equal"] == "0/6"
+    first = [name for name, _ in asked[::3]]
+    assert set(first) == set(answers) and len(asked) == 3 * 7
