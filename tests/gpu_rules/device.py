@@ -108,7 +108,8 @@ class Kernels(TorchDispatchMode):
             world.capturing.record(func, args, kwargs, outs, touched)
             return
         tick = stream.work()
-        for block, written in touched.items():
+        # Memory without contents is of its stream, whatever it is to be like.
+        for block, written in touched.items() if name not in _NO_KERNEL else ():
             world.touch(stream, tick, block, writes=written)
         for tensor in outs:
             block = world.block(tensor)

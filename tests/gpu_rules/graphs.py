@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 from typing import Any
 
 import torch
@@ -129,7 +128,6 @@ class Capture:
         if world.capturing is not None:
             raise RuleBroken(CAPTURE, "another capture begins")
         torch.cuda.synchronize()
-        gc.collect()
         self._inside = torch.cuda.stream(self._stream)
         self._inside.__enter__()
         self._graph.device = self._stream.index

@@ -8,6 +8,9 @@ from methods.random_drafts import RandomDrafts
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import MatchVerifier
+from specbench.errors import ConfigurationError
+from specbench.models.draft.loading import _placed
+from specbench.models.static_pass import StaticPass
 from specbench.models.target import Target
 from tests.conftest import VOCAB, side_by_side, tiny_model
 from tests.gpu_rules import decoders
@@ -52,7 +55,7 @@ def test_drafting_beside_the_pass(gpu, plain, overlap, device):
     if torch.cuda.device_count() < 2 and device == SECOND:
         pytest.skip("needs a second GPU")
     target = decoders.target(max_nodes=31)
-    for name in ("pearl", "card"):
+    for name in ("pearl", "card", "sps"):
         drafter = DRAFTED[name]()
         draft = decoders.draft(drafter, device)
         found = decode(target, drafter, turns=2, draft_model=draft, overlap=overlap)
@@ -94,3 +97,29 @@ def test_sampled_texts_are_those_of_the_cpu(gpu):
         drafter = RandomDrafts(name="random_drafts", n_nodes=20)
         texts.append(decode(target, drafter, verifier=verifier).output_ids)
     assert texts[0] == texts[1]
+
+
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(gpu, plain, monkeypatch):
+    monkeypatch.setattr(StaticPass, "device_part", lambda self: self.numbers.cpu())
+    target = decoders.target(max_nodes=20)
+    monkeypatch.undo()
+    assert not target.graphs
+    assert set(target.reasons) == {f"1 x {n} rows, 256 keys" for n in (1, 2, 4, 8, 16, 32)}
+    assert decode(target, TEXT["random_drafts"]()).output_ids == plain
+
+
+@pytest.mark.parametrize("said", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])
+def test_a_graph_without_memory_says_what_to_type(gpu, said, monkeypatch):
+    def full(self):
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(StaticPass, "device_part", full)
+    with pytest.raises(ConfigurationError, match=r"no memory left for the CUDA graph of 1 x 1 row"):
+        decoders.target()
+
+
+def test_a_draft_s_device_that_is_not_there_is_the_target_s(gpu, caplog):
+    target = decoders.target(engine=Target)
+    assert _placed("cuda", "cuda", target) == (torch.device(DEVICE), 1)
+    assert _placed("cuda:77", "cuda:77", target) == (torch.device(DEVICE), 2)
+    assert "cuda:77 is not there" in caplog.text
