@@ -17,6 +17,7 @@ import csv
 import itertools
 import json
 import re
+import shlex
 from collections import defaultdict
 from pathlib import Path
 
@@ -237,6 +238,28 @@ def test_every_picture_names_a_record_that_is_there_and_every_one_is_shown():
     for picture, names in records.items():
         assert all((PROJECT / name).exists() for name in names), picture
         assert picture.stat().st_size <= 150_000
+
+
+PLACES = ("data_dir=", "output_dir=", "runner.traces=", "runner.surface=")  # of one machine
+
+
+def settings(words):
+    """What was typed, without places and spaces."""
+    return {word.replace(" ", "") for word in words if not word.startswith(PLACES)}
+
+
+def test_a_kept_run_s_pictures_stand_below_the_command_that_made_it():
+    """Labels and budgets are the record's: nothing else was typed."""
+    checked = 0
+    for section in text("docs/gallery.md").split("\n## ")[1:]:
+        lines = re.findall(r"^python run\.py .*", section, re.M)
+        typed = [shlex.split(line)[2:] for line in lines]
+        for kept in set(re.findall(r"^Record: `([^`]+)`\.", section, re.M)):
+            if (PROJECT / kept / DONE).exists():
+                made = json.loads(text(f"{kept}/manifest.json"))["overrides"]
+                assert settings(made) in [settings(words) for words in typed], kept
+                checked += 1
+    assert checked
 
 
 @pytest.mark.slow  # every picture of a run's, with its intervals
