@@ -84,7 +84,6 @@ def _shares(
     depths: Depths | None,
 ) -> list[tuple[int, Estimate]]:
     """Shares of the steps that accepted and drafted at least as much as ``among`` says."""
-    reached = max((n - 1 for record in records for n in record.committed_per_step), default=0)
     return [
         (
             depth,
@@ -96,7 +95,7 @@ def _shares(
                 1,
             ),
         )
-        for depth in range(1, min(reached, deepest) + 1)
+        for depth in range(1, min(_deepest(records), deepest) + 1)
     ]
 
 
@@ -125,9 +124,14 @@ def rates_by_position(records: Sequence[CaseRecord], deepest: int) -> dict[str, 
 def marginal_rates(records: Sequence[CaseRecord], deepest: int | None = None) -> list[float]:
     """By position, the share of all steps that accepted it and all before it."""
     if deepest is None:
-        deepest = max((n - 1 for r in records for n in r.committed_per_step), default=0)
+        deepest = _deepest(records)
     steps = total(records, steps_with(0, 0))
     return [total(records, steps_with(d, 0)) / steps for d in range(1, deepest + 1)]
+
+
+def _deepest(records: Sequence[CaseRecord]) -> int:
+    """The most drafted tokens that a step accepted."""
+    return max((n - 1 for record in records for n in record.committed_per_step), default=0)
 
 
 def rates_where_drafted(
