@@ -270,12 +270,13 @@ def held_out(pupil: Pupil, texts: Texts, chosen: list[int], layers: list[int]) -
         alive = np.ones(len(batch), dtype=bool)
         for step, states in enumerate(pupil.guess(batch, HELD_STEPS, None)):
             rows = batch.rows_for(step)
+            going_on = torch.from_numpy(alive[rows])  # a chain ends at its first miss
+            rows, states = rows[going_on], states[going_on]
             guessed = (states @ pupil.lm_head.T).argmax(-1)
             wanted = pupil.head_ids[batch.ids[rows + 1 + step, 0]]
             right[rows, step] = (guessed == wanted).numpy()
-            counted = rows[torch.from_numpy(alive[rows])].numpy()
-            asked_by_step[step] += len(counted)
-            right_by_step[step] += right[counted, step].sum()
+            asked_by_step[step] += len(rows)
+            right_by_step[step] += right[rows, step].sum()
             alive &= right[:, step]
         # Row j guesses the tokens from j + 2 on; the answer's first one comes with the prompt.
         chains = right[int(texts.prompts[i]) - 1 : len(batch) - 2]

@@ -160,7 +160,7 @@ class Author:
                 return "asked by the target", self._answers(self._questions(count, seed), seed)
             case "read":
                 return "prose that was read", self._reads(count, seed)
-        asked = questions_in([self._options.other])
+        asked = [turns[0] for turns in questions_in([self._options.other])]
         chosen = random.Random(0).sample(asked, min(count, len(asked)))
         return "other", self._answers(chosen, seed, greedy=True)
 
@@ -218,9 +218,10 @@ def prose_in(folder: Path | None) -> list[str]:
     return [p for path in files for p in paragraphs(path.read_text("utf-8", errors="replace"))]
 
 
-def questions_in(files: Sequence[Path]) -> list[str]:
+def questions_in(files: Sequence[Path]) -> list[list[str]]:
+    """The turns of each line of some data files."""
     lines = [line for path in files for line in path.read_text(encoding="utf-8").splitlines()]
-    return [text for line in lines for text in texts_of(json.loads(line))]
+    return [texts_of(json.loads(line)) for line in lines]
 
 
 def read_texts(groups: Sequence[Group]) -> tuple[Texts, list[str]]:
@@ -248,7 +249,8 @@ def near_a_question(
     """Numbers of the texts that share ``_WORDS_APART`` words in a row with a question."""
     spans = zip(texts.starts.tolist(), texts.starts[1:].tolist(), strict=False)
     said = [decode(texts.tokens[a:b].tolist()) for a, b in spans]
-    return shared_with(said, questions_in(files), words=_WORDS_APART)
+    turns = [turn for asked in questions_in(files) for turn in asked]
+    return shared_with(said, turns, words=_WORDS_APART)
 
 
 def mix_of(texts: Texts, styles: Sequence[str], learnt: torch.Tensor) -> dict[str, str]:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scripts.draft_model import folder, head_families, head_lesson, learning, sources
+from scripts.draft_model import folder, head_families, head_lesson, head_scores, learning, sources
 from scripts.draft_model import train_heads as script
 from scripts.draft_model.texts import Texts, answers
 from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
@@ -43,13 +43,17 @@ def recipe_for(name, **changes):
     )
 
 
-def pupil_for(target, texts, recipe):
+def teacher_for(target, texts, recipe):
     ends = Embeddings(target)
     common = head_lesson.frequent(texts, len(ends.embedding))
     sample = [head_lesson.pack(texts, [0, 1, 2, 3], recipe.states)]
+    return head_families.Teacher(ends, target.config.to_dict(), common, sample)
+
+
+def pupil_for(target, texts, recipe):
+    teacher = teacher_for(target, texts, recipe)
     torch.manual_seed(0)
-    teacher = head_families.Teacher(ends, target.config.to_dict(), common, sample)
-    return head_families.make(recipe.name, teacher, LAYERS, recipe.vocab), common
+    return head_families.make(recipe.name, teacher, LAYERS, recipe.vocab), teacher.common
 
 
 def learned(target, texts, recipe, folder, **minutes):
@@ -105,6 +109,10 @@ def test_a_head_learns_resumes_and_loads_from_what_is_written(
     for key, weight in whole.head.state_dict().items():
         half_a_step = weight.abs().amax(-1, keepdim=True) / 254
         assert ((loaded.state_dict()[key] - weight).abs() <= half_a_step + 1e-6).all(), key
+    read = head_scores.taught(name, tmp_path / "head", teacher_for(target, texts, recipe), LAYERS)
+    assert torch.equal(read.head_ids, whole.head_ids)
+    for key, weight in loaded.state_dict().items():
+        assert torch.equal(weight, read.head.state_dict()[key]), key
     card = (tmp_path / "head" / "README.md").read_text()
     facts = json.loads((tmp_path / "head" / "training.json").read_text())
     assert facts["sha256"] in card and f"epoch {recipe.epochs}" in card
@@ -129,6 +137,21 @@ def test_a_training_ends_with_the_weights_of_its_best_score(average, tmp_path):
     progress = learning.learn(training, lengths, torch.tensor([0, 1]), tmp_path)
     assert model.weight.item() == progress.curve[2]["weight"]
     assert [point["visits"] for point in progress.curve] == [0, 6, 12, 18]
+
+
+def test_a_curve_says_what_ten_times_the_tokens_would_give(tmp_path, capsys):
+    tokens = [20_000, 50_000, 100_000, 300_000, 1_000_000, 2_000_000]
+    epochs = [0.02, 0.05, 0.1, 0.3, 1.0, 2]
+    curve = [{"epoch": 0.0, "visits": 0, "top1": [0.0], "other_top1": [0.0]}] + [
+        {"epoch": epoch, "visits": n, "top1": [0.0], "other_top1": [0.6 - 4 * n**-0.3]}
+        for epoch, n in zip(epochs, tokens, strict=True)
+    ]
+    torch.save({"progress": {"curve": curve}}, tmp_path / "eagle.pt")
+    figure = tmp_path / "curves.png"
+    assert head_scores.main(["--curves", str(tmp_path), "--figure", str(figure)]) == 0
+    expected = f"10,000,000 tokens: {0.6 - 4 * 1e7**-0.3:.3f}"
+    assert expected in capsys.readouterr().out and figure.stat().st_size > 5000
+    assert head_scores.main(["--curves", str(tmp_path / "none")]) == 2
 
 
 class _Words:
