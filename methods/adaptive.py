@@ -58,6 +58,7 @@ import numpy as np
 from specbench.arrays import BoolArray, FloatArray, IntArray
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
     Counted,
@@ -198,7 +199,7 @@ class Adaptive(Composite):
         self._offered = []
         super().begin(state)
 
-    def propose(self, state: DecodeState) -> DraftTree:
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         self._said = []
         asked = state
         if self.policy == "bandit":
@@ -207,7 +208,7 @@ class Adaptive(Composite):
             # Nothing deeper than the arm could be committed then, so that draft models stop there.
             asked = copy.copy(state)
             asked.remaining = min(state.remaining, self._arm + 2)
-        tree = self._tree = self.parts[0].propose(asked)
+        tree = self._tree = yield from self.parts[0].drafting(asked)
         self._offered.append(len(tree))
         self._kept = np.flatnonzero(self._worth(tree, state.length)) if len(tree) else NO_TOKENS
         return tree.take(self._kept) if len(self._kept) else DraftTree.empty()

@@ -26,8 +26,9 @@ State kept: none beyond the head's cache and unread states, for a turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -37,7 +38,7 @@ import torch
 from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.head_drafter import HeadDrafter
-from specbench.decoding.protocols import TargetInfo
+from specbench.decoding.protocols import ModelWork, TargetInfo, alone
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
 from specbench.index.head_tree import FixedTreeDrafter
 from specbench.models.heads import eagle, eagle3
@@ -61,14 +62,20 @@ class _Feature(HeadDrafter):
     def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
         raise NotImplementedError
 
-    def _grow(self, feature: torch.Tensor, levels: int) -> DraftTree:
+    @property
+    def _weights(self) -> tuple[Hashable, ...]:
+        """Knobs that decide what `_load` gives."""
+        raise NotImplementedError
+
+    def _grow(self, feature: torch.Tensor, levels: int) -> ModelWork[DraftTree]:
         """The tree of ``levels`` levels; ``feature [1, hidden]`` leads to the first one."""
         raise NotImplementedError
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
         assert context.target is not None
-        self._head = self._load(context.heads[self.head], context.target)
+        load = partial(self._load, context.heads[self.head], context.target)
+        self._head = self._twin(context, load, *self._weights)
         self._device = context.target.device
 
     @torch.inference_mode()
@@ -78,17 +85,16 @@ class _Feature(HeadDrafter):
         assert self._head.cache is not None
         self._cache = self._head.cache
         self._cache.truncate(0)
-        self._catch_up(state)
+        alone(self._catch_up(state))
 
-    @torch.inference_mode()
-    def propose(self, state: DecodeState) -> DraftTree:
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         levels = min(self._levels, state.remaining - 1)
         if levels < 1:
             return DraftTree.empty()
-        self._catch_up(state)
-        return self._grow(self._feature, levels)
+        yield from self._catch_up(state)
+        return (yield from self._grow(self._feature, levels))
 
-    def _catch_up(self, state: DecodeState) -> None:
+    def _catch_up(self, state: DecodeState) -> ModelWork[None]:
         states = self._unread()
         if states is None:
             self._cache.drop_nodes()
@@ -96,7 +102,7 @@ class _Feature(HeadDrafter):
         # Each row goes with the token after it, the last one with the root.
         start = self._cache.length + 1
         ids = to_device(state.buffer[start : start + len(states)].copy(), self._device)
-        self._feature = self._head.catch_up(ids, states)[-1:]
+        self._feature = (yield from self._head.catching_up(ids, states))[-1:]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -126,18 +132,24 @@ class Eagle(_Feature, FixedTreeDrafter):
             numbers = count + torch.arange(len(inner), device=self._device)
             count += len(inner)
 
+    @property
+    def _weights(self) -> tuple[Hashable, ...]:
+        return (self.vocabulary,)
+
     def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
         return _first_head(folder, target, self.vocabulary)
 
-    def _grow(self, feature: torch.Tensor, levels: int) -> DraftTree:
+    def _grow(self, feature: torch.Tensor, levels: int) -> ModelWork[DraftTree]:
         head, tokens = self._head, []
         features = feature
         for level, (above, ranks, inner) in enumerate(self._plan[:levels]):
-            best = head.logits(features).topk(self._n_ranks[level], dim=-1).indices
+            logits = yield from head.scoring(features)
+            best = logits.topk(self._n_ranks[level], dim=-1).indices
             tokens.append(head.to_target_ids(best[above, ranks]))
             if level + 1 < levels:
                 above = above[inner]
-                features = head.extend(tokens[-1][inner], features[above], self._above[level])
+                ids, own = tokens[-1][inner], self._above[level]
+                features = yield from head.extending(ids, features[above], own)
         return self._filled(torch.cat(tokens))
 
 
@@ -183,14 +195,14 @@ class _Grown(_Feature):
     def _nodes_read(self) -> int:
         return max(1, self.depth * self.top_k)
 
-    def _grow(self, feature: torch.Tensor, levels: int) -> DraftTree:
+    def _grow(self, feature: torch.Tensor, levels: int) -> ModelWork[DraftTree]:
         head = self._head
         if levels == 1:  # no score is compared with another node's
-            logits = head.logits(feature)[0]
+            logits = (yield from head.scoring(feature))[0]
             count = min(self.top_k, self.total - 1, len(logits))
             best = logits.topk(count).indices
             return DraftTree(head.to_target_ids(best).cpu().numpy(), np.full(count, -1))
-        scores, ids = self._children(feature)
+        scores, ids = self._children((yield from head.scoring(feature)))
         k = scores.shape[1]
         scores, ids = scores[0], head.to_target_ids(ids[0])
         # Of all nodes, in the order in which they were made.
@@ -203,8 +215,8 @@ class _Grown(_Feature):
         read = torch.full_like(best, -1)
         made = k
         for level in range(levels - 1):
-            out = head.extend(ids, above, read)
-            gained, children = self._children(out)
+            out = yield from head.extending(ids, above, read)
+            gained, children = self._children((yield from head.scoring(out)))
             children = head.to_target_ids(children).flatten()
             gained = (scores[:, None] + gained).flatten()
             all_ids.append(children)
@@ -227,9 +239,8 @@ class _Grown(_Feature):
             tokens.astype(np.int64), above_kept.astype(np.int64), survival=survival.copy()
         )
 
-    def _children(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _children(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``[n, top_k]`` log-probabilities and own ids of each node's likeliest children."""
-        logits = self._head.logits(features)
         if logits.dtype != torch.float64:
             logits = logits.float()
         k = min(self.top_k, logits.shape[-1])
@@ -256,6 +267,10 @@ class Eagle2(_Grown):
     head: str = "eagle"
     vocabulary: str | None = None
 
+    @property
+    def _weights(self) -> tuple[Hashable, ...]:
+        return (self.vocabulary,)
+
     def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
         return _first_head(folder, target, self.vocabulary)
 
@@ -280,6 +295,13 @@ class Eagle3(_Grown):
         # Until `setup` has read the head's configuration this only says that there are some.
         self._layers = tuple(self.layer_ids or (AFTER_FINAL_NORM,))
 
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        assert context.target is not None and isinstance(self._head, eagle3.Eagle3Head)
+        if self._head.config.joins_states:
+            layers = self._head.config.layer_ids
+            self._layers = layers or eagle3.default_ids(context.target.n_layers)
+
     @property
     def layers(self) -> tuple[int, ...]:
         return self._layers
@@ -292,14 +314,15 @@ class Eagle3(_Grown):
             here = [rows.to(self._device) for rows in states]
             eagle3.checked_ids(self._head, here, to_device(ids, self._device), self._layers)
 
+    @property
+    def _weights(self) -> tuple[Hashable, ...]:
+        return tuple(self.layer_ids or ())
+
     def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
-        head = eagle3.load(
+        return eagle3.load(
             folder,
             target.embeddings,
             dtype=target.dtype,
             device=target.device,
             layer_ids=tuple(self.layer_ids) if self.layer_ids else None,
         )
-        if head.config.joins_states:
-            self._layers = head.config.layer_ids or eagle3.default_ids(target.n_layers)
-        return head

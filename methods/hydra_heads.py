@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from specbench.decoding.device import to_device
+from specbench.decoding.protocols import ModelWork, alone
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
 from specbench.index.head_tree import FixedTreeDrafter
 from specbench.index.static_tree import require_heads
@@ -43,9 +44,13 @@ class Hydra(FixedTreeDrafter):
         target, folder = context.target, context.heads[self.head]
         ends, ids = ends_of(target, self.vocabulary)
         self._check_ranks(ids, context.vocab_size)
-        self._heads = hydra_heads.load(
-            folder, ends, target.config, dtype=target.dtype, device=target.device
-        )
+
+        def load() -> hydra_heads.HydraHeads:
+            return hydra_heads.load(
+                folder, ends, target.config, dtype=target.dtype, device=target.device
+            )
+
+        self._heads = self._twin(context, load, self.vocabulary)
         shared = all(head.lm_head is None for head in self._heads.heads)
         self._ids = ids if shared else None
         require_heads(self._tree, len(self._heads.heads), folder)
@@ -56,24 +61,24 @@ class Hydra(FixedTreeDrafter):
             self._heads.reserve(room)
         if self._heads.cache is not None:
             self._heads.cache.truncate(0)
-        self._catch_up()
+        alone(self._catch_up())
 
-    @torch.inference_mode()
-    def propose(self, state: DecodeState) -> DraftTree:
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         levels = min(len(self._plan), state.remaining - 1)
         if levels < 1:
             return DraftTree.empty()
-        self._catch_up()
+        yield from self._catch_up()
         tokens = []
         paths = to_device(torch.tensor([[state.root]]), self._device)
         for level, (above, ranks, inner) in enumerate(self._plan[:levels]):
-            best = self._heads(self._prefix, paths).topk(self._n_ranks[level], dim=-1).indices
+            logits = yield from self._heads.guessing(self._prefix, paths)
+            best = logits.topk(self._n_ranks[level], dim=-1).indices
             chosen = best[above, ranks]
             tokens.append(chosen if self._ids is None else self._ids[chosen])
             paths = torch.cat([paths[above[inner]], tokens[-1][inner, None]], dim=1)
         return self._filled(torch.cat(tokens))
 
-    def _catch_up(self) -> None:
+    def _catch_up(self) -> ModelWork[None]:
         states = self._unread()
         if states is not None:
-            self._prefix = self._heads.catch_up(states)
+            self._prefix = yield from self._heads.catching_up(states)

@@ -24,10 +24,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
 from specbench.index.head_tree import FixedTreeDrafter
 from specbench.index.static_tree import (
@@ -88,7 +90,8 @@ class Medusa(FixedTreeDrafter):
         target, folder = context.target, context.heads[self.head]
         ends, ids = ends_of(target, self.vocabulary)
         self._check_ranks(ids, context.vocab_size)
-        self._heads = medusa.load(folder, ends, dtype=target.dtype, device=target.device)
+        load = partial(medusa.load, folder, ends, dtype=target.dtype, device=target.device)
+        self._heads = self._twin(context, load, self.vocabulary)
         self._ids = None if self._heads.lm_heads else ids
         require_heads(self._tree, len(self._heads.blocks), folder)
         depths = np.array([len(path) - 1 for path in self._tree.paths])
@@ -102,7 +105,9 @@ class Medusa(FixedTreeDrafter):
     @torch.inference_mode()
     def foresee(self, n_prompt: int, hidden: Mapping[int, torch.Tensor]) -> None:
         rows = hidden[AFTER_FINAL_NORM][n_prompt - 1 :]
-        self._ahead = torch.cat([self._best(x, len(self._ends)) for x in rows.split(_ROWS_AHEAD)])
+        self._ahead = torch.cat(
+            [self._best(self._heads(x, len(self._ends))) for x in rows.split(_ROWS_AHEAD)]
+        )
 
     def begin(self, state: DecodeState) -> None:
         self._state = None
@@ -111,8 +116,7 @@ class Medusa(FixedTreeDrafter):
         super().end(state)
         self._ahead = None
 
-    @torch.inference_mode()
-    def propose(self, state: DecodeState) -> DraftTree:
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         unread = self._unread()
         if unread is not None:
             self._state = unread[-1:]
@@ -121,13 +125,12 @@ class Medusa(FixedTreeDrafter):
             return DraftTree.empty()
         n = int(self._ends[levels - 1])
         if self._ahead is None:
-            best = self._best(self._state, levels)[0]
+            best = self._best((yield from self._heads.guessing(self._state, levels)))[0]
         else:
             best = self._ahead[state.length - state.n_prompt - 1]
         tokens = best[self._depths[:n], self._ranks[:n]]
         return self._filled(tokens if self._ids is None else self._ids[tokens])
 
-    def _best(self, states: torch.Tensor, levels: int) -> torch.Tensor:
+    def _best(self, logits: torch.Tensor) -> torch.Tensor:
         """``[n, levels, ranks]`` candidates of each row's heads, by their own ids."""
-        logits: torch.Tensor = self._heads(states, levels)
         return logits.topk(self._tree.n_ranks, dim=-1).indices

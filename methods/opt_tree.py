@@ -30,7 +30,8 @@ import numpy as np
 import torch
 
 from specbench.arrays import FloatArray, IntArray
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import ModelDrafter
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
     Counted,
@@ -43,7 +44,7 @@ from specbench.decoding.structs import (
 
 
 @dataclass(kw_only=True, eq=False)
-class OptTree(Drafter):
+class OptTree(ModelDrafter):
     """OPT-Tree: a tree of a draft model's most likely paths.
 
     Attributes:
@@ -90,20 +91,20 @@ class OptTree(Drafter):
         self._expected = []
         self._draft.begin(state.tokens, state.seed)
 
-    def propose(self, state: DecodeState) -> DraftTree:
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         deepest = min(self.max_depth - 1, state.remaining - 1, self._draft.free_rows(state.length))
         self._tree, self._fed = DraftTree.empty(), NO_TOKENS
-        expected = self._grow(state, deepest) if deepest > 0 else 0.0
+        expected = (yield from self._grow(state, deepest)) if deepest > 0 else 0.0
         self._expected.append(round(expected, 4))
         return self._tree
 
-    def _grow(self, state: DecodeState, deepest: int) -> float:
+    def _grow(self, state: DecodeState, deepest: int) -> ModelWork[float]:
         """Build the tree; returns its expected accepted length."""
         tokens, parents, fed = NO_TOKENS, NO_TOKENS, NO_TOKENS  # of the best nodes, layer by layer
         scores: FloatArray = np.empty(0)
         layer = np.array([-1])  # nodes whose children come next
         layer_scores = np.ones(1)
-        logits = self._draft.catch_up(state.tokens, own=True)[None]
+        logits = (yield from self._draft.catching_up(state.tokens, own=True))[None]
         expected, n_fed = 0.0, 0
         for depth in range(1, deepest + 1):
             full = len(scores) == self.nodes
@@ -125,7 +126,7 @@ class OptTree(Drafter):
             above_fed = np.where(parents[layer] < 0, -1, fed[parents[layer]])
             fed[layer] = np.arange(n_fed, n_fed + len(layer))
             n_fed += len(layer)
-            logits = self._draft.extend(tokens[layer], above_fed, own=True)
+            logits = yield from self._draft.extending(tokens[layer], above_fed, own=True)
         self._tree, self._fed = DraftTree(tokens, parents, survival=scores), fed
         return expected
 

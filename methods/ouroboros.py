@@ -43,7 +43,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.arrays import IntArray
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import ModelDrafter
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
     Counted,
@@ -62,7 +63,7 @@ _DRAFT, _PHRASE = 0, 1
 
 
 @dataclass(kw_only=True, eq=False)
-class Ouroboros(Drafter):
+class Ouroboros(ModelDrafter):
     """Ouroboros: a draft model drafts by lookahead, and phrases make its draft longer.
 
     Attributes:
@@ -150,8 +151,8 @@ class Ouroboros(Drafter):
         self._tree = DraftTree.empty()
         self._phrase_tokens = 0
 
-    def propose(self, state: DecodeState) -> DraftTree:
-        chain = self._write(state)
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
+        chain = yield from self._write(state)
         self._drafted = len(chain)
         if not len(chain):
             self._tree = DraftTree.empty()
@@ -161,21 +162,21 @@ class Ouroboros(Drafter):
         self._tree = _continued(chain, phrases, self.lost_bonus)
         return self._tree
 
-    def _write(self, state: DecodeState) -> IntArray:
+    def _write(self, state: DecodeState) -> ModelWork[IntArray]:
         """``[gamma]`` tokens by lookahead on the draft model; fewer where fewer are wanted."""
         wanted = min(self.gamma, state.remaining - 1)
         ahead = self._longest + self.window + self.ngram  # how far the window may reach
         if wanted <= 0 or self._draft.free_rows(state.length) < ahead:
             return NO_TOKENS
         if state.length - self._read > self._most_unread:  # a union's other parts did well
-            self._draft.catch_up(state.tokens[:-1], own=True)
+            yield from self._draft.catching_up(state.tokens[:-1], own=True)
             self._read = state.length - 1
         unread = state.tokens[self._read :]
         held = 0  # drafted tokens that have been read
         chain: list[IntArray] = []
         length = 0
         while length < wanted:
-            accepted, bonus = self._lookahead_pass(unread, held)
+            accepted, bonus = yield from self._lookahead_pass(unread, held)
             if not chain:  # what was committed before is text from now on
                 self._draft.commit_path(np.arange(len(unread)), accepted)
                 self._read = state.length
@@ -195,7 +196,7 @@ class Ouroboros(Drafter):
         self._held = min(held, len(drafted))
         return drafted
 
-    def _lookahead_pass(self, unread: IntArray, held: int) -> tuple[IntArray, IntArray]:
+    def _lookahead_pass(self, unread: IntArray, held: int) -> ModelWork[tuple[IntArray, IntArray]]:
         """One pass of lookahead decoding behind ``held`` drafted tokens.
 
         Args:
@@ -213,7 +214,8 @@ class Ouroboros(Drafter):
         tokens, parents, aux = self._window.tree(int(unread[-1]), guesses, self.lost_bonus)
         before = np.arange(-1, root) + held
         numbers = np.concatenate((before, parents + held + len(unread)))
-        logits = self._draft.extend(np.concatenate((unread, tokens)), numbers, own=True)
+        read = np.concatenate((unread, tokens))
+        logits = yield from self._draft.extending(read, numbers, own=True)
         choices = self._draft.to_target_ids(logits[root:].argmax(-1)).cpu().numpy()
         path = np.empty(len(tokens), dtype=np.int64)
         path = path[: longest_match(tokens, parents, aux, choices, path)]

@@ -38,8 +38,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.protocols import TextDraftLM
+from specbench.decoding.drafter import ModelDrafter
+from specbench.decoding.protocols import ModelWork, TextDraftLM
 from specbench.decoding.structs import (
     Counted,
     DecodeState,
@@ -54,7 +54,7 @@ _SCHEDULES = ("constant", "heuristic")
 
 
 @dataclass(kw_only=True, eq=False)
-class Sps(Drafter):
+class Sps(ModelDrafter):
     """Speculative sampling: a small draft model drafts a chain.
 
     Attributes:
@@ -104,18 +104,20 @@ class Sps(Drafter):
     def begin(self, state: DecodeState) -> None:
         self._draft.begin(state.tokens, state.seed)
 
-    def propose(self, state: DecodeState) -> DraftTree:
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         if self._text is not None:
             self._text.read(state.tokens)
         longest = min(self._gamma, state.remaining - 1, self._draft.free_rows(state.length))
-        self._tree = self._chain(state, longest) if longest > 0 else DraftTree.empty()
+        self._tree = DraftTree.empty()
+        if longest > 0:
+            self._tree = yield from self._chain(state, longest)
         return self._tree
 
-    def _chain(self, state: DecodeState, longest: int) -> DraftTree:
+    def _chain(self, state: DecodeState, longest: int) -> ModelWork[DraftTree]:
         tokens: list[torch.Tensor] = []
         rows: list[torch.Tensor] = []
         survival: list[float] = []  # where somebody looks at it
-        logits = self._draft.catch_up(state.tokens, own=True)[None]
+        logits = (yield from self._draft.catching_up(state.tokens, own=True))[None]
         while True:
             if self._sampling.greedy:
                 drawn = logits.argmax(-1)
@@ -137,7 +139,7 @@ class Sps(Drafter):
             if len(tokens) == longest:
                 break
             last = np.array([len(tokens) - 2], dtype=np.int64)
-            logits = self._draft.extend(tokens[-1], last, own=True)
+            logits = yield from self._draft.extending(tokens[-1], last, own=True)
         chain = torch.cat(tokens)
         if self._text is not None:
             chain = self._text.spelled(chain)[:longest]

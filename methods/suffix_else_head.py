@@ -22,6 +22,7 @@ import numpy as np
 
 from specbench.decoding.composite import Composite, made_drafters
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import DecodeState, DraftTree, Needs, StepOutcome
 from specbench.errors import ConfigurationError
 
@@ -70,11 +71,11 @@ class SuffixElseHead(Composite):
         super().begin(state)
         self._asked: tuple[Drafter, DraftTree] | None = None
 
-    def propose(self, state: DecodeState) -> DraftTree:
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         scored, other = self.drafters
-        tree, taken = scored.propose(state), 0
+        tree, taken = (yield from scored.drafting(state)), 0
         if len(tree) == 0 or scored.score < self.min_score:
-            tree, taken = other.propose(state), 1
+            tree, taken = (yield from other.drafting(state)), 1
         self._asked = self.drafters[taken], tree
         return replace(tree, sources=np.full(len(tree), taken, dtype=np.int64))
 

@@ -41,6 +41,7 @@ from methods.sam.static_automaton import StaticAutomaton, follow, grow_best_firs
 from specbench.arrays import IntArray
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
     Artifact,
@@ -156,9 +157,9 @@ class SuffixAutomatonDecoding(Composite):
         self._cursor[:] = 0
         self._read(state, 0)
 
-    def propose(self, state: DecodeState) -> DraftTree:
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         if self.auxiliary is not None:
-            return self._with_auxiliary(state)
+            return (yield from self._with_auxiliary(state))
         length, after = self._dynamic_match(state, 0)
         matched = int(self._cursor[1]) - self._bias
         if self._dynamic is not None and length >= matched:
@@ -181,12 +182,12 @@ class SuffixAutomatonDecoding(Composite):
             super().observe(state, outcome)
         self._read(state, state.length - len(outcome.committed))
 
-    def _with_auxiliary(self, state: DecodeState) -> DraftTree:
+    def _with_auxiliary(self, state: DecodeState) -> ModelWork[DraftTree]:
         # As much room as the reference asks for: two tokens more than are copied.
         length, after = self._dynamic_match(state, self._budget + 2)
         matched = int(self._cursor[1]) - self._bias
         if max(length, matched) < self.len_threshold:
-            self._asked = self.auxiliary.propose(state)
+            self._asked = yield from self.auxiliary.drafting(state)
             return _named(self._asked, _AUXILIARY)
         if self._static is not None and (self._dynamic is None or length < matched):
             arrays, place = self._static.arrays, int(self._cursor[0])

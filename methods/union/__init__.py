@@ -29,6 +29,7 @@ from methods.union.merge import merge_trees, part_view
 from specbench.arrays import IntArray
 from specbench.decoding.composite import Composite, made_drafters
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
     Counted,
@@ -129,8 +130,11 @@ class Union(Composite):
         self._credited = np.zeros(len(self.drafters), dtype=np.int64)
         self._found = np.zeros(len(self.drafters), dtype=np.int64)
 
-    def propose(self, state: DecodeState) -> DraftTree:
-        return self._merge([part.propose(state) for part in self._asked])
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
+        trees = []
+        for part in self._asked:
+            trees.append((yield from part.drafting(state)))
+        return self._merge(trees)
 
     def overlap(self, state: DecodeState, tree: DraftTree) -> None:
         for i, part in enumerate(self._asked):

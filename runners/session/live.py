@@ -354,6 +354,8 @@ class BatchAnswers(EngineAnswers):
                 group=turn.batch % self._groups * shards + shard,
                 place=turn.seat,
                 full_s=made.full_s,
+                model_s=made.model_s,
+                model_passes=made.model_passes,
             )
             self._finish(turn, decoded, decoded.timings, around, batch)
 

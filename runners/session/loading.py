@@ -241,6 +241,7 @@ def make_target(
         packed_bytes=packed_bytes(config.engine.packed),
         cache_dir=Path(config.cache_dir),
         one_call=config.engine.packed.one_call,
+        texts=config.batch.size if drafts else 1,
     )
 
 

@@ -23,7 +23,7 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.head_drafter import heads_of
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext
+from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext, Loaded
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier
 from specbench.decoding.verify.choice import build_verifier
@@ -36,7 +36,7 @@ from specbench.models.checks.audit_tolerance import (
     chosen_prompts,
     fixed_tolerance,
 )
-from specbench.models.draft.model import DraftModel, latency_ratio
+from specbench.models.draft.latency import latency_ratio
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
@@ -79,8 +79,7 @@ class Session:
         self.n_layers = target.n_layers
         # Labels with the same draft model share it.
         self._drafts = list({id(r.draft[0]): r.draft[0] for r in runs if r.draft}.values())
-        self._max_len = max_len
-        self._max_nodes = max(run.drafter.needs.max_nodes for run in runs)
+        self._max_len, self._max_nodes = max_len, max(run.drafter.needs.max_nodes for run in runs)
         self._batch = max(run.drafter.needs.batch for run in runs)
         self._memory = {run.label: self._memory_of(run) for run in runs}
         sampling = Sampling.from_config(config.generation)
@@ -91,7 +90,7 @@ class Session:
             context_length=model.context_length,
             overlap=config.engine.overlap,
         )
-        phases = config.measure.phases
+        phases, size = config.measure.phases, config.batch.size
         self._engine = make_engine(target, verifier, phases=phases)
         overlapping = [run.label for run in runs if run.drafter.needs.overlap]
         mixed_up = phases and self._engine.overlap != "serial"
@@ -103,7 +102,6 @@ class Session:
             self._eager_engine = make_engine(self._eager_target, verifier, phases=phases)
         self._plain_drafter = Drafter(name="plain")
         self._tolerance = fixed_tolerance(target.dtype)
-        size = config.batch.size
         self._seats: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
         self._batch_target = BatchTarget(target, size) if size > 1 else None
         if self._batch_target is not None:
@@ -114,12 +112,12 @@ class Session:
                 context_length=model.context_length,
                 phases=phases,
             )
-            beside: Sequence[DraftModel | None]
             twins = {id(d): [d.twin() for _ in range(size - 1)] for d in self._drafts}
             self._drafts += [draft for each in twins.values() for draft in each]
             for run in runs:
-                beside = twins[id(run.draft[0])] if run.draft else [None] * (size - 1)
+                beside = twins.get(id(run.draft and run.draft[0]), [None] * (size - 1))
                 self._seats[run.label] += [run.twin(draft) for draft in beside]
+        loaded: Loaded = {}
         for run in [seat for seats in self._seats.values() for seat in seats]:
             draft = run.draft[0] if run.draft else None
             context = DraftContext(
@@ -129,6 +127,7 @@ class Session:
                 max_len=model.context_length,
                 artifacts=run.artifacts,
                 heads=run.heads,
+                loaded=loaded,
                 seed=config.seed,
                 sampling=sampling,
                 target=target,

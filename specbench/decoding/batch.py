@@ -1,6 +1,8 @@
 """The decode loop over several texts in lock-step: each step is one target pass for all of them.
 
-    every text proposes -> one pass over the rows of all -> every text judges, commits, observes
+    every text drafts -> one pass over the rows of all -> every text judges, commits, observes
+
+While they draft, what their drafters ask of a model in common is answered for all at once.
 
 It is a second loop, beside the one over a single text, and both are made of `Decoding`'s parts. One
 loop for both would have to carry lists, leaving texts and their failures through the path whose
@@ -12,12 +14,16 @@ A text that is over leaves, and nobody takes its seat: the rows of the others' s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.protocols import ModelCall, ModelWork
 from specbench.decoding.structs import NO_TOKENS
 from specbench.decoding.turn import (
     Asked,
@@ -54,10 +60,14 @@ class BatchResult:
         turns: of each its result, or why it failed. Its times are the group's until it ended: the
             prompts of all, the drafters' work for all, the steps in which it ran.
         full_s: seconds of the steps in which all texts ran.
+        model_passes, model_s: of the drafters' models while they drafted, for all texts; seconds
+            of the host, which on a GPU are launches alone.
     """
 
     turns: list[DecodeResult | Exception] = field(default_factory=list)
     full_s: float = 0.0
+    model_passes: int = 0
+    model_s: float = 0.0
 
 
 class BatchEngine:
@@ -122,6 +132,8 @@ class BatchEngine:
                 for seat in range(len(requests))
             ],
             math.fsum(times.step_s[:full_steps]),
+            group.model_passes,
+            group.model_s,
         )
 
     def _turn(self, seat: int, request: TurnRequest, max_new_tokens: int) -> Decoding:
@@ -138,12 +150,8 @@ class BatchEngine:
 
     def _step(self, group: _Group) -> None:
         clock = self._clock
-        asked: list[Asked] = []
-        for seat, turn in group.each():
-            with group.alone(seat):
-                turn.propose()
-                self.target.check(seat, turn.tree)
-                asked.append((seat, turn.state.root, turn.tree))
+        self._draft(group)
+        asked: list[Asked] = [(seat, t.state.root, t.tree) for seat, t in group.each()]
         clock.phase("draft")
         if not asked:
             return
@@ -163,6 +171,34 @@ class BatchEngine:
                 turn.observe()
         clock.phase("observe")
 
+    @torch.inference_mode()
+    def _draft(self, group: _Group) -> None:
+        """The drafts of all: in each round the calls that can be are answered together."""
+        waiting: dict[int, tuple[ModelWork[None], ModelCall]] = {}
+
+        def go_on(seat: int, work: ModelWork[None], found: object) -> None:
+            with group.alone(seat):
+                try:
+                    waiting[seat] = (work, work.send(found))
+                except StopIteration:
+                    self.target.check(seat, group.running[seat].tree)
+
+        for seat, turn in group.each():
+            go_on(seat, turn.drafting(), None)
+        while waiting:
+            asking, waiting = waiting, {}
+            alike: dict[Hashable, list[int]] = {}
+            for seat, (_, call) in asking.items():
+                alike.setdefault(call.shared, []).append(seat)
+            for seats in alike.values():
+                calls = [asking[seat][1] for seat in seats]
+                begun = time.perf_counter()
+                answers = calls[0].answer([call.asked for call in calls])
+                group.model_s += time.perf_counter() - begun
+                group.model_passes += 1
+                for seat, answer in zip(seats, answers, strict=True):
+                    go_on(seat, asking[seat][0], answer)
+
 
 class _Group:
     """The texts of a group by seat: those that run, those that ended, and why others failed."""
@@ -171,6 +207,7 @@ class _Group:
         self.running: dict[int, Decoding] = {}
         self.ended: dict[int, Decoding] = {}
         self.errors: dict[int, Exception] = {}
+        self.model_passes, self.model_s = 0, 0.0
 
     def each(self) -> list[tuple[int, Decoding]]:
         """Those that run; one that fails meanwhile may leave."""

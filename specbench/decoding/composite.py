@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from specbench.arrays import IntArray
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import Drafter, ModelDrafter
 from specbench.decoding.structs import (
     Counted,
     DecodeState,
@@ -74,10 +74,10 @@ def made_drafters(entries: Sequence[object]) -> tuple[Drafter, ...]:
 
 
 @dataclass(kw_only=True, eq=False)
-class Composite(Drafter):
+class Composite(ModelDrafter):
     """Base of drafters with parts. The composite's state scope holds for its parts too.
 
-    A class gives `parts` and `own_needs`, and decides whom to ask in ``propose``. It hands each
+    A class gives `parts` and `own_needs`, and decides whom to ask in ``drafting``. It hands each
     outcome to the parts in ``observe``; the others calls are handed on here.
     """
 

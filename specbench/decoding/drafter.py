@@ -5,6 +5,7 @@ The rhythm of one turn, as the engine calls it::
     [reset]  prefill  [observe_prompt]  [observe_prompt_hidden]  begin
     (propose  [overlap]  observe)*  end  report
 
+Who asks a model of its own while it drafts gives ``drafting``, see `ModelDrafter`.
 ``reset`` is called by the runner where the state scope says so; everything else by the engine.
 All of it but ``setup`` counts in ``decode_s``.
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from specbench.arrays import Array, IntArray
 from specbench.config.schema import STATE_SCOPES
+from specbench.decoding.protocols import ModelWork, alone
 from specbench.decoding.structs import (
     BonusProposal,
     Counted,
@@ -117,6 +119,11 @@ class Drafter:
         """The draft below ``state.root``; may be empty."""
         return DraftTree.empty()
 
+    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
+        """`propose`, with each pass of a model handed out; by default there is none."""
+        yield from ()
+        return self.propose(state)
+
     def overlap(self, state: DecodeState, tree: DraftTree) -> BonusProposal | None:
         """Work done while the target reads ``tree``, where ``needs.overlap`` is set.
 
@@ -147,3 +154,11 @@ class Drafter:
 
     def close(self) -> None:
         """Release threads and files."""
+
+
+@dataclass(kw_only=True, eq=False)
+class ModelDrafter(Drafter):
+    """Base of drafters that ask a model, or whose parts may: a class gives ``drafting``."""
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        return alone(self.drafting(state))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from specbench.decoding.composite import Composite
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import Drafter, ModelDrafter
 from specbench.decoding.structs import (
     AFTER_FINAL_NORM,
     DecodeState,
     DraftContext,
+    DraftTree,
     Needs,
     StepOutcome,
 )
@@ -22,11 +24,12 @@ if TYPE_CHECKING:
     from specbench.arrays import IntArray
 
 
+_Head = TypeVar("_Head")
 _LENGTH_STEP = 512  # caches grow by so many tokens, so that few sizes are ever made
 
 
 @dataclass(kw_only=True, eq=False)
-class HeadDrafter(Drafter):
+class HeadDrafter(ModelDrafter):
     """Base of drafters that guess from the target's hidden states of committed tokens.
 
     The states wait here until the head reads them: in a union, or beside an automaton, it may not
@@ -68,6 +71,17 @@ class HeadDrafter(Drafter):
     def setup(self, context: DraftContext) -> None:
         self._reserved = 0
 
+    def _twin(self, context: DraftContext, load: Callable[[], _Head], *key: Hashable) -> _Head:
+        """The head, whose weights the run's drafters share; what it has read is this one's.
+
+        ``key``: what else than its folder and method decides what ``load`` gives.
+        """
+        which = (self.name, context.heads[self.head], *key)
+        if which not in context.loaded:
+            context.loaded[which] = load()
+        head: _Head = copy.copy(context.loaded[which])  # its parameters stay where they are
+        return head
+
     def foresee(self, n_prompt: int, hidden: Mapping[int, torch.Tensor]) -> None:
         """All hidden states of the turn that begins, by number: in a replay that takes no times.
 
@@ -81,6 +95,10 @@ class HeadDrafter(Drafter):
             ids: ``[n]`` of a text.
             states: all its hidden states ``[n, hidden]``, the embedding's output first.
         """
+
+    @torch.inference_mode()
+    def propose(self, state: DecodeState) -> DraftTree:
+        return super().propose(state)
 
     def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:
         self._waiting = [self._joined(hidden)]

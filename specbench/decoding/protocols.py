@@ -1,14 +1,52 @@
-"""What a drafter may know of the target, and the draft model as a drafter uses it."""
+"""What a drafter may know of the target, and how it asks a model of its own.
+
+A drafter whose drafts take passes of a model hands them out one by one, as a generator. Alone each
+is answered at once; beside other texts those of all are answered by one pass.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from specbench.arrays import Array, IntArray
 
 if TYPE_CHECKING:
     import torch
+
+_Made = TypeVar("_Made")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """What a drafter asks of its model.
+
+    Attributes:
+        shared: calls of which this is equal may be answered together: the weights that they read,
+            and what else must agree.
+        asked: what is asked.
+        answer: from what is asked in one or several such calls to what each gets, in their order.
+    """
+
+    shared: Hashable
+    asked: Any
+    answer: Callable[[Sequence[Any]], Sequence[Any]]
+
+
+ModelWork: TypeAlias = Generator[ModelCall, Any, _Made]  # gives calls, gets answers, makes a result
+
+
+def alone(work: ModelWork[_Made]) -> _Made:
+    """What comes of it where each call is answered by itself."""
+    found = None
+    while True:
+        try:
+            call = work.send(found)
+        except StopIteration as done:
+            made: _Made = done.value
+            return made
+        (found,) = call.answer([call.asked])
 
 
 class TargetEmbeddings(Protocol):
@@ -103,6 +141,9 @@ class DraftLM(Protocol):
         Nodes still held are dropped.
         """
 
+    def catching_up(self, tokens: IntArray, *, own: bool = False) -> ModelWork[torch.Tensor]:
+        """`catch_up`, its pass handed out."""
+
     def extend(
         self,
         tokens: IntArray | torch.Tensor,
@@ -124,6 +165,15 @@ class DraftLM(Protocol):
         Raises:
             ValueError: more nodes than reserved, or a parent that does not come before its child.
         """
+
+    def extending(
+        self,
+        tokens: IntArray | torch.Tensor,
+        parents: IntArray | torch.Tensor,
+        *,
+        own: bool = False,
+    ) -> ModelWork[torch.Tensor]:
+        """`extend`, its pass handed out."""
 
     def commit_path(self, path: IntArray, survivors: IntArray | None = None) -> None:
         """Commit the rows of accepted nodes; the others are dropped.

@@ -6,7 +6,7 @@ This module imports no torch, so that replaying drafters against a recorded outp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -298,6 +298,9 @@ class Needs:
     eager: bool = False  # its passes run eagerly, whatever the run's engine
 
 
+Loaded: TypeAlias = dict[Hashable, Any]
+
+
 @dataclass(frozen=True, slots=True)
 class DraftContext:
     """What a drafter is given once, before the first case."""
@@ -319,3 +322,5 @@ class DraftContext:
     latency_ratio: Callable[[str, int, int], int] | None = None
     # folders of trained heads, by name as in ``needs.heads``
     heads: Mapping[str, Path] = field(default_factory=dict)
+    # heads that drafters of this run have loaded, by what decides their weights
+    loaded: Loaded = field(default_factory=dict)

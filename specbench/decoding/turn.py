@@ -18,6 +18,7 @@ import torch
 from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
     BonusProposal,
@@ -241,7 +242,13 @@ class Decoding:
         self.finished = self._over()
 
     def propose(self) -> None:
-        tree = self.drafter.propose(self.state)
+        self._keep(self.drafter.propose(self.state))
+
+    def drafting(self) -> ModelWork[None]:
+        """`propose`, with the drafter's passes handed out."""
+        self._keep((yield from self.drafter.drafting(self.state)))
+
+    def _keep(self, tree: DraftTree) -> None:
         self.tree = self._rules.fitting(tree, self.state.length, self._target.free_rows())
 
     def judge(self, scores: StepScores, bonus: BonusProposal | None = None) -> None:

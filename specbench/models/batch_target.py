@@ -11,6 +11,7 @@ Each text has a seat: a cache of its own, whose length, positions and commits ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import psutil
@@ -83,7 +84,7 @@ class BatchTarget:
         rows = self._size * (self._nodes + 1)
         self._compiled = (
             CompiledPass(target.model, length, rows, target.windows)
-            if target.runs_in_one_call
+            if target.compiled is not None
             else None
         )
 
@@ -179,26 +180,97 @@ class BatchTarget:
         hidden_layers: tuple[int, ...],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor], IntArray | None]:
         """Logits ``[rows, vocab]``, states ``[rows, hidden]`` by number, and greedy ids if told."""
-        caches, target = [seat.cache for seat in seats], self._target
-        if self._compiled is not None:
-            target.hidden_states.check(hidden_layers)
-            segments = [
-                Segment(cache.storage, 0, cache.length, 0, rows, visible)
-                for cache, rows, (visible, _) in zip(caches, counts, seen, strict=True)
-            ]
-            told = self._compiled.run(ids, positions, segments, hidden_layers=hidden_layers)
-            if told is not None:
-                return told.logits, dict(told.hidden), told.choices
-        plans = [
-            target.plan_of(cache.length, visible, depths + cache.length)
-            for cache, (visible, depths) in zip(caches, seen, strict=True)
+        caches = [seat.cache for seat in seats]
+        return _joint_pass(
+            self._target, self._compiled, ids, positions, caches, counts, seen, hidden_layers
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NewRows:
+    """Rows that a text's own target is to read behind what it has read.
+
+    Nodes, as `Target.extend` has them; without ``depths`` text, as `Target.append`.
+    """
+
+    target: Target
+    ids: torch.Tensor
+    visible: torch.Tensor | None = None
+    depths: torch.Tensor | None = None
+
+
+@torch.inference_mode()
+def read_rows(asked: Sequence[NewRows]) -> list[Scores]:
+    """What `Target.append` or `Target.extend` gives for each: by one pass, where they are several.
+
+    Their targets are twins, or one and its twins.
+    """
+    if len(asked) == 1:
+        (one,) = asked
+        if one.depths is None:
+            return [one.target.append(one.ids)]
+        return [one.target.extend(one.ids, one.visible, one.depths)]
+    caches, counts = [one.target.cache for one in asked], [len(one.ids) for one in asked]
+    seen, positions = [], []
+    for one, cache, n in zip(asked, caches, counts, strict=True):
+        depths = one.target.positions(n) if one.depths is None else one.depths
+        if cache.length + len(depths) > cache.max_len:
+            raise CaseFailed("invalid_draft", f"a draft's rows exceed the cache's {cache.max_len}")
+        visible = one.visible
+        if visible is None:
+            visible = one.target.lower_triangle(n, cache.retained)
+        seen.append((visible, depths))
+        positions.append(depths[-n:] + cache.length)
+    ids, target = torch.cat([one.ids for one in asked]), asked[0].target
+    logits, _, choices = _joint_pass(
+        target, target.compiled, ids, torch.cat(positions), caches, counts, seen
+    )
+    found, end = [], 0
+    for one, cache, n in zip(asked, caches, counts, strict=True):
+        first, end = end, end + n
+        if one.depths is None:
+            cache.commit(None, n)
+            first = end - 1
+        else:
+            cache.retain(n)
+        own = slice(first, end)
+        found.append(Scores(logits[own], choices=None if choices is None else choices[own]))
+    return found
+
+
+def _joint_pass(
+    target: Target,
+    compiled: CompiledPass | None,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    caches: Sequence[KVCache],
+    counts: Sequence[int],
+    seen: Sequence[tuple[torch.Tensor | None, torch.Tensor]],
+    hidden_layers: tuple[int, ...] = (),
+) -> tuple[torch.Tensor, dict[int, torch.Tensor], IntArray | None]:
+    """Logits ``[rows, vocab]``, states ``[rows, hidden]`` by number, and greedy ids if told.
+
+    ``seen``: of each text which held and own rows its ``counts`` rows see, and the depths of all.
+    """
+    if compiled is not None:
+        target.hidden_states.check(hidden_layers)
+        segments = [
+            Segment(cache.storage, 0, cache.length, cache.retained, rows, visible)
+            for cache, rows, (visible, _) in zip(caches, counts, seen, strict=True)
         ]
-        plan = AttentionPlan(texts=tuple(zip(counts, plans, strict=True)))
-        with target.on(TextCaches(caches, counts)):
-            logits, hidden = target.through_layers(
-                ids[None], positions[None], plan, hidden_layers=hidden_layers
-            )
-        return logits[0], dict(hidden), None
+        told = compiled.run(ids, positions, segments, hidden_layers=hidden_layers)
+        if told is not None:
+            return told.logits, dict(told.hidden), told.choices
+    plans = [
+        target.plan_of(cache.length, visible, depths + cache.length, rows)
+        for cache, rows, (visible, depths) in zip(caches, counts, seen, strict=True)
+    ]
+    plan = AttentionPlan(texts=tuple(zip(counts, plans, strict=True)))
+    with target.on(TextCaches(caches, counts)):
+        logits, hidden = target.through_layers(
+            ids[None], positions[None], plan, hidden_layers=hidden_layers
+        )
+    return logits[0], dict(hidden), None
 
 
 def free_bytes(device: torch.device) -> int:

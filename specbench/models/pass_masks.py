@@ -46,9 +46,16 @@ class PassMasks:
             return visible, torch.from_numpy(geometry.depths[:rows])
         return visibility(to_device(tree.parents, self.device))  # n numbers instead of n * n
 
-    def _lower_triangle(self, n: int, before: int = 0) -> torch.Tensor:
+    def lower_triangle(self, n: int, before: int = 0) -> torch.Tensor | None:
+        """What rows of a chain see of ``before`` others and of themselves; None where it is all."""
+        if n == 1:
+            return None
         ones = torch.ones(n, before + n, dtype=torch.bool, device=self.device)
         return ones.tril(before)
+
+    def positions(self, n: int) -> torch.Tensor:
+        """``[n]`` from 0, on the device."""
+        return self._key_positions[:n]
 
     def plan_of(
         self, past: int, visible: torch.Tensor | None, own: torch.Tensor, rows: int | None = None

@@ -47,6 +47,7 @@ class Target(PassMasks):
         packed_bytes: memory for packed CPU linears; 0 leaves the model as it is.
         cache_dir: where measured kernel plans are kept.
         one_call: run passes behind a prompt by one call, for the models of ``compiled_pass``.
+        texts: how many of its twins and itself read their rows in one pass.
         reason: why passes run eagerly although another engine was asked for; None: as asked.
     """
 
@@ -60,10 +61,11 @@ class Target(PassMasks):
         packed_bytes: int = 0,
         cache_dir: Path | None = None,
         one_call: bool = True,
+        texts: int = 1,
         reason: str | None = None,
     ) -> None:
         cuda_settings.fix()
-        self._reason = reason
+        self._reason, self._texts = reason, texts
         self.model = model.eval()
         config = model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
@@ -153,8 +155,8 @@ class Target(PassMasks):
         self._geometry = TreeGeometry(max_nodes=rows - 1)
         self._ids = np.zeros(rows, dtype=np.int64)
         compiled = self.packed_weights.get("pass") == ONE_CALL
-        sizes = (length, rows + batch, self.windows)
-        self._compiled = CompiledPass(self.model, *sizes) if compiled else None
+        sizes = (length, self._texts * rows + batch, self.windows)
+        self.compiled = CompiledPass(self.model, *sizes) if compiled else None
 
     def new_cache(self, length: int, batch: int = 1) -> KVCache:
         """An empty cache for texts of this model, of ``length`` rows."""
@@ -174,11 +176,6 @@ class Target(PassMasks):
         other._new_mask(*self._mask.shape)
         other._geometry = TreeGeometry(max_nodes=self.max_nodes)
         return other
-
-    @property
-    def runs_in_one_call(self) -> bool:
-        """Whether passes behind a prompt are one compiled call."""
-        return self._compiled is not None
 
     def describe(self) -> Passes:
         return {"engine": "eager", "reason": self._reason} if self._reason else {"engine": "eager"}
@@ -232,8 +229,7 @@ class Target(PassMasks):
         Their rows are committed; uncommitted ones must have been dropped. Scores of the last one.
         """
         n = len(ids)
-        visible = None if n == 1 else self._lower_triangle(n)
-        scores = self._nodes(ids, visible, self._key_positions[:n], keep=1)
+        scores = self._nodes(ids, self.lower_triangle(n), self.positions(n), keep=1)
         self.cache.commit(None, n)
         return scores
 
@@ -253,8 +249,8 @@ class Target(PassMasks):
             depths: ``[held + n]`` of held and new nodes; 0 follows the last committed token.
         """
         n = len(ids)
-        if visible is None and n > 1:
-            visible = self._lower_triangle(n, self.cache.retained)
+        if visible is None:
+            visible = self.lower_triangle(n, self.cache.retained)
         scores = self._nodes(ids, visible, depths)
         self.cache.retain(n)
         return scores
@@ -318,7 +314,7 @@ class Target(PassMasks):
         rows = np.empty((k, w + 1), dtype=np.int64)
         rows[:, 0] = root
         rows[:, 1:] = np.asarray(tree.tokens).reshape(k, w)
-        visible = self._lower_triangle(w + 1) if w else None
+        visible = self.lower_triangle(w + 1)
         positions = self._key_positions[self.cache.length : self.cache.length + w + 1]
         if (k, w) not in self._selects:
             self._selects[k, w] = batch_select(k, w + 1, self.device)
@@ -371,12 +367,12 @@ class Target(PassMasks):
         self, ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor | None, **more: Any
     ) -> PassOutputs | None:
         """The pass over ``ids [texts, rows]``; None where it is not run by one call."""
-        if self._compiled is None:
+        if self.compiled is None:
             return None
         self.hidden_states.check(more.get("hidden_layers", ()))
         texts, rows = ids.shape
         segments = self.cache.segments(texts, rows, visible)
-        return self._compiled.run(ids.flatten(), positions.flatten(), segments, **more)
+        return self.compiled.run(ids.flatten(), positions.flatten(), segments, **more)
 
     def _call(
         self,

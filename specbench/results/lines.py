@@ -230,6 +230,8 @@ class Batched:
         size: what was asked for; ``at_once``: texts of the group that were decoded in this turn.
         group: which group, of the same cases in every repeat; ``place``: the turn's seat in it.
         full_s: seconds of the steps in which all of them ran.
+        model_s: seconds of passes of the drafters' models in the group's steps, heads' and draft
+            models', and ``model_passes`` how many; None in records of earlier versions.
     """
 
     size: Count
@@ -237,3 +239,5 @@ class Batched:
     group: Count
     place: Count
     full_s: Seconds
+    model_s: Seconds | None = None
+    model_passes: Count | None = None

@@ -199,6 +199,7 @@ class BatchedLabel(TypedDict):
             the baseline's such steps.
         tail_share: of the groups' time, what is not of these steps; ``idle_share``: of all seats'
             time, what was after their texts' end; ``useless_rows``: of all rows of passes.
+        model_share: of the groups' time, passes of heads and draft models; None: not counted.
         equal, compared: outputs that are the baseline's at the same batch, of how many.
     """
 
@@ -212,6 +213,7 @@ class BatchedLabel(TypedDict):
     tail_share: float | None
     idle_share: float | None
     useless_rows: float | None
+    model_share: NotRequired[float | None]
     equal: int
     compared: int
 

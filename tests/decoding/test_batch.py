@@ -8,8 +8,9 @@ import torch
 
 from specbench.decoding.batch import BatchEngine, TurnRequest
 from specbench.decoding.drafter import Drafter
+from specbench.decoding.head_drafter import heads_of
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.structs import DraftTree
+from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.models import batch_target
@@ -58,14 +59,18 @@ def alone(target, drafters, verifier=None, prompts=PROMPTS, n=NEW_TOKENS, **opti
     ]
 
 
-def together(batch, drafters, verifier=GreedyVerifier, prompts=PROMPTS, n=NEW_TOKENS, **options):
+def together(*asked, **options):
+    return made(*asked, **options).turns
+
+
+def made(batch, drafters, verifier=GreedyVerifier, prompts=PROMPTS, n=NEW_TOKENS, **options):
     options = {"eos_ids": options.pop("eos", frozenset()), **options}
     loop = BatchEngine(batch, [verifier() for _ in batch.seats], **options)
     requests = [
         TurnRequest(prompt, drafter, seed)
         for seed, (prompt, drafter) in enumerate(zip(prompts, drafters, strict=False))
     ]
-    return loop.decode(requests, max_new_tokens=n).turns
+    return loop.decode(requests, max_new_tokens=n)
 
 
 def same(found, wanted):
@@ -98,8 +103,9 @@ def test_every_method_drafts_as_it_does_alone(name, targets, tmp_path_factory, m
     cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
     heads = tmp_path_factory.getbasetemp() / "heads-32"
 
-    def drafters():
-        made = []
+    def drafters(joined):
+        """``joined``: with the weights of heads and draft model in common."""
+        made, first = [], None
         for prompt in PROMPTS[:3]:
             drafter = driver.instantiate(name)
             context = driver.toy_context(drafter, cache, monkeypatch)
@@ -107,6 +113,10 @@ def test_every_method_drafts_as_it_does_alone(name, targets, tmp_path_factory, m
                 context = replace(
                     context, heads=tiny_heads.save_each(heads, 32, VOCAB, sizes=(4, 2, 8, 48))
                 )
+            first = first or context
+            if joined:
+                draft = first.draft_model and first.draft_model.twin()
+                context = replace(context, loaded=first.loaded, draft_model=draft)
             drafter.setup(replace(context, target=target))
             drafter.reset()
             if drafter.needs.reference:
@@ -115,13 +125,41 @@ def test_every_method_drafts_as_it_does_alone(name, targets, tmp_path_factory, m
             made.append(drafter)
         return made
 
-    same(together(batch, drafters()), alone(target, drafters()))
+    wanted = alone(target, drafters(joined=False))
+    joint = drafters(joined=True)
+    same(together(batch, joint), wanted)
+    if joint[0].needs.heads or joint[0].needs.draft_model:
+        # Each text by itself, in as many passes of the model as it takes.
+        single = sum(made(batch, [drafter]).model_passes for drafter in drafters(joined=True))
+        assert 0 < made(batch, joint).model_passes <= single / 2
+
+
+def test_heads_of_all_texts_have_their_weights_in_common(targets, tmp_path):
+    target, _ = targets()
+    heads = tiny_heads.save_each(tmp_path, 32, VOCAB, sizes=(4, 2, 8, 48))
+    context = DraftContext(VOCAB, frozenset(), target=target, heads=heads)
+    for name in driver.methods_that_need("heads"):
+        found = []
+        for _ in range(2):
+            drafter = driver.instantiate(name)
+            drafter.setup(context)
+            found.append(_weights(drafter))
+        assert found[0] and found[0] == found[1]
+
+
+def _weights(drafter):
+    """Addresses of the parameters that it drafts with."""
+    modules = [
+        value for part in heads_of(drafter) for value in vars(part).values()
+        if isinstance(value, torch.nn.Module)
+    ]  # fmt: skip
+    return [p.data_ptr() for module in modules for p in module.parameters()]
 
 
 def test_a_pass_by_one_call_gives_each_text_its_own_to_the_last_bit(everything_packed):
     model = tiny_model("llama", dtype=torch.float32, vocab_size=VOCAB)
     target = Target(model, max_len=64, max_nodes=40, packed_bytes=1 << 22)
-    assert target.runs_in_one_call
+    assert target.compiled is not None
     batch = BatchTarget(target, 3)
     drafters = adversaries(target, 3)
     same(together(batch, drafters), alone(target, drafters))

@@ -1,6 +1,7 @@
 """Methods with trained heads: their trees, what they read, and that they change no output."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -350,7 +351,7 @@ def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
         Eagle(vocabulary=str(tmp_path / "medusa")).setup(context)
     save_file({"ids": torch.tensor([4, 31])}, tmp_path / ID_MAP_FILE)
     with pytest.raises(ConfigurationError, match="another vocabulary"):
-        Eagle(vocabulary=str(tmp_path)).setup(context)
+        Eagle(vocabulary=str(tmp_path)).setup(replace(context, loaded={}))
 
 
 def test_published_trees():

@@ -139,7 +139,12 @@ def test_a_warm_pool_saves_passes():
 def test_phrases_behind_a_rejected_draft_stay_unless_asked(correct):
     _, draft = pair()
     drafter = ouroboros(draft, gamma=2, ngram=3, topk=1, correct_rejected=correct)
-    drafter._write = lambda state: np.array([5, 6])
+
+    def write(_):
+        yield from ()
+        return np.array([5, 6])
+
+    drafter._write = write
     drafter._pool.insert(np.array([[6, 4, 5]]))
     state = DecodeState(PROMPT, 20)
     state.commit(np.array([2]))

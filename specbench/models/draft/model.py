@@ -15,26 +15,22 @@ one or one of its own, is translated here.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable
-from statistics import median
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from specbench.arrays import IntArray
-from specbench.decoding.device import seconds, to_device
+from specbench.decoding.device import to_device
+from specbench.decoding.protocols import ModelCall, ModelWork, alone
 from specbench.decoding.sampling import sample
-from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError
+from specbench.models.batch_target import NewRows, read_rows
 from specbench.models.draft.vocabulary import SharedVocabulary
 from specbench.models.target import Target
 from specbench.results.manifest import Passes
 
-_TIMED_TEXT = np.zeros(64, dtype=np.int64)  # what both models have read while passes are timed
-_TIMED_PASSES = 5
 _DRAWS = 0xD12AF7  # keeps a draft's random numbers apart from a verifier's of the same seed
 
 
@@ -206,6 +202,9 @@ class DraftModel:
         return free if self.shared is None else free - self._extra - 2 * (self.shared.widest - 1)
 
     def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
+        return alone(self.catching_up(tokens, own=own))
+
+    def catching_up(self, tokens: IntArray, *, own: bool = False) -> ModelWork[torch.Tensor]:
         self.drop_nodes()
         # It holds a prefix of the text: `commit_path` commits none but accepted nodes.
         cache = self._target.cache
@@ -221,7 +220,7 @@ class DraftModel:
             new = to_device(own_ids, self.device)
             self.forwards += 1
             self.tokens += len(new)
-            self._last = self._target.append(new).logits[-1:]
+            self._last = (yield self._call(NewRows(self._target, new))).logits[-1:]
         assert self._last is not None
         return self._outgoing(self._last, own)[0]
 
@@ -232,6 +231,15 @@ class DraftModel:
         *,
         own: bool = False,
     ) -> torch.Tensor:
+        return alone(self.extending(tokens, parents, own=own))
+
+    def extending(
+        self,
+        tokens: IntArray | torch.Tensor,
+        parents: IntArray | torch.Tensor,
+        *,
+        own: bool = False,
+    ) -> ModelWork[torch.Tensor]:
         n, first = len(parents), self._count
         end = first + n
         if end > self._max_nodes:
@@ -256,7 +264,11 @@ class DraftModel:
         self._count = end
         self.forwards += 1
         self.tokens += n
-        return self._outgoing(self._target.extend(ids, visible, depths).logits, own)
+        scores = yield self._call(NewRows(self._target, ids, visible, depths))
+        return self._outgoing(scores.logits, own)
+
+    def _call(self, rows: NewRows) -> ModelCall:
+        return ModelCall(id(self.network), rows, read_rows)
 
     def _grow(
         self, parents: IntArray | torch.Tensor, first: int, end: int
@@ -350,49 +362,3 @@ class DraftModel:
         if self._host_own_ids is not None:
             tokens = self._host_own_ids[tokens]
         return np.ascontiguousarray(tokens, dtype=np.int64)
-
-
-def latency_ratio(
-    target: Target,
-    draft: DraftModel,
-    measured: dict[str, int],
-    knob: str,
-    target_rows: int,
-    draft_rows: int,
-) -> int:
-    """Draft passes that fit into one target pass: the r of CARD, the gamma of PEARL.
-
-    ``measured`` holds what an earlier start of the run found for ``knob``, or gets what is measured
-    now (`passes_per_target_pass`).
-    """
-    if knob not in measured:
-        measured[knob] = passes_per_target_pass(target, draft, target_rows, draft_rows)
-    return measured[knob]
-
-
-def passes_per_target_pass(
-    target: Target, draft: DraftModel, target_rows: int, draft_rows: int
-) -> int:
-    """``ceil(t_target / t_draft)``, at least 1, of passes with so many rows; empties both caches.
-
-    The root is one of ``target_rows``; they are fewer where the target has no room.
-    """
-    # In a union the tree that all parts share may be smaller than a part's own.
-    chain = DraftTree.chain(np.zeros(min(target_rows - 1, target.max_nodes), dtype=np.int64))
-    nodes, parents = np.zeros(draft_rows, dtype=np.int64), np.full(draft_rows, -1)
-
-    def draft_pass() -> None:
-        draft.extend(nodes, parents, own=True)  # as the methods that ask call it
-        draft.drop_nodes()
-
-    def median_seconds(run: Callable[[], object], device: torch.device) -> float:
-        """The first call warms up."""
-        return median([seconds(run, device) for _ in range(1 + _TIMED_PASSES)][1:])
-
-    target.prefill(_TIMED_TEXT)
-    target_s = median_seconds(lambda: target.forward(0, chain), target.device)
-    target.cache.reset()
-    draft.begin(_TIMED_TEXT)
-    draft_s = median_seconds(draft_pass, draft.device)
-    draft.begin(_TIMED_TEXT[:1])
-    return max(math.ceil(target_s / draft_s), 1)

@@ -31,6 +31,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from specbench.arrays import IntArray
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import NO_TOKENS
 from specbench.models.draft.model import DraftModel
 from specbench.models.target import Target
@@ -158,7 +159,7 @@ class TextDraftModel(DraftModel):
         rows = self._target.cache.max_len - self._max_nodes
         return min(rows, self.context_length or rows) - len(self._text)
 
-    def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
+    def catching_up(self, tokens: IntArray, *, own: bool = False) -> ModelWork[torch.Tensor]:
         self.read(tokens)
         cache = self._target.cache
         rows = self._rows[: cache.length + self._count]
@@ -171,7 +172,7 @@ class TextDraftModel(DraftModel):
             cache.truncate(same)
             self._last = None
         self._rows = self._text
-        return super().catch_up(self._text, own=True)
+        return (yield from super().catching_up(self._text, own=True))
 
     def commit_path(self, path: IntArray, survivors: IntArray | None = None) -> None:
         """Nothing: the next text says which nodes stay."""

@@ -1,5 +1,7 @@
 """The decoder layer that heads have, its own small KV cache, and what EAGLE's heads do with both.
 
+Heads of several texts that have their weights in common read the rows of all in one pass.
+
 A pass is one of two: new committed rows behind the ones there are, or nodes of the draft tree that
 is being grown. Committed rows have the target's true states, nodes the head's own guesses, so a
 node's keys are never kept: the next committed rows drop them.
@@ -7,23 +9,24 @@ node's keys are never kept: the next committed rows drop them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from specbench.decoding.protocols import TargetEmbeddings
+from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, alone
 from specbench.decoding.tree import visibility
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.models.heads.layer_shape import LayerShape
-from specbench.models.kv_cache import KVCache
+from specbench.models.kv_cache import KVCache, TextCaches
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The rows of one pass: where they stand and what they see."""
 
-    cache: KVCache
+    cache: KVCache | TextCaches
     cos: torch.Tensor  # [rows, head_dim]
     sin: torch.Tensor
     plan: AttentionPlan
@@ -31,6 +34,38 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.cos)
+
+
+def joint_rows(texts: Sequence[Rows]) -> Rows:
+    """The rows of several texts behind each other; each text's own cache keeps its rows."""
+    if len(texts) == 1:
+        return texts[0]
+    counts = [len(rows) for rows in texts]
+    caches = [rows.cache for rows in texts if isinstance(rows.cache, KVCache)]
+    plan = AttentionPlan(texts=tuple((len(rows), rows.plan) for rows in texts))
+    cos, sin = (torch.cat(tables) for tables in zip(*((r.cos, r.sin) for r in texts), strict=True))
+    return Rows(TextCaches(caches, counts), cos, sin, plan, None)
+
+
+def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Behind each other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def split(rows: torch.Tensor, counts: Sequence[int]) -> Sequence[torch.Tensor]:
+    """Of `joined` rows each one's own."""
+    return [rows] if len(counts) == 1 else rows.split(list(counts))
+
+
+def row_call(
+    shared: Hashable, function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor
+) -> ModelCall:
+    """Asks for ``function`` of ``rows [n, ...]``, which it takes row by row."""
+
+    def answer(asked: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return split(function(joined(asked)), [len(one) for one in asked])
+
+    return ModelCall(shared, rows, answer)
 
 
 class RowCache:
@@ -55,14 +90,15 @@ class RowCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._cache = KVCache(
-            [device] * layers,
-            batch=1,
-            kv_heads=shape.n_kv_heads,
-            max_len=max_len + max_nodes,
-            head_dim=shape.head_dim,
-            dtype=dtype,
-        )
+        with torch.inference_mode(False):  # it may be written to outside of that mode, too
+            self._cache = KVCache(
+                [device] * layers,
+                batch=1,
+                kv_heads=shape.n_kv_heads,
+                max_len=max_len + max_nodes,
+                head_dim=shape.head_dim,
+                dtype=dtype,
+            )
         self._max_len, self._max_nodes = max_len, max_nodes
         self._window, self._dtype, self._device = shape.window, dtype, device
         frequencies, factor = shape.inverse_frequencies()
@@ -270,8 +306,15 @@ class FeatureHead(nn.Module):
         Raises:
             ValueError: states of another width, or more rows than reserved.
         """
+        return alone(self.catching_up(ids, states))
+
+    def catching_up(self, ids: torch.Tensor, states: torch.Tensor) -> ModelWork[torch.Tensor]:
+        """`catch_up`, its passes handed out."""
         assert self.cache is not None, "reserve() comes first"
-        return self._run(ids, self._feature(states), self.cache.committed_rows(len(ids)))
+        features = yield from self._featuring(states)
+        rows = self.cache.committed_rows(len(ids))
+        out: torch.Tensor = yield self._call(ids, features, rows)
+        return out
 
     def extend(
         self, ids: torch.Tensor, features: torch.Tensor, parents: torch.Tensor
@@ -287,8 +330,20 @@ class FeatureHead(nn.Module):
         Returns:
             ``[n, hidden]`` the guessed features of the nodes.
         """
+        return alone(self.extending(ids, features, parents))
+
+    def extending(
+        self, ids: torch.Tensor, features: torch.Tensor, parents: torch.Tensor
+    ) -> ModelWork[torch.Tensor]:
+        """`extend`, its pass handed out."""
         assert self.cache is not None, "reserve() comes first"
-        return self._run(ids, features, self.cache.node_rows(parents))
+        out: torch.Tensor = yield self._call(ids, features, self.cache.node_rows(parents))
+        return out
+
+    def scoring(self, features: torch.Tensor) -> ModelWork[torch.Tensor]:
+        """`logits` of features ``[n, hidden]``, its product handed out."""
+        logits: torch.Tensor = yield row_call(self._key("logits"), self.logits, features)
+        return logits
 
     def to_target_ids(self, ids: torch.Tensor) -> torch.Tensor:
         return ids if self.target_ids is None else self.target_ids[ids]
@@ -297,16 +352,27 @@ class FeatureHead(nn.Module):
         """``[..., own vocab]`` of guessed features."""
         raise NotImplementedError
 
-    def _feature(self, states: torch.Tensor) -> torch.Tensor:
+    def _featuring(self, states: torch.Tensor) -> ModelWork[torch.Tensor]:
         """What the layer reads in place of a guessed feature."""
+        yield from ()
         return states
 
-    def _run(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
-        tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]
-        out = self._read(tokens, features, rows)
+    def _key(self, what: str) -> Hashable:
+        return what, id(self.layers)  # twins have it in common
+
+    def _call(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> ModelCall:
         assert self.cache is not None
-        self.cache.keep(rows)
-        return out
+        return ModelCall(self._key("layers"), (ids, features, rows, self.cache), self._run)
+
+    def _run(
+        self, asked: Sequence[tuple[torch.Tensor, torch.Tensor, Rows, RowCache]]
+    ) -> Sequence[torch.Tensor]:
+        ids, features = (joined(parts) for parts in list(zip(*asked, strict=True))[:2])
+        tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]
+        out = self._read(tokens, features, joint_rows([rows for _, _, rows, _ in asked]))
+        for _, _, rows, cache in asked:
+            cache.keep(rows)
+        return split(out, [len(rows) for _, _, rows, _ in asked])
 
     def _read(self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
         """``[n, hidden]`` the layers' output."""

@@ -19,11 +19,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbench.decoding.protocols import TargetEmbeddings
+from specbench.decoding.protocols import ModelWork, TargetEmbeddings
 from specbench.decoding.structs import AFTER_FINAL_NORM
 from specbench.errors import ConfigurationError
 from specbench.models.heads import checkpoint
-from specbench.models.heads.decoder import Attention, DecoderLayer, FeatureHead, GatedMLP, Rows
+from specbench.models.heads.decoder import (
+    Attention,
+    DecoderLayer,
+    FeatureHead,
+    GatedMLP,
+    Rows,
+    row_call,
+)
 from specbench.models.heads.layer_shape import LayerShape, read_shape, read_size
 
 log = logging.getLogger(__name__)
@@ -192,12 +199,17 @@ class Eagle3Head(FeatureHead):
         self.norm = nn.RMSNorm(shape.hidden_size, eps=eps)
         self.lm_head = nn.Linear(shape.hidden_size, config.draft_vocab_size, bias=False)
 
-    def _feature(self, states: torch.Tensor) -> torch.Tensor:
+    def _featuring(self, states: torch.Tensor) -> ModelWork[torch.Tensor]:
         """As the base has it; the norms here touch no guess."""
         if states.shape[-1] != self._joined:
             raise ValueError(f"states are {states.shape[-1]} wide; the head joins {self._joined}")
         if self.fc is None:
             return states
+        feature: torch.Tensor = yield row_call(self._key("feature"), self._feature, states)
+        return feature
+
+    def _feature(self, states: torch.Tensor) -> torch.Tensor:
+        assert self.fc is not None
         if self.input_norm is not None:
             states = self.input_norm(states)
         if self.fc_norm:

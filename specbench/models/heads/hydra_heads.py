@@ -6,16 +6,17 @@ layer over the committed states first; plain Hydra (``mlp``) reads the last stat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from specbench.decoding.protocols import TargetEmbeddings
+from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, alone
 from specbench.models.heads import checkpoint
-from specbench.models.heads.decoder import DecoderLayer, RowCache
+from specbench.models.heads.decoder import DecoderLayer, RowCache, Rows, joined, joint_rows, split
 from specbench.models.heads.layer_shape import LayerShape, read_shape
 
 FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
@@ -111,19 +112,49 @@ class HydraHeads(nn.Module):
         Returns:
             ``[hidden]`` what all heads of the next draft read.
         """
+        return alone(self.catching_up(states))
+
+    def catching_up(self, states: torch.Tensor) -> ModelWork[torch.Tensor]:
+        """`catch_up`, its pass handed out."""
         if self.prefix is None:
             return states[-1]
         assert self.cache is not None, "reserve() comes first"
-        rows = self.cache.committed_rows(len(states))
-        out: torch.Tensor = self.prefix.norm(self.prefix.layer(states, rows)[-1])
-        self.cache.keep(rows)
+        asked = (states, self.cache.committed_rows(len(states)), self.cache)
+        out: torch.Tensor = yield ModelCall(("prefix", id(self.heads)), asked, self._run_prefix)
         return out
+
+    def _run_prefix(
+        self, asked: Sequence[tuple[torch.Tensor, Rows, RowCache]]
+    ) -> Sequence[torch.Tensor]:
+        assert self.prefix is not None
+        rows = joint_rows([rows for _, rows, _ in asked])
+        out = self.prefix.layer(joined([states for states, _, _ in asked]), rows)
+        for _, own, cache in asked:
+            cache.keep(own)
+        ends = np.cumsum([len(own) for _, own, _ in asked]) - 1
+        last: torch.Tensor = self.prefix.norm(out[ends.tolist()])
+        found: list[torch.Tensor] = list(last)
+        return found
+
+    def guessing(self, prefix: torch.Tensor, paths: torch.Tensor) -> ModelWork[torch.Tensor]:
+        """`forward`, its products handed out."""
+        shared = ("guess", id(self.heads), paths.shape[1])
+        logits: torch.Tensor = yield ModelCall(shared, (prefix, paths), self._guess)
+        return logits
+
+    def _guess(self, asked: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[torch.Tensor]:
+        if len(asked) == 1:
+            return [self(*asked[0])]
+        # Rows of each text read its own prefix.
+        prefixes = torch.cat([prefix.expand(len(paths), -1) for prefix, paths in asked])
+        logits: torch.Tensor = self(prefixes, torch.cat([paths for _, paths in asked]))
+        return split(logits, [len(paths) for _, paths in asked])
 
     def forward(self, prefix: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
         """Guesses behind nodes of one depth.
 
         Args:
-            prefix: ``[hidden]`` of `catch_up`.
+            prefix: ``[hidden]`` of `catch_up`, or ``[n, hidden]`` of several.
             paths: ``[n, d + 1]`` ids from the root down to each node of depth d; ``[1, 1]`` is the
                 root, for which head 0 guesses.
 

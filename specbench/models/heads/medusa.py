@@ -6,14 +6,16 @@ LM head each, and heads that share the target's.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from specbench.decoding.protocols import TargetEmbeddings
+from specbench.decoding.protocols import ModelWork, TargetEmbeddings
 from specbench.errors import WeightsNotFound
 from specbench.models.heads import checkpoint
+from specbench.models.heads.decoder import row_call
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
@@ -56,6 +58,12 @@ class MedusaHeads(nn.Module):
         if not self.lm_heads:
             return self.target.logits(torch.stack(states, dim=1))
         return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=False)], dim=1)
+
+    def guessing(self, hidden: torch.Tensor, n_heads: int) -> ModelWork[torch.Tensor]:
+        """`forward`, its products handed out."""
+        shared = ("guess", id(self.blocks), n_heads)
+        logits: torch.Tensor = yield row_call(shared, partial(self, n_heads=n_heads), hidden)
+        return logits
 
     def states(self, hidden: torch.Tensor, n_heads: int | None = None) -> list[torch.Tensor]:
         """Of each of the first ``n_heads`` heads what its LM head reads, ``[n, hidden]``."""

@@ -53,6 +53,7 @@ def batched_labels(
                 useless_rows=1 - sum(sum(t.committed_per_step) for t in turns) / rows
                 if rows
                 else None,
+                model_share=_model_s(groups) / whole_s if whole_s and rows else None,
                 equal=sum(r.output_ids == plain[r.key[:3]] for r in compared),
                 compared=len(compared),
             )
@@ -72,6 +73,12 @@ def _full_s(groups: Sequence[_Turns]) -> float:
     return math.fsum(turn.batch.full_s for group in groups for turn in group[:1] if turn.batch)
 
 
+def _model_s(groups: Sequence[_Turns]) -> float:
+    """Of the drafters' models; 0 where nobody counted."""
+    firsts = (turn.batch for group in groups for turn in group[:1])
+    return math.fsum(batch.model_s or 0.0 for batch in firsts if batch)
+
+
 def _full_speed(groups: Sequence[_Turns]) -> float | None:
     """Tokens a second of the steps in which all texts of a group run."""
     tokens = 0
@@ -86,8 +93,8 @@ BATCHED_TEXT = (
     "system: new tokens of all texts over the time of their groups. one user: of one text, while "
     "its group decodes it. full: while all texts of a group run, drafters' setup aside. tail: time "
     "after the first text ended; idle seats: of all seats' time. useless rows: rows of passes that "
-    "gave no token. as ar: outputs equal to ar's at the same batch; the table above holds them "
-    "against plain decoding of each text alone."
+    "gave no token. models: the time in passes of heads and draft models. as ar: outputs equal to "
+    "ar's at the same batch; the table above holds them against plain decoding of each text alone."
 )
 
 
@@ -107,5 +114,6 @@ def batched_cells(row: BatchedLabel) -> dict[str, str]:
         "tail": shown(row["tail_share"], ".0%"),
         "idle seats": shown(row["idle_share"], ".0%"),
         "useless rows": shown(row["useless_rows"], ".0%"),
+        "models": shown(row.get("model_share"), ".0%"),
         "as ar": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
     }

@@ -146,7 +146,7 @@ def normed_residual(init, self, shape, *, norm_before_residual):
 
 @mistake(eagle3.Eagle3Head, "_run", "eagle3")
 def normed_feedback(run, self, *rows):
-    return self.norm(run(self, *rows))
+    return [self.norm(out) for out in run(self, *rows)]
 
 
 @mistake(eagle3.Eagle3Head, "logits", "eagle3")
