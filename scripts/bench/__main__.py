@@ -1,9 +1,10 @@
-"""Measure what no run of ``run.py`` shows, in seven sections.
+"""Measure what no run of ``run.py`` shows, in eight sections.
 
     python -m scripts.bench engine       # a pass by rows, host work a step
     python -m scripts.bench others       # plain decoding against transformers and llama.cpp
     python -m scripts.bench passes       # a CPU's pass by one call against layer by layer
     python -m scripts.bench drafters     # drafting time per step of each method
+    python -m scripts.bench undrafted    # a step without a draft against plain decoding's
     python -m scripts.bench kernels      # kernels that a pass would launch on a GPU
     python -m scripts.bench predicted_pairs   # predicted speedups beside live ones
     python -m scripts.bench gpu PART     # bandwidth, loops or kernels of a GPU (make gpu-check)
@@ -17,7 +18,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
-from scripts.bench import console, drafters, engine, gpu, kernels, others, passes, predicted_pairs
+from scripts.bench import (
+    console,
+    drafters,
+    engine,
+    gpu,
+    kernels,
+    others,
+    passes,
+    predicted_pairs,
+    undrafted,
+)
 from specbench.storage import jsonl
 from specbench.system import environment
 
@@ -26,6 +37,7 @@ SECTIONS = {
     "others": others,
     "passes": passes,
     "drafters": drafters,
+    "undrafted": undrafted,
     "kernels": kernels,
     "predicted_pairs": predicted_pairs,
     "gpu": gpu,

@@ -1,6 +1,9 @@
 """Both kinds of passes take turns, so that a busy moment hits both."""
 
-from scripts.bench import passes
+import numpy as np
+import pytest
+
+from scripts.bench import passes, undrafted
 
 
 def test_pairs_alternate_and_the_first_two_warm_up():
@@ -10,3 +13,10 @@ def test_pairs_alternate_and_the_first_two_warm_up():
     assert found["ratio"] > 0
     assert found["one_call_fastest_ms"] <= found["one_call_ms"]
     assert found["layers_fastest_ms"] <= found["layers_ms"]
+
+
+def test_a_ratio_of_steps_is_of_neighbours_in_time():
+    plain = np.linspace(0.02, 0.04, 64)  # the machine slows down: the ratio does not see it
+    found = undrafted.against(plain * 1.01 + 0.001 * (np.arange(64) == 5), plain)
+    assert found["ratio"] == pytest.approx(1.01)
+    assert found["interval"] == pytest.approx([1.01, 1.01])
