@@ -20,7 +20,7 @@ from specbench import paths
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
-from specbench.config.draft import draft_weights
+from specbench.config.draft import check_text, draft_weights
 from specbench.config.schema import RunConfig
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
@@ -225,23 +225,12 @@ def _too_large(entry: Entry, why: str) -> NeedsNotMet:
 
 
 def _check_draft(entry: Entry, job: Job, needs: Needs) -> None:
-    """Refuse a draft model that is missing or drafts text in vain, before anything is loaded."""
+    """Refuse a draft model that is missing or of no use in a second, before anything is loaded."""
     config = job.config
     wanted = draft_weights(entry.draft, config.model)
     if wanted is None:
         raise NeedsNotMet(_no_draft(entry.name, config.model.name, config.pair.left_out))
-    if entry.draft.vocabulary == "text" and not (wanted.shape or (needs.draft_text and job.greedy)):
-        why = (
-            "generation.temperature is above 0, and how likely a text is in the target's tokens, "
-            "nobody knows"
-            if needs.draft_text
-            else f"method={entry.name} goes by single drafted tokens (branches, probabilities, or "
-            "tokens kept from step to step), and a text becomes the target's tokens as a whole"
-        )
-        raise NeedsNotMet(
-            f"pair.draft.vocabulary=text is for method=sps, greedily: {why}. Type "
-            "pair.draft.vocabulary=intersection, which drafts the tokens that both have."
-        )
+    check_text(entry.draft, entry.name, usable=needs.draft_text, greedy=job.greedy)
     loading.model_files_present(wanted)
 
 
