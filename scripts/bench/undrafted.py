@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     targets = {label: target.twin() for label in drafters}
     for drafter in drafters.values():
         drafter.setup(DraftContext(target.vocab_size, eos))
-    spent: dict[str, list[float]] = {label: [] for label in drafters}
+    spent: dict[str, list[FloatArray]] = {label: [] for label in drafters}
     for question in (QUESTIONS[0], *QUESTIONS[: options.questions]):  # the first warms up
         prompt = np.array(template.render([(question, None)]))
         for label, seconds in _steps(targets, drafters, prompt, options.tokens, eos).items():
