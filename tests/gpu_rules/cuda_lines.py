@@ -17,6 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("specbench", "runners", "methods", "scripts/bench")
+CONFIGURATION = "specbench/config"  # reads names of devices and asks for none
 WHOLE = {
     "specbench/models/static_pass.py": {"capture"},
     "specbench/models/graph_target.py": {"capture_stream", "_no_memory"},
@@ -25,11 +26,9 @@ WHOLE = {
     "specbench/system/bandwidth.py": {"_measure_cuda", "_quarter_of_free", "_by_events"},
 }
 # By file and the line's text: why it is not executed without a GPU.
-LEFT = {
-    ("specbench/system/cuda_settings.py", '"cuda": torch.version.cuda,'): "part of a dictionary",
-}
+LEFT: dict[tuple[str, str], str] = {}
 _CUDA = re.compile(
-    r"== 'cuda'|startswith\('cuda'\)|\bon_gpu\b|\bon_cuda\b|\bis_cuda\b|cuda\.is_available\(\)"
+    r"== 'cuda'|startswith\('cuda'\)|\bon_gpu\b|\bon_cuda\b|cuda\.is_available\(\)"
     r"|self\._captures|self\._done is not None|self\.overlap == 'stream'"
 )
 _ELSEWHERE = re.compile(
@@ -43,28 +42,30 @@ def lines_of(path: Path) -> set[int]:
     found: set[int] = set()
     whole = WHOLE.get(str(path.relative_to(ROOT)), set())
 
-    def walk(body: list[ast.stmt], inside: bool) -> None:
+    def walk(body: list[ast.stmt], inside: bool, owner: ast.AST) -> None:
         for statement in body:
             nested = isinstance(statement, ast.FunctionDef | ast.ClassDef)
+            in_class = isinstance(owner, ast.ClassDef)  # runs when the file is imported
             here = inside or (nested and statement.name in whole)
             docstring = isinstance(statement, ast.Expr) and isinstance(
                 statement.value, ast.Constant
             )
-            if not nested and not docstring and (here or _calls(statement)):
+            if not nested and not in_class and not docstring and (here or _calls(statement)):
                 found.add(statement.lineno)
             test = ast.unparse(statement.test) if isinstance(statement, ast.If) else ""
             other = bool(_ELSEWHERE.search(test))
             asks = bool(_CUDA.search(test)) and not other
             for name in ("body", "orelse", "finalbody"):
                 part = getattr(statement, name, [])
-                walk(part, here or (asks if name == "body" else other))
+                walk(part, here or (asks if name == "body" else other), statement)
             for handler in getattr(statement, "handlers", []):
-                walk(handler.body, here)
+                walk(handler.body, here, handler)
             if other and isinstance(statement, ast.If):
                 last = statement.body[-1]
                 inside = inside or isinstance(last, ast.Return | ast.Continue | ast.Raise)
 
-    walk(ast.parse(path.read_text(encoding="utf-8")).body, False)
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    walk(tree.body, False, tree)
     return found
 
 
@@ -84,6 +85,7 @@ def _calls(statement: ast.stmt) -> bool:
 
 def all_lines() -> dict[str, set[int]]:
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    files = [path for path in files if CONFIGURATION not in path.as_posix()]
     return {str(path): found for path in files if (found := lines_of(path))}
 
 

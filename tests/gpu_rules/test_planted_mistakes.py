@@ -110,7 +110,7 @@ def two_layers_of_a_draft(world, plain):
     draft.begin(PROMPT)
     draft.catch_up(np.append(PROMPT, 3))
     first = draft.extend(np.array([5]), np.array([-1]))
-    draft.extend(np.array([6, 7, 8]), np.array([0, 0, 0]))  # another graph of the pool
+    draft.extend(np.array([6, 7]), np.array([0, 0]))  # another graph of the pool
     assert first.isfinite().all()
 
 

@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from methods.token_recycling import TokenRecycling
 from runners.session import device_lock
+from runners.session.loading import make_target
 from scripts.bench import gpu as bench_gpu
+from specbench.config.compose import compose
 from specbench.config.schema import MeasureConfig, ModelConfig, RunConfig
 from specbench.decoding.device import seconds
 from specbench.errors import ConfigurationError
@@ -30,7 +33,15 @@ def answers(folder):
 
 def test_a_run_gives_what_it_gives_on_the_cpu(small, tmp_path, gpu, monkeypatch):
     monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
-    typed = ["compare=[token_recycling]", "dataset.limit=2"]
+    typed = ["compare=[token_recycling]", "dataset.limit=2", "measure.warmup=1"]
+    fails, propose = iter([True]), TokenRecycling.propose
+
+    def once(self, state):  # in the warm-up: memory is given back, and the run goes on
+        if self._matrix.rows.is_cuda and next(fails, False):
+            raise RuntimeError("planted")
+        return propose(self, state)
+
+    monkeypatch.setattr(TokenRecycling, "propose", once)
     for device in ("cpu", DEVICE):
         folder = tmp_path / device
         assert run_here(small, *typed, f"model.device={device}", f"output_dir={folder}") == 0
@@ -45,12 +56,12 @@ def test_the_clock_of_a_gpu_counts_events(gpu):
     clock.begin()
     clock.prefill_done()
     clock.setup_done()
-    for _ in range(80):  # more marks than events were made at first
+    for _ in range(2100):  # more marks than events were made at first
         clock.phase("draft")
         clock.step_done()
     clock.finish_begin()
     times = clock.end()
-    assert len(times.step_s) == 80
+    assert len(times.step_s) == 2100
     assert all(step > 0 for step in times.step_s)
 
 
@@ -75,8 +86,16 @@ def test_devices_are_chosen_named_and_refused(gpu, tmp_path):
     (name,) = device_lock.names(SimpleNamespace(config=config))
     assert name.startswith("GPU-")
     assert free_bytes(torch.device(DEVICE)) > 1 << 20
+    config.model.device_map = "auto"
+    assert len(device_lock.names(SimpleNamespace(config=config))) == torch.cuda.device_count()
     environment._gpu_rows.cache_clear()
     assert environment.gpus()
+
+
+def test_a_batch_of_texts_is_not_captured(gpu):
+    config = compose(["batch.size=2", f"model.device={DEVICE}"])
+    target = make_target(decoders.model(), config, max_len=64, max_nodes=8)
+    assert "batch" in target.describe()["reason"]
 
 
 def test_a_model_is_given_back_with_the_random_state_of_its_device(gpu):
