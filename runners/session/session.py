@@ -197,8 +197,9 @@ class Session:
 
     def fastest_read(self, earlier: float | None) -> bandwidth.FastestRead:
         """Of the target's memory, to be measured; ``earlier`` in the run's earlier starts."""
-        size = bandwidth.streamed_bytes(self._model.model)
-        return bandwidth.FastestRead(self._target.device, size, earlier)
+        model = self._model.model
+        size = bandwidth.streamed_bytes(model)
+        return bandwidth.FastestRead(self._target.device, size, earlier, model)
 
     def time_rows(self, prompts: Sequence[IntArray], seed: int) -> RowTimes | None:
         """What passes cost by their rows, behind the prompt of middling length that fits."""

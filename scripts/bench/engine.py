@@ -134,11 +134,13 @@ class Layers:
     @torch.inference_mode()
     def plan_libraries(self) -> dict[str, dict[int, str]]:
         """Measure what the engine would choose if it had no panels: kernel by shape and rows."""
-        weights = [linear.weight.detach() for linear in self._products]
-        plan = measure_plan(weights, without=["panels"])
-        for linear in self._products:
+        plain = {linear: linear.unpacked() for linear in self._products}
+        plan = measure_plan(
+            [linear.weight.detach() for linear in plain.values()], without=["panels"]
+        )
+        for linear, whole in plain.items():
             kernels = plan[f"{linear.out_features}x{linear.in_features}"]
-            self._libraries[linear] = PackedLinear(linear, kernels).by_rows  # type: ignore[arg-type]
+            self._libraries[linear] = PackedLinear(whole, kernels).by_rows
         return plan
 
     @contextmanager

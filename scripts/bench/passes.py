@@ -57,7 +57,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     before = torch.get_num_threads()
     for threads in options.threads:
         torch.set_num_threads(threads)
-        fastest = FastestRead(torch.device("cpu"), weights)
+        fastest = FastestRead(torch.device("cpu"), weights, model=loaded.model)
         fastest.measure()
         for context in options.contexts:
             for target in (one_call, layered):

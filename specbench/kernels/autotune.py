@@ -41,7 +41,7 @@ Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None
 
 
 def plain(
-    x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor, _: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """``[rows, in]`` to ``[rows, out]`` by row-major weights."""
     return nn.functional.linear(x, weight, bias)

@@ -36,6 +36,7 @@ from specbench.kernels.autotune import (
     pack,
     plain,
 )
+from specbench.kernels.mapped_weights import give_back, unchanged_regions
 from specbench.kernels.panel_kernels import form_of
 from specbench.kernels.weight_forms import form_of_all, note_form, noted_form, short_bytes
 
@@ -46,15 +47,22 @@ _BESIDE_BYTES = 1 << 30  # that packed copies for a draft may take
 class PackedLinear(nn.Module):
     """Stands in for ``nn.Linear``: shares its parameters, chooses a kernel by the number of rows.
 
-    ``kernels`` holds a name by row bucket, the last one for anything longer.
+    ``kernels`` holds a name by row bucket, the last one for anything longer. With ``parts`` the
+    linear's weights are theirs, below one another, and no copy is kept besides the packed one.
     """
 
-    def __init__(self, linear: nn.Linear, kernels: dict[int, str]) -> None:
+    def __init__(
+        self, linear: nn.Linear, kernels: dict[int, str], parts: Sequence[nn.Linear] = ()
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
+        self.weight, self.bias, self._parts = linear.weight, linear.bias, tuple(parts)
         self.kernels = kernels
-        packs = {kind: pack(kind, linear.weight) for kind in set(kernels.values())}
+        whole = _below([part.weight for part in parts]) if parts else linear.weight
+        packs = {kind: pack(kind, whole) for kind in set(kernels.values())}
+        self.packed_bytes = _packed_bytes(whole, kernels)
+        # Else longer prompts read plain weights, which need not be in memory where panels are.
+        self._whole_prompts = set(kernels.values()) == {"panels"}
         self.panels = packs.get("panels")  # for whoever runs several products in one call
         unpacked: tuple[Kernel, torch.Tensor] = (plain, linear.weight.detach())
         self.by_rows = [unpacked] * (MAX_PREFILL_ROWS_PACKED + 1)
@@ -63,22 +71,33 @@ class PackedLinear(nn.Module):
             bucket = next((b for b in buckets if rows <= b), buckets[-1])
             self.by_rows[rows] = (KERNELS[kernels[bucket]], packs[kernels[bucket]])
 
-    @property
-    def packed_bytes(self) -> int:
-        return _packed_bytes(self.weight, self.kernels)
+    def unpacked(self) -> nn.Linear:
+        """A plain linear with these weights."""
+        linear = _as_linear(self)
+        if self._parts:
+            linear.weight = _below([part.weight for part in self._parts])
+        return linear
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to ``[..., out]``."""
         rows = x.numel() // self.in_features
-        if rows > MAX_PREFILL_ROWS_PACKED or is_compiling():  # a trace follows torch's own
+        long = rows > MAX_PREFILL_ROWS_PACKED and not self._whole_prompts
+        if long or is_compiling():  # a trace follows torch's own
             return nn.functional.linear(x, self.weight, self.bias)
-        kernel, pack = self.by_rows[rows]
+        kernel, pack = self.by_rows[min(rows, MAX_PREFILL_ROWS_PACKED)]
         out = kernel(x.reshape(rows, self.in_features), self.weight, pack, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
 
 def _packed_bytes(weight: torch.Tensor, kernels: Mapping[int, str]) -> int:
     return short_bytes(weight) if set(kernels.values()) & set(PACKED) else 0
+
+
+def _as_linear(module: PackedLinear | SiblingLinear) -> nn.Linear:
+    linear = nn.Linear(1, 1, bias=False, device="meta")
+    linear.in_features, linear.out_features = module.in_features, module.out_features
+    linear.weight, linear.bias = module.weight, module.bias
+    return linear
 
 
 class SiblingLinear(nn.Module):
@@ -96,6 +115,10 @@ class SiblingLinear(nn.Module):
         self.product = product  # no module, or its weights would count twice
         self._part = slice(start, start + linear.out_features)
 
+    def unpacked(self) -> nn.Linear:
+        """The linear for which this one stands."""
+        return _as_linear(self)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``[..., in]`` to ``[..., out]``, a view of the common product."""
         if is_compiling():  # a trace shall not keep an output for the siblings
@@ -106,29 +129,28 @@ class SiblingLinear(nn.Module):
 class SharedProduct:
     """The product of several linears' stacked weights with their common input.
 
-    The linears come in the order in which they are called. Their weights become views of one
-    matrix, so that stacking takes no memory.
+    The linears come in the order in which they are called. With ``stacked`` their weights become
+    views of one matrix, which kernels can read; else they stay where they lie, and only panels hold
+    them together.
     """
 
-    def __init__(self, linears: list[nn.Linear]) -> None:
+    def __init__(self, linears: list[nn.Linear], stacked: bool) -> None:
         self.linears = linears
         first = linears[0]
-        stacked = nn.Linear(first.in_features, 1, bias=False, device="meta")
-        stacked.out_features = sum(linear.out_features for linear in linears)
-        weights = [linear.weight for linear in linears]
-        form = form_of_all(weights)
-        stacked.weight = _constant(stack(weights))
-        note_form(stacked.weight, form)
+        rows = sum(linear.out_features for linear in linears)
+        self.stacked = nn.Linear(first.in_features, rows, bias=False, device="meta")
+        if stacked:
+            self.stacked.weight = _constant(stack([linear.weight for linear in linears]))
+        self._parts = () if stacked else linears
         if first.bias is not None:
-            stacked.bias = _constant(stack([linear.bias for linear in linears]))
-        self.stacked = stacked
+            self.stacked.bias = _constant(stack([linear.bias for linear in linears]))
         self.packed: PackedLinear
         self._waiting = 0
         self._input: torch.Tensor | None = None
         self._output: torch.Tensor | None = None
 
     def pack(self, kernels: dict[int, str]) -> list[SiblingLinear]:
-        self.packed = PackedLinear(self.stacked, kernels)
+        self.packed = PackedLinear(self.stacked, kernels, self._parts)
         ends = accumulate(linear.out_features for linear in self.linears)
         return [
             SiblingLinear(linear, self, end - linear.out_features)
@@ -157,6 +179,13 @@ def stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return stacked
 
 
+def _below(weights: Sequence[torch.Tensor]) -> nn.Parameter:
+    """``weights`` below one another in memory of their own."""
+    whole = _constant(torch.cat([weight.detach() for weight in weights]))
+    note_form(whole, form_of_all(weights))
+    return whole
+
+
 def _constant(values: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(values, requires_grad=False)
 
@@ -177,17 +206,20 @@ def pack_linears(
     groups = _groups(model)
     if not groups:
         return before
+    if any(noted_form(linear.weight) is not None for group in groups for linear in group.values()):
+        kernel = "panels"  # the libraries read float32
+    regions = unchanged_regions()
     with torch.inference_mode():
         products = [
-            SharedProduct(list(linears.values())) if len(linears) > 1 else None
+            SharedProduct(list(linears.values()), stacked=kernel != "panels")
+            if len(linears) > 1
+            else None
             for linears in groups
         ]
         stacked = [
             product.stacked if product else next(iter(linears.values()))
             for product, linears in zip(products, groups, strict=True)
         ]
-        if any(noted_form(linear.weight) is not None for linear in stacked):
-            kernel = "panels"  # the libraries read float32
         if kernel is not None:
             plan = {_shape(linear): dict.fromkeys(ROW_BUCKETS, kernel) for linear in stacked}
         else:
@@ -196,12 +228,13 @@ def pack_linears(
         for i in sorted(range(len(groups)), key=lambda i: -stacked[i].weight.numel()):
             linear, product = stacked[i], products[i]
             kernels = plan[_shape(linear)]
-            size = _packed_bytes(linear.weight, kernels)
+            size = sum(_packed_bytes(part.weight, kernels) for part in groups[i].values())
             if set(kernels.values()) == {"plain"} or used + size > memory_bytes:
                 continue
             parts = product.pack(kernels) if product else [PackedLinear(linear, kernels)]
             for name, part in zip(groups[i], parts, strict=True):
                 _replace(model, name, part)
+                give_back(part.weight, regions if kernel == "panels" else [])
             used += size
     after = packed_weights(model)
     return {**after, "plan": plan | after["plan"]}
@@ -240,6 +273,25 @@ def packed_weights(model: nn.Module) -> dict[str, Any]:
         "plan": {_shape(product): product.kernels for product in products},
         "forms": dict(Counter(form_of(p.panels).name for p in products if p.panels is not None)),
     }
+
+
+def packed_memory(model: nn.Module) -> list[torch.Tensor]:
+    """The memory of ``model``'s panels of float32 or bfloat16, as float32 ``[n]`` a mapping."""
+    spans: dict[int, tuple[torch.UntypedStorage, int, int]] = {}
+    for module in model.modules():
+        linear = module.product.packed if isinstance(module, SiblingLinear) else module
+        panels = linear.panels if isinstance(linear, PackedLinear) else None
+        if panels is None or not panels.is_floating_point():
+            continue
+        storage = panels.untyped_storage()
+        begin = panels.storage_offset() * panels.element_size()
+        _, first, last = spans.get(storage.data_ptr(), (storage, begin, begin))
+        span = (storage, min(first, begin), max(last, begin + panels.nbytes))
+        spans[storage.data_ptr()] = span
+    return [
+        torch.empty(0).set_(storage, first // 4, ((last - first) // 4,))  # type: ignore[call-overload]
+        for storage, first, last in spans.values()
+    ]
 
 
 def _shape(linear: nn.Linear | PackedLinear) -> str:
@@ -281,7 +333,4 @@ def unpack_linears(model: nn.Module) -> None:
     """Undo ``pack_linears``; weights of siblings stay parts of one matrix."""
     for name, module in list(model.named_modules()):
         if isinstance(module, PackedLinear | SiblingLinear):
-            linear = nn.Linear(1, 1, bias=False, device="meta")
-            linear.in_features, linear.out_features = module.in_features, module.out_features
-            linear.weight, linear.bias = module.weight, module.bias
-            _replace(model, name, linear)
+            _replace(model, name, module.unpacked())

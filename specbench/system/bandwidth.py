@@ -17,6 +17,8 @@ import torch
 from transformers import PreTrainedModel
 
 from specbench.kernels import autotune
+from specbench.kernels.packed_linear import packed_memory
+from specbench.kernels.panel_kernels import WIDTH, panel_gemm
 from specbench.kernels.weight_forms import short_bytes
 from specbench.system.clock import EventBackend, TorchEvents
 
@@ -27,6 +29,7 @@ _READ_BYTES = (1 << 20, 1 << 30)  # at least and at most
 _READS = 8  # on a CPU at a time; the first one warms up
 _READS_BETWEEN = 2
 _COLUMNS = 4096
+_ENOUGH = 0.8  # of the bytes that are to be read
 
 
 def streamed_bytes(model: PreTrainedModel) -> int:
@@ -63,20 +66,28 @@ class FastestRead:
     Each read is a product with one row, as a one-token pass is made of, over as many bytes as the
     weights have (a gigabyte at most), so that caches help both alike. A copy would not do: on
     CPUs it is slower than what it counts, reading and writing, and a plain sum is slower, too.
+    On a CPU packed weights are read where they lie, where there are enough: another buffer of their
+    size would take a third of a run's memory, and longer to fill than to read.
 
     Args:
         device: whose memory is read.
         weight_bytes: that a one-token pass reads, of `streamed_bytes`.
         bytes_per_s: of an earlier start of the run; 0 without one.
+        model: whose packed weights may be read.
     """
 
     def __init__(
-        self, device: torch.device, weight_bytes: int, bytes_per_s: float | None = None
+        self,
+        device: torch.device,
+        weight_bytes: int,
+        bytes_per_s: float | None = None,
+        model: PreTrainedModel | None = None,
     ) -> None:
         self._device = device
         least, most = _READ_BYTES
         self._size = min(max(weight_bytes, least), most)
-        self._host_read: Callable[[], object] | None = None
+        self._model = model
+        self._host_read: tuple[Callable[[], object], int] | None = None
         self.bytes_per_s = bytes_per_s or 0.0
 
     @torch.inference_mode()
@@ -94,12 +105,13 @@ class FastestRead:
             self._read_host(_READS_BETWEEN)
 
     def _read_host(self, times: int) -> None:
-        # The buffer is kept: filling it takes several times as long as reading it.
-        read = self._host_read = self._host_read or _host_read(self._size)
+        # A buffer is kept: filling it takes several times as long as reading it.
+        self._host_read = self._host_read or _host_read(self._size, self._model)
+        read, size = self._host_read
         for _ in range(times):
             start = time.perf_counter()
             read()
-            self._note(time.perf_counter() - start, self._size)
+            self._note(time.perf_counter() - start, size)
 
     def _measure_cuda(self) -> None:
         size = min(self._size, _quarter_of_free(self._device))
@@ -113,19 +125,32 @@ class FastestRead:
         self.bytes_per_s = max(self.bytes_per_s, size / seconds)
 
 
-def _host_read(size: int) -> Callable[[], object]:
+def _host_read(size: int, model: PreTrainedModel | None = None) -> tuple[Callable[[], object], int]:
     """A product that reads ``size`` bytes (whole rows of it) by the fastest kernel there is.
 
     Reads from caches take the plain one: kernels differ at the memory, and loading one takes time.
+    With a ``model`` that has so much in panels, these are read. Gives the bytes that are read, too.
     """
     from_memory = size >= autotune.MEASURE_BYTES
+    if from_memory and model is not None:
+        panels = [_as_panels(memory) for memory in packed_memory(model)]
+        if (held := sum(part.nbytes for part in panels)) >= _ENOUGH * size:
+            inputs = torch.ones(1, _COLUMNS)
+            return lambda: [panel_gemm(inputs, part, 1) for part in panels], held
     kind = "panels" if from_memory and "panels" in autotune.available_kernels() else "plain"
     row = torch.ones(1, _COLUMNS)
     # One number seen as a matrix, so that only what is read takes memory.
     weight = torch.ones(1).expand(size // (4 * _COLUMNS), _COLUMNS)
     if kind == "plain":
         weight = weight.contiguous()
-    return partial(autotune.KERNELS[kind], row, weight, autotune.pack(kind, weight), None)
+    read = partial(autotune.KERNELS[kind], row, weight, autotune.pack(kind, weight), None)
+    return read, size
+
+
+def _as_panels(memory: torch.Tensor) -> torch.Tensor:
+    """``memory [n]`` but for its last numbers, as if it were panels of ``_COLUMNS`` inputs."""
+    count = memory.numel() // (_COLUMNS * WIDTH)
+    return memory[: count * _COLUMNS * WIDTH].view(count, _COLUMNS, WIDTH)
 
 
 def _quarter_of_free(device: torch.device) -> int:

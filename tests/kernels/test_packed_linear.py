@@ -5,10 +5,12 @@ import json
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from specbench.config.compose import compose
 from specbench.config.schema import packed_bytes
 from specbench.kernels import autotune, packed_linear
+from specbench.kernels.mapped_weights import give_back, unchanged_regions
 from specbench.models.target import Target
 from tests.conftest import tiny_model
 
@@ -200,3 +202,33 @@ def test_a_damaged_plan_is_measured_again(tmp_path, damage):
 )
 def test_the_limit_of_memory_is_in_gb(override, wanted):
     assert packed_bytes(compose([override]).engine.packed) == wanted
+
+
+def test_plain_weights_leave_memory_where_panels_are_read_instead(tmp_path):
+    """They are pages of a file that nobody changed; who looks again gets the same numbers."""
+    if "panels" not in autotune.available_kernels() or not unchanged_regions():
+        pytest.skip("this system has no panels, or does not tell of its memory")
+    model = tiny_model("llama", dtype=torch.float32, vocab_size=4096)
+    wanted = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.save_pretrained(tmp_path)
+    mapped = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    packed_linear.pack_linears(mapped, memory_bytes=1 << 30, kernel="panels")
+    head = mapped.lm_head.weight
+    assert give_back(head, unchanged_regions())
+    with torch.no_grad():
+        head[7] = 1.0
+    assert not give_back(head, unchanged_regions()), "a number that was set would be lost"
+    assert (head[7] == 1.0).all()
+    assert all(
+        torch.equal(p, wanted[name]) for name, p in mapped.named_parameters() if p is not head
+    )
+
+
+def test_long_prompts_are_read_from_panels(everything_packed):
+    model = tiny_model("llama", dtype=torch.float32)
+    if everything_packed != "panels":
+        pytest.skip("this build of torch has no panels")
+    x = torch.randn(packed_linear.MAX_PREFILL_ROWS_PACKED + 9, 32)
+    wanted = model.lm_head(x)
+    packed_linear.pack_linears(model, memory_bytes=1 << 30, kernel="panels")
+    torch.testing.assert_close(model.lm_head(x), wanted, atol=1e-5, rtol=1e-5)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from specbench.kernels.packed_linear import pack_linears, packed_memory
 from specbench.results.manifest import RunManifest
 from specbench.results.statistics.roofline import BaselineContext, baseline_context, notes
 from specbench.system import bandwidth
@@ -78,7 +79,7 @@ def test_the_fastest_read_of_a_run_counts_whatever_came_between(monkeypatch):
         now[0] += next(takes)
 
     monkeypatch.setattr(bandwidth.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(bandwidth, "_host_read", lambda size: wait)
+    monkeypatch.setattr(bandwidth, "_host_read", lambda size, _: (wait, size))
     fastest = bandwidth.FastestRead(torch.device("cpu"), weight_bytes=5)
     fastest.measure()
     assert fastest.bytes_per_s == (1 << 20) / 2
@@ -93,9 +94,28 @@ def test_the_fastest_read_of_a_run_counts_whatever_came_between(monkeypatch):
 @pytest.mark.parametrize("size", [1 << 20, bandwidth.autotune.MEASURE_BYTES])
 def test_a_read_touches_as_many_bytes_as_it_counts(size):
     """Each output sums 4096 ones of 4 bytes."""
-    sums = bandwidth._host_read(size)()
+    read, counted = bandwidth._host_read(size)
+    sums = read()
+    assert counted == size
     assert (sums == 4096).all()
     assert 4 * 4096 * sums.numel() == size
+
+
+def test_packed_weights_are_read_where_they_lie(monkeypatch, everything_packed):
+    """No buffer of their size; where too little is packed, one is made."""
+    if everything_packed != "panels":
+        pytest.skip("this build of torch has no panels")
+    monkeypatch.setattr(bandwidth.autotune, "MEASURE_BYTES", 1)
+    monkeypatch.setattr(bandwidth, "_COLUMNS", 16)
+    model = tiny_model("llama", dtype=torch.float32)
+    _, unpacked = bandwidth._host_read(1 << 16, model)
+    assert unpacked == 1 << 16
+    pack_linears(model, memory_bytes=1 << 20, kernel="panels")
+    size = sum(memory.nbytes for memory in packed_memory(model))
+    read, counted = bandwidth._host_read(size, model)
+    assert 0.8 * size <= counted <= size
+    assert all(out.shape == (1, 1) for out in read())
+    assert bandwidth._host_read(2 * size, model)[1] == 2 * size
 
 
 def test_a_gpu_is_read_by_the_fastest_of_its_kernels_and_not_between_cases(monkeypatch):
