@@ -232,9 +232,10 @@ def pack_linears(
             if set(kernels.values()) == {"plain"} or used + size > memory_bytes:
                 continue
             parts = product.pack(kernels) if product else [PackedLinear(linear, kernels)]
-            for name, part in zip(groups[i], parts, strict=True):
+            for (name, plain_one), part in zip(groups[i].items(), parts, strict=True):
                 _replace(model, name, part)
-                give_back(part.weight, regions if kernel == "panels" else [])
+                if kernel == "panels":
+                    give_back(plain_one.weight, regions)
             used += size
     after = packed_weights(model)
     return {**after, "plan": plan | after["plan"]}
@@ -284,7 +285,7 @@ def packed_memory(model: nn.Module) -> list[torch.Tensor]:
         if panels is None or not panels.is_floating_point():
             continue
         storage = panels.untyped_storage()
-        begin = panels.storage_offset() * panels.element_size()
+        begin = panels.data_ptr() - storage.data_ptr()
         _, first, last = spans.get(storage.data_ptr(), (storage, begin, begin))
         span = (storage, min(first, begin), max(last, begin + panels.nbytes))
         spans[storage.data_ptr()] = span
