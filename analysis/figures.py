@@ -73,7 +73,9 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
     yield from crossing_pictures(comparisons)
     for comparison in comparisons:
         for name, figure in pictures_of(comparison):
-            yield f"{comparison.model}_{comparison.dataset}_{name}", figure
+            users = comparison.runs[0].concurrency
+            load = f"_at_{users}" if users > 1 else ""
+            yield f"{comparison.model}_{comparison.dataset}_{name}{load}", figure
 
 
 def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:

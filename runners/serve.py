@@ -24,6 +24,7 @@ from specbench.config import compose
 from specbench.config.schema import RunConfig
 from specbench.config.server_schema import (
     DRAFT_FILE_NEEDED,
+    KV_TYPES,
     LEARN_FROM_REQUESTS,
     LLAMACPP_SPECULATIONS,
     PLAIN,
@@ -32,6 +33,7 @@ from specbench.config.server_schema import (
     LlamacppConfig,
     OpenaiConfig,
     ServerConfig,
+    parts_of,
 )
 from specbench.data import cases
 from specbench.data.cases import Case
@@ -127,6 +129,9 @@ def _check_server(server: DictConfig) -> None:
         ("timeout_s", 0.01, 604_800),
         ("answer_mb", 0.01, 16_384),
         *((k, 1, 2**20) for k in ("threads", "context", "size_n", "size_m", "min_hits")),
+        *((k, 1, 2**20) for k in ("batch", "ubatch")),
+        ("reuse", 0, 2**20),
+        *((k, 1e-6, 604_800) for k in ("limit_ttft_s", "limit_tpot_s")),
         *((k, 0, 2**20) for k in ("draft_max", "draft_min", "draft_p_min")),
     ):
         value = server.get(key)
@@ -225,10 +230,18 @@ def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
 def _entry(server: ServerConfig) -> Entry:
     """A label's place among the methods."""
     kind, name = server.speculation, server.name
+    parts = parts_of(kind)
     if isinstance(server, LlamacppConfig):
-        if kind not in LLAMACPP_SPECULATIONS:
-            raise unknown_name("server.speculation", kind, LLAMACPP_SPECULATIONS)
-        if kind in DRAFT_FILE_NEEDED:
+        for part in parts:
+            if part not in LLAMACPP_SPECULATIONS:
+                raise unknown_name("server.speculation", part, LLAMACPP_SPECULATIONS)
+        if len(parts) != len({*parts} - ({PLAIN} if len(parts) > 1 else set())):
+            raise ConfigurationError(
+                f"server.speculation={kind} names {PLAIN} or a kind twice. Type each once."
+            )
+        if server.kv_type not in (None, *KV_TYPES):
+            raise unknown_name("server.kv_type", server.kv_type, KV_TYPES)
+        if {*parts} & {*DRAFT_FILE_NEEDED}:
             if server.draft_gguf is None:
                 raise NeedsNotMet(
                     f"speculation={kind} needs a draft model's file. Type "
@@ -237,7 +250,8 @@ def _entry(server: ServerConfig) -> Entry:
             llamacpp.check_gguf("server.draft_gguf", server.draft_gguf)
     elif isinstance(server, OpenaiConfig):
         check_url("server.base_url", server.base_url)
-    method = {"_target_": _TARGET, "name": f"{name}_{kind}", "server": asdict(server)}
-    if name == "llamacpp" and kind in LEARN_FROM_REQUESTS:
+    called = f"{name}_{kind}".replace("+", "_")
+    method = {"_target_": _TARGET, "name": called, "server": asdict(server)}
+    if name == "llamacpp" and {*parts} & {*LEARN_FROM_REQUESTS}:
         method["state_scope"] = "prompt"  # its server is started anew for each case
-    return Entry(server.label or (BASELINE if kind == PLAIN else f"{name}_{kind}"), method)
+    return Entry(server.label or (BASELINE if kind == PLAIN else called), method)

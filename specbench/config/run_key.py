@@ -41,7 +41,10 @@ _NOT_IDENTITY = (
     *(
         f"{where}.{key}"
         for where in ("server", "method.server")
-        for key in ("timeout_s", "answer_mb", "retries", "retry_wait_s", "api_key_env")
+        for key in (
+            *("timeout_s", "answer_mb", "retries", "retry_wait_s", "api_key_env"),
+            *("limit_ttft_s", "limit_tpot_s"),  # they judge, and move no time
+        )
     ),
 )
 
@@ -66,6 +69,10 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
     # Folders from before these keys have these values.
     if plain.get("server") is None:
         plain.pop("server", None)
+    for node in (plain.get("server"), plain["method"].get("server")):
+        for key in ("flash_attention", "kv_type", "batch", "ubatch", "reuse"):
+            if node and node.get(key) is None:
+                node.pop(key, None)
     if plain["dataset"].get("special_tokens") == SPECIAL_TOKENS[0]:
         del plain["dataset"]["special_tokens"]
     if not plain["dataset"].get("selection"):

@@ -16,6 +16,12 @@ DRAFT_FILE_NEEDED = ("draft", "eagle3", "mtp", "dflash")
 # These keep n-grams of earlier requests: a table of all slots, and one that a new request does not
 # empty (ggml-org/llama.cpp#27852).
 LEARN_FROM_REQUESTS = ("ngram_mod", "ngram_cache")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+def parts_of(speculation: str) -> list[str]:
+    """The kinds of drafts that ``ngram_mod+draft`` names, in the order in which they are asked."""
+    return speculation.split("+")
 
 
 @dataclass
@@ -31,6 +37,8 @@ class ServerConfig:
     retries: int = 2
     retry_wait_s: float = 1.0
     restart: bool = False
+    limit_ttft_s: float | None = None
+    limit_tpot_s: float | None = None
 
 
 @dataclass
@@ -47,6 +55,11 @@ class LlamacppConfig(ServerConfig):
     draft_max: int = 8
     draft_min: int = 0
     draft_p_min: float = 0.0
+    flash_attention: bool | None = None
+    kv_type: str | None = None
+    batch: int | None = None
+    ubatch: int | None = None
+    reuse: int | None = None
 
 
 @dataclass
@@ -65,5 +78,5 @@ SERVERS: dict[str, type[ServerConfig]] = {"llamacpp": LlamacppConfig, "openai": 
 # Keys that hold for the whole run; an entry of ``compare`` may set the others.
 SHARED_KEYS = (
     *("name", "concurrency", "timeout_s", "answer_mb"),
-    *("retries", "retry_wait_s", "restart"),
+    *("retries", "retry_wait_s", "restart", "limit_ttft_s", "limit_tpot_s"),
 )

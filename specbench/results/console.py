@@ -59,7 +59,13 @@ def print_summary(summary: Summary, console: Console) -> None:
     import pandas as pd
 
     from specbench.results.statistics.batched import BATCHED_TEXT, batched_cells
-    from specbench.results.statistics.served import SERVED_TEXT, served_cells, served_notes
+    from specbench.results.statistics.served import (
+        LATENCY_TEXT,
+        SERVED_TEXT,
+        latency_cells,
+        served_cells,
+        served_notes,
+    )
 
     if verdict := summary.get("verdict"):
         console.print(f"{verdict}\n", markup=False, highlight=False, style="bold")
@@ -70,6 +76,8 @@ def print_summary(summary: Summary, console: Console) -> None:
         # Of several users what all of them get comes first.
         first = any(row["concurrency"] > 1 for row in served)
         tables.insert(0 if first else 1, FittedTable(frame, "", SERVED_TEXT))
+        waits = pd.DataFrame([latency_cells(row) for row in served], dtype=object)
+        tables.append(FittedTable(waits, "", LATENCY_TEXT))
     if batched := summary.get("batched", []):
         frame = pd.DataFrame([batched_cells(row) for row in batched], dtype=object)
         tables.append(FittedTable(frame, "", BATCHED_TEXT))

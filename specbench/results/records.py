@@ -98,6 +98,8 @@ class Served:
         counted: whether the server said how many steps it took.
         counters: in the server's own words.
         where: the server's address.
+        bursts: seconds from the request to each arrival of tokens, those of a step together.
+        batch_passes: of the server for the whole batch, its prompts' included, where it says so.
     """
 
     text: Text
@@ -108,6 +110,8 @@ class Served:
     counted: bool = True
     where: str = ""
     counters: dict[str, Any] = field(default_factory=dict)
+    bursts: list[Seconds] = field(default_factory=list)
+    batch_passes: Count | None = None
 
 
 def _check_counted(counted: dict[str, Any]) -> dict[str, Any]:

@@ -175,6 +175,9 @@ class ServedLabel(TypedDict):
         equal, compared: answers that are the same server's plain ones, of how many.
         first_difference: words on the first that is not, or "".
         uncounted: turns whose server did not say its steps.
+        latency: seconds by name and percentile, see ``specbench.results.statistics.latency``.
+        good_requests_per_s: requests/s within ``limits``, None without one.
+        tokens_per_pass: new tokens by the server's passes, where it says them.
     """
 
     label: str
@@ -188,6 +191,10 @@ class ServedLabel(TypedDict):
     compared: int
     first_difference: str
     uncounted: int
+    latency: dict[str, dict[str, float]]
+    good_requests_per_s: float | None
+    limits: str
+    tokens_per_pass: float | None
 
 
 class BatchedLabel(TypedDict):

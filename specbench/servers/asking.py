@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,17 +12,16 @@ from pathlib import Path
 from specbench.config.schema import GenerationConfig
 from specbench.config.server_schema import (
     LEARN_FROM_REQUESTS,
-    PLAIN,
     LlamacppConfig,
-    OpenaiConfig,
     ServerConfig,
+    parts_of,
 )
-from specbench.errors import SpecBenchError
 from specbench.results.manifest import ModelInfo
-from specbench.servers import counters, llamacpp
-from specbench.servers.client import Client, NoAnswer
+from specbench.servers import counters
+from specbench.servers.client import NoAnswer
 from specbench.servers.counters import Counts
-from specbench.servers.engines import EngineInfo, Messages, Question, identify, vocabulary
+from specbench.servers.engines import Messages, Question, vocabulary
+from specbench.servers.running import Server, StartedServer
 from specbench.servers.stream import Answer, check_prompt, read_answer
 from specbench.storage.hashes import file_sha256
 
@@ -33,95 +31,20 @@ _METRICS_EVERY_S = 0.05
 _LONGEST_WAIT_S = 60.0
 NOT_PLAIN = "not_plain"  # kind of error: the baseline's server drafts
 _SETTLING = [{"role": "user", "content": "Hello"}]
-_STARTS = 3  # of a server that is killed while it starts
 
 
-class Server:
-    """One label's server, which runs already; ``config``: the ``server`` group for the label."""
+@dataclass(frozen=True, slots=True)
+class AskedAtOnce:
+    """Questions that were asked at once.
 
-    client: Client  # of a server that was made `ready`
-    info: EngineInfo
+    Attributes:
+        seconds: from the first request to the last token; None where one failed or was repeated.
+        passes: of the server for all of them together, their prompts' included; None where it does
+            not say, or others may have asked meanwhile.
+    """
 
-    def __init__(self, config: ServerConfig) -> None:
-        self.config = config
-        self.plain = config.speculation == PLAIN
-
-    @property
-    def pid(self) -> int | None:
-        """Its process, where it was started here."""
-        return None
-
-    @property
-    def where(self) -> str:
-        """Which server answers, in words that hold for later readers."""
-        return self.client.url
-
-    @property
-    def flags(self) -> Mapping[str, object]:
-        """What it was started with, as far as is known."""
-        return self.info.flags
-
-    def ready(self) -> bool:
-        """Have it run and know what it is; whether it had to be started.
-
-        Raises:
-            SpecBenchError: it does not start, or does not answer.
-        """
-        config = self.config
-        assert isinstance(config, OpenaiConfig) and config.base_url is not None
-        if not hasattr(self, "info"):
-            key = os.environ.get(config.api_key_env, "")
-            self.client = Client(config.base_url, config.timeout_s, config.answer_mb, key)
-            self.info = identify(self.client, config.engine, config.model, config.numerics)
-        return False
-
-    def stop(self) -> None:
-        """End it, where it was started here."""
-
-
-class StartedServer(Server):
-    """llama.cpp's server in a child process; ``log``: the file that it writes to."""
-
-    def __init__(self, config: LlamacppConfig, gguf: Path, log: Path) -> None:
-        super().__init__(config)
-        self._flags = llamacpp.flags(config, gguf)
-        self._process = llamacpp.LlamacppProcess(self._flags, log)
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    @property
-    def where(self) -> str:
-        return "started here"
-
-    @property
-    def flags(self) -> Mapping[str, object]:
-        built = {
-            "wheel": f"{llamacpp.WHEEL} {llamacpp.wheel_version()}",
-            "simd": self._process.simd,
-        }
-        return {**self._flags, "model": Path(str(self._flags["model"])).name, **built}
-
-    def ready(self) -> bool:
-        if self._process.alive:
-            return False
-        for left in reversed(range(_STARTS)):
-            try:
-                self._process.start()
-                config = self.config
-                self.client = Client(self._process.url, config.timeout_s, config.answer_mb)
-                if not hasattr(self, "info"):
-                    info = identify(self.client, "llamacpp", None, None)
-                    self.info = replace(info, version=llamacpp.wheel_version(), flags={})
-                break
-            except SpecBenchError:
-                if not (self._process.killed and left):  # it would only fail again
-                    raise
-        return True
-
-    def stop(self) -> None:
-        self._process.stop()
+    seconds: float | None = None
+    passes: int | None = None
 
 
 @dataclass(slots=True)
@@ -206,7 +129,7 @@ class Servers:
         `use` starts them again.
         """
         for server in self.by_label.values():
-            if server.config.speculation in LEARN_FROM_REQUESTS:
+            if {*parts_of(server.config.speculation)} & {*LEARN_FROM_REQUESTS}:
                 server.stop()
 
     def close(self) -> None:
@@ -261,7 +184,7 @@ class Servers:
         a, b = self.by_label[label].info, self.by_label[other].info
         return (a.engine, a.version, a.numerics) == (b.engine, b.version, b.numerics)
 
-    def ask(self, label: str, asked: Sequence[Asked], longest: int | None = None) -> float | None:
+    def ask(self, label: str, asked: Sequence[Asked], longest: int | None = None) -> AskedAtOnce:
         """Ask a label's questions at once, and again those whose answers did not come whole.
 
         A request is repeated ``server.retries`` times where that may help: the connection was
@@ -271,11 +194,8 @@ class Servers:
 
         Args:
             longest: tokens at most; None: the run's.
-
-        Returns:
-            Seconds from the first request to the last token; None where one failed or was repeated.
         """
-        seconds: float | None = None
+        batch = AskedAtOnce()
         for round_number in range(1 + self._shared.retries):
             left = [one for one in asked if one.open]
             if not left:
@@ -286,6 +206,7 @@ class Servers:
                 time.sleep(min(max(wanted_s, doubled_s), _LONGEST_WAIT_S))
             server = self.use(label)
             self._prepare(server, left, longest)
+            before = _passes(server)
             start = time.perf_counter()
             if self._pool is None or len(left) == 1:
                 for one in left:
@@ -295,8 +216,10 @@ class Servers:
             ended = time.perf_counter() - start
             for one in left:
                 _hide_key(server, one)
-            seconds = None if round_number else ended
-        return seconds if all(one.answer is not None for one in asked) else None
+            after = _passes(server)
+            passes = None if before is None or after is None else after - before
+            batch = AskedAtOnce() if round_number else AskedAtOnce(ended, passes)
+        return batch if all(one.answer is not None for one in asked) else AskedAtOnce()
 
     def _prepare(self, server: Server, asked: Sequence[Asked], longest: int | None) -> None:
         """Put prompts into ids where the server is given those; never timed."""
@@ -309,6 +232,9 @@ class Servers:
                     one.question = info.kind.question(
                         server.client, info.model, one.messages, generation, one.seed
                     )
+                    if isinstance(server.config, LlamacppConfig):
+                        body = {"cache_prompt": server.config.reuse is not None}
+                        one.question = replace(one.question, body={**one.question.body, **body})
                 except NoAnswer as error:
                     one.error = error
 
@@ -368,6 +294,18 @@ class Servers:
             if risen is None or time.monotonic() > end:
                 return None
             time.sleep(_METRICS_EVERY_S)
+
+
+def _passes(server: Server) -> int | None:
+    """Passes that a server of ours has taken so far; nobody else asks it."""
+    word = server.info.kind.passes
+    if server.pid is None or not word:
+        return None
+    try:
+        said = counters.read_metrics(server.client.get("/metrics").decode(errors="replace"))
+    except NoAnswer:
+        return None
+    return counters.whole(said.get(word))
 
 
 def _hide_key(server: Server, one: Asked) -> None:

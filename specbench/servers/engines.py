@@ -21,6 +21,8 @@ from specbench.servers.client import Client, NoAnswer, printable
 from specbench.servers.counters import METRICS, Said, Words, whole
 
 UNKNOWN = "not stated"
+STOP_RULES = "stop_rules"  # of flags: what ends answers and drafts unless a request says so
+_STOPS = re.compile(r"n_predict|max_tokens|ignore_eos|stop|t_max_predict_ms|speculative\.[np]_")
 _LONGEST_NAME = 100
 _OVER_DRAFTS = "1 + accepted / steps with a draft"
 _WITH_FIRST = "new tokens / steps"
@@ -79,6 +81,7 @@ class ServerEngine:
         counters: how it says what its steps did.
         asked: what a request asks for besides.
         has_top_k: whether requests may limit the likeliest tokens.
+        passes: its word under /metrics for passes, of prompts too, or "".
     """
 
     name = "other"
@@ -87,6 +90,7 @@ class ServerEngine:
     counters: tuple[Words, ...] = ()
     asked: ClassVar[Said] = {}
     has_top_k = True
+    passes = ""
 
     def recognises(self, said: Said) -> bool:
         """Whether what a server says of itself is this engine's."""
@@ -224,7 +228,7 @@ class Sglang(ServerEngine):
 class LlamaCpp(ServerEngine):
     """llama.cpp's server; it is given ids, so that the prompt is known exactly."""
 
-    name, shown = "llamacpp", "llama.cpp"
+    name, shown, passes = "llamacpp", "llama.cpp", "llamacpp:n_decode_total"
     properties = ("/props",)
     counters = (
         Words(
@@ -260,6 +264,9 @@ class LlamaCpp(ServerEngine):
         found: dict[str, object] = {"slots": whole(said.get("total_slots"))}
         if isinstance(told := said.get("system_info"), str):
             found["simd"] = simd(told)
+        own = said.get("default_generation_settings")
+        if isinstance(own, Mapping) and isinstance(own := own.get("params"), Mapping):
+            found[STOP_RULES] = {name: own[name] for name in own if _STOPS.match(name)}
         return found
 
     def question(

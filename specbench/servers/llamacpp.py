@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from specbench import paths
-from specbench.config.server_schema import PLAIN, LlamacppConfig
+from specbench.config.server_schema import PLAIN, LlamacppConfig, parts_of
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.servers.engines import simd
 from specbench.system.environment import cpus_usable
@@ -88,11 +88,15 @@ def flags(config: LlamacppConfig, gguf: Path) -> dict[str, object]:
         "context": config.context,
         "threads": config.threads or max(1, cpus_usable() // 2),
     }
-    if kind.startswith("ngram_"):
+    parts = parts_of(kind)
+    if any(part.startswith("ngram_") for part in parts):
         found |= {"size_n": config.size_n, "size_m": config.size_m, "min_hits": config.min_hits}
-    elif kind != PLAIN:
+    if any(part != PLAIN and not part.startswith("ngram_") for part in parts):
         found |= {"draft": config.draft_gguf, "draft_max": config.draft_max}
         found |= {"draft_min": config.draft_min, "draft_p_min": config.draft_p_min}
+    for key in ("flash_attention", "kv_type", "batch", "ubatch", "reuse"):
+        if (value := getattr(config, key)) is not None:
+            found[key] = value
     return found
 
 

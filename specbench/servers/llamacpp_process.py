@@ -52,19 +52,33 @@ def _params(library: Any, flags: Mapping[str, Any]) -> Any:
     params.cache_ram_mib = 0  # no prompt is asked twice
     params.endpoint_metrics = params.endpoint_props = True
     params.ui = False
-    speculative, kind = params.speculative, flags["speculation"]
+    if (flash := flags.get("flash_attention")) is not None:
+        states = library.llama_flash_attn_type
+        name = "ENABLED" if flash else "DISABLED"
+        params.flash_attn_type = getattr(states, f"LLAMA_FLASH_ATTN_TYPE_{name}")
+    if kv := flags.get("kv_type"):
+        params.cache_type_k = params.cache_type_v = getattr(
+            library.ggml_type, f"GGML_TYPE_{kv.upper()}"
+        )
+    params.n_batch = flags.get("batch", params.n_batch)
+    params.n_ubatch = flags.get("ubatch", params.n_ubatch)
+    params.n_cache_reuse = flags.get("reuse", params.n_cache_reuse)
+    speculative, kinds = params.speculative, flags["speculation"].split("+")
     names = {"draft": "DRAFT_SIMPLE", "eagle3": "DRAFT_EAGLE3", "mtp": "DRAFT_MTP"}
     names["dflash"] = "DRAFT_DFLASH"
     types = library.common_speculative_type
-    speculative.types = [getattr(types, f"COMMON_SPECULATIVE_TYPE_{names.get(kind, kind.upper())}")]
-    if kind in ("ngram_simple", "ngram_map_k", "ngram_map_k4v"):
-        found = getattr(speculative, kind)
-        found.size_n, found.size_m = flags["size_n"], flags["size_m"]
-        found.min_hits = flags["min_hits"]
-    elif kind == "ngram_mod":
-        found = speculative.ngram_mod
-        found.n_match, found.n_min, found.n_max = flags["size_n"], 1, flags["size_m"]
-    elif "draft" in flags:
+    speculative.types = [
+        getattr(types, f"COMMON_SPECULATIVE_TYPE_{names.get(kind, kind.upper())}") for kind in kinds
+    ]
+    for kind in kinds:
+        if kind in ("ngram_simple", "ngram_map_k", "ngram_map_k4v"):
+            found = getattr(speculative, kind)
+            found.size_n, found.size_m = flags["size_n"], flags["size_m"]
+            found.min_hits = flags["min_hits"]
+        elif kind == "ngram_mod":
+            found = speculative.ngram_mod
+            found.n_match, found.n_min, found.n_max = flags["size_n"], 1, flags["size_m"]
+    if "draft" in flags:
         speculative.draft.mparams.path = flags["draft"]
         speculative.draft.n_max, speculative.draft.n_min = flags["draft_max"], flags["draft_min"]
         speculative.draft.p_min = flags["draft_p_min"]

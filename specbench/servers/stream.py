@@ -12,6 +12,7 @@ from specbench.storage.jsonl import parse_json
 
 _MOST_ID = 2**31
 _SILENT = 4  # tokens without text that an answer may have: its end, marks of reasoning
+_TOGETHER_S = 1e-3  # a pass of a model takes longer
 _REASONS = {"stop": "eos", "eos": "eos", "length": "length", "limit": "length", "word": "eos"}
 
 
@@ -26,6 +27,8 @@ class Answer:
         finish_reason: ``eos`` or ``length``.
         ttft_s: from the request to the first token; ``last_s``: to the last one, which may be an
             end token without text.
+        bursts: seconds from the request to each arrival of tokens; what arrives within a
+            millisecond is one, as the accepted tokens of a step are.
         counters: the events' parts that hold counters, in the server's words.
     """
 
@@ -37,6 +40,7 @@ class Answer:
     finish_reason: str = ""
     ttft_s: float = 0.0
     last_s: float = 0.0
+    bursts: list[float] = field(default_factory=list)
     counters: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -85,6 +89,8 @@ def read_answer(events: Iterable[tuple[float, object]], longest: int = _MOST_ID)
         _take_ids(answer.output_ids, choice.get("token_ids", choice.get("tokens")))
         if said or thought or len(answer.output_ids) > before:
             answer.ttft_s = answer.ttft_s or at
+            if not answer.bursts or at - answer.last_s > _TOGETHER_S:
+                answer.bursts.append(at)
             answer.last_s = at
             arrivals += 1
             if said or thought:

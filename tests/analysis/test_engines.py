@@ -22,8 +22,11 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("engines")
     for engine, loads in (("vllm", (1, 2)), ("sglang", (1,))):
         with (
-            serving(engine=engine) as (plain, _),
-            serving(engine=engine, accepted=(2, 0, 5), drafted=6, idle=1) as (drafting, _),
+            serving(engine=engine, wait_s=0.002) as (plain, _),
+            serving(engine=engine, accepted=(2, 0, 5), drafted=6, idle=1, wait_s=0.002) as (
+                drafting,
+                _,
+            ),
         ):
             where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
             for load in loads:

@@ -15,7 +15,7 @@ from methods.pld import PromptLookup
 from runners.launch.dispatch import Invocation, execute
 from specbench.config.compose import compose, typed
 from specbench.config.server_schema import LEARN_FROM_REQUESTS
-from specbench.errors import NeedsNotMet
+from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import load_traces
 from specbench.results.records import read_records
@@ -203,3 +203,35 @@ def test_where_its_words_cannot_be_waited_for_it_is_not_started(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(NeedsNotMet, match=r"server=openai server\.base_url="):
         llamacpp.wheel_version()
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("server.speculation=ngram_mod+ngram_simpel", "ngram_simple"),
+        ("server.speculation=ngram_mod+ngram_mod", "Type each once"),
+        ("server.speculation=none+ngram_mod", "Type each once"),
+        ("server.speculation=ngram_mod+draft", "server.draft_gguf=FILE"),
+        ("server.kv_type=q8_1", "q8_0"),
+        ("server.ubatch=0", "server.ubatch"),
+        ("server.limit_tpot_s=0", "server.limit_tpot_s"),
+    ],
+)
+def test_what_llamacpp_cannot_be_started_with_is_refused(tmp_path, word, says):
+    with pytest.raises(ConfigurationError, match=says):
+        run(tmp_path / "r", word)
+
+
+def test_the_real_server_takes_several_kinds_of_drafts_and_its_own_knobs(tmp_path):
+    """Its log would tell of a key that it does not know by not starting."""
+    words = ["dataset.tasks=[qa]", "dataset.limit=1", "generation.max_new_tokens=8"]
+    knobs = "flash_attention: true, kv_type: q8_0, batch: 64, ubatch: 32, reuse: 16"
+    both = f"compare=[{{speculation: ngram_mod+ngram_simple, label: both, {knobs}}}]"
+    code, records, summary = run(tmp_path / "r", *words, both, "server.limit_ttft_s=1000")
+    assert code == 0
+    assert [r.label for r in records] == ["ar", "both"]
+    assert all(r.served.batch_passes >= r.n_target_passes for r in records)
+    assert [row["good_requests_per_s"] > 0 for row in summary["served"]] == [True, True]
+    servers = json.loads((tmp_path / "r" / "manifest.json").read_text())["servers"]
+    assert servers["both"]["flags"]["kv_type"] == "q8_0"
+    assert servers["both"]["flags"]["stop_rules"]["ignore_eos"] is False

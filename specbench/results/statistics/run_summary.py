@@ -14,6 +14,7 @@ from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
 from specbench.results.statistics.batched import batched_labels
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
+from specbench.results.statistics.latency import limits_of
 from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of, verdict_of
 from specbench.results.statistics.served import served_labels, system_verdict
 from specbench.results.statistics.summary import summarize
@@ -72,7 +73,7 @@ def run_summary(
     }
     if batched := batched_labels(records, labels, baseline):
         found["batched"] = batched
-    if served := served_labels(records, labels):
+    if served := served_labels(records, labels, limits_of(manifest)):
         found["served"] = served
         if any(row["concurrency"] > 1 for row in served):
             found["verdict"] = system_verdict(records, labels, baseline, seed)

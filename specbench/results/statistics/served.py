@@ -7,6 +7,9 @@ Definitions:
         token. Batches are left out whole and for all labels: those with a failed or repeated
         request, and with a case that counts in no time (it failed for some label, or was
         disturbed). Nobody can say what a batch would have taken without one of its questions.
+    goodput: useful tokens/s are the system's, since rejected drafts and failed requests are no
+        tokens; good requests/s are the turns within the limits over the same batches' time.
+    tokens per pass: new tokens of these batches over the server's passes, prompts' included.
 """
 
 from __future__ import annotations
@@ -25,12 +28,15 @@ from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord, Served
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.bootstrap import log_ratios
+from specbench.results.statistics.latency import LATENCIES, NO_LIMITS, Limits, latencies
 from specbench.results.statistics.multiple import against
 from specbench.results.statistics.pairs import leaders, verdict
 from specbench.results.summary_schema import ServedLabel
 
 
-def served_labels(records: Sequence[CaseRecord], labels: Sequence[str]) -> list[ServedLabel]:
+def served_labels(
+    records: Sequence[CaseRecord], labels: Sequence[str], limits: Limits = NO_LIMITS
+) -> list[ServedLabel]:
     """The labels of a run that servers answered; none of a run of our own engine."""
     timed = timed_turns(records, labels)
     batches = _whole_batches(records, labels, timed)
@@ -58,6 +64,10 @@ def served_labels(records: Sequence[CaseRecord], labels: Sequence[str]) -> list[
                 compared=len(compared),
                 first_difference=_words(different, records),
                 uncounted=sum(not _of(r).counted for r in own),
+                latency=latencies(in_time),
+                good_requests_per_s=_good(in_time, batches[label], limits),
+                limits=limits.words(),
+                tokens_per_pass=_per_pass(records, label, batches[label]),
             )
         )
     return found
@@ -102,6 +112,28 @@ def _whole_batches(
 def _system(batches: _Batches) -> float | None:
     seconds = sum(seconds for _, seconds in batches.values())
     return sum(tokens for tokens, _ in batches.values()) / seconds if seconds else None
+
+
+def _good(in_time: Sequence[CaseRecord], batches: _Batches, limits: Limits) -> float | None:
+    """Requests/s within the limits, of the batches that count."""
+    counted = {case for cases in batches for case in cases}
+    seconds = sum(seconds for _, seconds in batches.values())
+    if not limits or not seconds:
+        return None
+    return sum(limits.met(r) for r in in_time if r.case_id in counted) / seconds
+
+
+def _per_pass(records: Sequence[CaseRecord], label: str, batches: _Batches) -> float | None:
+    """New tokens of a pass of the server, of the batches that count."""
+    counted = {case for cases in batches for case in cases}
+    passes: dict[tuple[int, int, int], int | None] = {}
+    tokens = 0
+    for r in records:
+        if r.label == label and r.served is not None and r.case_id in counted:
+            passes[r.repeat, r.served.batch, r.turn] = r.served.batch_passes
+            tokens += r.n_new
+    known = [n for n in passes.values() if n]
+    return tokens / sum(known) if known and len(known) == len(passes) else None
 
 
 def system_verdict(
@@ -160,23 +192,43 @@ SERVED_TEXT = (
     "first token. first token: from the request to its arrival, median. equal: answers that are "
     "the same server's plain ones."
 )
+LATENCY_TEXT = (
+    "of a request: P50 / P95 / P99 over turns. between bursts: a step's tokens arrive together. "
+    "within: requests/s that kept the limits."
+)
 
 
 def served_cells(row: ServedLabel) -> dict[str, str]:
     """A label as a line of a table."""
-
-    def shown(value: float | None, form: str) -> str:
-        return ABSENT if value is None else format(value, form)
-
     ttft = row["ttft_s"]
     return {
         "server": str(row["label"]),
         "at once": str(row["concurrency"]),
-        "tokens/s, system": shown(row["system_tokens_per_s"], ".1f"),
-        "tokens/s, one user": shown(row["user_tokens_per_s"], ".1f"),
-        "first token, ms": shown(None if ttft is None else 1e3 * ttft, ".0f"),
+        "tokens/s, system": _shown(row["system_tokens_per_s"], ".1f"),
+        "tokens/s, one user": _shown(row["user_tokens_per_s"], ".1f"),
+        "tokens a pass": _shown(row["tokens_per_pass"], ".2f"),
+        "first token, ms": _shown(None if ttft is None else 1e3 * ttft, ".0f"),
         "equal": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
     }
+
+
+def latency_cells(row: ServedLabel) -> dict[str, str]:
+    """How long a label's requests took, as a line of a table."""
+    cells = {"server": str(row["label"])}
+    for name, words in LATENCIES.items():
+        found = row["latency"].get(name, {})
+        cells[words] = " / ".join(_milliseconds(s) for s in found.values()) or ABSENT
+    if row["limits"]:
+        cells[f"within {row['limits']}"] = _shown(row["good_requests_per_s"], ".2f")
+    return cells
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
+
+
+def _shown(value: float | None, form: str) -> str:
+    return ABSENT if value is None else format(value, form)
 
 
 def served_notes(rows: Iterable[ServedLabel]) -> list[str]:

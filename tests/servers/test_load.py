@@ -1,0 +1,109 @@
+"""What a run says of a server under load, beside a plain reading of the same events."""
+
+import json
+
+import pytest
+
+from analysis.plots.throughput import throughput_pictures
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.load import load_runs
+from specbench.servers.client import Client
+from tests.servers.fake import serving
+from tests.servers.served_run import run
+
+
+def at(seconds, share):
+    """A percentile by hand: between two of the sorted values."""
+    ordered = sorted(seconds)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """The times at which text arrived, of every answer that the run asked for."""
+    answers, stream = [], Client.stream
+
+    def noted(client, path, body):
+        times = []
+        answers.append((body, times))
+        for seconds, event in stream(client, path, body):
+            if event.get("choices") and event["choices"][0]["delta"].get("content"):
+                times.append(seconds)
+            yield seconds, event
+
+    monkeypatch.setattr(Client, "stream", noted)
+    return answers
+
+
+@pytest.mark.parametrize("users", [1, 4])
+def test_percentiles_are_those_of_the_events_that_arrived(tmp_path, heard, users):
+    words = [f"server.concurrency={users}", "dataset.limit=8", "server.limit_ttft_s=1000"]
+    with serving(wait_s=0.003) as (url, _):
+        code, records, summary = run(tmp_path / "r", f"server.base_url={url}", *words)
+    assert code == 0
+    found = summary["served"][0]
+    asked = [times for body, times in heard if body.get("max_tokens", 99) > 2 and times]
+    turns = asked[-len(records) :]  # a settling question comes first
+    gaps = []
+    for times in turns:
+        last = start = times[0]
+        for now in times[1:]:
+            if now - last > 1e-3:  # else of the same burst: this client was kept waiting
+                gaps.append(now - start)
+                start = now
+            last = now
+    assert len(gaps) > 50
+    mine = {
+        "ttft": [times[0] for times in turns],
+        "tpot": [(times[-1] - times[0]) / (len(times) - 1) for times in turns],
+        "itl": gaps,
+        "e2e": [times[-1] for times in turns],
+    }
+    for name, seconds in mine.items():
+        for share in (50, 95, 99):
+            expected = pytest.approx(at(seconds, share / 100), abs=2e-6)
+            assert found["latency"][name][f"p{share}"] == expected
+    batches = {(r.served.batch, r.turn): r.served.batch_s for r in records}
+    assert found["good_requests_per_s"] == pytest.approx(len(records) / sum(batches.values()))
+    assert found["limits"] == "ttft 1000 s"
+
+
+def test_tokens_of_a_step_are_one_burst_and_requests_beyond_a_limit_do_not_count(tmp_path):
+    def in_one_piece(events):
+        """Three words at a time, as a step's accepted ones come."""
+        head, words, tail = events[0], events[1:-1], events[-1]
+        lines = [b"".join(_line(event) for event in words[i : i + 3]) for i in range(0, 12, 3)]
+        return [head, *lines, tail]
+
+    class Together:
+        raw, path, change = None, None, staticmethod(in_one_piece)
+
+    with serving(wait_s=0.003, broken=Together()) as (url, _):
+        words = [f"server.base_url={url}", "server.limit_tpot_s=1e-6"]
+        code, records, summary = run(tmp_path / "r", *words)
+    assert code == 0
+    assert {len(r.served.bursts) for r in records} == {4}
+    assert {r.n_new for r in records} == {12}
+    assert summary["served"][0]["good_requests_per_s"] == 0
+
+
+def _line(event):
+    return f"data: {json.dumps(event)}\n\n".encode()
+
+
+def test_a_sweep_of_loads_says_where_drafting_pays(tmp_path):
+    with (
+        serving(wait_s=0.004) as (plain, _),
+        serving(accepted=(2, 0, 5), drafted=6, idle=1, wait_s=0.001) as (drafting, _),
+    ):
+        where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
+        for users in (1, 2):
+            words = [f"server.concurrency={users}", "server.label=mtp", "server.speculation=mtp"]
+            run(tmp_path / str(users), *where, *words)
+    drawn = dict(throughput_pictures(make_comparisons(load_runs([tmp_path]))))
+    caption = drawn["throughput"].caption
+    assert "mtp over plain decoding, all users together:" in caption
+    assert "(faster at 1, 2)" in caption
