@@ -20,6 +20,7 @@ from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
+from analysis.tabular.crossing_table import crossing_tables
 from analysis.tabular.latex import to_latex
 from analysis.tabular.overviews import engine_table
 from analysis.tabular.records_sheet import WHERE, records_sheet
@@ -106,6 +107,7 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
             by_engine.setdefault(comparison.runs[0].engine, []).append(comparison)
         tables = [comparison_table(*alike) for alike in by_engine.values()]
         tables += filter(None, [engine_table(comparisons)])
+        tables += crossing_tables(comparisons)
         if options.tasks:
             tables += [task_table(c, f"{c.title}: by task") for c in comparisons]
         if options.pairs:

@@ -43,7 +43,8 @@ def pooled_ratio(
 ) -> Estimate:
     """Sum of ``above`` over sum of ``below``, with the interval of a bootstrap over cases.
 
-    No interval is made of fewer than :data:`specbench.results.estimate.FEWEST` cases.
+    Of cases decoded at once it draws groups. No interval is made of fewer than
+    :data:`specbench.results.estimate.FEWEST`.
 
     Args:
         records: of one label; failed turns are left out.
@@ -59,9 +60,10 @@ def pooled_ratio(
         counts = above(record), below(record)
         if record.status == "failed" or counts[0] is None or counts[1] is None:
             continue
-        of_case = totals.setdefault(record.case_id, {})
-        of_case[record.repeat] = of_case.get(record.repeat, 0.0) + np.array(counts, float)
-        categories[record.case_id] = record.category
+        of_unit = totals.setdefault(record.unit, {})
+        of_unit[record.repeat] = of_unit.get(record.repeat, 0.0) + np.array(counts, float)
+        # A group's cases are of several.
+        categories[record.unit] = record.category if record.batch is None else ""
         repeats.add(record.repeat)
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
     ids = sorted(totals)
@@ -83,7 +85,7 @@ def pooled_ratio(
 
 
 def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
-    """Decoding speed of one label's timed turns."""
+    """Decoding speed of one label's timed turns: of one user, where several are decoded at once."""
     speed = pooled_ratio(records, decoded_tokens, lambda r: r.decode_s, seed)
     return replace(speed, digits=1)
 
@@ -101,7 +103,17 @@ def over_repeats(
 def _speedups(
     timed: Iterable[CaseRecord], by: str, label: str, baseline: str | None
 ) -> pd.Series[float]:
-    """Tokens/s over the baseline's by a field of the records, where both were timed.
+    """Tokens/s over the baseline's by a field of the records, where both were timed."""
+    totals = _totals(timed, by)
+    speeds = (totals["tokens"] / totals["seconds"]).unstack()
+    if not {label, baseline} <= set(speeds):
+        return pd.Series(dtype=float)
+    ratios = speeds[label] / speeds[baseline]
+    return ratios[np.isfinite(ratios)]
+
+
+def _totals(timed: Iterable[CaseRecord], by: str) -> pd.DataFrame:
+    """Tokens and seconds by a field of the records and label.
 
     Turns decoded at once take together what the longest of them takes.
     """
@@ -109,18 +121,22 @@ def _speedups(
         (getattr(r, by), r.label, (r.repeat, r.unit, r.turn), decoded_tokens(r), r.decode_s)
         for r in timed
     ]
-    totals = (
+    return (
         pd.DataFrame(turns, columns=[by, "label", "together", "tokens", "seconds"])
         .groupby([by, "label", "together"], sort=False)
         .agg({"tokens": "sum", "seconds": "max"})
         .groupby([by, "label"], sort=False)
         .sum()
     )
-    speeds = (totals["tokens"] / totals["seconds"]).unstack()
-    if not {label, baseline} <= set(speeds):
-        return pd.Series(dtype=float)
-    ratios = speeds[label] / speeds[baseline]
-    return ratios[np.isfinite(ratios)]
+
+
+def unit_totals(run: Run, label: str) -> FloatArray:
+    """``[n, 4]`` tokens and seconds of a label and of the baseline, of each case, or group."""
+    timed = timed_turns(run.records, run.labels)
+    totals = _totals(timed, "unit").unstack("label")
+    columns = [(key, name) for name in (label, run.baseline) for key in ("tokens", "seconds")]
+    found: FloatArray = totals[columns].dropna().to_numpy(dtype=np.float64)
+    return found[(found > 0).all(axis=1)]
 
 
 def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:

@@ -3,12 +3,16 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
 from analysis.plots.crossing import crossing_pictures
 from analysis.runs.comparisons import make_comparisons
+from analysis.runs.crossings import falls_to_one
+from analysis.runs.estimates import tokens_per_s
 from analysis.runs.load import load_runs
+from analysis.tabular.crossing_table import crossing_tables
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.results import records
@@ -56,6 +60,21 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     lines = [line.get_xdata() for line in figure.axes[0].get_lines()]
     assert [1.0, 2.0] in [list(line) for line in lines]
     plt.close("all")
+    (table,) = crossing_tables(comparisons)
+    assert {"method", "batch 1", "batch 2", "break-even batch [95 %]"} <= set(table.frame.columns)
+    per_user = tokens_per_s(r for r in made if r.label == "pld")
+    assert per_user.value == pytest.approx(
+        sum(r.n_new - 1 for r in made if r.label == "pld")
+        / sum(r.decode_s for r in made if r.label == "pld")
+    )
+    assert per_user.interval is not None, "three groups"
+    assert all(record.batch.model_passes > 0 for record in made if record.label == "sps")
+
+
+def test_where_a_speedup_falls_to_one():
+    speedups = np.array([[2.0, 1.5, 0.5], [0.9, 0.8, 1.2], [1.4, 1.3, 1.2], [1.2, 0.8, 1.1]])
+    found = falls_to_one(np.array([0.0, 1.0, 2.0]), speedups)
+    np.testing.assert_allclose(found, [2 * 2**0.5, 0.0, np.inf, 2**0.5])
 
 
 def test_what_cannot_be_decoded_beside_others_is_left_out_or_refused(small, tmp_path):
