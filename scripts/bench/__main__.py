@@ -2,7 +2,7 @@
 
     python -m scripts.bench engine       # a pass by rows, host work a step
     python -m scripts.bench others       # plain decoding against transformers and llama.cpp
-    python -m scripts.bench passes       # a CPU's pass by one call against layer by layer
+    python -m scripts.bench passes       # a CPU's pass by one call and form of weights
     python -m scripts.bench drafters     # drafting time per step of each method
     python -m scripts.bench undrafted    # a step without a draft against plain decoding's
     python -m scripts.bench kernels      # kernels that a pass would launch on a GPU

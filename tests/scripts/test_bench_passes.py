@@ -8,11 +8,11 @@ from scripts.bench import passes, undrafted
 
 def test_pairs_alternate_and_the_first_two_warm_up():
     order = []
-    found = passes.pair(lambda: order.append("new"), lambda: order.append("old"), 3)
+    calls = {"float32": lambda: order.append("new"), passes.LAYERS: lambda: order.append("old")}
+    found = passes.in_turns(calls, 3)
     assert order == ["old", "new", "new", "old"] * 2 + ["old", "new"]
-    assert found["ratio"] > 0
-    assert found["one_call_fastest_ms"] <= found["one_call_ms"]
-    assert found["layers_fastest_ms"] <= found["layers_ms"]
+    assert found["float32"]["ratio"] > 0 and found[passes.LAYERS]["ratio"] == 1
+    assert all(line["fastest_ms"] <= line["ms"] for line in found.values())
 
 
 def test_a_ratio_of_steps_is_of_neighbours_in_time():
