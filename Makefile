@@ -38,7 +38,7 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-others bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures check-verifiers gpu-check gpu-lines clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-others bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures check-verifiers gpu-check gpu-lines gpu-steps clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -128,6 +128,9 @@ check-verifiers: $(STAMP) ## Whether verifiers keep the target's law, and what t
 
 gpu-lines: $(STAMP) ## Which lines only CUDA reaches, and which of them tests on a pretended GPU execute
 	$(subst -n 2 --dist worksteal,,$(PYTEST)) -p tests.gpu_rules.cuda_lines tests/gpu_rules $(ARGS)
+
+gpu-steps: $(STAMP) ## What a step launches, sends and waits for on a GPU, by method, counted on a pretended one
+	$(PY) -m tests.gpu_rules.steps $(ARGS)
 
 # No prerequisite: machines with GPUs often have no network and a torch of their own.
 gpu-check: ## Numerics, bandwidth, loops, kernels, rows and steps on this machine's GPU, in parts
