@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from runners.run_folder.manifest import add_start, begin, check_resume, close
 from runners.run_folder.repeat import leave_repeat
 from runners.runner import Runner
 from runners.session.method_runs import MethodRun, build_method_runs
-from runners.session.pass_times import pass_s, random_tree
+from runners.session.pass_times import pass_s, random_tree, texts_pass_s
 from specbench.config.schema import CostConfig, RunConfig
 from specbench.data.cases import Case
 from specbench.decoding.device import seconds
@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 _TEXTS, _TEXT_TOKENS = 5, 96  # made-up texts that drafting is timed on, and their new tokens
 _PHRASES, _PHRASE_TOKENS = 24, 6  # they are made of recurring phrases
+# Smallest values of the grid's lists.
+_LEAST = {"contexts": 1, "tree_rows": 1, "batch_k": 1, "batch_w": 0, "texts": 1, "text_rows": 1}
 _SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -68,7 +70,7 @@ class Cost(Runner):
     def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
         """Check the grid: it has points, and they fit into the model's context."""
         grid = cfg.runner
-        for key, least in (("contexts", 1), ("tree_rows", 1), ("batch_k", 1), ("batch_w", 0)):
+        for key, least in _LEAST.items():
             values = list(grid[key])
             if values != sorted(set(values)) or (values and values[0] < least):
                 raise ConfigurationError(
@@ -214,30 +216,39 @@ def _measure(
     # A batch layout is captured at its first pass, once per bucket of keys: warming up captures
     # just those that are measured.
     graphs = isinstance(target, GraphTarget)
-    rounds = _Rounds(job.folder / ROUNDS, grid.passes, warm_all=graphs)
-    prefill, tree = _tree_passes(target, grid.contexts, grid.tree_rows, rounds, rng)
-    batch = None
+    kinds = {"tree": _tree_round(target, grid, rng)}
     if grid.batch_k:
-        k, w, contexts = grid.batch_k, grid.batch_w, grid.batch_contexts
-        target.reserve(longest, max(k) * max(w), max(k))
-        batch = _batch_passes(target, k, w, contexts, rounds, rng)
+        target.reserve(longest, max(grid.batch_k) * max(grid.batch_w), max(grid.batch_k))
+        kinds["batch"] = _batch_round(target, grid, rng)
+    if grid.texts and not graphs:  # no graph holds several texts
+        kinds["texts"] = _texts_round(target, grid, rng)
+    found = _rounds(job.folder / ROUNDS, kinds, grid, warm_all=graphs)
+    samples = {kind: np.stack([x["pass_s"] for x in found[kind]], axis=-1) for kind in kinds}
+    contexts, batch_contexts = tuple(grid.contexts), tuple(grid.batch_contexts)
+    prefill = np.stack([line["prefill_s"] for line in found["tree"]], axis=-1)
+    batch_axes = {"k": tuple(grid.batch_k), "w": tuple(grid.batch_w), "context": batch_contexts}
+    texts_axes = {"texts": tuple(grid.texts), "rows": tuple(grid.text_rows), "context": contexts}
     model.passes = target.describe()  # by now, since shapes that nobody foresaw have run
     return CostSurface(
         model=model.to_json(),
         machine=machine,
-        prefill=prefill,
-        tree=tree,
-        batch=batch,
+        prefill=Grid({"context": contexts}, prefill),
+        tree=Grid({"rows": tuple(grid.tree_rows), "context": contexts}, samples["tree"]),
+        batch=Grid(batch_axes, samples["batch"]) if "batch" in kinds else None,
+        texts=Grid(texts_axes, samples["texts"]) if "texts" in kinds else None,
         drafting=_drafting_times(config, grid.contexts, runs, loaded, target.vocab_size, rng),
     )
 
 
-def _tree_passes(
-    target: Target, contexts: list[int], rows: list[int], rounds: _Rounds, rng: np.random.Generator
-) -> tuple[Grid, Grid]:
+# A round of a kind of passes over the contexts with the given places, as a line of `ROUNDS`.
+_Round: TypeAlias = Callable[[list[int]], dict[str, Any]]
+
+
+def _tree_round(target: Target, grid: CostConfig, rng: np.random.Generator) -> _Round:
+    contexts, rows = grid.contexts, grid.tree_rows
     trees = [random_tree(n - 1, target.vocab_size, rng) for n in rows]
 
-    def once(which: list[int]) -> dict[str, object]:
+    def once(which: list[int]) -> dict[str, Any]:
         prompts = np.zeros(len(contexts))
         times = np.zeros((len(rows), len(contexts)))
         for j in rng.permutation(which):
@@ -247,27 +258,15 @@ def _tree_passes(
                 times[i, j] = pass_s(target, trees[i], contexts[j])
         return {"prefill_s": prompts.tolist(), "pass_s": times.tolist()}
 
-    found = rounds.run("tree", once, len(contexts))
-    prompts = np.stack([line["prefill_s"] for line in found], axis=-1)
-    times = np.stack([line["pass_s"] for line in found], axis=-1)
-    return (
-        Grid({"context": tuple(contexts)}, prompts),
-        Grid({"rows": tuple(rows), "context": tuple(contexts)}, times),
-    )
+    return once
 
 
-def _batch_passes(
-    target: Target,
-    k: list[int],
-    w: list[int],
-    contexts: list[int],
-    rounds: _Rounds,
-    rng: np.random.Generator,
-) -> Grid:
+def _batch_round(target: Target, grid: CostConfig, rng: np.random.Generator) -> _Round:
+    k, w, contexts = grid.batch_k, grid.batch_w, grid.batch_contexts
     points = [(i, j) for i in range(len(k)) for j in range(len(w))]
     drafts = {(i, j): _random_rows(k[i], w[j], target.vocab_size, rng) for i, j in points}
 
-    def once(which: list[int]) -> dict[str, object]:
+    def once(which: list[int]) -> dict[str, Any]:
         times = np.zeros((len(k), len(w), len(contexts)))
         for c in rng.permutation(which):
             target.prefill(rng.integers(0, target.vocab_size, contexts[c]))
@@ -277,33 +276,53 @@ def _batch_passes(
                 times[i, j, c] = pass_s(target, drafts[i, j], contexts[c])
         return {"pass_s": times.tolist()}
 
-    found = rounds.run("batch", once, len(contexts))
-    times = np.stack([line["pass_s"] for line in found], axis=-1)
-    return Grid({"k": tuple(k), "w": tuple(w), "context": tuple(contexts)}, times)
+    return once
 
 
-class _Rounds:
-    """Finished rounds over a grid, kept on disk as they are made: an interrupted run goes on."""
+def _texts_round(target: Target, grid: CostConfig, rng: np.random.Generator) -> _Round:
+    """Passes over several texts of one length, each with a tree of as many rows."""
+    from specbench.models.batch_target import BatchTarget
 
-    def __init__(self, path: Path, wanted: int, *, warm_all: bool) -> None:
-        self.done = jsonl.mend_jsonl(path, dict)
-        self._path = path
-        self._wanted, self._warm_all = wanted, warm_all
+    texts, rows, contexts = grid.texts, grid.text_rows, grid.contexts
+    trees = [random_tree(n - 1, target.vocab_size, rng) for n in rows]
+    batch = BatchTarget(target, max(texts), max(rows) - 1)
+    points = [(i, j) for i in range(len(texts)) for j in range(len(rows))]
 
-    def run(
-        self, kind: str, once: Callable[[list[int]], dict[str, object]], n_contexts: int
-    ) -> list[dict[str, Any]]:
-        """The rounds of a kind; ``once`` measures one over the contexts with the given places."""
-        found = [line for line in self.done if line["kind"] == kind]
-        every = list(range(n_contexts))
-        if len(found) < self._wanted:
+    def once(which: list[int]) -> dict[str, Any]:
+        times = np.zeros((len(texts), len(rows), len(contexts)))
+        for c in rng.permutation(which):
+            batch.read(rng.integers(0, target.vocab_size, contexts[c]))
+            for p in rng.permutation(len(points)):
+                i, j = points[p]
+                times[i, j, c] = texts_pass_s(batch, texts[i], trees[j], contexts[c])
+        return {"pass_s": times.tolist()}
+
+    return once
+
+
+def _rounds(
+    path: Path, kinds: Mapping[str, _Round], grid: CostConfig, *, warm_all: bool
+) -> dict[str, list[dict[str, Any]]]:
+    """Finished rounds by kind, kept on disk as they are made: an interrupted run goes on.
+
+    Each round visits all kinds, so that a drift of the machine spreads over them, too: of kinds
+    that were timed one after the other, one was priced by half.
+    """
+    done: list[dict[str, Any]] = jsonl.mend_jsonl(path, dict)
+    found = {kind: [line for line in done if line["kind"] == kind] for kind in kinds}
+    lengths = {kind: len(grid.contexts) for kind in kinds} | {"batch": len(grid.batch_contexts)}
+    every = {kind: list(range(n)) for kind, n in lengths.items()}
+    for kind, once in kinds.items():
+        if len(found[kind]) < grid.passes:
             log.info("%s passes: warming up", kind)
-            once(every if self._warm_all else every[:1])
-        while len(found) < self._wanted:
-            log.info("%s passes: round %d of %d", kind, len(found) + 1, self._wanted)
-            found.append({"kind": kind, **once(every)})
-            jsonl.append_jsonl(self._path, found[-1:])
-        return found
+            once(every[kind] if warm_all else [0])
+    for number in range(1, grid.passes + 1):
+        for kind, once in kinds.items():
+            if len(found[kind]) < number:
+                log.info("%s passes: round %d of %d", kind, number, grid.passes)
+                found[kind].append({"kind": kind, **once(every[kind])})
+                jsonl.append_jsonl(path, found[kind][-1:])
+    return found
 
 
 def _random_rows(k: int, w: int, vocab: int, rng: np.random.Generator) -> DraftTree:

@@ -15,6 +15,7 @@ from specbench.arrays import IntArray
 from specbench.decoding.device import seconds
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
+from specbench.models.batch_target import BatchTarget
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from specbench.results.manifest import ROWS, RowTimes
@@ -41,6 +42,23 @@ def pass_s(target: Target, tree: DraftTree, context: int) -> float:
 
     taken = seconds(step, target.device)
     target.cache.truncate(context)
+    return taken
+
+
+def texts_pass_s(batch: BatchTarget, texts: int, tree: DraftTree, context: int) -> float:
+    """`pass_s` of the first ``texts`` of a batch together, each with ``tree``."""
+    verifier = GreedyVerifier()
+
+    def step() -> None:
+        for seat in range(texts):
+            batch.check(seat, tree)
+        scores = batch.forward([(seat, 0, tree) for seat in range(texts)])
+        for read, own in zip(batch.seats, scores, strict=False):
+            read.commit(tree, verifier.verify(tree, own).path)
+
+    taken = seconds(step, batch.device)
+    for read in batch.seats[:texts]:
+        read.cache.truncate(context)
     return taken
 
 

@@ -290,6 +290,8 @@ class CostConfig(RunnerConfig):
     batch_contexts: list[int] = field(default_factory=list)
     batch_k: list[int] = field(default_factory=list)
     batch_w: list[int] = field(default_factory=list)
+    texts: list[int] = field(default_factory=list)
+    text_rows: list[int] = field(default_factory=list)
     passes: int = 5
 
 

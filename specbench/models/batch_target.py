@@ -60,12 +60,15 @@ class BatchTarget:
     else go through transformers' layers. A batch layout (``DraftTree.rows``) is read as the tree
     that it is.
 
+    Args:
+        max_nodes: of a text's draft; by default the target's.
+
     Raises:
         ConfigurationError: the machine has no memory for so many texts; names how many fit.
     """
 
-    def __init__(self, target: Target, size: int) -> None:
-        self._target, self._size = target, size
+    def __init__(self, target: Target, size: int, max_nodes: int | None = None) -> None:
+        self._target, self._size, self._most = target, size, max_nodes
         self.device = target.device
         self.seats: list[Seat] = []
         self._nodes = 0  # of a draft
@@ -73,7 +76,8 @@ class BatchTarget:
 
     def reserve(self) -> None:
         """Make room for texts and drafts as long as the target's own may be; untimed."""
-        sizes = (self._target.cache.max_len, self._target.max_nodes)
+        nodes = self._target.max_nodes if self._most is None else self._most
+        sizes = (self._target.cache.max_len, nodes)
         if self.seats and sizes == (self.seats[0].cache.max_len, self._nodes):
             return
         length, self._nodes = sizes
@@ -100,6 +104,15 @@ class BatchTarget:
                 f"that is free holds {fits}. Type batch.size={max(1, fits)}, or fewer "
                 "generation.max_new_tokens."
             )
+
+    def read(self, prompt: IntArray) -> None:
+        """Let all seats have read one prompt, which is read once: to time passes behind it."""
+        first, *others = self.seats
+        first.prefill(prompt)
+        for seat in others:
+            seat.cache.reset()
+            seat.cache.storage.copy_(first.cache.storage)
+            seat.cache.commit(None, len(prompt))
 
     def clear(self) -> None:
         for seat in self.seats:

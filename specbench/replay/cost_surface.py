@@ -142,6 +142,7 @@ class CostSurface:
         prefill: seconds over ``context`` (tokens of the prompt).
         tree: seconds over ``rows`` (root and draft nodes) and ``context`` (cached tokens).
         batch: seconds over ``k``, ``w`` and ``context``; None where it was not measured.
+        texts: seconds over ``texts`` read at once, ``rows`` of each and ``context``; likewise.
         drafting: per method and context.
     """
 
@@ -150,6 +151,7 @@ class CostSurface:
     prefill: Grid
     tree: Grid
     batch: Grid | None = None
+    texts: Grid | None = None
     drafting: Sequence[Drafting] = ()
 
     def pass_s(self, k: FloatArray, width: FloatArray, context: FloatArray) -> FloatArray:
@@ -169,6 +171,19 @@ class CostSurface:
                 )
             seconds[wide] = self.batch.predict(k[wide], width[wide] - 1, context[wide])
         return seconds
+
+    def joint_pass_s(self, texts: FloatArray, rows: FloatArray, context: FloatArray) -> FloatArray:
+        """Seconds of passes over ``rows`` of so many texts together, behind ``context`` each.
+
+        Raises:
+            ConfigurationError: the surface has no such passes.
+        """
+        if self.texts is None:
+            raise ConfigurationError(
+                f"the surface of {self.model.get('name')} has no passes of several texts. Measure "
+                "one: python run.py runner=cost"
+            )
+        return self.texts.predict(texts, rows / texts, context)
 
     def covered(self, k: FloatArray, width: FloatArray, context: FloatArray) -> float:
         """Share of passes that lie inside the measured grids."""
@@ -205,6 +220,7 @@ class CostSurface:
             "prefill": self.prefill.to_json(),
             "tree": self.tree.to_json(),
             "batch": None if self.batch is None else self.batch.to_json(),
+            "texts": None if self.texts is None else self.texts.to_json(),
             "drafting": list(self.drafting),
         }
         jsonl.write_json(path, value)
@@ -235,6 +251,8 @@ class CostSurface:
                 prefill=Grid.from_json(node["prefill"]),
                 tree=Grid.from_json(node["tree"]),
                 batch=None if node["batch"] is None else Grid.from_json(node["batch"]),
+                # Surfaces measured before several texts were have none.
+                texts=None if node.get("texts") is None else Grid.from_json(node["texts"]),
                 drafting=node["drafting"],
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
