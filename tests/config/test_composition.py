@@ -371,6 +371,12 @@ def test_tables_of_heads_run_their_published_trees_whatever_the_pair_says(experi
     assert {found[name].tree for name in ("medusa", "hydra")} == {"medusa_63"}
 
 
+def test_the_run_of_all_methods_has_all():
+    ours = {path.stem for path in (CONF_DIR / "method").glob("[!_]*.yaml")}
+    found = [method.name for method in methods_of("all_methods")]
+    assert sorted(found) == sorted(ours - {"ar", "oracle", "random_drafts"})
+
+
 def test_pair_is_own_else_draft_else_nothing(tmp_path, monkeypatch):
     conf = tmp_path / "conf"
     shutil.copytree(CONF_DIR, conf)

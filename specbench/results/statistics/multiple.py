@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from specbench.arrays import FloatArray
+from specbench.arrays import FloatArray, IntArray
 from specbench.results.estimate import Interval
 from specbench.results.statistics.bootstrap import LEVEL, LogRatios
 
@@ -110,16 +110,19 @@ def against_best(speeds: LogRatios) -> dict[int, Against]:
 
     The ratio is over the one that was fastest here, the interval over whichever truly is the best.
     """
-    k = len(speeds.values)
+    everyone = np.arange(len(speeds.values))
     top = int(np.argmax(speeds.values))
-    found = {}
-    for i in range(k):
-        if i == top:
-            continue
-        others = np.delete(np.arange(k), i)
-        family = _Family(speeds.of(np.eye(k)[i] - np.eye(k)[others]), k - 1)
-        values, halves = family.ratios.values, family.halves
-        p = np.where(values < 0, (k - 1) * family.p, 1.0).min()
-        low, high = float((values - halves).min()), float((values + halves).min())
-        found[i] = family.against(top - (top > i), low, high, min(1.0, float(p)))
-    return found
+    return {i: over_best(speeds, i, np.delete(everyone, i)) for i in everyone.tolist() if i != top}
+
+
+def over_best(speeds: LogRatios, i: int, others: IntArray) -> Against:
+    """One of ``[k]`` methods against the best of some others.
+
+    The ratio is over the one that was fastest here, the interval over whichever truly is the best.
+    """
+    k, m = len(speeds.values), len(others)
+    family = _Family(speeds.of(np.eye(k)[i] - np.eye(k)[others]), m)
+    values, halves = family.ratios.values, family.halves
+    p = np.where(values < 0, m * family.p, 1.0).min()
+    low, high = float((values - halves).min()), float((values + halves).min())
+    return family.against(int(values.argmin()), low, high, min(1.0, float(p)))
