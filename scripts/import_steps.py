@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = parser.add_mutually_exclusive_group(required=True)
     machine.add_argument("--gpu", help="name of the GPU")
     machine.add_argument("--cpu", help="name of the processor, where no GPU computed")
+    add("--threads", type=int, help="threads that computed, where they are known")
     add("--columns", nargs="+", default=[], metavar="OURS=THEIRS", help="e.g. seconds=step_ms")
     add("--where", nargs="+", default=[], metavar="COLUMN=VALUE", help="only lines like these")
     add("--unit", choices=UNITS, default="s", help="of the times (default: s)")
@@ -47,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _import(options: argparse.Namespace) -> int:
     columns, where = _pairs(options.columns), _pairs(options.where)
     steps = read_steps_of_others(options.file, columns, where, options.unit)
-    origin = Origin(options.source, options.model, options.dtype, options.gpu, options.cpu)
+    origin = Origin(
+        *(options.source, options.model, options.dtype, options.gpu, options.cpu, options.threads)
+    )
     surface = imported_surface(steps, origin, options.file)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     surface.write(options.out)

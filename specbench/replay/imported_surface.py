@@ -34,7 +34,8 @@ class Origin:
     Attributes:
         source: who timed them and where they are published, in words.
         model: its name, as in conf/model where it is there; ``dtype``: of its weights.
-        gpu: name of the GPU, or None; then ``cpu`` is the processor's.
+        gpu: name of the GPU, or None; then ``cpu`` is the processor's and ``threads`` its threads
+            that computed, None where nobody says.
     """
 
     source: str
@@ -42,6 +43,7 @@ class Origin:
     dtype: str
     gpu: str | None = None
     cpu: str | None = None
+    threads: int | None = None
 
 
 def read_steps_of_others(
@@ -152,6 +154,7 @@ def imported_surface(steps: pd.DataFrame, origin: Origin, path: Path) -> CostSur
             "name": origin.model,
             "dtype": origin.dtype,
             "device": "cuda" if origin.gpu else "cpu",
+            "threads": origin.threads,
             "imported": {
                 "source": origin.source,
                 "file": path.name,
