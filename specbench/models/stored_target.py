@@ -22,6 +22,7 @@ from specbench.models.checkpoints import int8, weights
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 _LM_HEADS = ("lm_head", "embed_out")
 _FINAL_NORM = "model.norm.weight"
+_NORMED = 0.01  # how far a normed state's mean square is from 1, in half precision
 _CONFIG = "config.json"
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -77,7 +78,7 @@ class StoredTarget:
         """``[..., hidden]`` of the last layer's states as the LM head reads them.
 
         Raises:
-            NeedsNotMet: the model's final norm is not the root mean square's.
+            NeedsNotMet: the model's final norm is not the root mean square's, or they are normed.
         """
         files, eps = dict(_files(self._model, _FINAL_NORM.__eq__)), self.config.get("rms_norm_eps")
         if _FINAL_NORM not in files or eps is None:
@@ -87,6 +88,12 @@ class StoredTarget:
             )
         wide = states.to(self.device, torch.float32)
         norm = self._read(files, _FINAL_NORM)
+        before = (wide / norm.float()).square().mean(-1)
+        if ((before - 1).abs() < _NORMED).all():
+            raise NeedsNotMet(
+                f"the states of layer {self.n_layers} are behind the final norm already, and those "
+                "before it are asked for, as vLLM's extract_hidden_states gives them."
+            )
         scaled = torch.nn.functional.rms_norm(wide, (wide.shape[-1],), eps=float(eps))
         return norm * scaled.to(self.dtype)
 

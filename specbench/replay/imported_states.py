@@ -22,7 +22,7 @@ from specbench.replay import states
 from specbench.replay.traces import RecordedTurn, Traces
 
 # Of the greedy tokens, what the LM head must say over the states. The rest are near ties of another
-# engine's arithmetic; states of a wrong layer, or normed twice, say few.
+# engine's arithmetic; states of a wrong layer say few.
 _AGREE = 0.95
 _NAMES = ("hidden_states", "token_ids")
 

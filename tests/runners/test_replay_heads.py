@@ -310,6 +310,7 @@ def test_heads_replay_from_what_vllm_recorded(
     ("fault", "layers", "said"),
     [
         ("turned round", "0 1 2", "the LM head says"),
+        ("normed", "0 1 2", "behind the final norm already"),
         ("another layer", "0 1 2", "the LM head says"),
         ("fewer", "0 1 2", "names 3"),
         ("no last", "0 1", "extract layer 2 too"),
@@ -330,12 +331,17 @@ def test_states_of_another_kind_are_refused_and_nothing_is_written(
 
     vllm = tmp_path / "vllm"
     as_vllm_writes(live, checkpoint, vllm, (0, 1) if fault == "fewer" else (0, 1, 2), change)
-    for file in vllm.iterdir() if fault in ("no file", "not vLLM's", "turned round") else ():
+    for file in (
+        vllm.iterdir() if fault in ("no file", "not vLLM's", "turned round", "normed") else ()
+    ):
         held = load_file(file)
         if fault == "not vLLM's":
             del held["token_ids"]
         if fault == "turned round":
             held["hidden_states"][:, 2] = -held["hidden_states"][:, 2]
+        if fault == "normed":  # the weights of this norm are ones
+            rows = held["hidden_states"][:, 2]
+            held["hidden_states"][:, 2] = torch.nn.functional.rms_norm(rows, rows.shape[-1:])
         save_file(held, file)
     if fault == "no file":
         next(vllm.iterdir()).unlink()
