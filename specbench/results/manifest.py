@@ -159,8 +159,7 @@ class ModelInfo(_Node):
         threads_on: how many of the process's threads may run on which CPUs, once all have computed.
         memory: by label, bytes of weights and caches of ``target`` and ``draft``.
         measured: by label, what its drafter measured in ``setup``.
-        self_check: how far our logits were from the model's own when it was loaded, and how far
-            its own passes were from each other.
+        self_check: how far our logits, and its own passes, were from the model's own at load.
         audit: what the audit takes for a near tie, and how that was measured.
     """
 
