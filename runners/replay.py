@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Job
 from runners.runner import Runner
-from runners.session.blocks import Answers, BlockResult, Turn
+from runners.session.batching import check_batch
+from runners.session.blocks import BlockResult
 from runners.session.method_runs import (
     MethodRun,
     build_method_runs,
@@ -32,18 +32,23 @@ from runners.session.method_runs import (
     needs_of,
 )
 from runners.session.open_run import OpenRun, complete
+from runners.session.replayed import GroupedAnswers, RecordedAnswers
 from specbench.config import compose
 from specbench.config.dataset_schema import ORDERS
 from specbench.config.schema import ReplayConfig, RunConfig
 from specbench.config.validate import check_values
 from specbench.data.cases import Case
-from specbench.errors import CaseFailed, ConfigurationError
+from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.prediction_error import known_error
-from specbench.replay.replayer import APPROXIMATE, EXACT, ROUNDED, Replayer, replay_kind
-from specbench.replay.traces import RecordedTurn, Traces, load_traces
+from specbench.replay.replayer import (
+    APPROXIMATE,
+    ROUNDED,
+    Replayer,
+    replay_kind,
+)
+from specbench.replay.traces import Traces, load_traces
 from specbench.results.manifest import BASELINE, ModelInfo
-from specbench.results.records import CaseRecord
 from specbench.storage.hashes import file_sha256
 
 _GROUPS = ("model", "dataset", "generation")  # taken from the traces
@@ -190,12 +195,19 @@ def _replay(run: OpenRun) -> None:
         cache_dir=Path(job.config.cache_dir),
         seed=job.config.seed,
     )
-    kinds = {}
+    size = job.config.batch.size
+    kinds: dict[str, str] = {}
+    seats: dict[str, list[MethodRun]] = {}
     for method_run in run.runs:
         with needs_of(method_run.entry), fitting(method_run.entry):
             kinds[method_run.label] = replay_kind(method_run.drafter, traces)
+            if size > 1:
+                check_batch(method_run, size)
             method_run.heads = find_heads(job.config, method_run)
-            method_run.drafter = replayer.prepare(method_run.drafter, method_run.heads)
+            others = [method_run.twin(None) for _ in range(size - 1)]
+            seats[method_run.label] = [method_run, *others]
+            for seat in seats[method_run.label]:
+                seat.drafter = replayer.prepare(seat.drafter, method_run.heads)
     manifest.model = ModelInfo.from_json(traces.model)
     manifest.model.artefacts = describe_files(run.runs)
     manifest.traces = {
@@ -211,18 +223,27 @@ def _replay(run: OpenRun) -> None:
             "machine": dict(surface.machine),
         }
     error = None if surface is None else known_error(surface).within(surface.tree.error)
-    source = RecordedAnswers(job, replayer, traces, kinds, error)
+    if size == 1:
+        source = RecordedAnswers(job, replayer, traces, kinds, error)
+    elif surface is None:
+        raise ConfigurationError(
+            f"batch.size={size} changes no step, and without runner.surface=FILE there are no "
+            "times. Name a surface, or type batch.size=1."
+        )
+    else:
+        source = GroupedAnswers(job, replayer, traces, kinds, error, surface, seats)
     # Not the written records: state kept for a run goes through all blocks, whoever wrote them.
     runner = replace(run.runner(source), done=[])
     runner.warm_up(job.config.measure.warmup)
     missing = {block.place for block in run.files.pending}
     start = time.perf_counter()
     batch = BlockResult()
-    for i, block in enumerate(job.blocks(), start=1):
-        made = runner.run([block])
+    groups = [[block] for block in job.blocks()] if size == 1 else job.groups(size)
+    for i, blocks in enumerate(groups, start=1):
+        made = runner.run(blocks, i - 1)
         runner.done.extend(made.records)
         batch.extend(made.of(missing))
-        if i % _BLOCKS_PER_WRITE == 0 or i == len(job.blocks()):
+        if i % _BLOCKS_PER_WRITE == 0 or i == len(groups):
             run.files.append(batch.records, batch.errors, batch.steps)
             batch = BlockResult()
     manifest.replay_s = time.perf_counter() - start
@@ -233,97 +254,6 @@ def _replay(run: OpenRun) -> None:
         for label, share in source.quicker_steps().items()
     ]
     run.save_manifest()
-
-
-class RecordedAnswers(Answers):
-    """Recorded turns replayed by the engine's own loop.
-
-    Attributes:
-        covered: share of each turn's passes that lay inside the surface's grid.
-
-    Args:
-        kinds: by label, how close its steps are to the live run's (`replay_kind`).
-        error: of speedups predicted by a surface; None: there are no times.
-    """
-
-    during = "replay"
-
-    def __init__(
-        self,
-        job: Job,
-        replayer: Replayer,
-        traces: Traces,
-        kinds: Mapping[str, str],
-        error: float | None,
-    ) -> None:
-        super().__init__(job)
-        self._replayer, self._traces, self._kinds = replayer, traces, kinds
-        self._timing, self._error = "none" if error is None else "predicted", error
-        self.covered: list[float] = []
-        self._steps: dict[str, int] = defaultdict(int)
-        self._decode_s: dict[str, float] = defaultdict(float)
-
-    def begin(self, record: CaseRecord) -> CaseRecord:
-        return replace(record, timing=self._timing, prediction_error=self._error)
-
-    def answer_one(self, turn: Turn) -> None:
-        record, drafter = turn.record, turn.run.drafter
-        recorded = self._recorded(record.label, record.case_id, record.turn)
-        empty = drafter.starts_empty(record.turn)
-        seen = turn.run.seen(record)
-        replayed = self._replayer.replay_turn(
-            drafter, recorded, empty=empty, seed=record.seed, seen=seen
-        )
-        kind = self._kinds[record.label]
-        self.covered.append(replayed.covered)
-        self._steps[record.label] += replayed.decoded.n_target_passes
-        self._decode_s[record.label] += replayed.decode_s
-        turn.finish_decoded(
-            replayed.decoded,
-            None,
-            n_prompt=len(recorded.prompt_ids),
-            prompt_ids=recorded.prompt_ids.tolist(),
-            prefill_s=replayed.prefill_s,
-            decode_s=replayed.decode_s,
-            drafter_setup_s=replayed.setup_s,
-            wall_s=replayed.prefill_s + replayed.decode_s,
-            phase_s=replayed.phase_s if self.job.config.measure.phases else None,
-            drafter={**replayed.decoded.drafter, **({} if kind == EXACT else {"replay": kind})},
-        )
-
-    def _recorded(self, label: str, case_id: str, number: int) -> RecordedTurn:
-        """What the label is replayed on: plain decoding's turn where it reads what only that has.
-
-        Those are hidden states and, where the label's own text went elsewhere, candidates.
-        """
-        kind = self._kinds[label]
-        recorded = self._traces.find(BASELINE if kind == ROUNDED else label, case_id, number)
-        if recorded is not None and kind == APPROXIMATE and recorded.candidates is None:
-            recorded = self._traces.find(BASELINE, case_id, number)
-        if recorded is None:
-            raise CaseFailed("no_trace", f"neither {label} nor {BASELINE} was recorded for it")
-        return recorded
-
-    def quicker_steps(self) -> dict[str, float]:
-        """Labels whose steps are predicted to take less than plain decoding's, by that share.
-
-        Their speedup exceeds their MAT. A draft makes no pass shorter, so it is the context: they
-        take fewer steps where texts are long, or plain decoding's own share of the time was noisy.
-        """
-        step_s = {label: self._decode_s[label] / n for label, n in self._steps.items() if n}
-        plain = step_s.get(BASELINE)
-        if not plain:
-            return {}
-        return {label: 1.0 - s / plain for label, s in step_s.items() if s < plain}
-
-    def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
-        recorded = self._recorded(record.label, record.case_id, record.turn)
-        seen = run.seen(record)
-        self._replayer.replay_turn(run.drafter, recorded, empty=False, seed=record.seed, seen=seen)
-
-    def warm_up(self, run: MethodRun) -> None:
-        first = self._recorded(run.label, self.job.cases[0].case_id, 0)
-        self._replayer.replay_turn(run.drafter, first, empty=True)
 
 
 def _notes(

@@ -11,12 +11,12 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runners.job import Job
+from runners.session.batching import check_batch
 from runners.session.method_runs import MethodRun, find_artifacts, find_heads, needs_of
 from runners.session.session import Session
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig, RunConfig, packed_bytes, verifier_name
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
-from specbench.errors import NeedsNotMet
 from specbench.kernels.architectures import usable_context
 from specbench.models import loading
 from specbench.models.checkpoints import weights
@@ -70,7 +70,7 @@ def make_session(
     for run in runs:
         with needs_of(run.entry):
             if config.batch.size > 1:
-                _check_batch(run, config.batch.size)
+                check_batch(run, config.batch.size)
             run.artifacts = find_artifacts(config, run, tokenizer)
             run.heads = find_heads(config, run)
     # Before the weights: a large target takes minutes to load.
@@ -115,24 +115,6 @@ def make_session(
     )
     _load_drafts(config, runs, target, tokenizer, max_len)
     return kind(job, runs, template, model, target, max_len)
-
-
-def _check_batch(run: MethodRun, size: int) -> None:
-    """Refuse what cannot be decoded beside other texts."""
-    drafter, entry = run.drafter, run.entry
-    remedy = f"Type batch.size=1, or leave {entry.label} out."
-    if drafter.needs.overlap:
-        raise NeedsNotMet(
-            f"method={entry.name} drafts while the target reads its last draft, and with "
-            f"batch.size={size} that pass is its neighbours', too: one device would have to run "
-            f"{size} drafters beside it at once. {remedy}"
-        )
-    if drafter.state_scope == "run":
-        raise NeedsNotMet(
-            f"method={entry.name} learns from case to case (state_scope=run), and with "
-            f"batch.size={size} cases are decoded at once, each with a drafter of its own. Type "
-            "state_scope=prompt, and method.state_scope=prompt where it keeps its own. " + remedy
-        )
 
 
 def earlier_checks(config: RunConfig, model: LoadedModel) -> Earlier | None:

@@ -186,11 +186,11 @@ def _check_leaf(key: str, value: Any) -> None:
 def _check_batch(cfg: DictConfig) -> None:
     """Texts are decoded in lock-step by this project's own loop on a loaded model."""
     size, runner = cfg.batch.size, cfg.runner.name
-    if size > 1 and runner != "offline":
+    if size > 1 and runner not in ("offline", "replay"):
         other = "Servers have server.concurrency. " if runner == "serve" else ""
         raise ConfigurationError(
-            f"batch.size={size} is of runner=offline, and runner={runner} decodes one text at a "
-            f"time. {other}Type batch.size=1."
+            f"batch.size={size} is of runner=offline and runner=replay, and runner={runner} "
+            f"decodes one text at a time. {other}Type batch.size=1."
         )
 
 

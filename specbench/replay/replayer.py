@@ -18,7 +18,7 @@ from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.head_drafter import HeadDrafter, heads_of
-from specbench.decoding.structs import NO_TOKENS, DraftContext, Needs
+from specbench.decoding.structs import NO_TOKENS, DraftContext, Loaded, Needs
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import NeedsNotMet, SpecBenchError
@@ -26,6 +26,7 @@ from specbench.models import loading
 from specbench.models.checkpoints import weights
 from specbench.replay import states
 from specbench.replay.cost_surface import CostSurface
+from specbench.replay.lock_step import TextSteps
 from specbench.replay.recorded_target import PathLearner, RecordedTarget
 from specbench.replay.traces import RecordedTurn, Traces
 from specbench.system.clock import CpuClock
@@ -48,6 +49,7 @@ class ReplayedTurn:
         prefill_s, decode_s, setup_s: predicted by the surface, drafting measured; 0 without one.
         phase_s: the same by phase; None without a surface.
         covered: share of the passes that lie inside the surface's grid; 1 without one.
+        steps: for a schedule of several texts; None without a surface.
     """
 
     decoded: DecodeResult
@@ -56,6 +58,7 @@ class ReplayedTurn:
     setup_s: float = 0.0
     phase_s: Mapping[str, float] | None = None
     covered: float = 1.0
+    steps: TextSteps | None = None
 
 
 class Replayer:
@@ -76,6 +79,7 @@ class Replayer:
         cache_dir: Path,
         seed: int,
     ) -> None:
+        self._loaded: Loaded = {}
         self._traces = traces
         self._surface = surface
         self._model = model
@@ -128,6 +132,7 @@ class Replayer:
                 seed=self._seed,
                 target=self._stored_target() if kind == ROUNDED else None,
                 heads=heads or {},
+                loaded=self._loaded,
             )
         )
         if kind == ROUNDED:  # behind `setup`: a head's configuration may say which states it reads
@@ -279,6 +284,12 @@ class Replayer:
             setup_s=phases["setup"],
             phase_s=phases,
             covered=self._surface.covered(k, width, context),
+            steps=TextSteps(
+                np.stack((k, width, context), axis=1),
+                phases["prefill"],
+                phases["setup"],
+                phases["draft"] + phases["observe"] + phases["other"],
+            ),
         )
 
 

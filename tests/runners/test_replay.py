@@ -68,12 +68,16 @@ def surface(tmp_path_factory, checkpoint):
     rows, contexts, k = np.arange(1, 130), (1, 250), (1, 8)
     tree = np.repeat((1e-3 * (2 + rows))[:, None, None], 2, axis=1)
     batch = np.full((2, 2, 2, 1), 0.5)
+    # The same for the rows of several texts together.
+    together = 1e-3 * (2 + np.arange(1, 9)[:, None] * np.array([1, 129]))
+    texts = np.repeat(together[:, :, None, None], 2, axis=2)
     found = CostSurface(
         model={"name": checkpoint.name, "device": "cpu", "dtype": "float64"},
         machine={"hardware": {"cpu": "a CPU", "gpus": []}},
         prefill=Grid({"context": contexts}, 1e-4 * np.array([[1.0], [250.0]])),
         tree=Grid({"rows": tuple(rows), "context": contexts}, tree),
         batch=Grid({"k": k, "w": (0, 8), "context": contexts}, batch),
+        texts=Grid({"texts": range(1, 9), "rows": (1, 129), "context": contexts}, texts),
     )
     path = tmp_path_factory.mktemp("surface") / "surface.json"
     found.write(path)
@@ -147,6 +151,37 @@ def test_times_are_the_surfaces_and_say_so(again, surface, capsys):
     assert any(row["speedup"] for row in summary["rows"])
     assert summary["caption"].startswith("PREDICTED")
     assert "PREDICTED" in capsys.readouterr().out
+
+
+def test_groups_take_each_texts_own_steps_and_a_pass_for_all(live, again, surface):
+    code, out = again(f"runner.surface={surface}", "batch.size=2")
+    assert code == 0
+    found, alone = records.read_records(out)[0], first_repeat(live)
+    assert all(steps(out)[key] == alone[key] for key in steps(out))
+    groups = {}
+    for record in found:
+        groups.setdefault((record.label, record.unit, record.turn), []).append(record)
+    assert {len(group) for group in groups.values()} == {1, 2}
+    for group in groups.values():
+        longest = max(record.n_target_passes for record in group)
+        rows = sum(record.n_target_passes + record.n_drafted for record in group)
+        passes = 2e-3 * longest + 1e-3 * rows
+        decode_s = max(record.decode_s for record in group)
+        assert passes < decode_s < passes + 0.1 + 1e-3 * rows
+        full = min(record.n_target_passes for record in group)
+        assert {record.batch.full_s > 0 for record in group} == {full > 0}
+    with pytest.raises(ConfigurationError, match=r"runner\.surface=FILE"):
+        again("batch.size=2", out="without")
+    learnt = again(
+        f"runner.surface={surface}",
+        "batch.size=2",
+        "compare=[{method: cacheback, state_scope: run}]",
+        out="run",
+    )
+    assert (
+        "state_scope=prompt"
+        in jsonl.read_json(learnt[1] / records.MANIFEST)["left_out"]["cacheback"]
+    )
 
 
 def test_passes_that_others_timed_price_a_replay_and_are_called_theirs(again, tmp_path):

@@ -1,0 +1,24 @@
+"""Which methods can be decoded in groups of texts."""
+
+from __future__ import annotations
+
+from runners.session.method_runs import MethodRun
+from specbench.errors import NeedsNotMet
+
+
+def check_batch(run: MethodRun, size: int) -> None:
+    """Refuse what cannot be decoded beside other texts."""
+    drafter, entry = run.drafter, run.entry
+    remedy = f"Type batch.size=1, or leave {entry.label} out."
+    if drafter.needs.overlap:
+        raise NeedsNotMet(
+            f"method={entry.name} drafts while the target reads its last draft, and with "
+            f"batch.size={size} that pass is its neighbours', too: one device would have to run "
+            f"{size} drafters beside it at once. {remedy}"
+        )
+    if drafter.state_scope == "run":
+        raise NeedsNotMet(
+            f"method={entry.name} learns from case to case (state_scope=run), and with "
+            f"batch.size={size} cases are decoded at once, each with a drafter of its own. Type "
+            "state_scope=prompt, and method.state_scope=prompt where it keeps its own. " + remedy
+        )

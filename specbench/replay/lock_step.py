@@ -1,0 +1,81 @@
+"""What texts cost that are decoded in lock-step: steps of each alone, scheduled and priced.
+
+Steps are what each text takes alone, for a batch changes none. A step of a group reads the rows of
+all texts that are not over yet, and each of their drafters works in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbench.arrays import FloatArray
+from specbench.replay.cost_surface import CostSurface
+
+
+@dataclass(frozen=True, slots=True)
+class TextSteps:
+    """A text alone.
+
+    Attributes:
+        passes: ``[steps, 3]`` k, width and context of each, see ``RecordedTarget.passes``.
+        prefill_s, setup_s: of its prompt's pass, and of its drafter outside the steps.
+        drafting_s: of its drafter in the steps, all together.
+    """
+
+    passes: FloatArray
+    prefill_s: float
+    setup_s: float
+    drafting_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTimes:
+    """Predicted seconds of a group.
+
+    Attributes:
+        prefill_s, setup_s: of all texts.
+        step_s: of each step; a text with n steps ends with the n-th.
+        full_s: of the steps in which all texts run.
+    """
+
+    prefill_s: float
+    setup_s: float
+    step_s: FloatArray
+    full_s: float
+
+
+def group_times(texts: Sequence[TextSteps], surface: CostSurface) -> GroupTimes:
+    """Schedule the texts' steps, one of each at a time, and price them.
+
+    Raises:
+        ConfigurationError: the surface has no passes of several texts.
+    """
+    counts = np.array([len(text.passes) for text in texts])
+    steps = int(counts.max(initial=0))
+    running, rows, context, drafting = np.zeros((4, steps))
+    for text, n in zip(texts, counts, strict=True):
+        if n:
+            k, width, cached = text.passes.T
+            running[:n] += 1
+            # A batch layout is read as the tree that it is.
+            rows[:n] += np.where(k > 1, 1 + k * (width - 1), width)
+            context[:n] += cached
+            drafting[:n] += text.drafting_s / n
+    context /= np.maximum(running, 1)
+    passes = np.zeros(steps)
+    alone = running < 2
+    passes[alone] = surface.tree.predict(rows[alone], context[alone])
+    if not alone.all():
+        several = ~alone
+        passes[several] = surface.joint_pass_s(running[several], rows[several], context[several])
+    step_s = passes + drafting
+    return GroupTimes(
+        math.fsum(text.prefill_s for text in texts),
+        math.fsum(text.setup_s for text in texts),
+        step_s,
+        math.fsum(step_s[: int(counts.min(initial=steps))]),
+    )
