@@ -131,7 +131,7 @@ class ComparedRuns:
 
     def title_of(self, model: str, data: str) -> str:
         """Its title with these names for its model and data."""
-        return ", ".join(filter(None, [f"{model} on {data}", self.told]))
+        return ", ".join(filter(None, [f"{model} on {data}", self.runs[0].weights, self.told]))
 
     @property
     def drafting(self) -> list[ComparedLabel]:

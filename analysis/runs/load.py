@@ -67,6 +67,11 @@ class Run:
         return number_format({"dtype": dtype or _NO_DTYPE, "weights": self._loaded.weights})
 
     @property
+    def weights(self) -> str:
+        """The weights that passes read where these are shorter; "" where they are not."""
+        return f"{self._loaded.weights} weights" if self._loaded.weights else ""
+
+    @property
     def engine(self) -> str:
         """What decoded: ours, or another one with its version and address."""
         servers = (self.manifest.servers or {}).values()

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from analysis.runs.comparisons import conditions
+from analysis.runs.comparisons import conditions, make_comparisons
 from analysis.runs.load import find_runs, load_runs, usable_runs
 from specbench.errors import ResultsError
 from specbench.storage.jsonl import RecordError
@@ -47,6 +47,8 @@ def test_shorter_weights_are_conditions_of_a_comparison(results):
     (run,) = load_runs([results / "b"])
     assert run.dtype == f"{plain.dtype} of bfloat16 weights"
     assert conditions(run) != conditions(plain)
+    titles = [comparison.title for comparison in make_comparisons([run, plain], "paired")]
+    assert sorted(title.endswith(", bfloat16 weights") for title in titles) == [False, True]
 
 
 def test_a_run_on_gpus(results):
