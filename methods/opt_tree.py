@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from specbench.arrays import FloatArray, IntArray
+from specbench.decoding.device import to_device
 from specbench.decoding.drafter import ModelDrafter
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
@@ -149,7 +150,7 @@ class OptTree(ModelDrafter):
             values, ids = probs[0].topk(min(self.nodes, probs.shape[-1]))
             rows = torch.zeros_like(ids)
         else:
-            products = probs * torch.from_numpy(scores).to(probs)[:, None]
+            products = probs * to_device(scores, probs.device).to(probs.dtype)[:, None]
             rows, ids = torch.nonzero(products > cutoff, as_tuple=True)
             values = products[rows, ids]
         # One copy to the host; ids are exact in float64.

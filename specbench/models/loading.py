@@ -19,6 +19,7 @@ from specbench.config.draft import check_device
 from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError
 from specbench.models.checkpoints import bundled, weights
+from specbench.system.environment import gpus
 
 if TYPE_CHECKING:
     import torch
@@ -147,6 +148,7 @@ def load_model(
             network = int8.load(place, dtype=dtype, attention=str(model.attention))
         else:
             own = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+            weights.refuse_quantised(model, own)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 place,
                 dtype=dtype,
@@ -162,7 +164,10 @@ def load_model(
     if spread:
         _check_room(model, network)
     else:
-        nn.Module.to(network, device)
+        try:
+            nn.Module.to(network, device)
+        except torch.OutOfMemoryError as error:
+            raise weights.too_large(model, network, device) from error
     short = shorten(network, kind, model)
     if isinstance(place, Path):
         digest = weights.weights_hash(place, Path(model.cache_dir))
@@ -354,12 +359,24 @@ def choose_device(name: str) -> torch.device:
     """The device that ``model.device`` stands for; ``auto`` is the first GPU, else the CPU.
 
     Raises:
-        ConfigurationError: there is no such device.
+        ConfigurationError: there is no such device; or it is ``auto`` and the machine has a GPU
+            that torch cannot use, on whose CPU nobody meant to run.
     """
     import torch
 
     if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda:0")
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        if not hidden and (there := gpus()):
+            built = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs alone"
+            raise ConfigurationError(
+                f"nvidia-smi names a GPU ({there[0]['name']}, driver {there[0]['driver']}), and "
+                f"torch {torch.__version__}, built {built}, sees none. Take a build that suits the "
+                "driver: rm -r .venv, then make setup TORCH_INDEX=URL (docs/gpu.md). Or type "
+                "model.device=cpu."
+            )
+        return torch.device("cpu")
     check_device("model.device", name, "model.device=auto, cpu or cuda:0")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

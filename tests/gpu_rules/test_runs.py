@@ -1,6 +1,7 @@
 """On a GPU, real or pretended: whole runs, and the parts of the project that ask for the device."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from specbench.config.compose import compose
 from specbench.config.schema import MeasureConfig, ModelConfig, RunConfig
 from specbench.decoding.device import seconds
 from specbench.errors import ConfigurationError
+from specbench.models import loading
 from specbench.models.batch_target import free_bytes
 from specbench.models.given_back import given_back
 from specbench.models.loading import choose_device
@@ -90,6 +92,37 @@ def test_devices_are_chosen_named_and_refused(gpu, tmp_path):
     assert len(device_lock.names(SimpleNamespace(config=config))) == torch.cuda.device_count()
     environment._gpu_rows.cache_clear()
     assert environment.gpus()
+
+
+def test_a_gpu_that_torch_does_not_see_is_not_passed_over(monkeypatch):
+    """An old driver had meant a silent run of a 7B model on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(loading, "gpus", lambda: [{"name": "H100", "driver": "525.1"}])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(ConfigurationError, match=r"H100, driver 525.1.*sees none.*device=cpu"):
+        choose_device("auto")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert str(choose_device("auto")) == str(choose_device("cpu")) == "cpu"
+
+
+def test_weights_that_a_gpu_has_no_room_for(small, gpu, monkeypatch):
+    def full(network, device):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(ConfigurationError, match=r"no room for the weights.*GiB in float64.*Type"):
+        loading.load_model(compose([*small, f"model.device={DEVICE}"]))
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "bitsandbytes", "fp8"])
+def test_quantised_weights_are_refused_by_name(small, checkpoint, tmp_path, kind):
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": kind, "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigurationError, match=rf"quantised \({kind}\).*or type"):
+        loading.load_model(compose([*small, f"model.path={folder}"]))
 
 
 def test_a_batch_of_texts_is_not_captured(gpu):

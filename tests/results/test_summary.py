@@ -585,6 +585,18 @@ class TestRunSummary:
         other = self.of(cases, labels=labels, model=model, config=by_formula)
         assert other["notes"] == found["notes"]
 
+    @pytest.mark.parametrize(("engine", "said"), [("graph", 1), ("eager", 0)])
+    def test_heads_beside_captured_passes_are_told_of(self, engine, said):
+        """On a GPU a target of CUDA graphs is held against heads that are none."""
+        model = {
+            "device": "cuda:0",
+            "passes": {"engine": engine, "graphs": ["1 x 1 rows, 256 keys"] if said else []},
+            "artefacts": {"pld": {"head eagle": {}}, "ar": {"datastore": {}}},
+        }
+        notes = self.of(pair("a"), labels={"ar": {}, "pld": {}}, model=model)["notes"]
+        found = [note for note in notes if "not captured" in note]
+        assert [note.startswith("pld: passes of heads") for note in found] == [True] * said
+
     @pytest.mark.parametrize(("verdict", "code"), [("bug", 1), ("near_tie", 0)])
     def test_the_exit_code(self, verdict, code):
         found = [record("pld", "a", 11, 5, 5.0, lossless=Lossless(verdict, 1, 1.0))]

@@ -18,14 +18,16 @@ import numpy as np
 
 from specbench.arrays import Array
 from specbench.config.schema import ModelConfig, RunConfig
-from specbench.errors import SpecBenchError, WeightsNotFound, first_line
+from specbench.errors import ConfigurationError, SpecBenchError, WeightsNotFound, first_line
 from specbench.models.checkpoints import bundled
 from specbench.paths import typed_path
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 _REMEDY = "model=local model.path=/path/to/folder, or model=smollm2_135m, which needs no download"
@@ -273,3 +275,34 @@ def sample_weights(model: nn.Module) -> Array:
         step = max(1, len(flat) // _SAMPLED)
         values.append(flat[::step][:_SAMPLED].float().cpu().numpy())
     return np.concatenate(values)
+
+
+def refuse_quantised(model: ModelConfig, own: PreTrainedConfig) -> None:
+    """Weights in blocks of another's format are read by layers that this project does not run.
+
+    Raises:
+        ConfigurationError: ``own``, the model's configuration, names such a format.
+    """
+    said: Any = getattr(own, "quantization_config", None)
+    if said is None:
+        return
+    kind = said.get("quant_method") if isinstance(said, dict) else said.quant_method
+    name = str(getattr(kind, "value", kind))
+    raise ConfigurationError(
+        f"{key_of(model)}={model.id}: its weights are quantised ({name}), and no engine "
+        f"here runs such layers. Name the model that it was made from, or type "
+        f"{remedy_of(model)}."
+    )
+
+
+def too_large(
+    model: ModelConfig, network: PreTrainedModel, device: torch.device
+) -> ConfigurationError:
+    """What to say where ``device`` is full before the weights are on it."""
+    size = sum(p.numel() * p.element_size() for p in network.parameters()) / 2**30
+    return ConfigurationError(
+        f"{device} has no room for the weights of {key_of(model)}={model.id}: they are "
+        f"{size:.1f} GiB in {model.dtype}, and cache and graphs come on top. Type "
+        "model.dtype=bfloat16 if it is not, model.device_map=auto to spread them over several "
+        "GPUs, or a smaller model. nvidia-smi shows who else holds memory there."
+    )

@@ -46,6 +46,7 @@ def run_summary(
     pairs = compare_pairs(records, *how)
     compared = len({pair["first"] for pair in pairs}) > 1
     disturbed = disturbance(records, superseded, rows, baseline, seed)
+    on_gpu = model is not None and (model.device or "").startswith("cuda")
     # Blocks are measured in changing orders; words go by the run's own.
     rank = {label: place for place, label in enumerate(labels)}
     in_order = sorted(records, key=lambda record: rank.get(record.label, len(rank)))
@@ -66,7 +67,10 @@ def run_summary(
             *_failures(records, errors, labels),
             *_verdicts(records, baseline, (model and model.dtype) or ""),
             *_near_ties(model),
-            *_disturbance(records, disturbed, rows, manifest.setting("measure", "disturbed") or {}),
+            *_disturbance(
+                records, disturbed, rows, manifest.setting("measure", "disturbed") or {}, on_gpu
+            ),
+            *_launched_heads(model, labels),
             *_baseline(rows, baseline, manifest),
             *_phases(rows),
         ],
@@ -143,6 +147,7 @@ def _disturbance(
     found: Disturbance | None,
     rows: Sequence[SummaryRow],
     limits: Mapping[str, float | None],
+    on_gpu: bool,
 ) -> list[str]:
     notes = []
     if found is not None:
@@ -156,7 +161,7 @@ def _disturbance(
         if found["cases_again"]:
             notes.append(f"the first measurements are in {DISTURBED}.")
         if notes:
-            notes.append(_rule(limits))
+            notes.append(_rule(limits, on_gpu))
     units = noisy_blocks(records)
     blocks = {(r.repeat, r.case_id): (r.repeat, r.unit) for r in records}
     noisy = [block for block, unit in blocks.items() if unit in units]
@@ -183,7 +188,7 @@ def _disturbance(
     return notes
 
 
-def _rule(limits: Mapping[str, float | None]) -> str:
+def _rule(limits: Mapping[str, float | None], on_gpu: bool) -> str:
     """The rule by which turns are disturbed, in a sentence."""
     words = {
         "steal": "more than {:.0%} of a case's CPU time, all labels together, stolen by the "
@@ -193,7 +198,22 @@ def _rule(limits: Mapping[str, float | None]) -> str:
         "once (the cases beside it are disturbed, too)",
     }
     parts = [text.format(limits[key]) for key, text in words.items() if limits.get(key) is not None]
-    return f"disturbed by: {'; '.join([*parts, 'a GPU shared or throttled'])}."
+    gpu = ["a GPU shared or throttled"] if on_gpu else []
+    return f"disturbed by: {'; '.join([*parts, *gpu])}."
+
+
+def _launched_heads(model: ModelInfo | None, labels: Sequence[str]) -> list[str]:
+    """Labels whose heads run kernel by kernel beside a target on CUDA graphs."""
+    graphs = model is not None and (model.passes or {}).get("graphs")
+    files = (model and model.artefacts) or {}
+    found = [label for label in labels if any(n.startswith("head ") for n in files.get(label, {}))]
+    if not graphs or not found:
+        return []
+    return [
+        f"{', '.join(found)}: passes of heads are not captured. On a GPU they are launched kernel "
+        "by kernel, while the target's are replayed as CUDA graphs: their drafting takes longer "
+        "than it has to (`make gpu-steps` counts the launches)."
+    ]
 
 
 def _baseline(rows: Sequence[SummaryRow], baseline: str | None, manifest: RunManifest) -> list[str]:
