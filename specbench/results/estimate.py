@@ -17,6 +17,11 @@ ABSENT = "–"
 FEWEST = 3
 
 
+def number(value: float | None, form: str) -> str:
+    """A number as a cell; `ABSENT` where there is none."""
+    return ABSENT if value is None else format(value, form)
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A number with its 95 % interval, as one cell.

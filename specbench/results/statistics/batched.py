@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from specbench.results.estimate import ABSENT
+from specbench.results.estimate import ABSENT, number
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.summary_schema import BatchedLabel
@@ -100,20 +100,16 @@ BATCHED_TEXT = (
 
 def batched_cells(row: BatchedLabel) -> dict[str, str]:
     """A label as a line of a table."""
-
-    def shown(value: float | None, form: str) -> str:
-        return ABSENT if value is None else format(value, form)
-
     return {
         "method": row["label"],
         "batch": str(row["size"]),
-        "tokens/s, system": shown(row["system_tokens_per_s"], ".1f"),
-        "one user": shown(row["user_tokens_per_s"], ".1f"),
-        "full": shown(row["full_tokens_per_s"], ".1f"),
-        "speedup, full": shown(row["full_speedup"], ".2f"),
-        "tail": shown(row["tail_share"], ".0%"),
-        "idle seats": shown(row["idle_share"], ".0%"),
-        "useless rows": shown(row["useless_rows"], ".0%"),
-        "models": shown(row.get("model_share"), ".0%"),
+        "tokens/s, system": number(row["system_tokens_per_s"], ".1f"),
+        "one user": number(row["user_tokens_per_s"], ".1f"),
+        "full": number(row["full_tokens_per_s"], ".1f"),
+        "speedup, full": number(row["full_speedup"], ".2f"),
+        "tail": number(row["tail_share"], ".0%"),
+        "idle seats": number(row["idle_share"], ".0%"),
+        "useless rows": number(row["useless_rows"], ".0%"),
+        "models": number(row.get("model_share"), ".0%"),
         "as ar": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
     }

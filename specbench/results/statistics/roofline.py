@@ -78,7 +78,7 @@ def baseline_context(manifest: RunManifest) -> BaselineContext:
         if by in ENGINES:
             plain.setdefault(by, label)
     size, (speed, by) = model.weight_bytes, _memory_speed(model)
-    if (manifest.setting("batch", "size") or 1) > 1:
+    if _batched(manifest):
         size = (
             None  # a pass reads the weights once for all texts, whose tokens are counted together
         )
@@ -119,8 +119,7 @@ def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) ->
             "; ".join(f"{shape}: no CUDA graph ({why})" for shape, why in failed.items())
             + ". A part of ar's passes ran eagerly."
         )
-    batched = (manifest.setting("batch", "size") or 1) > 1  # a text's speedup is no MAT / price
-    if (price := price_words(manifest)) and not batched:
+    if (price := price_words(manifest)) and not _batched(manifest):  # else it is no MAT / price
         found.append(price)
     speed, by = _memory_speed(model)
     if reached is None or speed is None:
@@ -131,6 +130,10 @@ def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) ->
         f"{by} bandwidth ({speed / 1e9:.0f} GB/s).",
         *warnings([reached], highest, by),
     ]
+
+
+def _batched(manifest: RunManifest) -> bool:
+    return int(manifest.setting("batch", "size") or 1) > 1
 
 
 def row_prices(manifest: RunManifest) -> dict[int, float]:

@@ -23,7 +23,7 @@ import numpy as np
 
 from specbench.arrays import first_difference
 from specbench.results.decision import verdict_sentence
-from specbench.results.estimate import ABSENT, Interval
+from specbench.results.estimate import ABSENT, Interval, number
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord, Served
 from specbench.results.statistics.aggregate import timed_turns
@@ -204,10 +204,10 @@ def served_cells(row: ServedLabel) -> dict[str, str]:
     return {
         "server": str(row["label"]),
         "at once": str(row["concurrency"]),
-        "tokens/s, system": _shown(row["system_tokens_per_s"], ".1f"),
-        "tokens/s, one user": _shown(row["user_tokens_per_s"], ".1f"),
-        "tokens a pass": _shown(row["tokens_per_pass"], ".2f"),
-        "first token, ms": _shown(None if ttft is None else 1e3 * ttft, ".0f"),
+        "tokens/s, system": number(row["system_tokens_per_s"], ".1f"),
+        "tokens/s, one user": number(row["user_tokens_per_s"], ".1f"),
+        "tokens a pass": number(row["tokens_per_pass"], ".2f"),
+        "first token, ms": number(None if ttft is None else 1e3 * ttft, ".0f"),
         "equal": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
     }
 
@@ -219,16 +219,12 @@ def latency_cells(row: ServedLabel) -> dict[str, str]:
         found = row["latency"].get(name, {})
         cells[words] = " / ".join(_milliseconds(s) for s in found.values()) or ABSENT
     if row["limits"]:
-        cells[f"within {row['limits']}"] = _shown(row["good_requests_per_s"], ".2f")
+        cells[f"within {row['limits']}"] = number(row["good_requests_per_s"], ".2f")
     return cells
 
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
-
-
-def _shown(value: float | None, form: str) -> str:
-    return ABSENT if value is None else format(value, form)
 
 
 def served_notes(rows: Iterable[ServedLabel]) -> list[str]:
