@@ -135,7 +135,7 @@ def against(steps: FloatArray, plain: FloatArray) -> dict[str, Any]:
     ]
     return {
         "ratio": float(np.median(ratios)),
-        "interval": np.quantile(medians, (0.025, 0.975)).tolist(),
+        "ratio_ci": np.quantile(medians, (0.025, 0.975)).tolist(),
         "more_us": 1e6 * statistics.median(steps - plain),
     }
 
@@ -149,7 +149,7 @@ def show(results: dict[str, Any]) -> None:
         [
             row["label"],
             f"{row['ratio']:.4f}",
-            "{:.4f} to {:.4f}".format(*row["interval"]),
+            "{:.4f} to {:.4f}".format(*row["ratio_ci"]),
             f"{row['more_us']:.0f}",
         ]
         for row in results["labels"]

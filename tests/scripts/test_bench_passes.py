@@ -19,4 +19,4 @@ def test_a_ratio_of_steps_is_of_neighbours_in_time():
     plain = np.linspace(0.02, 0.04, 64)  # the machine slows down: the ratio does not see it
     found = undrafted.against(plain * 1.01 + 0.001 * (np.arange(64) == 5), plain)
     assert found["ratio"] == pytest.approx(1.01)
-    assert found["interval"] == pytest.approx([1.01, 1.01])
+    assert found["ratio_ci"] == pytest.approx([1.01, 1.01])
