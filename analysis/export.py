@@ -64,10 +64,12 @@ def speculation_profile(run: Run, label: str) -> SpeculationProfile:
     whole = rates_by_position(records, deepest)
     model, info = run.manifest.model or ModelInfo(), run.manifest.labels.get(label, LabelInfo())
     draft = model.drafts.get(label)
+    blocks = any(record.verifier == "block" for record in records)
     values: JsonObject = {
         **whole,
         "measured": not run.synthetic,
         "method": info.method or label,
+        "verification_method": "block" if blocks else "longest_prefix",
         "draft_checkpoint": None
         if draft is None
         else _known(id=_public(draft.id), revision=draft.revision, dtype=draft.dtype),

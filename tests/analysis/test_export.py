@@ -1,6 +1,7 @@
 """Acceptance for other programs: the schemas, the identity, and runs that cannot be exported."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -119,6 +120,14 @@ def test_answers_hold_the_steps(run, tmp_path):
     back = [turn for line in lines for turn in from_answer(line, source, 0)]
     steps = {case: [n for n, _ in steps] for case, (_, steps) in STEPS_OF.items()}
     assert {turn.case_id: turn.committed_per_step for turn in back} == steps
+
+
+def test_a_profile_names_block_verification(run):
+    (loaded,) = load_runs([run])
+    for verifier, said in (("greedy", "longest_prefix"), ("block", "block")):
+        records = [replace(record, verifier=verifier) for record in loaded.records]
+        made = export.speculation_profile(replace(loaded, records=records), "pld")
+        assert made.verification_method == said
 
 
 @pytest.mark.parametrize("changes", [
