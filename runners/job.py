@@ -163,6 +163,19 @@ class Job:
             found += [*groups, *([rest] if rest else [])]
         return found
 
+    def groups_of_a_repeat(self, size: int) -> int:
+        """How many of `groups` each repeat has."""
+        i, n = self.shard
+        return -(-len(range(i, len(self.cases), n)) // size)
+
+    def group_number(self, place: int, size: int) -> int:
+        """The number that a group has in all repeats, among all shards' groups.
+
+        ``place``: in `groups`.
+        """
+        i, n = self.shard
+        return place % self.groups_of_a_repeat(size) * n + i
+
 
 @dataclass(frozen=True, slots=True)
 class CaseBlock:

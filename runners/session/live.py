@@ -312,7 +312,7 @@ class BatchAnswers(EngineAnswers):
     def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
         super().__init__(job, session, watch)
         self._size = job.config.batch.size
-        self._groups = len(job.groups(self._size)) // job.repeats
+        self._groups = job.groups_of_a_repeat(self._size)
 
     def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
         repeat, group = divmod(batch, self._groups)
@@ -343,7 +343,6 @@ class BatchAnswers(EngineAnswers):
         around = self._watch.end()
         if around.energy_j is not None:
             around = replace(around, energy_j=around.energy_j / len(asked))
-        shard, shards = self.job.shard
         for (turn, _), decoded in zip(asked, made.turns, strict=True):
             if isinstance(decoded, Exception):
                 turn.error = decoded
@@ -351,7 +350,7 @@ class BatchAnswers(EngineAnswers):
             batch = Batched(
                 size=self._size,
                 at_once=len(asked),
-                group=turn.batch % self._groups * shards + shard,
+                group=self.job.group_number(turn.batch, self._size),
                 place=turn.seat,
                 full_s=made.full_s,
                 model_s=made.model_s,

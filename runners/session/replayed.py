@@ -153,8 +153,6 @@ class GroupedAnswers(RecordedAnswers):
         if not together:
             return
         times = group_times([self._steps_of[turn.seat] for turn in together], self._surface)
-        groups = len(self.job.groups(self._size)) // self.job.repeats
-        shard, shards = self.job.shard
         for turn in together:
             decode_s = times.setup_s + math.fsum(times.step_s[: turn.record.n_target_passes])
             turn.record = replace(
@@ -166,7 +164,7 @@ class GroupedAnswers(RecordedAnswers):
                 batch=Batched(
                     size=self._size,
                     at_once=len(together),
-                    group=turn.batch % groups * shards + shard,
+                    group=self.job.group_number(turn.batch, self._size),
                     place=turn.seat,
                     full_s=times.full_s,
                 ),
