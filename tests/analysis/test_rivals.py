@@ -32,9 +32,31 @@ def test_it_is_compared_with_the_fastest_of_the_others(run, capsys):
     assert first.ratio == pytest.approx(1.8 / 1.5)
     assert first.interval == pytest.approx((1.2, 1.2))  # the same in each case
     assert second.ratio == pytest.approx(1.8 / 4.0)  # and not over its method's other label
+    assert (first.apart, *first.apart_interval) == pytest.approx((1.2, 1.2, 1.2))
     assert rivals.main([str(run), "--method", "adaptive", "--least", "1.19"]) == 0
     assert rivals.main([str(run), "--method", "adaptive", "--least", "1.21"]) == 1
     assert "1.200 to 1.200" in capsys.readouterr().out
+
+
+def test_a_rival_is_chosen_by_the_cases_that_it_is_not_measured_on(run):
+    """Plain decoding is far ahead on one case alone, and so the best over all cases."""
+
+    def lucky(record):
+        times = {key: 0.01 for key in ("decode_s", "wall_s")}
+        return record | (times if (record["label"], record["case_id"]) == ("ar", "d") else {})
+
+    edit_records(run, lucky)
+    loaded = rivals.load_runs([run])[0]
+    first, _ = rivals.rivalries(loaded, "adaptive")
+    assert first.rival == "ar"
+    seconds = {(r.label, r.case_id): r.decode_s for r in loaded.records}
+    used = 0.0
+    for case in CASES:
+        others = [c for c in CASES if c != case]
+        best = min(("ar", "whole"), key=lambda label: sum(seconds[label, c] for c in others))
+        used += seconds[best, case]
+    assert used > sum(seconds["ar", case] for case in CASES)  # the luck is not counted
+    assert first.apart == pytest.approx(used / sum(seconds["cut", case] for case in CASES))
 
 
 def test_a_method_that_is_not_there_is_named_with_those_that_are(run, capsys):
