@@ -312,6 +312,7 @@ class BatchAnswers(EngineAnswers):
     def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
         super().__init__(job, session, watch)
         self._size = job.config.batch.size
+        self._longest = job.config.generation.max_new_tokens
         self._groups = job.groups_of_a_repeat(self._size)
 
     def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
@@ -326,7 +327,10 @@ class BatchAnswers(EngineAnswers):
         for turn in turns:
             if turn.error is None:
                 try:
-                    asked.append((turn, self._request(turn)))
+                    request = self._request(turn)
+                    # Here, so that a text for which there is no memory fails alone.
+                    self._session.make_room(len(request.prompt) + self._longest)
+                    asked.append((turn, request))
                 except DiskError:
                     raise
                 except Exception as error:
@@ -355,6 +359,7 @@ class BatchAnswers(EngineAnswers):
                 full_s=made.full_s,
                 model_s=made.model_s,
                 model_passes=made.model_passes,
+                pass_s=made.pass_s,
             )
             self._finish(turn, decoded, decoded.timings, around, batch)
 

@@ -248,7 +248,7 @@ class Session:
         seen: IntArray = NO_TOKENS,
     ) -> DecodeResult:
         limit = max_new_tokens or self._max_new_tokens
-        self._reserve(len(prompt) + limit)
+        self.make_room(len(prompt) + limit)
         engine = self._eager_engine if drafter.needs.eager else self._engine
         before = self._fallbacks()
         result = engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed, seen=seen)
@@ -265,7 +265,7 @@ class Session:
     ) -> BatchResult:
         """Decode texts in lock-step; ``batch.size`` at most, each with its seat's drafter."""
         limit = max_new_tokens or self._max_new_tokens
-        self._reserve(max(len(request.prompt) for request in requests) + limit)
+        self.make_room(max(len(request.prompt) for request in requests) + limit)
         return self._batch_engine.decode(requests, max_new_tokens=limit)
 
     def _fallbacks(self) -> dict[str, int]:
@@ -285,7 +285,7 @@ class Session:
     def plain(self, prompt: IntArray, max_new_tokens: int | None = None) -> IntArray:
         """``[n_new]`` the plain greedy output of a prompt, untimed."""
         limit = max_new_tokens or self._max_new_tokens
-        self._reserve(len(prompt) + limit)
+        self.make_room(len(prompt) + limit)
         result = self._plain_engine.decode(prompt, self._plain_drafter, max_new_tokens=limit)
         return np.asarray(result.output_ids, dtype=np.int64)
 
@@ -302,7 +302,7 @@ class Session:
             self._tolerance = AuditTolerance.from_json(earlier)
         elif self._tolerance is None:
             chosen = chosen_prompts(prompts, self.context_length)
-            self._reserve(max(map(len, chosen)) + TOKENS)
+            self.make_room(max(map(len, chosen)) + TOKENS)
             targets = dict.fromkeys((self._target, self._eager_target))
             self._tolerance = calibrate(list(targets), chosen)
             log.info("the audit takes for a near tie: %s", self._tolerance)
@@ -341,7 +341,7 @@ class Session:
         self, prompt: IntArray, output: IntArray, top: int, layers: tuple[int, ...]
     ) -> Recording:
         """What the model says along an output, untimed, see `record_output`."""
-        self._reserve(len(prompt) + len(output))
+        self.make_room(len(prompt) + len(output))
         return record_output(self._target, prompt, output, top, layers)
 
     def check_heads(self, runs: Sequence[MethodRun], prompt: IntArray) -> None:
@@ -385,8 +385,8 @@ class Session:
             found["draft"] = run.draft[0].memory_bytes(rows)
         return found
 
-    def _reserve(self, tokens: int) -> None:
-        """Grow the engine's buffers where a prompt turned out longer than foreseen; untimed."""
+    def make_room(self, tokens: int) -> None:
+        """Grow the engine's buffers where a text may be longer than foreseen; untimed."""
         wanted = min(tokens, self.context_length)
         if wanted > self._max_len:
             self._target.reserve(wanted, self._max_nodes, self._batch)

@@ -13,11 +13,13 @@ A text that is over leaves, and nobody takes its seat: the rows of the others' s
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -36,6 +38,11 @@ from specbench.decoding.turn import (
 from specbench.decoding.verify import Verifier
 from specbench.errors import CaseFailed
 from specbench.system.clock import END, OTHER, PREFILL, SETUP, STEP, Clock, Timings, make_clock
+
+log = logging.getLogger(__name__)
+
+_Asked = TypeVar("_Asked")
+_Got = TypeVar("_Got")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +67,15 @@ class BatchResult:
         turns: of each its result, or why it failed. Its times are the group's until it ended: the
             prompts of all, the drafters' work for all, the steps in which it ran.
         full_s: seconds of the steps in which all texts ran.
+        pass_s: of the target's passes behind the prompts; None on a GPU, which the host does not
+            wait for.
         model_passes, model_s: of the drafters' models while they drafted, for all texts; seconds
             of the host, which on a GPU are launches alone.
     """
 
     turns: list[DecodeResult | Exception] = field(default_factory=list)
     full_s: float = 0.0
+    pass_s: float | None = None
     model_passes: int = 0
     model_s: float = 0.0
 
@@ -97,8 +107,8 @@ class BatchEngine:
     def decode(self, requests: Sequence[TurnRequest], *, max_new_tokens: int) -> BatchResult:
         """Decode one turn of each request, all of one method.
 
-        A text whose prompt, draft, drafter or scores are at fault fails alone; the others go on as
-        if it had ended.
+        A text whose prompt, draft, drafter, rows in a common pass or scores are at fault fails
+        alone; the others go on as if it had ended.
 
         Raises:
             ValueError: more requests than seats.
@@ -132,6 +142,7 @@ class BatchEngine:
                 for seat in range(len(requests))
             ],
             math.fsum(times.step_s[:full_steps]),
+            None if self.target.device.type == "cuda" else group.pass_s,
             group.model_passes,
             group.model_s,
         )
@@ -156,9 +167,14 @@ class BatchEngine:
         if not asked:
             return
         layers = group.running[asked[0][0]].needs.hidden_layers
-        scores = self.target.forward(asked, hidden_layers=layers)
+        begun = time.perf_counter()
+        scores = group.answered(
+            {one[0]: one for one in asked},
+            lambda some: self.target.forward(some, hidden_layers=layers),
+        )
+        group.pass_s += time.perf_counter() - begun
         clock.phase("verify")
-        for (seat, _, _), own in zip(asked, scores, strict=True):
+        for seat, own in scores.items():
             with group.alone(seat):
                 group.running[seat].judge(own)
         clock.phase("accept")
@@ -191,12 +207,13 @@ class BatchEngine:
             for seat, (_, call) in asking.items():
                 alike.setdefault(call.shared, []).append(seat)
             for seats in alike.values():
-                calls = [asking[seat][1] for seat in seats]
                 begun = time.perf_counter()
-                answers = calls[0].answer([call.asked for call in calls])
+                answers = group.answered(
+                    {seat: asking[seat][1].asked for seat in seats}, asking[seats[0]][1].answer
+                )
                 group.model_s += time.perf_counter() - begun
                 group.model_passes += 1
-                for seat, answer in zip(seats, answers, strict=True):
+                for seat, answer in answers.items():
                     go_on(seat, asking[seat][0], answer)
 
 
@@ -207,7 +224,7 @@ class _Group:
         self.running: dict[int, Decoding] = {}
         self.ended: dict[int, Decoding] = {}
         self.errors: dict[int, Exception] = {}
-        self.model_passes, self.model_s = 0, 0.0
+        self.model_passes, self.model_s, self.pass_s = 0, 0.0, 0.0
 
     def each(self) -> list[tuple[int, Decoding]]:
         """Those that run; one that fails meanwhile may leave."""
@@ -223,6 +240,25 @@ class _Group:
             if turn is not None and isinstance(error, CaseFailed):
                 error = in_its_name(turn.drafter, error)
             self.errors[seat] = error
+
+    def answered(
+        self, asked: Mapping[int, _Asked], answer: Callable[[Sequence[_Asked]], Sequence[_Got]]
+    ) -> dict[int, _Got]:
+        """By seat what each gets of what all ask at once.
+
+        Where that fails each asks by itself, so that one at fault fails alone. An answer changes
+        nothing before it is whole, so it can be asked for again.
+        """
+        try:
+            return dict(zip(asked, answer(list(asked.values())), strict=True))
+        except Exception as error:
+            if len(asked) > 1:
+                log.warning("a pass of %d texts is made for each: %s", len(asked), error)
+        found: dict[int, _Got] = {}
+        for seat, one in asked.items():
+            with self.alone(seat):
+                (found[seat],) = answer([one])
+        return found
 
     def leave(self) -> None:
         """Those that are over go."""

@@ -75,14 +75,18 @@ class BatchTarget:
         self.reserve()
 
     def reserve(self) -> None:
-        """Make room for texts and drafts as long as the target's own may be; untimed."""
+        """Make room for texts and drafts as long as the target's own may be; untimed.
+
+        Raises:
+            ConfigurationError: there is none for them; seats stay as they are.
+        """
         nodes = self._target.max_nodes if self._most is None else self._most
         sizes = (self._target.cache.max_len, nodes)
         if self.seats and sizes == (self.seats[0].cache.max_len, self._nodes):
             return
+        self._refuse_more_than_fit(*sizes)
         length, self._nodes = sizes
         self.seats = []  # both at once might not fit
-        self._refuse_more_than_fit(length)
         target = self._target
         self.seats = [Seat(target, target.new_cache(length)) for _ in range(self._size)]
         rows = self._size * (self._nodes + 1)
@@ -92,15 +96,16 @@ class BatchTarget:
             else None
         )
 
-    def _refuse_more_than_fit(self, length: int) -> None:
+    def _refuse_more_than_fit(self, length: int, nodes: int) -> None:
         target = self._target
         cached = target.cache.nbytes // target.cache.batch
-        scored = (self._nodes + 1) * target.vocab_size * target.dtype.itemsize
-        fits = int(free_bytes(self.device) // (cached + scored))
+        scored = (nodes + 1) * target.vocab_size * target.dtype.itemsize
+        held = sum(seat.cache.nbytes for seat in self.seats)  # given back before others are made
+        fits = int((free_bytes(self.device) + held) // (cached + scored))
         if fits < self._size:
             raise ConfigurationError(
                 f"batch.size={self._size}: a text takes {(cached + scored) / 1e9:.2f} GB (keys and "
-                f"values of {length} tokens, logits of {self._nodes + 1} rows), and the memory "
+                f"values of {length} tokens, logits of {nodes + 1} rows), and the memory "
                 f"that is free holds {fits}. Type batch.size={max(1, fits)}, or fewer "
                 "generation.max_new_tokens."
             )

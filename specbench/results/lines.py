@@ -232,6 +232,8 @@ class Batched:
         full_s: seconds of the steps in which all of them ran.
         model_s: seconds of passes of the drafters' models in the group's steps, heads' and draft
             models', and ``model_passes`` how many; None in records of earlier versions.
+        pass_s: seconds of the target's passes in the group's steps; None in records of earlier
+            versions, and where a device ran them.
     """
 
     size: Count
@@ -241,3 +243,4 @@ class Batched:
     full_s: Seconds
     model_s: Seconds | None = None
     model_passes: Count | None = None
+    pass_s: Seconds | None = None

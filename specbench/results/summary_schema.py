@@ -207,6 +207,7 @@ class BatchedLabel(TypedDict):
         tail_share: of the groups' time, what is not of these steps; ``idle_share``: of all seats'
             time, what was after their texts' end; ``useless_rows``: of all rows of passes.
         model_share: of the groups' time, passes of heads and draft models; None: not counted.
+        outside_share: of the steps' time, what was in no pass, theirs or the target's; likewise.
         equal, compared: outputs that are the baseline's at the same batch, of how many.
     """
 
@@ -221,6 +222,7 @@ class BatchedLabel(TypedDict):
     idle_share: float | None
     useless_rows: float | None
     model_share: NotRequired[float | None]
+    outside_share: NotRequired[float | None]
     equal: int
     compared: int
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from specbench.decoding.batch import BatchEngine, TurnRequest
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import Drafter, ModelDrafter
 from specbench.decoding.head_drafter import heads_of
+from specbench.decoding.protocols import ModelCall
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
@@ -225,6 +226,53 @@ def test_one_that_fails_leaves_the_others_as_they_are(how, kind, targets):
     same(found, wanted)
 
 
+@dataclass(kw_only=True, eq=False)
+class Asking(ModelDrafter):
+    """Drafts what a model answers that all texts have in common."""
+
+    name: str = "asking"
+    truth: list[int]
+    fails: bool = False
+
+    def drafting(self, state):
+        at = state.length - state.n_prompt
+        asked = (self.truth[at : at + 2], self.fails and state.step == 2)
+        return DraftTree.chain(np.array((yield ModelCall("model", asked, self._answer))))
+
+    def _answer(self, asked):
+        if any(fails for _, fails in asked):
+            raise RuntimeError("no memory for this row")
+        return [tokens for tokens, _ in asked]
+
+
+def test_one_that_a_common_pass_of_the_drafters_fails_for_leaves_the_others(targets):
+    target, batch = targets()
+    truths = [turn.output_ids for turn in alone(target, [Drafter(name="ar")] * 4)]
+    wanted = alone(target, [Asking(truth=truth) for truth in truths])
+    found = together(batch, [Asking(truth=truth, fails=i == 1) for i, truth in enumerate(truths)])
+    assert "no memory" in str(found.pop(1))
+    wanted.pop(1)
+    same(found, wanted)
+
+
+def test_one_that_the_targets_pass_fails_for_leaves_the_others(targets, monkeypatch):
+    target, batch = targets()
+    drafters = adversaries(target, 4)
+    wanted = alone(target, drafters)
+    faulty, inner = batch.seats[2], BatchTarget._pass
+
+    def passed(self, ids, positions, seats, *more):
+        if faulty in seats and faulty.cache.length > len(PROMPTS[2]) + 3:
+            raise RuntimeError("no memory for these rows")
+        return inner(self, ids, positions, seats, *more)
+
+    monkeypatch.setattr(BatchTarget, "_pass", passed)
+    found = together(batch, drafters)
+    assert "no memory" in str(found.pop(2))
+    wanted.pop(2)
+    same(found, wanted)
+
+
 def test_a_prompt_that_does_not_fit_fails_alone(targets):
     target, batch = targets()
     drafters = adversaries(target, 5)
@@ -268,6 +316,18 @@ def test_what_does_not_fit_is_refused_with_the_number_that_does(targets, monkeyp
     BatchTarget(target, 3)
     with pytest.raises(ConfigurationError, match=r"batch.size=5.*Type batch.size=3"):
         BatchTarget(target, 5)
+
+
+def test_where_longer_texts_do_not_fit_the_shorter_ones_go_on(monkeypatch):
+    target = Target(tiny_model("llama", vocab_size=VOCAB), max_len=64, max_nodes=128)
+    batch = BatchTarget(target, 2)
+    drafters = adversaries(target, 2)
+    wanted = alone(target, drafters)
+    monkeypatch.setattr(batch_target, "free_bytes", lambda _: 0)
+    target.reserve(2048, 128)
+    with pytest.raises(ConfigurationError, match=r"batch.size=2.*Type batch.size=1"):
+        batch.reserve()
+    same(together(batch, drafters), wanted)
 
 
 # -- planted faults --------------------------------------------------------------------------------

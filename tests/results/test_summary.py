@@ -666,7 +666,9 @@ def grouped(n_groups=4):
     made = []
     for group in range(n_groups):
         for place, (case, plain_s, fast_s) in enumerate((("a", 10.0, 4.0), ("b", 6.0, 8.0))):
-            batch = Batched(size=2, at_once=2, group=group, place=place, full_s=3.0)
+            batch = Batched(
+                size=2, at_once=2, group=group, place=place, full_s=3.0, model_s=0.5, pass_s=5.5
+            )
             # Longer answers in later groups, so that groups differ.
             turns = pair(f"{case}{group}", 11 + group, plain_s, fast_s, task=case, category=case)
             made += [replace(turn, batch=batch) for turn in turns]
@@ -693,6 +695,8 @@ def test_cases_decoded_at_once_are_added_up_by_group():
     assert own["full_speedup"] == 1.0
     assert own["tail_share"] == pytest.approx(1 - 3 / 8)
     assert own["idle_share"] == pytest.approx(1 - 12 / 16)
+    assert own["outside_share"] == pytest.approx(1 - 6 / 8)
+    assert own["model_share"] == pytest.approx(0.5 / 8)
     assert (own["groups"], own["equal"], own["compared"]) == (4, 8, 8)
 
 

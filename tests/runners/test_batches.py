@@ -13,6 +13,7 @@ from analysis.runs.crossings import falls_to_one
 from analysis.runs.estimates import tokens_per_s
 from analysis.runs.load import load_runs
 from analysis.tabular.crossing_table import crossing_tables
+from runners.session.session import Session
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.results import records
@@ -69,6 +70,27 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     )
     assert per_user.interval is not None, "three groups"
     assert all(record.batch.model_passes > 0 for record in made if record.label == "sps")
+
+
+def test_a_text_for_which_there_is_no_memory_fails_alone(small, tmp_path, monkeypatch):
+    inner, folder = Session.make_room, tmp_path / "run"
+
+    def limited(self, tokens):
+        if tokens > longest + 8:
+            raise ConfigurationError("batch.size=2: Type batch.size=1")
+        inner(self, tokens)
+
+    typed = [*small, "batch.size=2", "dataset.limit=4", "generation.max_new_tokens=8"]
+    assert run_here([*typed, f"output_dir={tmp_path / 'whole'}"]) == 0
+    whole = {r.key: r for r in read_records(tmp_path / "whole")[0]}
+    longest = max(r.n_prompt for r in whole.values() if not r.turn)
+    monkeypatch.setattr(Session, "make_room", limited)
+    assert run_here([*typed, f"output_dir={folder}"]) == 1
+    made, errors = read_records(folder)[0], (folder / records.ERRORS).read_text()
+    failed = {r.key for r in made if r.status == "failed"}
+    assert failed == {key for key, r in whole.items() if r.n_prompt > longest}
+    assert all(r.output_ids == whole[r.key].output_ids for r in made if r.key not in failed)
+    assert failed and "Type batch.size=1" in errors
 
 
 def test_where_a_speedup_falls_to_one():

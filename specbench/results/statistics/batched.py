@@ -54,6 +54,7 @@ def batched_labels(
                 if rows
                 else None,
                 model_share=_model_s(groups) / whole_s if whole_s and rows else None,
+                outside_share=_outside_share(groups),
                 equal=sum(r.output_ids == plain[r.key[:3]] for r in compared),
                 compared=len(compared),
             )
@@ -79,6 +80,18 @@ def _model_s(groups: Sequence[_Turns]) -> float:
     return math.fsum(batch.model_s or 0.0 for batch in firsts if batch)
 
 
+def _outside_share(groups: Sequence[_Turns]) -> float | None:
+    """Of the steps' time; None where a group's passes were not timed."""
+    in_passes, in_steps = 0.0, 0.0
+    for group in groups:
+        batch = group[0].batch
+        if batch is None or batch.pass_s is None:
+            return None
+        in_passes += batch.pass_s + (batch.model_s or 0.0)
+        in_steps += max(turn.decode_s - turn.drafter_setup_s for turn in group)
+    return 1 - in_passes / in_steps if in_steps else None
+
+
 def _full_speed(groups: Sequence[_Turns]) -> float | None:
     """Tokens a second of the steps in which all texts of a group run."""
     tokens = 0
@@ -93,8 +106,9 @@ BATCHED_TEXT = (
     "system: new tokens of all texts over the time of their groups. one user: of one text, while "
     "its group decodes it. full: while all texts of a group run, drafters' setup aside. tail: time "
     "after the first text ended; idle seats: of all seats' time. useless rows: rows of passes that "
-    "gave no token. models: the time in passes of heads and draft models. as ar: outputs equal to "
-    "ar's at the same batch; the table above holds them against plain decoding of each text alone."
+    "gave no token. models: the time in passes of heads and draft models. outside: of steps, in no "
+    "pass, of these or of the target. as ar: outputs equal to ar's at the same batch; the table "
+    "above holds them against plain decoding of each text alone."
 )
 
 
@@ -111,5 +125,6 @@ def batched_cells(row: BatchedLabel) -> dict[str, str]:
         "idle seats": number(row["idle_share"], ".0%"),
         "useless rows": number(row["useless_rows"], ".0%"),
         "models": number(row.get("model_share"), ".0%"),
+        "outside": number(row.get("outside_share"), ".1%"),
         "as ar": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
     }
