@@ -19,7 +19,7 @@ from specbench.config.server_schema import SERVERS, LlamacppConfig
 from specbench.errors import CaseFailed, ConfigurationError, field_error
 from specbench.models.checkpoints.bundled import find_gguf
 from specbench.results.records import DIFFERS, CaseRecord, Lossless, Served
-from specbench.servers.asking import NOT_PLAIN, Asked, AskedAtOnce, Servers
+from specbench.servers.asking import NOT_PLAIN, Asked, Servers
 from specbench.servers.counters import Counts
 from specbench.servers.same_counts import SameCounts
 from specbench.system.interference import Interference, SystemMonitor
@@ -114,21 +114,21 @@ class ServedAnswers(Answers):
         self._servers.use(label)
         self._watch.begin()
         batch = self._servers.ask(label, [asked for _, asked in asking])
-        if len(asking) < len(turns):
-            batch = AskedAtOnce()
         around = self._watch.end()
         if not self._servers.local or not self._servers.pids:
             # Whose CPU time a server takes that was not started here, nobody can tell.
             around = replace(around, cpu_others=None)
         for turn, asked in asking:
-            self._finish(turn, asked, batch, around)
-        if any(turn.error is not None for turn in turns):
-            for turn in turns:  # without its tokens the batch's time says nothing
-                if turn.record.served is not None:
-                    served = replace(turn.record.served, batch_s=None, batch_passes=None)
-                    turn.record = replace(turn.record, served=served)
+            self._finish(turn, asked, around)
+        if all(turn.error is None for turn in turns):  # without all tokens its time says nothing
+            for turn in turns:
+                assert turn.record.served is not None
+                served = replace(
+                    turn.record.served, batch_s=batch.seconds, batch_passes=batch.passes
+                )
+                turn.record = replace(turn.record, served=served)
 
-    def _finish(self, turn: Turn, asked: Asked, batch: AskedAtOnce, around: Interference) -> None:
+    def _finish(self, turn: Turn, asked: Asked, around: Interference) -> None:
         """Complete a turn's record, unless its answer did not come whole."""
         answer, counts = asked.answer, asked.counts or Counts(0)
         if answer is None:
@@ -140,8 +140,6 @@ class ServedAnswers(Answers):
             text=answer.text,
             concurrency=self._servers.concurrency,
             batch=turn.batch,
-            batch_s=batch.seconds,
-            batch_passes=batch.passes,
             bursts=[round(at, 6) for at in answer.bursts],
             requests=asked.requests,
             counted=asked.counts is not None,
