@@ -6,7 +6,8 @@
                             with text: python scripts/spec_bench.py export RUN DIR
 
 The acceptance length is the MAT of our tables: all steps count, also those without a draft. It is
-one plus the sum of the marginal rates, and a file where it is not is not written.
+one plus the sum of the marginal rates, and a file where it is not is not written. All files of an
+export are written beside their places, read back and compared; then they are moved there.
 """
 
 from __future__ import annotations
@@ -31,11 +32,17 @@ from analysis.runs.load import Run, usable_runs
 from specbench.errors import ConfigurationError, ResultsError, field_error, unknown_name
 from specbench.results.formats import aiperf
 from specbench.results.formats.aiperf import AcceptanceRecord
-from specbench.results.formats.spec_bench import mean_accept_length, to_answers, usable_blocks
+from specbench.results.formats.spec_bench import (
+    Source,
+    from_answer,
+    mean_accept_length,
+    to_answers,
+    usable_blocks,
+)
 from specbench.results.formats.speculation_profile import TOLERANCE, SpeculationProfile, profile_of
 from specbench.results.lines import StepTrace, read_steps
-from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
-from specbench.results.records import STEPS, CaseRecord, read_records
+from specbench.results.manifest import LabelInfo, ModelInfo
+from specbench.results.records import STEPS, CaseRecord
 from specbench.results.statistics.aggregate import counted_turns
 from specbench.results.wording import thinking
 from specbench.storage import jsonl
@@ -43,6 +50,7 @@ from specbench.storage.jsonl import JsonObject
 
 _Steps = Mapping[tuple[int, str, int, str], StepTrace]
 _SAMPLING = ("temperature", "top_p", "top_k")
+_CONDITIONS = "specbench"  # our key in the formats of others, whose readers let it pass
 
 
 def speculation_profile(run: Run, label: str) -> SpeculationProfile:
@@ -103,10 +111,11 @@ def acceptance_records(run: Run, label: str) -> list[AcceptanceRecord]:
     """A label's turns, a record each.
 
     Raises:
-        ResultsError: the run's files do not tell it, or counts contradict each other.
+        ResultsError: the run's files do not tell it, counts contradict each other, or the identity
+            does not hold.
     """
     records, traces = _turns(run, label)
-    conditions, found = _conditions(run, label), []
+    conditions, found = _conditions(run, label), list[AcceptanceRecord]()
     for record in records:
         accepted = [n - 1 for n in record.committed_per_step]
         drafted = traces[record.key].drafted if accepted else []
@@ -122,15 +131,21 @@ def acceptance_records(run: Run, label: str) -> list[AcceptanceRecord]:
             "completion_tokens": record.n_new,
             "per_step_accepted": accepted,
             "per_step_drafted": drafted,
-            "specbench": {**record.turn_id, "category": record.category, **conditions},
+            _CONDITIONS: {**record.turn_id, "category": record.category, **conditions},
         }
+        where = f"{run.path}, {label}, case {record.case_id}, turn {record.turn}"
+        if record.n_new != 1 + sums[0] + steps:
+            raise ResultsError(
+                f"{where}: {record.n_new} new tokens are not the prompt's one, {steps} steps and "
+                f"{sums[0]} accepted draft tokens. Nothing was written: measure anew, fresh=true."
+            )
         try:
             found.append(AcceptanceRecord.model_validate(values))
         except ValueError as error:
-            raise ResultsError(
-                f"{run.path}, {label}, case {record.case_id}, turn {record.turn}: "
-                f"{field_error(error)}. Nothing was written."
-            ) from error
+            raise ResultsError(f"{where}: {field_error(error)}. Nothing was written.") from error
+    all_steps = sum(made.num_spec_steps for made in found)
+    mean = sum(made.mean_acceptance_length * made.num_spec_steps for made in found) / all_steps
+    _check_identity(marginal_rates(records), mean, f"{label} of {run.path}")
     return found
 
 
@@ -140,7 +155,7 @@ def without_text(model: JsonObject) -> Callable[[Sequence[int]], str]:
 
 
 def write_answers(
-    folder: Path,
+    run: Run,
     out: Path,
     labels: Sequence[str],
     decoder: Callable[[JsonObject], Callable[[Sequence[int]], str]],
@@ -148,47 +163,59 @@ def write_answers(
     """Write labels of a run as Spec-Bench's answer files, and print their names.
 
     Args:
-        folder: of the run.
-        out: of the files; with repeats it gets a folder for each.
+        out: folder of the files; with repeats it gets a folder for each.
         labels: which; none: all.
         decoder: from the run's model configuration to what decodes new tokens.
 
     Raises:
         ConfigurationError: the run cannot be told in their format.
+        ResultsError: the identity does not hold for a label.
     """
-    manifest = RunManifest.read(folder)
-    records, _ = read_records(folder)
-    if manifest.imported is not None:
-        raise ConfigurationError(f"{folder} was made of answer files: it holds no tokens.")
-    if not records:
-        raise ConfigurationError(f"{folder} has no records. Make some: python run.py")
-    if any(record.timing == "none" for record in records):
+    if run.manifest.imported is not None:
+        raise ConfigurationError(f"{run.path} was made of answer files: it holds no tokens.")
+    if run.timing == "none":
         raise ConfigurationError(
-            f"{folder} is a replay without times, and an answer file must have them. Give "
+            f"{run.path} is a replay without times, and an answer file must have them. Give "
             "the replay a cost surface (runner.surface=FILE), or export the live run."
         )
-    everyone = list(dict.fromkeys(record.label for record in records))
-    usable = usable_blocks(records, everyone)
-    dtype = (manifest.model and manifest.model.dtype) or manifest.config["model"]["dtype"]
-    temperature = float(manifest.setting("generation", "temperature") or 0.0)
-    repeats = sorted({record.repeat for record in records})
-    decode = decoder(manifest.config["model"])
-    for label in labels or everyone:
-        own = [record for record in records if record.label == label]
-        _check_steps_said(own, folder)
+    usable = usable_blocks(run.records, run.labels)
+    model = run.manifest.config["model"]
+    dtype = (run.manifest.model or ModelInfo()).dtype or model["dtype"]
+    repeats, decode = sorted({record.repeat for record in run.records}), decoder(model)
+    files: dict[Path, list[JsonObject]] = {}
+    steps: dict[Path, list[list[int]]] = {}
+    for label in labels or run.labels:
+        own = [record for record in run.records if record.label == label]
+        _check_steps_said(own, run.path)
         predicted = "-predicted" if own[0].timing == "predicted" else ""
         name = str(dtype).removeprefix("torch.")
-        model_id = f"{own[0].model}-{label}-{name}-temp-{temperature}{predicted}"
+        model_id = f"{run.model}-{label}-{name}-temp-{run.temperature}{predicted}"
+        conditions = {_CONDITIONS: _conditions(run, label)}
         for repeat in repeats:
-            place = out / f"run_{repeat + 1}" if len(repeats) > 1 else out
+            folder = out / f"run_{repeat + 1}" if len(repeats) > 1 else out
             blocks = [block for block in usable.blocks if block[0] == repeat]
             lines = to_answers(own, blocks, model_id, decode)
             kept = [record for record in own if (record.repeat, record.case_id) in {*blocks}]
-            _check_identity(marginal_rates(kept), mean_accept_length(lines), f"{label} of {folder}")
-            place.mkdir(parents=True, exist_ok=True)
-            path = place / f"{model_id}.jsonl"
-            jsonl.rewrite_jsonl(path, lines)
-            print(f"{path}: {len(blocks)} questions")
+            mean, where = mean_accept_length(lines), f"{label} of {run.path}"
+            _check_identity(marginal_rates(kept), mean, where)
+            path = folder / f"{model_id}.jsonl"
+            files[path] = [{**line, **conditions} for line in lines]
+            by_block = sorted(kept, key=lambda r: (blocks.index((r.repeat, r.case_id)), r.turn))
+            steps[path] = [list(record.committed_per_step) for record in by_block]
+
+    def read(path: Path) -> tuple[list[JsonObject], list[list[int]]]:
+        lines, _ = jsonl.read_jsonl(path)
+        source = Source("", "", "", "", "")
+        turns = [turn for line in lines for turn in from_answer(line, source, 0)]
+        return lines, [turn.committed_per_step for turn in turns]
+
+    jsonl.write_together(
+        {path: (lines, steps[path]) for path, lines in files.items()},
+        lambda path, held: jsonl.rewrite_jsonl(path, held[0]),
+        read,
+    )
+    for path, lines in files.items():
+        print(f"{path}: {len(lines)} questions")
     for count, reason in ((usable.failed, "a label failed"), (usable.noisy, "disturbed")):
         if count:
             print(f"left out for all labels: {count} questions ({reason})")
@@ -306,21 +333,14 @@ def _label(run: Run, typed: str | None) -> str:
 
 def _write_profile(run: Run, label: str, out: Path) -> None:
     made = speculation_profile(run, label)
-    made.write(out)
-    _check_read_back(SpeculationProfile.read(out) == made, out)
+    jsonl.write_together({out: made}, lambda path, held: held.write(path), SpeculationProfile.read)
     print(f"{out}: {label}, acceptance length {made.mean_accept_length:.3f}")
 
 
 def _write_records(run: Run, label: str, out: Path) -> None:
     made = acceptance_records(run, label)
-    aiperf.write(out, made)
-    _check_read_back(aiperf.read(out) == made, out)
+    jsonl.write_together({out: made}, aiperf.write, aiperf.read)
     print(f"{out}: {label}, {len(made)} requests")
-
-
-def _check_read_back(same: bool, path: Path) -> None:
-    if not same:
-        raise ResultsError(f"{path} does not read back as it was written. Do not use the file.")
 
 
 _FORMATS = {"speculation_profile": _write_profile, "aiperf": _write_records}
@@ -346,18 +366,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _export(options: argparse.Namespace) -> int:
     if options.to not in _NAMES:
         raise unknown_name("format", options.to, _NAMES)
-    runs, _ = usable_runs([options.run], options.incomplete)
-    if len(runs) != 1:
-        raise ResultsError(f"{options.run} holds {len(runs)} runs; name the folder of one.")
-    run, out = runs[0], options.output or Path(_NAMES[options.to])
+    run, out = one_run(options.run, options.incomplete), options.output or Path(_NAMES[options.to])
     if options.to == "spec_bench":
         labels = [_label(run, options.label)] if options.label else []
-        write_answers(run.path, out, labels, without_text)
+        write_answers(run, out, labels, without_text)
         return 0
-    label = _label(run, options.label)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _FORMATS[options.to](run, label, out)
+    _FORMATS[options.to](run, _label(run, options.label), out)
     return 0
+
+
+def one_run(path: Path, incomplete: bool) -> Run:
+    """The run of a folder; ``incomplete``: also one that is not done."""
+    runs, _ = usable_runs([path], incomplete)
+    if len(runs) != 1:
+        raise ResultsError(f"{path} holds {len(runs)} runs; name the folder of one.")
+    return runs[0]
 
 
 if __name__ == "__main__":

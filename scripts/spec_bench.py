@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
-from analysis.export import without_text, write_answers
+from analysis.export import one_run, without_text, write_answers
 from analysis.runs.command import add_command, parser_of, reporting_errors
 from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
@@ -75,7 +75,7 @@ _FAILED_ANSWER = {
 
 def export_run(options: argparse.Namespace) -> None:
     decoder = without_text if options.no_text else _decoder
-    write_answers(options.run, options.out, [], decoder)
+    write_answers(one_run(options.run, incomplete=True), options.out, [], decoder)
     if options.no_text:
         print("without text: their speed.py cannot count the tokens of a baseline in these files")
 

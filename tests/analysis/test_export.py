@@ -112,6 +112,31 @@ def test_a_record_per_request(run, tmp_path):
         aiperf.read(path)
 
 
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"per_step_accepted": [1, 1, 0]}, "per_step_accepted"),
+    ({"per_step_drafted": [3, 2]}, "per_step_drafted"), ({"num_draft_tokens": 6}, "drafted"),
+    ({"mean_acceptance_length": 2.0}, "1 . the sum"), ({"num_draft_tokens": 1}, "is above"),
+])  # fmt: skip
+def test_a_request_s_counts_must_agree(run, changes, said):
+    (loaded,) = load_runs([run])
+    made = export.acceptance_records(loaded, "pld")
+    assert (
+        sum(r.completion_tokens - 1 for r in made) / sum(r.num_spec_steps for r in made) == 13 / 7
+    )
+    aiperf.AcceptanceRecord.model_validate(made[0].model_dump())
+    with pytest.raises(ValueError, match=said):
+        aiperf.AcceptanceRecord.model_validate(made[0].model_dump() | changes)
+
+
+def test_tokens_of_a_request_are_its_steps_and_accepted_ones(run):
+    (loaded,) = load_runs([run])
+    records = [replace(r, n_new=r.n_new + 1) for r in loaded.records]
+    with pytest.raises(
+        ResultsError, match=r"case a, turn 0: 7 new tokens are not .* 3 steps and 2"
+    ):
+        export.acceptance_records(replace(loaded, records=records), "pld")
+
+
 def test_answers_hold_the_steps(run, tmp_path):
     assert exported(run, "spec_bench", tmp_path / "out", "--label", "pld") == 0
     (path,) = (tmp_path / "out").iterdir()
@@ -120,6 +145,31 @@ def test_answers_hold_the_steps(run, tmp_path):
     back = [turn for line in lines for turn in from_answer(line, source, 0)]
     steps = {case: [n for n, _ in steps] for case, (_, steps) in STEPS_OF.items()}
     assert {turn.case_id: turn.committed_per_step for turn in back} == steps
+    said = lines[0]["specbench"]
+    assert (said["template"], said["thinking"], said["budget"]) == ("auto", False, "tuned")
+    assert said["sampling"] == {"temperature": 0.0, "top_p": 1, "top_k": None}
+    assert "someone" not in path.read_text(), "no folder of this machine"
+
+
+@pytest.mark.parametrize(("fault", "why"), [
+    ("steps", "no single steps"), ("disk", "m-pld-float32"), ("reading", "Nothing was written"),
+])  # fmt: skip
+def test_labels_are_exported_all_or_none(run, tmp_path, capsys, monkeypatch, fault, why):
+    (tmp_path / "out").mkdir()
+    if fault == "steps":  # of the second label only totals are known
+        lines = list(map(json.loads, (run / CASES).read_text().splitlines()))
+        served = {"text": "t", "concurrency": 1, "batch": 0, "requests": 1, "counted": False}
+        changed = {"engine": "llama.cpp", "served": served, "accepted_per_step": []}
+        mine = [line | changed if line["label"] == "pld" else line for line in lines]
+        jsonl.rewrite_jsonl(run / CASES, mine)
+    elif fault == "disk":
+        (tmp_path / "out" / "m-pld-float32-temp-0.0.jsonl").mkdir()
+    else:
+        read = export.from_answer
+        monkeypatch.setattr(export, "from_answer", lambda *words: read(*words)[:-1])
+    assert exported(run, "spec_bench", tmp_path / "out") == 2
+    assert why in capsys.readouterr().err
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
 
 
 def test_a_profile_names_block_verification(run):

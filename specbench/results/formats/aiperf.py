@@ -7,6 +7,7 @@ so ours says which turn it was and under which conditions in ``specbench``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -58,6 +59,11 @@ class AcceptanceRecord(BaseModel):
             raise ValueError("acceptance_histogram does not give num_accepted_draft_tokens")
         if accepted > self.num_draft_tokens:
             raise ValueError("num_accepted_draft_tokens is above num_draft_tokens")
+        each, drafted = self.per_step_accepted, self.per_step_drafted
+        if each is not None and Counter(each) != Counter(self.acceptance_histogram):
+            raise ValueError("per_step_accepted are not acceptance_histogram's")
+        if drafted is not None and (len(drafted), sum(drafted)) != (steps, self.num_draft_tokens):
+            raise ValueError("per_step_drafted do not add up to num_draft_tokens in all steps")
         # At least so many tokens: the shares of steps, added up, are the mean but for the bonus.
         shares = [
             sum(n for j, n in self.acceptance_histogram.items() if j > depth) / steps
