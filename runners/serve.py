@@ -23,6 +23,7 @@ from runners.runner import Runner
 from specbench.config import compose
 from specbench.config.schema import RunConfig
 from specbench.config.server_schema import (
+    DECODING_KEYS,
     DRAFT_FILE_NEEDED,
     KV_TYPES,
     LEARN_FROM_REQUESTS,
@@ -224,7 +225,28 @@ def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
             "only."
         )
     typed = OmegaConf.merge(OmegaConf.structured(replace(own, label=None)), dict(entry))
-    return cast(ServerConfig, OmegaConf.to_object(typed))
+    found = cast(ServerConfig, OmegaConf.to_object(typed))
+    _check_same_decoding(own, found)
+    return found
+
+
+def _check_same_decoding(own: ServerConfig, found: ServerConfig) -> None:
+    """Refuse a label of llama.cpp that does not decode as the baseline does.
+
+    One file is served to all labels; the other keys may differ between labels that do not draft,
+    whose speedup is then what the key does.
+    """
+    for key in DECODING_KEYS if isinstance(found, LlamacppConfig) else ():
+        value = getattr(found, key)
+        if value == getattr(own, key) or (found.speculation == PLAIN and key != "gguf"):
+            continue
+        shown = str(value).lower() if isinstance(value, bool) else value
+        alone = "" if key == "gguf" else f", or {key} in an entry with speculation: {PLAIN}"
+        raise ConfigurationError(
+            f"compare entry for {found.speculation}: plain decoding depends on {key} too, and the "
+            "speedup over a baseline without it would not be drafting's. Type "
+            f"server.{key}={shown} for all labels{alone}."
+        )
 
 
 def _entry(server: ServerConfig) -> Entry:

@@ -80,3 +80,8 @@ SHARED_KEYS = (
     *("name", "concurrency", "timeout_s", "answer_mb"),
     *("retries", "retry_wait_s", "restart", "limit_ttft_s", "limit_tpot_s"),
 )
+# Keys of llama.cpp that its plain decoding depends on as well: a label that drafts has the
+# baseline's, or its speedup would be theirs too.
+DECODING_KEYS = (
+    *("gguf", "threads", "context", "flash_attention", "kv_type", "batch", "ubatch", "reuse"),
+)

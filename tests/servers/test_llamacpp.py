@@ -13,6 +13,7 @@ import pytest
 
 from methods.pld import PromptLookup
 from runners.launch.dispatch import Invocation, execute
+from runners.serve import Serve
 from specbench.config.compose import compose, typed
 from specbench.config.server_schema import LEARN_FROM_REQUESTS
 from specbench.errors import ConfigurationError, NeedsNotMet
@@ -222,16 +223,32 @@ def test_what_llamacpp_cannot_be_started_with_is_refused(tmp_path, word, says):
         run(tmp_path / "r", word)
 
 
+@pytest.mark.parametrize("knob", ["kv_type: q8_0", "threads: 1", "flash_attention: false"])
+def test_a_label_that_drafts_decodes_as_the_baseline(tmp_path, knob):
+    """Else its speedup would be the knob's too; a plain label may differ, and shows the knob's."""
+    typed = f"server.{knob.replace(': ', '=')}"
+    drafting = f"{{speculation: ngram_simple, label: it, {knob}}}"
+    with pytest.raises(ConfigurationError, match=f"Type {typed} for all labels"):
+        run(tmp_path / "r", f"compare=[{drafting}]")
+    cfg = compose(
+        [*COMMON, typed, f"compare=[{drafting}, {{speculation: none, label: p, {knob}}}]"]
+    )
+    assert [entry.label for entry in Serve().entries(cfg)] == ["ar", "it", "p"]
+    cfg = compose([*COMMON, f"compare=[{{speculation: none, label: p, {knob}}}]"])
+    assert [entry.label for entry in Serve().entries(cfg)] == ["ar", "p"]
+
+
 def test_the_real_server_takes_several_kinds_of_drafts_and_its_own_knobs(tmp_path):
     """Its log would tell of a key that it does not know by not starting."""
     words = ["dataset.tasks=[qa]", "dataset.limit=1", "generation.max_new_tokens=8"]
-    knobs = "flash_attention: true, kv_type: q8_0, batch: 64, ubatch: 32, reuse: 16"
-    both = f"compare=[{{speculation: ngram_mod+ngram_simple, label: both, {knobs}}}]"
+    knobs = {"flash_attention": "true", "kv_type": "q8_0", "batch": 64, "ubatch": 32, "reuse": 16}
+    words += [f"server.{key}={value}" for key, value in knobs.items()]
+    both = "compare=[{speculation: ngram_mod+ngram_simple, label: both}]"
     code, records, summary = run(tmp_path / "r", *words, both, "server.limit_ttft_s=1000")
     assert code == 0
     assert [r.label for r in records] == ["ar", "both"]
     assert all(r.served.batch_passes >= r.n_target_passes for r in records)
     assert [row["good_requests_per_s"] > 0 for row in summary["served"]] == [True, True]
     servers = json.loads((tmp_path / "r" / "manifest.json").read_text())["servers"]
-    assert servers["both"]["flags"]["kv_type"] == "q8_0"
+    assert {servers[label]["flags"]["kv_type"] for label in ("ar", "both")} == {"q8_0"}
     assert servers["both"]["flags"]["stop_rules"]["ignore_eos"] is False
