@@ -7,15 +7,16 @@ holds whichever of the others truly is the fastest (Hsu's comparison with the be
 The fastest of several labels on the very cases that are compared owes part of its lead to luck, and
 no user knows it beforehand. So a second ratio is over a rival chosen apart: for each case, the
 label that was the fastest on all other cases. ``--least R`` exits with 1 unless a label of the
-method reaches this second ratio in each run.
+method reaches this second ratio in each run. ``--csv FILE`` writes the table.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from specbench.results.names import display_name
 from specbench.results.statistics.aggregate import DECODE, TIMED_COMMITTED, Pooled, pool
 from specbench.results.statistics.multiple import over_best
 from specbench.results.statistics.summary import Sample
+from specbench.storage import jsonl
 
 _APART = "the best by the other cases"
 
@@ -113,29 +115,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs, searched recursively")
     parser.add_argument("--method", required=True, help="whose labels are compared")
     parser.add_argument("--least", type=float, default=0.0, help="ratio that one label must reach")
+    parser.add_argument("--csv", type=Path, help="file for the table")
     options = parser.parse_args(arguments)
     return reporting_errors(lambda: _show(options))
 
 
 def _show(options: argparse.Namespace) -> int:
-    table = Table("data set", "label", "best of the others", caption="ratios of tokens/s")
-    for heading in ("ratio", "95 %", "over the best by the other cases", "95 %", "cases"):
-        table.add_column(heading, justify="right")
-    reached = True
-    for run in load_runs(options.runs):
-        rows = rivalries(run, options.method)
-        reached &= max(row.apart for row in rows) >= options.least
-        for row in rows:
-            names = (display_name(run.dataset), row.label, row.rival)
-            numbers = (f"{row.ratio:.3f}", _words(row.interval))
-            apart = (f"{row.apart:.3f}", _words(row.apart_interval))
-            table.add_row(*map(Text, names), *numbers, *apart, str(row.n_cases))
+    runs = load_runs(options.runs)
+    found = [rivalries(run, options.method) for run in runs]
+    rows = [_row(run, rivalry) for run, those in zip(runs, found, strict=True) for rivalry in those]
+    table = Table(caption="ratios of tokens/s, with 95 % intervals")
+    shown = [heading for heading in rows[0] if not heading.endswith((" low", " high"))]
+    for heading in shown:
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(row, heading) for heading in shown))
     Console(width=118).print(table)
+    if options.csv:
+        with jsonl.replacing(options.csv) as partial, partial.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    reached = all(max(row.apart for row in those) >= options.least for those in found)
     return 0 if reached else 1
 
 
-def _words(interval: Interval | None) -> str:
-    return "too few" if interval is None else "{:.3f} to {:.3f}".format(*interval)
+def _row(run: Run, rivalry: Rivalry) -> dict[str, str | int | float]:
+    """Cells by heading; an interval with too few cases has none."""
+    row: dict[str, str | int | float] = {"data set": display_name(run.dataset)}
+    row |= {"label": rivalry.label, "best of the others": rivalry.rival}
+    for name, ratio, interval in (
+        ("ratio", rivalry.ratio, rivalry.interval),
+        ("apart", rivalry.apart, rivalry.apart_interval),
+    ):
+        low, high = interval or ("too few", "too few")
+        row |= {name: ratio, f"{name} low": low, f"{name} high": high}
+    return row | {"cases": rivalry.n_cases}
+
+
+def _cell(row: Mapping[str, str | int | float], heading: str) -> Text:
+    value = row[heading]
+    if not isinstance(value, float):
+        return Text(str(value))
+    low, high = row[f"{heading} low"], row[f"{heading} high"]
+    return Text(f"{value:.3f}" + (f" [{low:.3f}, {high:.3f}]" if isinstance(low, float) else ""))
 
 
 if __name__ == "__main__":

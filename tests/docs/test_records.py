@@ -24,7 +24,7 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 
-from analysis import figures
+from analysis import figures, rivals
 from analysis.runs.load import load_runs
 from specbench.paths import PROJECT
 from specbench.results.decision import against_cell
@@ -303,3 +303,9 @@ def test_the_quickstart_s_output_is_its_record_s():
         assert f" {row['speedup']:.2f}{low_high} " in line
         assert f" {row['end_to_end_speedup']:.2f} " in line
         assert line.endswith(f" {row['lossless']['equal']} equal")
+
+
+def test_the_ratios_to_rivals_are_of_the_runs_beside_them(tmp_path):
+    kept = "docs/measurements/cpu-epyc-2core/adaptive"
+    rivals.main([str(PROJECT / kept), "--method", "adaptive", "--csv", str(tmp_path / "again.csv")])
+    assert (tmp_path / "again.csv").read_text() == text(f"{kept}/rivals.csv")
