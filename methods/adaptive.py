@@ -16,6 +16,8 @@ marginal    vLLM's adaptive verification, vllm-project/vllm PR 47808,
             ``v1/worker/gpu/spec_decode/adaptive_verification.py``, for one sequence: as many of the
             likeliest nodes as give the most tokens for the time of a step. ``objective: plain``
             buys a node while its survival times a plain step's time is above its own price.
+            With ``batch.budget=global`` nodes are chosen over the drafts of all texts that are
+            decoded at once, by their step's tokens and time; without it each text pays alone.
 bandit      BanditSpec, arXiv 2505.15141; sail-sg/BanditSpec ``generate_utils.py``
             (``ucb_length_spec_generate``): the draft's depth, 1 to ``arms``, by an upper confidence
             bound on tokens per second.
@@ -49,6 +51,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,7 +61,7 @@ import numpy as np
 from specbench.arrays import BoolArray, FloatArray, IntArray
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.protocols import ModelWork
+from specbench.decoding.protocols import ModelCall, ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
     Counted,
@@ -165,12 +168,14 @@ class Adaptive(Composite):
     @property
     def own_needs(self) -> Needs:
         clock = self.policy == "bandit" and self.reward == "measured"
-        return Needs(max_nodes=self.parts[0].needs.max_nodes, clock=clock)
+        nodes = self.parts[0].needs.max_nodes
+        return Needs(max_nodes=nodes, clock=clock, priced_rows=self.policy == "marginal")
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
         self._drafts_by_model = self.parts[0].needs.draft_model
-        self._prices: dict[int, FloatArray] = {}
+        self._shares = context.budget_shared and self.policy == "marginal"
+        self._prices: dict[tuple[int, int], FloatArray] = {}
         if self._priced:
             assert self.surface is not None
             self._surface = CostSurface.read(Path(self.surface))
@@ -186,6 +191,8 @@ class Adaptive(Composite):
                             f"method.surface={self.surface} was measured with {key} {measured}, "
                             f"and this run has {value}. Measure one: python run.py runner=cost"
                         )
+            if self._shares:
+                self._price(2, 0)  # refuses a surface without passes of several texts
 
     def _forget(self) -> None:
         self._confidence = self.confidence
@@ -210,7 +217,12 @@ class Adaptive(Composite):
             asked.remaining = min(state.remaining, self._arm + 2)
         tree = self._tree = yield from self.parts[0].drafting(asked)
         self._offered.append(len(tree))
-        self._kept = np.flatnonzero(self._worth(tree, state.length)) if len(tree) else NO_TOKENS
+        if self._shares:
+            same = ("rows", self.surface, self.objective)
+            kept = yield ModelCall(same, (tree, state.length), self._bought, choice=True)
+        else:
+            kept = self._worth(tree, state.length) if len(tree) else NO_TOKENS
+        self._kept = np.flatnonzero(kept)
         return tree.take(self._kept) if len(self._kept) else DraftTree.empty()
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
@@ -238,9 +250,7 @@ class Adaptive(Composite):
         survival = tree.survival
         assert survival is not None
         if self.policy == "marginal":
-            drawn = tree.probs is not None
-            bought = self._bought(survival, context, plain=drawn or self.objective == "plain")
-            return _behind(tree.parents, ~bought) if drawn else bought
+            return self._bought([(tree, context)])[0]
         chances, depths = self._chances(tree, survival), _depths(tree.parents)
         ended = [self._ends(*node) for node in zip(chances, survival, depths, strict=True)]
         return _behind(tree.parents, np.array(ended))
@@ -276,27 +286,37 @@ class Adaptive(Composite):
 
     # -- marginal --------------------------------------------------------------------------------
 
-    def _bought(self, survival: FloatArray, context: int, *, plain: bool) -> BoolArray:
-        """``[n]`` the likeliest nodes, as many as pay; a parent goes before its children."""
+    def _bought(self, asked: Sequence[tuple[DraftTree, int]]) -> list[BoolArray]:
+        """Of drafts behind so many tokens, of texts in one pass: ``[n]`` which nodes are verified.
+
+        The likeliest nodes of all drafts, as many as pay; a parent goes before its children.
+        """
+        texts, trees = len(asked), [tree for tree, _ in asked]
+        context = sum(length for _, length in asked) // texts
+        survival = np.concatenate([np.empty(0), *(t.survival for t in trees if len(t))])
         order = np.argsort(-survival, kind="stable")
-        price = self._price(context)[: len(order) + 1]
-        if plain:
-            unpaid = survival[order] * price[0] <= np.diff(price)
+        price = self._price(texts, context)[: len(order) + 1]
+        if self.objective == "plain" or any(tree.probs is not None for tree in trees):
+            unpaid = survival[order] * price[0] / texts <= np.diff(price)
             count = int(unpaid.argmax()) if unpaid.any() else len(order)
         else:
-            tokens = 1.0 + np.append(0.0, np.cumsum(survival[order]))
-            count = int((tokens / (price + self._drafting_s(context))).argmax())
+            tokens = texts + np.append(0.0, np.cumsum(survival[order]))
+            count = int((tokens / (price + texts * self._drafting_s(context))).argmax())
         bought = np.zeros(len(order), dtype=np.bool_)
         bought[order[:count]] = True
-        return bought
+        each = np.split(bought, np.cumsum([len(tree) for tree in trees])[:-1])
+        return [
+            own if tree.probs is None else _behind(tree.parents, ~own)
+            for tree, own in zip(trees, each, strict=True)
+        ]
 
-    def _price(self, context: int) -> FloatArray:
-        """``[max_nodes + 1]`` seconds of a pass over the root and so many nodes."""
-        place = context // _CONTEXTS
+    def _price(self, texts: int, context: int) -> FloatArray:
+        """Seconds of a pass over the roots of texts and 0, 1, .. nodes, as many as they may be."""
+        place = texts, context // _CONTEXTS
         if place not in self._prices:
-            rows = np.arange(1.0, self.needs.max_nodes + 2)
-            middle = np.full(len(rows), (place + 0.5) * _CONTEXTS)
-            self._prices[place] = self._surface.tree.predict(rows, middle)
+            rows = texts + np.arange(texts * self.needs.max_nodes + 1.0)
+            each, middle = np.full_like(rows, texts), np.full_like(rows, place[1] + 0.5)
+            self._prices[place] = self._surface.joint_pass_s(each, rows, middle * _CONTEXTS)
         return self._prices[place]
 
     def _drafting_s(self, context: int) -> float:
@@ -326,7 +346,7 @@ class Adaptive(Composite):
         if self.reward == "measured":
             seconds = time.perf_counter() - self._started
         else:
-            seconds = float(self._price(context)[nodes]) + self._drafting_s(context)
+            seconds = float(self._price(1, context)[nodes]) + self._drafting_s(context)
         calls = self._calls[self._arm]
         self._means[self._arm] = (self._means[self._arm] * calls + tokens / seconds) / (1 + calls)
         self._calls[self._arm] += 1

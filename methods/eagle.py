@@ -200,8 +200,11 @@ class _Grown(_Feature):
         if levels == 1:  # no score is compared with another node's
             logits = (yield from head.scoring(feature))[0]
             count = min(self.top_k, self.total - 1, len(logits))
-            best = logits.topk(count).indices
-            return DraftTree(head.to_target_ids(best).cpu().numpy(), np.full(count, -1))
+            best, survival = logits.topk(count).indices, None
+            if self.enough is not None:  # but a drafter around this one asks how likely each is
+                survival = logits.double().softmax(-1)[best].cpu().numpy()
+            tokens = head.to_target_ids(best).cpu().numpy()
+            return DraftTree(tokens, np.full(count, -1), survival=survival)
         scores, ids = self._children((yield from head.scoring(feature)))
         k = scores.shape[1]
         scores, ids = scores[0], head.to_target_ids(ids[0])

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runners.session.method_runs import MethodRun
-from specbench.errors import NeedsNotMet
+from specbench.config.schema import PER_SEQUENCE
+from specbench.errors import ConfigurationError, NeedsNotMet
+
+
+def check_budget(runs: Sequence[MethodRun], budget: str) -> None:
+    """Refuse a budget of all texts together where no method has one.
+
+    Raises:
+        ConfigurationError: says which has.
+    """
+    if budget != PER_SEQUENCE and not any(run.drafter.needs.priced_rows for run in runs):
+        raise ConfigurationError(
+            f"batch.budget={budget} chooses over the drafts of all texts by what rows cost, and no "
+            "method of this run goes by that. Type method=adaptive method.policy=marginal "
+            "method.surface=COST/surface.json, or batch.budget=per_sequence."
+        )
 
 
 def check_batch(run: MethodRun, size: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runners.job import Job
-from runners.session.batching import check_batch
+from runners.session.batching import check_batch, check_budget
 from runners.session.method_runs import MethodRun, find_artifacts, find_heads, needs_of
 from runners.session.session import Session
 from specbench.config.draft import draft_weights
@@ -67,6 +67,7 @@ def make_session(
         ConfigurationError: the model does not decode here as it does in transformers.
     """
     config = job.config
+    check_budget(runs, config.batch.budget)
     for run in runs:
         with needs_of(run.entry):
             if config.batch.size > 1:

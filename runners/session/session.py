@@ -132,6 +132,7 @@ class Session:
                 sampling=sampling,
                 target=target,
                 draft_model=draft,
+                budget_shared=config.batch.shared,
                 latency_ratio=partial(latency_ratio, target, draft, run.measured)
                 if draft
                 else None,

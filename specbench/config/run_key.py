@@ -84,7 +84,10 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
         del plain["measure"]["pin"]
     if plain["measure"].get("rerun_minutes") == MeasureConfig.rerun_minutes:
         del plain["measure"]["rerun_minutes"]
-    if plain.get("batch") == {"size": BatchConfig.size}:
+    batch = plain.get("batch") or {}
+    if batch.get("budget") == BatchConfig.budget or batch.get("size") == BatchConfig.size:
+        batch.pop("budget", None)  # it says nothing of one text
+    if batch == {"size": BatchConfig.size}:
         del plain["batch"]
     if plain.get("record_layers") is None:
         plain.pop("record_layers", None)

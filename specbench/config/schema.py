@@ -21,6 +21,7 @@ ATTENTIONS = ("sdpa", "eager")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 ENGINES = ("auto", "eager", "graph")
 FLOAT32_WEIGHTS, BFLOAT16_WEIGHTS, STORED_WEIGHTS = WEIGHTS = ("float32", "bfloat16", "stored")
+PER_SEQUENCE, _ = BATCH_BUDGETS = ("per_sequence", "global")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "block", "typical")
 RECORD_STATES = "states"  # of ``record``: hidden states too
@@ -237,6 +238,12 @@ class BatchConfig:
     """How many texts are decoded in lock-step; the comments are in ``conf/config.yaml``."""
 
     size: int = 1
+    budget: str = PER_SEQUENCE
+
+    @property
+    def shared(self) -> bool:
+        """Whether texts that are decoded at once choose together what is verified."""
+        return self.size > 1 and self.budget != PER_SEQUENCE
 
 
 @dataclass

@@ -202,7 +202,9 @@ class BatchEngine:
         for seat, turn in group.each():
             go_on(seat, turn.drafting(), None)
         while waiting:
-            asking, waiting = waiting, {}
+            passes = {seat: one for seat, one in waiting.items() if not one[1].choice}
+            asking = passes or waiting
+            waiting = {seat: one for seat, one in waiting.items() if seat not in asking}
             alike: dict[Hashable, list[int]] = {}
             for seat, (_, call) in asking.items():
                 alike.setdefault(call.shared, []).append(seat)
@@ -211,8 +213,9 @@ class BatchEngine:
                 answers = group.answered(
                     {seat: asking[seat][1].asked for seat in seats}, asking[seats[0]][1].answer
                 )
-                group.model_s += time.perf_counter() - begun
-                group.model_passes += 1
+                if passes:
+                    group.model_s += time.perf_counter() - begun
+                    group.model_passes += 1
                 for seat, answer in answers.items():
                     go_on(seat, asking[seat][0], answer)
 

@@ -27,11 +27,13 @@ class ModelCall:
             and what else must agree.
         asked: what is asked.
         answer: from what is asked in one or several such calls to what each gets, in their order.
+        choice: it is no pass: what it asks is decided over the drafts of all, once all are there.
     """
 
     shared: Hashable
     asked: Any
     answer: Callable[[Sequence[Any]], Sequence[Any]]
+    choice: bool = False
 
 
 ModelWork: TypeAlias = Generator[ModelCall, Any, _Made]  # gives calls, gets answers, makes a result

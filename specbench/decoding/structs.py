@@ -294,6 +294,7 @@ class Needs:
     max_nodes: int = 128  # nodes of a draft tree at most; sizes the engine's buffers
     draft_nodes: int = 0  # nodes that the draft model holds at once at most; 0 for ``max_nodes``
     memory: int = 0  # bytes that its own tables take at least, where knobs decide it
+    priced_rows: bool = False  # chooses what is verified by what rows cost, see ``batch.budget``
     sampling: bool = True  # works at temperature > 0
     eager: bool = False  # its passes run eagerly, whatever the run's engine
 
@@ -312,6 +313,7 @@ class DraftContext:
     # resolved files by ``Artifact.name``
     artifacts: Mapping[str, Path] = field(default_factory=dict)
     seed: int = 0  # the run's seed
+    budget_shared: bool = False  # rows are chosen over the drafts of all texts decoded at once
     # How the target's logits become probabilities; a draft model draws from its own logits treated
     # the same way.
     sampling: Sampling = GREEDY

@@ -178,12 +178,17 @@ class CostSurface:
         Raises:
             ConfigurationError: the surface has no such passes.
         """
-        if self.texts is None:
-            raise ConfigurationError(
-                f"the surface of {self.model.get('name')} has no passes of several texts. Measure "
-                "one: python run.py runner=cost"
-            )
-        return self.texts.predict(texts, rows / texts, context)
+        seconds = self.tree.predict(rows, context)
+        several = texts > 1
+        if several.any():
+            if self.texts is None:
+                raise ConfigurationError(
+                    f"the surface of {self.model.get('name')} has no passes of several texts. "
+                    "Measure one: python run.py runner=cost"
+                )
+            each = (texts[several], (rows / texts)[several], context[several])
+            seconds[several] = self.texts.predict(*each)
+        return seconds
 
     def covered(self, k: FloatArray, width: FloatArray, context: FloatArray) -> float:
         """Share of passes that lie inside the measured grids."""

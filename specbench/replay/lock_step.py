@@ -65,14 +65,7 @@ def group_times(texts: Sequence[TextSteps], surface: CostSurface) -> GroupTimes:
             rows[:n] += np.where(k > 1, 1 + k * (width - 1), width)
             context[:n] += cached
             drafting[:n] += text.drafting_s / n
-    context /= np.maximum(running, 1)
-    passes = np.zeros(steps)
-    alone = running < 2
-    passes[alone] = surface.tree.predict(rows[alone], context[alone])
-    if not alone.all():
-        several = ~alone
-        passes[several] = surface.joint_pass_s(running[several], rows[several], context[several])
-    step_s = passes + drafting
+    step_s = surface.joint_pass_s(running, rows, context / running) + drafting
     return GroupTimes(
         math.fsum(text.prefill_s for text in texts),
         math.fsum(text.setup_s for text in texts),

@@ -488,11 +488,12 @@ def test_an_entry_starts_from_its_own_yaml_and_pair_and_sets_label_and_knobs():
 # --- run key --------------------------------------------------------------------------------------
 
 PLACES = ("output_dir=/x", "data_dir=/x", "cache_dir=/x", "paths.root=/x", "fresh=true",
-          "resume=force", "shard=0/2", "dataset.special_tokens=parse")  # fmt: skip
+          "resume=force", "shard=0/2", "dataset.special_tokens=parse",
+          "batch.budget=global")  # fmt: skip
 MOVING = ("seed=1", "method.total_draft_len=20", "method.label=x", "compare=[pld]", "repeats=2",
           "dataset.limit=3", "model.dtype=float64", "generation.max_new_tokens=7",
           "baseline=false", "budgets=published", "dataset.special_tokens=text",
-          "engine.weights=bfloat16", "engine.weights=stored")  # fmt: skip
+          "engine.weights=bfloat16", "engine.weights=stored", "batch.size=2")  # fmt: skip
 
 
 def test_run_key_changes_with_what_may_move_a_number_alone():

@@ -22,6 +22,7 @@ from specbench.system.clock import Clock
 from tests.conftest import CARRIERS, engine, tiny_model
 from tests.contract import driver
 from tests.decoding.test_engine import Adversary
+from tests.methods.test_adaptive import surface
 from tests.models.heads import tiny_heads
 
 VOCAB = driver.VOCABULARY
@@ -98,17 +99,18 @@ def test_each_text_is_its_single_run(architecture, count, targets):
     same(together(batch, drafters), alone(target, drafters))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_drafts_as_it_does_alone(name, targets, tmp_path_factory, monkeypatch):
-    target, batch = targets()
+@pytest.fixture
+def drafters(targets, tmp_path_factory, monkeypatch):
+    """Drafters of one method, ready for the prompts."""
+    target, _ = targets()
     cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
     heads = tmp_path_factory.getbasetemp() / "heads-32"
 
-    def drafters(joined):
+    def get(name, *, joined, count=3, shared=False, **knobs):
         """``joined``: with the weights of heads and draft model in common."""
         made, first = [], None
-        for prompt in PROMPTS[:3]:
-            drafter = driver.instantiate(name)
+        for prompt in PROMPTS[:count]:
+            drafter = driver.instantiate(name, **knobs)
             context = driver.toy_context(drafter, cache, monkeypatch)
             if context.heads:  # of this target's size
                 context = replace(
@@ -118,7 +120,7 @@ def test_every_method_drafts_as_it_does_alone(name, targets, tmp_path_factory, m
             if joined:
                 draft = first.draft_model and first.draft_model.twin()
                 context = replace(context, loaded=first.loaded, draft_model=draft)
-            drafter.setup(replace(context, target=target))
+            drafter.setup(replace(context, target=target, budget_shared=shared))
             drafter.reset()
             if drafter.needs.reference:
                 plain = alone(target, [Drafter(name="ar")], prompts=[prompt])
@@ -126,12 +128,38 @@ def test_every_method_drafts_as_it_does_alone(name, targets, tmp_path_factory, m
             made.append(drafter)
         return made
 
-    wanted = alone(target, drafters(joined=False))
-    joint = drafters(joined=True)
+    return get
+
+
+@pytest.mark.parametrize("inner", ["suffix_decoding", "eagle2", "sps"])
+def test_texts_that_choose_their_rows_together_stay_what_they_are(
+    inner, targets, drafters, tmp_path
+):
+    target, batch = targets()
+    plain = alone(target, [Drafter(name="ar")] * 5)
+    file = surface(tmp_path, 1 + 0.2 * np.arange(60), texts=5, dtype="float64")
+    knobs = {"policy": "marginal", "surface": file, "drafter": inner}
+    drafted = offered = 0
+    for count in (1, 2, 5):
+        joint = drafters("adaptive", joined=True, count=count, shared=True, **knobs)
+        found = together(batch, joint)
+        for one, other in zip(found, plain, strict=False):
+            assert not isinstance(one, Exception), one
+            assert one.output_ids == other.output_ids
+        offered += sum(sum(one.drafter["offered_per_step"]) for one in found)
+        drafted += sum(one.n_drafted for one in found)
+    assert 0 < drafted < offered
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_drafts_as_it_does_alone(name, targets, drafters):
+    target, batch = targets()
+    wanted = alone(target, drafters(name, joined=False))
+    joint = drafters(name, joined=True)
     same(together(batch, joint), wanted)
     if joint[0].needs.heads or joint[0].needs.draft_model:
         # Each text by itself, in as many passes of the model as it takes.
-        single = sum(made(batch, [drafter]).model_passes for drafter in drafters(joined=True))
+        single = sum(made(batch, [one]).model_passes for one in drafters(name, joined=True))
         assert 0 < made(batch, joint).model_passes <= single / 2
 
 

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -49,17 +50,27 @@ class Said(Drafter):
         self.outcome = outcome
 
 
-def surface(tmp_path, seconds):
-    """A file with passes of 1, 2, 3, .. rows that take these seconds, whatever the context."""
+def surface(tmp_path, seconds, texts=0, dtype="float32"):
+    """A file with passes of 1, 2, 3, .. rows that take these seconds, whatever the context.
+
+    With passes of up to ``texts`` texts at once: rows cost the same, whoever's they are.
+    """
     rows = tuple(range(1, len(seconds) + 1))
     times = np.array(seconds)[:, None, None].repeat(2, 1)
     grids = (
         Grid({"context": (1,)}, np.ones((1, 1))),
         Grid({"rows": rows, "context": (1, 900)}, times),
     )
+    joint = None
+    if texts:
+        counts = tuple(range(1, texts + 1))
+        each = rows[: len(rows) // texts]
+        taken = np.array([[[seconds[n * r - 1]] for r in each] for n in counts])
+        axes = {"texts": counts, "rows": each, "context": (1, 900)}
+        joint = Grid(axes, taken[..., None].repeat(2, 2))
     path = tmp_path / "surface.json"
-    model = {"name": "toy", "dtype": "float32", "device": "cpu"}
-    CostSurface(model, {"hardware": {}, "versions": {}}, *grids).write(path)
+    model = {"name": "toy", "dtype": dtype, "device": "cpu"}
+    CostSurface(model, {"hardware": {}, "versions": {}}, *grids, texts=joint).write(path)
     return str(path)
 
 
@@ -158,6 +169,65 @@ def test_a_step_whose_draft_is_cut_to_nothing_is_plain_decodings(tmp_path):
     assert result.drafter["offered_per_step"] == [4] * 11  # drafting is paid all the same
     plain = loop.decode(exact.PROMPT, Drafter(name="ar"), max_new_tokens=12)
     assert result.output_ids == plain.output_ids
+
+
+# -- the rows of several texts ---------------------------------------------------------------------
+
+
+def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
+    """By enumeration of all parts of two drafts, or three, that are trees."""
+    random = np.random.default_rng(5)
+    counts = []
+    for _ in range(25):
+        texts, steps = int(random.integers(2, 4)), random.uniform(0.02, 0.5, 20)
+        file = surface(tmp_path, 1 + np.cumsum(steps), texts=texts)
+        trees = []
+        for _ in range(texts):
+            n = int(random.integers(0, 4))
+            parents = np.array([random.integers(-1, i) for i in range(n)], dtype=np.int64)
+            chances, survival = random.uniform(0.2, 1, n), np.ones(n + 1)  # the root is the last
+            for node, parent in enumerate(parents):
+                survival[node] = survival[parent] * chances[node]
+            trees.append(DraftTree(np.ones(n, np.int64), parents, survival=survival[:-1]))
+        seats = [Adaptive(drafter=Said(), policy="marginal", surface=file) for _ in trees]
+        for seat, tree in zip(seats, trees, strict=True):
+            seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
+            seat.drafter.propose = lambda _, tree=tree: tree
+        kept = choose(seats)
+        priced = CostSurface.read(tmp_path / "surface.json")
+
+        def rate(gained, nodes, priced=priced, texts=texts):
+            asked = np.array([[float(texts)], [float(texts + nodes)], [32.0]])
+            return (texts + gained) / priced.joint_pass_s(*asked)[0]
+
+        every = [[(len(p), tree.survival[p].sum()) for p in parts(tree)] for tree in trees]
+        best = max(
+            rate(sum(gain for _, gain in chosen), sum(n for n, _ in chosen))
+            for chosen in itertools.product(*every)
+        )
+        found = rate(sum(t.survival.sum() for t in kept if len(t)), sum(map(len, kept)))
+        assert found == pytest.approx(best)
+        counts.append((sum(map(len, kept)), sum(map(len, trees))))
+    assert any(0 < n < of for n, of in counts) and any(n == 0 < of for n, of in counts)
+
+
+def choose(seats):
+    """The drafts of texts that choose at once."""
+    works = [seat.drafting(DecodeState(np.array([1]), 9)) for seat in seats]
+    calls, kept = [next(work) for work in works], []
+    for work, found in zip(works, calls[0].answer([call.asked for call in calls]), strict=True):
+        with pytest.raises(StopIteration) as done:
+            work.send(found)
+        kept.append(done.value.value)
+    return kept
+
+
+def parts(tree):
+    """All sets of nodes that hold the parent of each of theirs."""
+    for chosen in itertools.product((False, True), repeat=len(tree)):
+        held = np.append(chosen, True)  # the root is the last one
+        if all(held[tree.parents[node]] for node in np.flatnonzero(chosen)):
+            yield np.flatnonzero(chosen)
 
 
 # -- what is learnt --------------------------------------------------------------------------------
@@ -303,6 +373,9 @@ def test_what_cannot_work_is_refused(tmp_path):
         Adaptive(drafter=Said(), policy="marginl")
     file = surface(tmp_path, [1, 1, 1, 1, 1])
     drafter = Adaptive(drafter=Said(), policy="marginal", surface=file)
+
+    with pytest.raises(ConfigurationError, match=r"no passes of several texts.*runner=cost"):
+        drafter.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
 
     class Half:
         dtype, device = torch.float16, torch.device("cpu")

@@ -107,6 +107,8 @@ def test_what_cannot_be_decoded_beside_others_is_left_out_or_refused(small, tmp_
     left = RunManifest.read(folder).left_out
     assert "drafts while the target reads" in left["pearl"] and "batch.size=1" in left["pearl"]
     assert "state_scope=prompt" in left["kept"]
+    with pytest.raises(ConfigurationError, match=r"no method of this run.*policy=marginal"):
+        run_here([*small, "batch.size=2", "batch.budget=global", f"output_dir={tmp_path / 'b'}"])
     with pytest.raises(ConfigurationError, match=r"runner=cost.*batch\.size=1"):
         run_here([*small, "runner=cost", "batch.size=2"])
 
