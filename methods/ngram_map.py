@@ -12,9 +12,10 @@ Method: the last n tokens are the key. Where it occurred before, with m tokens b
 Where ours differs, and why:
     - llama.cpp keeps a slot's map for the next request, whose text it compares; ours begins each
       turn with an empty map.
-    - No draft is longer than what may still be committed. Driven beside its functions
-      in C++, all of 25,254 steps drafted the same.
+    - No draft is longer than what may still be committed.
 As there, a place that was counted is counted again at the key's next draft, until it moves on.
+Checked: drives identical steps in 25,254 of 25,254 beside llama.cpp's functions, in C++.
+    ``tests/methods/test_llamacpp_ngrams.py`` has the rule in plain code beside ours.
 State kept: map and table, for a turn (1 MB), so the state scope changes nothing.
 """
 

@@ -5,6 +5,8 @@ Reference code studied: Infini-AI-Lab/Sequoia at 0ff3ff7 (``tree_search.py``).
 A tree's worth is the sum over its nodes, the root included, of the products of acceptance along
 their paths. As there, a child stands in a tree only beside all elder ones. Where ours differs:
 acceptance may depend on the level too, and the tree's depth and nodes are given.
+Checked: the same in 776 of 776 cases driven beside the authors' program;
+``tests/index/test_sequoia_tree.py`` compares it with all trees of small cases.
 """
 
 from __future__ import annotations

@@ -26,7 +26,10 @@ EAGLE2 = "eagle2_table1"  # a table of rows of cells
 METHODS = {path.stem for path in (ROOT / "conf" / "method").glob("[a-z]*.yaml")}
 HEADS = {"medusa", "hydra", "eagle", "eagle2", "eagle3", "sam_eagle2"}
 # Models that the papers have and this project has no configuration of.
-_FOREIGN = r"all|unspecified.*|llama_7b|llama33_70b|deepseek_llama_8b|mixtral_8x7b"
+_FOREIGN = (
+    r"all|unspecified.*|llama_7b|llama33_70b|deepseek_llama_8b|mixtral_8x7b"
+    r"|gemma4_26b_a4b|qwen36_35b_a3b"
+)
 
 
 @pytest.fixture(scope="module")

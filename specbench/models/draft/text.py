@@ -15,9 +15,9 @@ Where ours differs, and why:
     - No begin token is put before a window.
     - What the draft has read is compared with what it should have; rows behind the first other
       token go. transformers counts rows, and may keep some of rejected tokens.
-Driven beside it on the bundled model's tokenizer and three others, 27,384 of 29,536 steps read and
-drafted the same; of the rest, in 728 the text ended with the run, and in all others but one nothing
-was common.
+Checked: drives identical steps in 27,384 of 29,536 beside transformers' class, on the bundled
+    model's tokenizer and three others. Of the rest, in 728 the text ends with the run, where
+    transformers keeps rejected tokens; in all others but one nothing is common.
 """
 
 from __future__ import annotations
