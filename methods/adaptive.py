@@ -18,6 +18,7 @@ marginal    vLLM's adaptive verification, vllm-project/vllm PR 47808,
             buys a node while its survival times a plain step's time is above its own price.
             With ``batch.budget=global`` nodes are chosen over the drafts of all texts that are
             decoded at once, by their step's tokens and time; without it each text pays alone.
+            There a text whose drafts gain less than they take does not draft for some steps.
 bandit      BanditSpec, arXiv 2505.15141; sail-sg/BanditSpec ``generate_utils.py``
             (``ucb_length_spec_generate``): the draft's depth, 1 to ``arms``, by an upper confidence
             bound on tokens per second.
@@ -82,6 +83,7 @@ _OBJECTIVES = ("rate", "plain")
 _REWARDS = ("measured", "priced")
 _COUNTS = ("all", "arm")
 _CONTEXTS = 64  # a price holds for so many cached tokens
+_LONGEST_REST = 16  # steps of a text without a draft
 
 
 @dataclass(kw_only=True, eq=False)
@@ -203,6 +205,7 @@ class Adaptive(Composite):
         self._arm, self._step = 0, 0
         self._means, self._calls = np.zeros(self.arms), np.zeros(self.arms)
         self._started = 0.0
+        self._in_vain, self._rest = 0, 0  # drafts in a row that did not pay; steps without one
 
     def begin(self, state: DecodeState) -> None:
         self._forget()
@@ -218,11 +221,16 @@ class Adaptive(Composite):
             # Nothing deeper than the arm could be committed then, so that draft models stop there.
             asked = copy.copy(state)
             asked.remaining = min(state.remaining, self._arm + 2)
-        tree = self._tree = yield from self.parts[0].drafting(asked)
+        rests, self._rest = self._rest > 0, max(self._rest - 1, 0)
+        tree = DraftTree.empty() if rests else (yield from self.parts[0].drafting(asked))
+        self._tree = tree
         self._offered.append(len(tree))
         if self._shares:
             same = ("rows", self.surface, self.objective)
-            kept = yield ModelCall(same, (tree, state.length), self._bought, choice=True)
+            kept, pays = yield ModelCall(same, (tree, state.length), self._bought, choice=True)
+            if not rests:
+                self._in_vain = 0 if pays else self._in_vain + 1
+                self._rest = min(2**self._in_vain // 4, _LONGEST_REST)  # 0, 1, 2, 4, ..
         else:
             kept = self._worth(tree, state.length) if len(tree) else NO_TOKENS
         self._kept = np.flatnonzero(kept)
@@ -253,7 +261,7 @@ class Adaptive(Composite):
         survival = tree.survival
         assert survival is not None
         if self.policy == "marginal":
-            return self._bought([(tree, context)])[0]
+            return self._bought([(tree, context)])[0][0]
         chances, depths = self._chances(tree, survival), _depths(tree.parents)
         ended = [self._ends(*node) for node in zip(chances, survival, depths, strict=True)]
         return _behind(tree.parents, np.array(ended))
@@ -289,28 +297,36 @@ class Adaptive(Composite):
 
     # -- marginal --------------------------------------------------------------------------------
 
-    def _bought(self, asked: Sequence[tuple[DraftTree, int]]) -> list[BoolArray]:
+    def _bought(self, asked: Sequence[tuple[DraftTree, int]]) -> list[tuple[BoolArray, bool]]:
         """Of drafts behind so many tokens, of texts in one pass: ``[n]`` which nodes are verified.
 
-        The likeliest nodes of all drafts, as many as pay; a parent goes before its children.
+        The likeliest nodes of all drafts, as many as pay; a parent goes before its children. And
+        of each draft whether it gains more time of plain decoding than it and its rows take.
         """
         texts, trees = len(asked), [tree for tree, _ in asked]
         context = sum(length for _, length in asked) // texts
         survival = np.concatenate([np.empty(0), *(t.survival for t in trees if len(t))])
         order = np.argsort(-survival, kind="stable")
-        price = self._price(texts, context)[: len(order) + 1]
+        price, drafting_s = self._price(texts, context)[: len(order) + 1], self._drafting_s(context)
         if self.objective == "plain" or any(tree.probs is not None for tree in trees):
             unpaid = survival[order] * price[0] / texts <= np.diff(price)
             count = int(unpaid.argmax()) if unpaid.any() else len(order)
         else:
             tokens = texts + np.append(0.0, np.cumsum(survival[order]))
-            count = int((tokens / (price + texts * self._drafting_s(context))).argmax())
+            count = int((tokens / (price + texts * drafting_s)).argmax())
         bought = np.zeros(len(order), dtype=np.bool_)
         bought[order[:count]] = True
-        each = np.split(bought, np.cumsum([len(tree) for tree in trees])[:-1])
+        # In seconds of plain decoding, less its row's part of what the rows take.
+        gain = survival * price[0] / texts - (price[count] - price[0]) / max(count, 1)
+        ends = np.cumsum([len(tree) for tree in trees])[:-1]
         return [
-            own if tree.probs is None else _behind(tree.parents, ~own)
-            for tree, own in zip(trees, each, strict=True)
+            (
+                own if tree.probs is None else _behind(tree.parents, ~own),
+                bool(gained.sum() > drafting_s),
+            )
+            for tree, own, gained in zip(
+                trees, np.split(bought, ends), np.split(gain * bought, ends), strict=True
+            )
         ]
 
     def _price(self, texts: int, context: int) -> FloatArray:

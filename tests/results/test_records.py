@@ -10,8 +10,9 @@ import pytest
 
 from specbench.errors import field_error
 from specbench.results import records
-from specbench.results.lines import StepTrace, write_steps
+from specbench.results.lines import Batched, StepTrace, write_steps
 from specbench.results.records import CaseRecord, Lossless
+from specbench.results.statistics.batched import batched_labels
 from specbench.storage import jsonl
 from tests.small_run import case_record
 
@@ -25,6 +26,21 @@ make_record = partial(
 def test_a_record_survives_the_way_through_json():
     record = make_record(lossless=Lossless("near_tie", 2, 1e-5), phase_s={"draft": 0.1})
     assert CaseRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+def test_records_from_before_a_field_of_batches_are_read():
+    batch = Batched(size=2, at_once=2, group=0, place=1, full_s=0.5)
+    now = make_record(batch=replace(batch, model_s=0.1, model_passes=3, pass_s=0.3))
+    line = now.to_json()
+    for key in ("pass_s", "model_s", "model_passes"):  # the youngest first
+        del line["batch"][key]
+        assert CaseRecord.from_json(line).batch == replace(now.batch, **{key: None})
+        now = CaseRecord.from_json(line)
+    assert now.batch == batch
+    (_, own) = batched_labels([replace(now, label="ar"), now], ["ar", "pld"], "ar")
+    assert (own["outside_share"], own["model_share"]) == (None, 0.0)
+    del line["batch"]  # of one text
+    assert CaseRecord.from_json(line).batch is None
 
 
 def test_a_gap_that_is_not_finite_is_written_as_none():
