@@ -7,7 +7,8 @@ All are interleaved in one process. For each number of threads, context and rows
 the table shows milliseconds (the median), the ratio to float32 layer by layer (the median over
 turns) and what the rows cost of one row in the same form. Of one row it shows the share of the
 memory's speed: the bytes of weights that a pass reads, by its time, over the fastest read of memory
-in the same process by the same threads.
+in the same process by the same threads. In the same turns the products of a pass are called alone,
+one after the other, so that the table shows what a pass takes beside them.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from scripts.bench import console, print_table
 from scripts.bench.engine import pass_over
 from specbench.config.compose import compose, typed
 from specbench.config.schema import FLOAT32_WEIGHTS, WEIGHTS, packed_bytes
+from specbench.kernels.compiled_pass import products_of
+from specbench.kernels.packed_linear import PackedLinear
 from specbench.models.loading import load_model, load_tokenizer
 from specbench.models.target import Target
 from specbench.system.bandwidth import FastestRead, streamed_bytes
@@ -33,6 +36,7 @@ ROWS = (1, 2, 4, 8, 16, 64)
 THREADS = (1, 2)
 CONTEXTS = (256, 800)
 LAYERS = "layers"  # float32, layer by layer: what the others are compared with
+PRODUCTS = " products"  # behind a form's name
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     sizes = {"max_len": max(options.contexts) + 64, "max_nodes": max(options.rows)}
     targets: dict[str, Target] = {}
+    products: dict[str, list[PackedLinear]] = {}
     read: dict[str, int] = {}  # bytes that a pass of one row reads
     for kind in dict.fromkeys([FLOAT32_WEIGHTS, *options.weights]):
         config = typed(compose([f"model={options.model}", f"engine.weights={kind}"]))
@@ -60,6 +65,8 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             read[LAYERS] = streamed_bytes(plain)
         if kind in options.weights:
             targets[kind], read[kind] = target, streamed_bytes(loaded.model)
+        if kind in options.weights or kind == FLOAT32_WEIGHTS:
+            products[kind + PRODUCTS] = products_of(loaded.model)
     results: dict[str, Any] = {
         "pass": {name: target.packed_weights["pass"] for name, target in targets.items()},
         "forms": {name: target.packed_weights["forms"] for name, target in targets.items()},
@@ -77,9 +84,12 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 target.prefill(np.random.default_rng(context).integers(100, 1000, context))
             for rows in options.rows:
                 passes = {name: pass_over(target, rows) for name, target in targets.items()}
-                found = in_turns(passes, options.turns)
+                alone = {name: one_by_one(all_, rows) for name, all_ in products.items()}
+                found = in_turns(passes | alone, options.turns)
                 fastest.measure_between()
                 for name, line in found.items():
+                    if name in products:
+                        continue
                     speed = read[name] / (line["ms"] * 1e-3)
                     line["share"] = speed / fastest.bytes_per_s
                 asked = {"threads": threads, "context": context, "rows": rows}
@@ -88,6 +98,19 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 )
                 yield results
     torch.set_num_threads(before)
+
+
+def one_by_one(products: list[PackedLinear], rows: int) -> Callable[[], object]:
+    """All products of a pass over ``rows``, without what lies between them."""
+    sizes = {product.in_features for product in products}
+    inputs = {size: torch.rand(rows, size) - 0.5 for size in sizes}
+
+    def call() -> None:
+        with torch.inference_mode():
+            for product in products:
+                product(inputs[product.in_features])
+
+    return call
 
 
 def in_turns(passes: dict[str, Callable[[], object]], times: int) -> dict[str, dict[str, float]]:
@@ -122,7 +145,7 @@ def show(results: dict[str, Any]) -> None:
     said = "; ".join(f"{name}: {how}" for name, how in results["pass"].items())
     console.print(f"passes: {said}; in huge pages: {results['huge_pages_kb']} KB")
     columns = ["threads", "context", "rows", "weights", "ms", "fastest", "of layers"]
-    columns += ["to its 1 row", "of memory's speed"]
+    columns += ["to its 1 row", "of memory's speed", "beside products"]
     ones = {(t["threads"], t["context"]): t["by"] for t in results["turns"] if t["rows"] == 1}
     cells = []
     for turn in results["turns"]:
@@ -131,6 +154,8 @@ def show(results: dict[str, Any]) -> None:
             where = "{threads}|{context}|{rows}".format_map(turn).split("|")
             times = "{ms:.2f}|{fastest_ms:.2f}|{ratio:.2f}".format_map(line).split("|")
             relative = f"{line['ms'] / one[name]['ms']:.2f}" if one else ""
-            share = f"{line['share']:.0%}" if turn["rows"] == 1 else ""
-            cells.append([*where, name, *times, relative, share])
+            share = f"{line['share']:.0%}" if turn["rows"] == 1 and "share" in line else ""
+            alone = turn["by"].get((FLOAT32_WEIGHTS if name == LAYERS else name) + PRODUCTS)
+            beside = f"{1 - alone['ms'] / line['ms']:.0%}" if alone else ""
+            cells.append([*where, name, *times, relative, share, beside])
     print_table("a target pass by one call, and layer by layer", columns, cells)

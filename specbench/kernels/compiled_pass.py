@@ -308,9 +308,18 @@ def why_not(model: PreTrainedModel) -> str | None:
     return None
 
 
-def _all_in_panels(model: Any) -> bool:
+def products_of(model: Any) -> list[PackedLinear]:
+    """The products of a pass in their order, of a model whose pass is one call."""
+    return [product for product in _all_products(model) if product is not None]
+
+
+def _all_products(model: Any) -> list[PackedLinear | None]:
     products = [part for layer in model.model.layers for part in _products(layer)]
-    products.append(_joined([model.lm_head]))
+    return [*products, _joined([model.lm_head])]
+
+
+def _all_in_panels(model: Any) -> bool:
+    products = _all_products(model)
     return all(product is not None and product.panels is not None for product in products)
 
 
