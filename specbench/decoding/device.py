@@ -26,6 +26,14 @@ def to_device(values: Array | torch.Tensor, device: torch.device) -> torch.Tenso
     return tensor.to(device)
 
 
+def fill(buffer: torch.Tensor, values: Array) -> None:
+    """Write ``values`` to the first places of ``buffer``, without waiting for its device."""
+    tensor = torch.from_numpy(values)
+    if buffer.device.type == "cuda":
+        tensor = tensor.pin_memory()
+    buffer[: len(tensor)].copy_(tensor, non_blocking=True)
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until a GPU has done all that was queued; a CPU has."""
     if device.type == "cuda":

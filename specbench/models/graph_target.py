@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,9 @@ from transformers import PreTrainedModel
 from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
-from specbench.errors import CaseFailed, ConfigurationError, first_line, message_line
+from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan
+from specbench.kernels.cuda_graphs import Recorder
 from specbench.kernels.gpu_layers import GRAPH_USERS, fuse
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import in_place
@@ -56,15 +57,12 @@ def key_bucket(keys: int, most: int) -> int:
     return min(bucket, most)
 
 
-def _no_memory(error: RuntimeError) -> bool:
-    """Whether the device was out of memory: the driver, which a graph asks too, says so in words.
-
-    cuBLAS has a status of its own.
-    """
-    said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or any(
-        word in said for word in ("out of memory", "alloc_failed")
-    )
+def key_buckets(most: int) -> list[int]:
+    """All of them, the smallest first."""
+    buckets = [key_bucket(0, most)]
+    while buckets[-1] < most:
+        buckets.append(key_bucket(buckets[-1] + 1, most))
+    return buckets
 
 
 def no_graphs(model: PreTrainedModel) -> str | None:
@@ -77,7 +75,7 @@ def no_graphs(model: PreTrainedModel) -> str | None:
     return None
 
 
-class GraphTarget(Target):
+class GraphTarget(Recorder, Target):
     """A target whose passes have fixed shapes and, on a GPU, are replayed as CUDA graphs.
 
     Args:
@@ -111,16 +109,13 @@ class GraphTarget(Target):
         self._layouts = tuple(layouts)
         self._hidden_layers = ((), *hidden_layers)
         self._passes: dict[tuple[int, int, int, tuple[int, ...]], FixedShape | None] = {}
-        self.reasons: dict[str, str] = {}  # why passes of a shape ran eagerly, by shape
-        self.graphs: list[str] = []  # shapes that were captured
-        self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None
         self._outcome: Outcome | None = None  # of the last pass, where that has moved its rows
         self._fusion = fuse(model, decoder_layers(model)) if fused else None
         if self._fusion is not None and self._fusion.stock:
             kept = ", ".join(self._fusion.stock)
             log.warning("engine.fused_layers: no fused form of %s is known, they stay", kept)
-        super().__init__(model, **kwargs)
+        self.begin_recording()
+        Target.__init__(self, model, **kwargs)
         vars(model).setdefault(GRAPH_USERS, []).append(weakref.ref(self))
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
@@ -133,9 +128,9 @@ class GraphTarget(Target):
         super().reserve(max_len, padded - 1, batch)
         if self._sizes == before:
             return
-        if self._captures:
-            self._pool = torch.cuda.graph_pool_handle()
-            for keys in self._key_buckets():
+        if self.captures:
+            self._pool = None
+            for keys in key_buckets(self.cache.max_len):
                 for rows, batch_rows in self._known_shapes():
                     if rows <= keys:
                         for layers in self._hidden_layers:
@@ -151,12 +146,6 @@ class GraphTarget(Target):
         self.graphs.clear()
         super()._free()
 
-    def _key_buckets(self) -> list[int]:
-        buckets = [key_bucket(0, self.cache.max_len)]
-        while buckets[-1] < self.cache.max_len:
-            buckets.append(key_bucket(buckets[-1] + 1, self.cache.max_len))
-        return buckets
-
     def _known_shapes(self) -> list[tuple[int, int]]:
         _, most, batch = self._sizes
         one = _NODES if self._drafts else 1
@@ -164,7 +153,12 @@ class GraphTarget(Target):
         return shapes + [(rows, k) for k, rows in self._layouts if k <= batch]
 
     @property
-    def _captures(self) -> bool:
+    def graph_tokens(self) -> int:
+        return self.cache.max_len if self.captures else 0
+
+    @property
+    def captures(self) -> bool:
+        """Whether passes are recorded as graphs."""
         return self.device.type == "cuda" if self._capture is None else self._capture
 
     def free_rows(self) -> int:
@@ -226,14 +220,6 @@ class GraphTarget(Target):
         rows = path[MOVED_ROWS - 1 :] + 1 + start  # the root is one of those that were moved
         slots = np.arange(start + MOVED_ROWS, start + len(path) + 1)
         self.cache.move(to_device(slots, self.device), to_device(rows, self.device))
-
-    def on_device(self) -> AbstractContextManager[Any]:
-        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-
-    def capture_stream(self) -> torch.cuda.Stream:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
-        return self._stream
 
     def run(
         self,
@@ -320,23 +306,6 @@ class GraphTarget(Target):
             what = f"{batch} x {rows} rows"
             if hidden_layers:
                 what += f", hidden states {' '.join(map(str, hidden_layers))}"
-        if not self._captures:
-            return made
-        name = f"{what}, {keys} keys"
-        try:
-            with torch.inference_mode():
-                made.capture(self._pool)
-        except RuntimeError as error:
-            # The allocator may still count the old one as being recorded to, and refuse it.
-            self._pool = torch.cuda.graph_pool_handle()
-            if _no_memory(error):
-                raise ConfigurationError(
-                    f"the device has no memory left for the CUDA graph of {name} "
-                    f"({message_line(error)}). Type engine=eager, a smaller "
-                    "generation.max_new_tokens, or fewer methods in compare=[...]."
-                ) from error
-            self.reasons[name] = first_line(error)
-            log.warning("no CUDA graph for %s: %s", name, self.reasons[name])
+        if self.captures and not self.record(made, f"{what}, {keys} keys"):
             return None
-        self.graphs.append(name)
         return made

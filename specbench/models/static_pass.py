@@ -12,26 +12,26 @@ of a tree that grows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from specbench.arrays import BoolArray, IntArray
+from specbench.decoding.device import fill
 from specbench.decoding.structs import DraftTree
 from specbench.kernels.attention import AttentionPlan
+from specbench.kernels.cuda_graphs import GraphPlace, Recorded
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Outcome, batch_select, greedy_ids
 
 # Rows of the accepted path that a pass moves itself. All of a large tree would be a copy of 130 MB
 # in a 7B model, and more than these are seldom accepted.
 MOVED_ROWS = 16
-_WARM_UPS = 3  # passes before a capture: libraries choose kernels and allocate on the first ones
 
 
-class FixedShapeTarget(Protocol):
+class FixedShapeTarget(GraphPlace, Protocol):
     """What the shapes of a target ask of it."""
 
     cache: KVCache
@@ -41,10 +41,6 @@ class FixedShapeTarget(Protocol):
     hidden_value: float  # what a mask holds where attention must not look
     windows: tuple[int, ...]  # lengths of the sliding windows that some layers have
     commits: bool  # whether a pass verifies its draft and moves the accepted rows itself
-
-    def capture_stream(self) -> torch.cuda.Stream: ...
-
-    def on_device(self) -> AbstractContextManager[Any]: ...
 
     def run(
         self,
@@ -59,7 +55,7 @@ class FixedShapeTarget(Protocol):
         """
 
 
-class FixedShape:
+class FixedShape(Recorded):
     """The device's work of one shape of pass, and its graph where there is one.
 
     Until something is loaded, the buffers describe a pass at position 0 whose rows go to the last
@@ -71,17 +67,12 @@ class FixedShape:
     """
 
     def __init__(self, target: FixedShapeTarget, rows: int, keys: int) -> None:
+        super().__init__(target)
         self.rows, self.keys = rows, keys
         self._spare = keys - rows  # where the rows of a pass go that was not loaded
         self._target = target
         self._key_numbers = torch.arange(keys, device=target.device)
         self._row_numbers = torch.arange(rows, device=target.device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self.outputs: tuple[torch.Tensor, ...]
-
-    def device_part(self) -> tuple[torch.Tensor, ...]:
-        """From the buffers to the outputs, without the host: what a graph captures."""
-        raise NotImplementedError
 
     def _masks(
         self, seen: torch.Tensor, positions: torch.Tensor, of_keys: Callable[[], torch.Tensor]
@@ -99,45 +90,21 @@ class FixedShape:
                 plan.windowed[window] = mask.masked_fill(~near, hidden)[None, None]
         return plan
 
-    def capture(self, pool: Any) -> None:
-        """Record the device's part as a CUDA graph.
-
-        Raises:
-            RuntimeError: something in it needs the host (some models read positions there).
-        """
-        target = self._target
-        # Where a capture's end fails, torch leaves its stream current: the outer context restores.
-        with target.on_device(), torch.cuda.stream(torch.cuda.current_stream()):
-            stream = target.capture_stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UPS):
-                    self.device_part()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
-                self.outputs = self.device_part()
-        self._graph = graph
-
-    def run(self) -> None:
-        if self._graph is None:
-            self.outputs = self.device_part()
-        else:
-            with self._target.on_device():
-                self._graph.replay()
-
 
 class StaticNodes(FixedShape):
     """A pass over new nodes of a tree that grows behind the text, see ``Target.extend``."""
 
     def __init__(self, target: FixedShapeTarget, rows: int, keys: int) -> None:
         super().__init__(target, rows, keys)
+        device = target.device
         # What changes from pass to pass is written by a few small kernels before the graph.
-        self._tokens = torch.zeros(rows, dtype=torch.int64, device=target.device)
-        self._positions = torch.zeros_like(self._tokens)
-        self._slots = self._row_numbers + self._spare
-        self._places = self._key_numbers.clone()
-        self._seen = torch.zeros(rows, keys, dtype=torch.bool, device=target.device)
+        self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._depths = torch.zeros_like(self._tokens)
+        self._own = torch.zeros(rows, keys, dtype=torch.bool, device=device)  # seen, but for text
+        self._places = self._key_numbers.clone()  # positions of keys, where a window asks
+        # committed rows, the first row's slot, nodes, and whether `_own` says what they see
+        self._numbers = torch.zeros(4, dtype=torch.int64, device=device)
+        self._numbers[1] = self._spare
 
     def load(
         self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, length: int
@@ -145,23 +112,30 @@ class StaticNodes(FixedShape):
         """Bring nodes behind ``length`` committed rows into the buffers, see ``Target.extend``."""
         n, total = len(ids), len(depths)
         first = length + total - n
-        self._tokens.zero_()
+        fill(self._numbers, np.array([length, first, n, visible is not None]))
         self._tokens[:n] = ids
-        self._positions.fill_(length)
-        self._positions[:n] = depths[-n:] + length
-        torch.add(self._row_numbers, first, out=self._slots)
-        # A chain sees all before it; so do padded rows, for an empty softmax is NaN.
-        torch.le(self._key_numbers, self._slots[:, None], out=self._seen)
+        self._depths[:n] = depths[-n:]
         if visible is not None:
-            self._seen[:n, length : length + total] = visible
-        self._places.copy_(self._key_numbers)
-        self._places[length : length + total] = depths + length
+            self._own.zero_()
+            self._own[:n, length : length + total] = visible
+        if self._target.windows:
+            self._places.copy_(self._key_numbers)
+            self._places[length : length + total] = depths + length
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
         """Logits ``[rows, vocab]``."""
-        plan = self._masks(self._seen, self._positions, lambda: self._places)
-        with self._target.cache.static(self._slots, self.keys):
-            return (self._target.run(self._tokens[None], self._positions[None], plan)[0][0],)
+        length, first, count, tree = self._numbers.split(1)
+        slots = self._row_numbers + first
+        # Padded rows stand where any model has a position, and see what a chain would.
+        real = self._row_numbers < count
+        positions = torch.where(real, self._depths, 0) + length
+        own = torch.where(
+            (real & (tree > 0))[:, None], self._own, self._key_numbers <= slots[:, None]
+        )
+        seen = own | (self._key_numbers < length)
+        plan = self._masks(seen, positions, lambda: self._places)
+        with self._target.cache.static(slots, self.keys):
+            return (self._target.run(self._tokens[None], positions[None], plan)[0][0],)
 
 
 class StaticPass(FixedShape):

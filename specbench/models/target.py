@@ -229,7 +229,7 @@ class Target(PassMasks):
         Their rows are committed; uncommitted ones must have been dropped. Scores of the last one.
         """
         n = len(ids)
-        scores = self._nodes(ids, self.lower_triangle(n), self.positions(n), keep=1)
+        scores = self._nodes(ids, None, self.positions(n), keep=1)
         self.cache.commit(None, n)
         return scores
 
@@ -249,8 +249,6 @@ class Target(PassMasks):
             depths: ``[held + n]`` of held and new nodes; 0 follows the last committed token.
         """
         n = len(ids)
-        if visible is None:
-            visible = self.lower_triangle(n, self.cache.retained)
         scores = self._nodes(ids, visible, depths)
         self.cache.retain(n)
         return scores
@@ -258,8 +256,13 @@ class Target(PassMasks):
     def _nodes(
         self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, keep: int = 0
     ) -> Scores:
-        """A pass over rows that see the committed text and, of the uncommitted, ``visible``."""
+        """A pass over rows that see the committed text and, of the uncommitted, ``visible``.
+
+        None: all before them.
+        """
         past, n = self.cache.length, len(ids)
+        if visible is None:
+            visible = self.lower_triangle(n, len(depths) - n)
         if past + len(depths) > self.cache.max_len:
             raise CaseFailed(
                 "invalid_draft",

@@ -19,8 +19,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("specbench", "runners", "methods", "scripts/bench")
 CONFIGURATION = "specbench/config"  # reads names of devices and asks for none
 WHOLE = {
-    "specbench/models/static_pass.py": {"capture"},
-    "specbench/models/graph_target.py": {"capture_stream", "_no_memory"},
+    "specbench/kernels/cuda_graphs.py": {"capture", "capture_stream", "record", "_no_memory"},
     "specbench/decoding/engine.py": {"_pass_beside_stream"},
     "specbench/system/clock.py": {"CudaClock", "TorchEvents"},
     "specbench/system/bandwidth.py": {"_measure_cuda", "_quarter_of_free", "_by_events"},
@@ -29,10 +28,10 @@ WHOLE = {
 LEFT: dict[tuple[str, str], str] = {}
 _CUDA = re.compile(
     r"== 'cuda'|startswith\('cuda'\)|\bon_gpu\b|\bon_cuda\b|cuda\.is_available\(\)"
-    r"|self\._captures|self\._done is not None|self\.overlap == 'stream'"
+    r"|self\.captures|self\._done is not None|self\.overlap == 'stream'"
 )
 _ELSEWHERE = re.compile(
-    r"!= 'cuda'|not on_gpu|not self\._captures|self\._graph is None|not torch\.cuda"
+    r"!= 'cuda'|not on_gpu|not self\.captures|self\._graph is None|not torch\.cuda"
 )
 _CALL = re.compile(r"\b(torch\.cuda|self\._cuda)\.(?!is_available|device_count)\w+")
 

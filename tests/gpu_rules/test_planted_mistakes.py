@@ -224,7 +224,7 @@ MISTAKES = {
         then(StaticPass, "load", replaced("numbers")), a_text, FREED),
     "the mask's buffer is replaced": (then(StaticPass, "load", replaced("visible")), a_text, FREED),
     "a draft's buffer is replaced": (
-        then(StaticNodes, "load", replaced("_positions")), with_a_draft("sps", DEVICE), FREED),
+        then(StaticNodes, "load", replaced("_depths")), with_a_draft("sps", DEVICE), FREED),
     "weights move under their graphs": (lambda _: None, after_moved_weights, FREED),
     "graphs outlive their cache": (graphs_kept, after_a_longer_text, FREED),
     "a length is baked in": (baked_in_length, a_text, OUTPUT),

@@ -102,7 +102,7 @@ def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
     """A batch layout is captured at its first pass, and once more where a text needs more keys."""
     monkeypatch.setattr(session_loading, "no_graphs", lambda model: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(GraphTarget, "_captures", True)
+    monkeypatch.setattr(GraphTarget, "captures", True)
     events = []
 
     def capture(step, _pool):

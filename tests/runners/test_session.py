@@ -109,7 +109,7 @@ def on_graphs(monkeypatch):
     monkeypatch.setattr(session_loading, "no_graphs", lambda model: None)
     monkeypatch.setattr(device_lock, "names", lambda *_: ["GPU-1"])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(GraphTarget, "_captures", True)
+    monkeypatch.setattr(GraphTarget, "captures", True)
     monkeypatch.setattr(FixedShape, "capture", lambda step, pool: None)
 
 

@@ -1,0 +1,162 @@
+"""CUDA graphs: work of a fixed shape, recorded once and launched as a whole.
+
+A graph is tied to addresses and shapes. What changes from run to run lies in buffers that it reads,
+what it finds out in buffers that its next run overwrites; and so may the run of another graph of
+the same recorder, whose graphs have their memory in common.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+from specbench.errors import ConfigurationError, first_line, message_line
+
+log = logging.getLogger(__name__)
+
+_WARM_UPS = 3  # runs before a capture: libraries choose kernels and allocate on the first ones
+
+
+class GraphPlace(Protocol):
+    """Where graphs are recorded."""
+
+    def capture_stream(self) -> torch.cuda.Stream: ...
+
+    def on_device(self) -> AbstractContextManager[Any]: ...
+
+
+class Recorded:
+    """Work on a device, and its graph once it was captured; before, each run launches it anew.
+
+    Attributes:
+        outputs: of the last run.
+    """
+
+    outputs: tuple[torch.Tensor, ...]
+
+    def __init__(self, place: GraphPlace) -> None:
+        self._place = place
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def device_part(self) -> tuple[torch.Tensor, ...]:
+        """From the buffers to the outputs, without the host: what a graph captures."""
+        raise NotImplementedError
+
+    def capture(self, pool: Any) -> None:
+        """Record the device's part as a CUDA graph.
+
+        Raises:
+            RuntimeError: something in it needs the host (some models read positions there).
+        """
+        place = self._place
+        # Where a capture's end fails, torch leaves its stream current: the outer context restores.
+        with place.on_device(), torch.cuda.stream(torch.cuda.current_stream()):
+            stream = place.capture_stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UPS):
+                    self.device_part()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                self.outputs = self.device_part()
+        self._graph = graph
+
+    def run(self) -> None:
+        if self._graph is None:
+            self.outputs = self.device_part()
+        else:
+            with self._place.on_device():
+                self._graph.replay()
+
+
+class RecordedCall(Recorded):
+    """A function of tensors whose shapes never change.
+
+    Args:
+        function: of ``buffers``; it asks the host for nothing.
+        buffers: what it reads, to be written to before each run.
+    """
+
+    def __init__(
+        self,
+        place: GraphPlace,
+        function: Callable[..., tuple[torch.Tensor, ...]],
+        *buffers: torch.Tensor,
+    ) -> None:
+        super().__init__(place)
+        self._function, self.buffers = function, buffers
+
+    def device_part(self) -> tuple[torch.Tensor, ...]:
+        return self._function(*self.buffers)
+
+
+class Recorder:
+    """Records the graphs of one owner, which have stream and memory in common.
+
+    Attributes:
+        reasons: why work runs without a graph, by its name.
+        graphs: names of what was captured.
+    """
+
+    device: torch.device
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.begin_recording()
+
+    def begin_recording(self) -> None:
+        """Forget the graphs there were; the new ones take memory of their own."""
+        self.reasons: dict[str, str] = {}
+        self.graphs: list[str] = []
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def on_device(self) -> AbstractContextManager[Any]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def capture_stream(self) -> torch.cuda.Stream:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        return self._stream
+
+    def record(self, made: Recorded, name: str) -> bool:
+        """Capture ``made``; False, and a reason, where that cannot be done.
+
+        Raises:
+            ConfigurationError: the device has no memory left.
+        """
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        try:
+            with torch.inference_mode():
+                made.capture(self._pool)
+        except RuntimeError as error:
+            # The allocator may still count the old one as being recorded to, and refuse it.
+            self._pool = torch.cuda.graph_pool_handle()
+            if _no_memory(error):
+                raise ConfigurationError(
+                    f"the device has no memory left for the CUDA graph of {name} "
+                    f"({message_line(error)}). Type engine=eager, a smaller "
+                    "generation.max_new_tokens, or fewer methods in compare=[...]."
+                ) from error
+            self.reasons[name] = first_line(error)
+            log.warning("no CUDA graph for %s: %s", name, self.reasons[name])
+            return False
+        self.graphs.append(name)
+        return True
+
+
+def _no_memory(error: RuntimeError) -> bool:
+    """Whether the device was out of memory: the driver, which a graph asks too, says so in words.
+
+    cuBLAS has a status of its own.
+    """
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        word in said for word in ("out of memory", "alloc_failed")
+    )
