@@ -25,11 +25,12 @@ from scripts.draft_model.head_lesson import (
 )
 from specbench.decoding.protocols import TargetEmbeddings
 from specbench.models.heads import hydra_heads
-from specbench.models.heads.decoder import FeatureHead, RowCache
+from specbench.models.heads.decoder import FeatureHead
 from specbench.models.heads.eagle import EagleHead
 from specbench.models.heads.eagle3 import Eagle3Head, read_config
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.heads.medusa import MedusaHeads
+from specbench.models.heads.row_cache import RowCache
 
 HEADS = 4  # of Medusa and Hydra
 HYDRA_BLOCKS = 4

@@ -18,8 +18,8 @@ from scripts.draft_model.learning import Score
 from scripts.draft_model.score import steps_of
 from scripts.draft_model.texts import Texts, is_answer
 from specbench.kernels.attention import AttentionPlan
-from specbench.models.heads.decoder import Rows
 from specbench.models.heads.layer_shape import LayerShape
+from specbench.models.heads.row_cache import Rows
 
 CHOICES = 8  # of the target's likeliest next tokens: what a head is taught to say
 _DECAY = 0.8  # of a later step's loss, as EAGLE-3 has it

@@ -1,50 +1,21 @@
-"""The decoder layer that heads have, its own small KV cache, and what EAGLE's heads do with both.
+"""The decoder layer that heads have, and what EAGLE's heads do with it.
 
 Heads of several texts that have their weights in common read the rows of all in one pass.
 
-A pass is one of two: new committed rows behind the ones there are, or nodes of the draft tree that
-is being grown. Committed rows have the target's true states, nodes the head's own guesses, so a
-node's keys are never kept: the next committed rows drop them.
+What their passes read and see is in ``row_cache``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, alone
-from specbench.decoding.tree import visibility
-from specbench.kernels.attention import AttentionPlan, attend
+from specbench.kernels.attention import attend
 from specbench.models.heads.layer_shape import LayerShape
-from specbench.models.kv_cache import KVCache, TextCaches
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """The rows of one pass: where they stand and what they see."""
-
-    cache: KVCache | TextCaches
-    cos: torch.Tensor  # [rows, head_dim]
-    sin: torch.Tensor
-    plan: AttentionPlan
-    parents: torch.Tensor | None  # [rows] of nodes; None: committed rows
-
-    def __len__(self) -> int:
-        return len(self.cos)
-
-
-def joint_rows(texts: Sequence[Rows]) -> Rows:
-    """The rows of several texts behind each other; each text's own cache keeps its rows."""
-    if len(texts) == 1:
-        return texts[0]
-    counts = [len(rows) for rows in texts]
-    caches = [rows.cache for rows in texts if isinstance(rows.cache, KVCache)]
-    plan = AttentionPlan(texts=tuple((len(rows), rows.plan) for rows in texts))
-    cos, sin = (torch.cat(tables) for tables in zip(*((r.cos, r.sin) for r in texts), strict=True))
-    return Rows(TextCaches(caches, counts), cos, sin, plan, None)
+from specbench.models.heads.row_cache import FixedRows, RowCache, Rows, joint_rows
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -66,123 +37,6 @@ def row_call(
         return split(function(joined(asked)), [len(one) for one in asked])
 
     return ModelCall(shared, rows, answer)
-
-
-class RowCache:
-    """Keys and values of a head's layers.
-
-    Entry j has position j. A node of level l (1 below the root) has position ``length + l - 1``
-    and sees the committed rows, its ancestors and itself.
-
-    Args:
-        layers: decoder layers of the head.
-        max_len: committed rows at most.
-        max_nodes: nodes held at once at most.
-    """
-
-    def __init__(
-        self,
-        shape: LayerShape,
-        *,
-        layers: int = 1,
-        max_len: int,
-        max_nodes: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        with torch.inference_mode(False):  # it may be written to outside of that mode, too
-            self._cache = KVCache(
-                [device] * layers,
-                batch=1,
-                kv_heads=shape.n_kv_heads,
-                max_len=max_len + max_nodes,
-                head_dim=shape.head_dim,
-                dtype=dtype,
-            )
-        self._max_len, self._max_nodes = max_len, max_nodes
-        self._window, self._dtype, self._device = shape.window, dtype, device
-        frequencies, factor = shape.inverse_frequencies()
-        positions = torch.arange(max_len + max_nodes, dtype=torch.float64)
-        angles = torch.outer(positions, frequencies).repeat(1, 2)
-        self._cos = (angles.cos() * factor).to(device, dtype)
-        self._sin = (angles.sin() * factor).to(device, dtype)
-        self._positions = torch.arange(max_len + max_nodes, device=device)
-        self._parents = torch.empty(0, dtype=torch.int64, device=device)
-
-    @property
-    def length(self) -> int:
-        """Committed rows."""
-        return self._cache.length
-
-    def drop_nodes(self) -> None:
-        self._cache.retained = 0
-        self._parents = self._parents[:0]
-
-    def truncate(self, length: int) -> None:
-        """Forget the nodes, and the committed rows from ``length`` on."""
-        self.drop_nodes()
-        self._cache.truncate(length)
-
-    def committed_rows(self, n: int) -> Rows:
-        """A pass over the next ``n`` committed rows; nodes that are held are dropped.
-
-        Raises:
-            ValueError: there is no room for them.
-        """
-        self.drop_nodes()
-        start = self.length
-        if start + n > self._max_len:
-            raise ValueError(f"{start + n} rows exceed the {self._max_len} reserved")
-        if n == 1 and self._window is None:  # it sees all
-            cos, sin = (table[start : start + 1] for table in (self._cos, self._sin))
-            return Rows(self._cache, cos, sin, AttentionPlan(), None)
-        positions = self._positions[start : start + n]
-        return self._rows(positions, self._positions[: start + n] <= positions[:, None])
-
-    def node_rows(self, parents: torch.Tensor) -> Rows:
-        """A pass over nodes below ``parents [n]``, numbers of held nodes; -1 is the root.
-
-        Nodes are numbered as they come.
-
-        Raises:
-            ValueError: more nodes than reserved, or a parent that is not held (seen on a CPU).
-        """
-        held = len(self._parents)
-        if held + len(parents) > self._max_nodes:
-            more = f"{held + len(parents)} nodes exceed the {self._max_nodes} reserved"
-            raise ValueError(more)
-        if not parents.is_cuda and ((parents >= held) | (parents < -1)).any():
-            raise ValueError("a node's parent was not read before it")
-        tree, depths = visibility(torch.cat([self._parents, parents]))
-        positions = self.length + depths[1:] - 1
-        committed = torch.ones(len(parents), self.length, dtype=torch.bool, device=self._device)
-        visible = torch.cat([committed, tree[held + 1 :, 1:]], dim=1)
-        keys = torch.cat([self._positions[: self.length], positions])
-        return self._rows(positions[held:], visible, parents, keys)
-
-    def _rows(
-        self,
-        positions: torch.Tensor,
-        visible: torch.Tensor,
-        parents: torch.Tensor | None = None,
-        keys: torch.Tensor | None = None,
-    ) -> Rows:
-        """``visible [rows, keys]``; ``keys [keys]``: their positions where they do not count up."""
-        if self._window is not None:
-            keys = self._positions[: visible.shape[1]] if keys is None else keys
-            visible = visible & (positions[:, None] - keys < self._window)
-        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
-        mask.masked_fill_(~visible, torch.finfo(self._dtype).min)
-        plan = AttentionPlan(mask=mask[None, None])
-        return Rows(self._cache, self._cos[positions], self._sin[positions], plan, parents)
-
-    def keep(self, rows: Rows) -> None:
-        """After the pass: commit its rows, or hold its nodes for the ones below them."""
-        if rows.parents is None:
-            self._cache.commit(None, len(rows))
-        else:
-            self._cache.retain(len(rows))
-            self._parents = torch.cat([self._parents, rows.parents])
 
 
 class Attention(nn.Module):
@@ -269,7 +123,7 @@ class FeatureHead(nn.Module):
     target: TargetEmbeddings
     embedding: torch.Tensor | None
     target_ids: torch.Tensor | None
-    cache: RowCache | None
+    cache: RowCache | FixedRows | None
     layers: nn.ModuleList
 
     def __init__(self, target: TargetEmbeddings, shape: LayerShape) -> None:
@@ -365,7 +219,7 @@ class FeatureHead(nn.Module):
         return ModelCall(self._key("layers"), (ids, features, rows, self.cache), self._run)
 
     def _run(
-        self, asked: Sequence[tuple[torch.Tensor, torch.Tensor, Rows, RowCache]]
+        self, asked: Sequence[tuple[torch.Tensor, torch.Tensor, Rows, RowCache | FixedRows]]
     ) -> Sequence[torch.Tensor]:
         ids, features = (joined(parts) for parts in list(zip(*asked, strict=True))[:2])
         tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]

@@ -14,8 +14,9 @@ from torch import nn
 
 from specbench.decoding.protocols import TargetEmbeddings
 from specbench.models.heads import checkpoint
-from specbench.models.heads.decoder import DecoderLayer, FeatureHead, Rows
+from specbench.models.heads.decoder import DecoderLayer, FeatureHead
 from specbench.models.heads.layer_shape import LayerShape, read_shape
+from specbench.models.heads.row_cache import Rows
 
 log = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from specbench.models.heads.decoder import (
     DecoderLayer,
     FeatureHead,
     GatedMLP,
-    Rows,
     row_call,
 )
 from specbench.models.heads.layer_shape import LayerShape, read_shape, read_size
+from specbench.models.heads.row_cache import Rows
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,9 @@ from torch import nn
 
 from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, alone
 from specbench.models.heads import checkpoint
-from specbench.models.heads.decoder import DecoderLayer, RowCache, Rows, joined, joint_rows, split
+from specbench.models.heads.decoder import DecoderLayer, joined, split
 from specbench.models.heads.layer_shape import LayerShape, read_shape
+from specbench.models.heads.row_cache import RowCache, Rows, joint_rows
 
 FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
 _PREFIX = "prefix_embeding_layer"  # sic

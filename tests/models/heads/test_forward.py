@@ -11,6 +11,7 @@ from specbench.models.heads import (
     hydra_heads,
     layer_shape,
     medusa,
+    row_cache,
 )
 from tests.models.heads import parity, tiny_heads
 
@@ -106,7 +107,7 @@ def skipped_first_entry(catch_up, self, ids, features):
     return torch.cat([out[:1], out])
 
 
-@mistake(decoder.RowCache, "committed_rows", "eagle")
+@mistake(row_cache.RowCache, "committed_rows", "eagle")
 def kept_guessed_entries(committed_rows, self, n):
     if self._cache.retained:
         self._cache.commit(None, 1)  # the first guessed node's
@@ -128,12 +129,12 @@ def another_theta(_, config, where):
     return 10000.0, None
 
 
-@mistake(decoder.RowCache, "_rows", "eagle", "eagle3")
+@mistake(row_cache.RowCache, "_rows", "eagle", "eagle3")
 def node_position_one_on(rows, self, positions, visible, parents=None, keys=None):
     return rows(self, positions + (parents is not None), visible, parents, keys)
 
 
-@mistake(decoder.RowCache, "_rows", "eagle")
+@mistake(row_cache.RowCache, "_rows", "eagle")
 def siblings_seen(rows, self, positions, visible, parents=None, keys=None):
     seen = visible if parents is None else torch.ones_like(visible)
     return rows(self, positions, seen, parents, keys)

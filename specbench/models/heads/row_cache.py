@@ -1,0 +1,236 @@
+"""A head's own small KV cache, and the rows of its passes: where they stand and what they see.
+
+A pass is one of two: new committed rows behind the ones there are, or nodes of the draft tree that
+is being grown. Committed rows have the target's true states, nodes the head's own guesses, so a
+node's keys are never kept: the next committed rows drop them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from specbench.decoding.tree import visibility
+from specbench.kernels.attention import AttentionPlan
+from specbench.models.heads.layer_shape import LayerShape
+from specbench.models.kv_cache import KVCache, TextCaches
+
+_ALIGNED = 16  # keys that attention kernels read at once: a mask of other sizes is copied
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of one pass: where they stand and what they see."""
+
+    cache: KVCache | TextCaches | _Slots
+    cos: torch.Tensor  # [rows, head_dim]
+    sin: torch.Tensor
+    plan: AttentionPlan
+    parents: torch.Tensor | None  # [rows] of nodes; None: committed rows
+
+    def __len__(self) -> int:
+        return len(self.cos)
+
+
+def joint_rows(texts: Sequence[Rows]) -> Rows:
+    """The rows of several texts behind each other; each text's own cache keeps its rows."""
+    if len(texts) == 1:
+        return texts[0]
+    counts = [len(rows) for rows in texts]
+    caches = [rows.cache for rows in texts if isinstance(rows.cache, KVCache)]
+    plan = AttentionPlan(texts=tuple((len(rows), rows.plan) for rows in texts))
+    cos, sin = (torch.cat(tables) for tables in zip(*((r.cos, r.sin) for r in texts), strict=True))
+    return Rows(TextCaches(caches, counts), cos, sin, plan, None)
+
+
+class RowCache:
+    """Keys and values of a head's layers.
+
+    Entry j has position j. A node of level l (1 below the root) has position ``length + l - 1``
+    and sees the committed rows, its ancestors and itself.
+
+    Args:
+        layers: decoder layers of the head.
+        max_len: committed rows at most.
+        max_nodes: nodes held at once at most.
+    """
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        *,
+        layers: int = 1,
+        max_len: int,
+        max_nodes: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        length = -(-(max_len + max_nodes) // _ALIGNED) * _ALIGNED
+        with torch.inference_mode(False):  # it may be written to outside of that mode, too
+            self._cache = KVCache(
+                [device] * layers,
+                batch=1,
+                kv_heads=shape.n_kv_heads,
+                max_len=length,
+                head_dim=shape.head_dim,
+                dtype=dtype,
+            )
+        self._max_len, self._max_nodes = max_len, max_nodes
+        self._window, self._dtype, self._device = shape.window, dtype, device
+        frequencies, factor = shape.inverse_frequencies()
+        positions = torch.arange(length, dtype=torch.float64)
+        angles = torch.outer(positions, frequencies).repeat(1, 2)
+        self._cos = (angles.cos() * factor).to(device, dtype)
+        self._sin = (angles.sin() * factor).to(device, dtype)
+        self._positions = torch.arange(length, device=device)
+        self._parents = torch.empty(0, dtype=torch.int64, device=device)
+
+    @property
+    def length(self) -> int:
+        """Committed rows."""
+        return self._cache.length
+
+    @property
+    def rows(self) -> int:
+        """Rows that it has memory for."""
+        return self._cache.max_len
+
+    def drop_nodes(self) -> None:
+        self._cache.retained = 0
+        self._parents = self._parents[:0]
+
+    def truncate(self, length: int) -> None:
+        """Forget the nodes, and the committed rows from ``length`` on."""
+        self.drop_nodes()
+        self._cache.truncate(length)
+
+    def committed_rows(self, n: int) -> Rows:
+        """A pass over the next ``n`` committed rows; nodes that are held are dropped.
+
+        Raises:
+            ValueError: there is no room for them.
+        """
+        self.drop_nodes()
+        start = self.length
+        if start + n > self._max_len:
+            raise ValueError(f"{start + n} rows exceed the {self._max_len} reserved")
+        if n == 1 and self._window is None:  # it sees all
+            cos, sin = (table[start : start + 1] for table in (self._cos, self._sin))
+            return Rows(self._cache, cos, sin, AttentionPlan(), None)
+        positions = self._positions[start : start + n]
+        return self._rows(positions, self._positions[: start + n] <= positions[:, None])
+
+    def node_rows(self, parents: torch.Tensor) -> Rows:
+        """A pass over nodes below ``parents [n]``, numbers of held nodes; -1 is the root.
+
+        Nodes are numbered as they come.
+
+        Raises:
+            ValueError: more nodes than reserved, or a parent that is not held (seen on a CPU).
+        """
+        held = len(self._parents)
+        if held + len(parents) > self._max_nodes:
+            more = f"{held + len(parents)} nodes exceed the {self._max_nodes} reserved"
+            raise ValueError(more)
+        if not parents.is_cuda and ((parents >= held) | (parents < -1)).any():
+            raise ValueError("a node's parent was not read before it")
+        tree, depths = visibility(torch.cat([self._parents, parents]))
+        positions = self.length + depths[1:] - 1
+        committed = torch.ones(len(parents), self.length, dtype=torch.bool, device=self._device)
+        visible = torch.cat([committed, tree[held + 1 :, 1:]], dim=1)
+        keys = torch.cat([self._positions[: self.length], positions])
+        return self._rows(positions[held:], visible, parents, keys)
+
+    def _rows(
+        self,
+        positions: torch.Tensor,
+        visible: torch.Tensor,
+        parents: torch.Tensor | None = None,
+        keys: torch.Tensor | None = None,
+    ) -> Rows:
+        """``visible [rows, keys]``; ``keys [keys]``: their positions where they do not count up."""
+        if self._window is not None:
+            keys = self._positions[: visible.shape[1]] if keys is None else keys
+            visible = visible & (positions[:, None] - keys < self._window)
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
+        mask.masked_fill_(~visible, torch.finfo(self._dtype).min)
+        plan = AttentionPlan(mask=mask[None, None])
+        return Rows(self._cache, self._cos[positions], self._sin[positions], plan, parents)
+
+    def keep(self, rows: Rows) -> None:
+        """After the pass: commit its rows, or hold its nodes for the ones below them."""
+        if rows.parents is None:
+            self._cache.commit(None, len(rows))
+        else:
+            self._cache.retain(len(rows))
+            self._parents = torch.cat([self._parents, rows.parents])
+
+    def read(self, n: int) -> None:
+        """``n`` more rows are committed, which a `FixedRows` of it has written."""
+        self.drop_nodes()
+        self._cache.commit(None, n)
+
+    def fixed_rows(
+        self,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        seen: torch.Tensor,
+        parents: torch.Tensor | None = None,
+        keys: torch.Tensor | None = None,
+    ) -> Rows:
+        """Rows that are written at ``slots`` and look at the first ``seen.shape[1]`` rows."""
+        rows = self._rows(positions, seen, parents, keys)
+        return replace(rows, cache=_Slots(self._cache, slots, seen.shape[1]))
+
+
+class FixedRows:
+    """A `RowCache` whose committed rows are counted on the device, for work that is recorded.
+
+    Its passes have fixed shapes: they look at the first ``keys`` rows, most of them masked. Nodes
+    are held for those below them; committed rows are counted by `RowCache.read`.
+
+    Args:
+        length: ``[1]`` committed rows.
+    """
+
+    def __init__(self, cache: RowCache, length: torch.Tensor, keys: int) -> None:
+        self._rows, self._length = cache, length
+        self._keys = torch.arange(keys, device=length.device)
+        self._parents = torch.empty(0, dtype=torch.int64, device=length.device)
+
+    def committed_rows(self, n: int) -> Rows:
+        """As `RowCache.committed_rows`; some of them may be padding, behind the others."""
+        slots = self._length + self._keys[:n]
+        return self._rows.fixed_rows(slots, slots, self._keys <= slots[:, None])
+
+    def node_rows(self, parents: torch.Tensor) -> Rows:
+        """As `RowCache.node_rows`."""
+        held, n = len(self._parents), len(parents)
+        tree, depths = visibility(torch.cat([self._parents, parents]))
+        slots = self._length + self._keys[: held + n]
+        positions = self._length + depths[1:] - 1
+        committed = (self._keys < self._length).expand(n, -1)
+        seen = committed.index_copy(1, slots, tree[held + 1 :, 1:])
+        keys = self._keys.index_copy(0, slots, positions)
+        return self._rows.fixed_rows(slots[held:], positions[held:], seen, parents, keys)
+
+    def keep(self, rows: Rows) -> None:
+        """As `RowCache.keep`."""
+        if rows.parents is not None:
+            self._parents = torch.cat([self._parents, rows.parents])
+
+
+class _Slots:
+    """A cache's rows at places that are known on the device alone."""
+
+    def __init__(self, cache: KVCache, slots: torch.Tensor, keys: int) -> None:
+        self._cache, self._slots, self._keys = cache, slots, keys
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``KVCache.update``."""
+        with self._cache.static(self._slots, self._keys):
+            return self._cache.update(keys, values, layer)
