@@ -15,7 +15,7 @@ from torch import nn
 from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, alone
 from specbench.kernels.attention import attend
 from specbench.models.heads.layer_shape import LayerShape
-from specbench.models.heads.row_cache import FixedRows, RowCache, Rows, joint_rows
+from specbench.models.heads.row_cache import RowCache, Rows, joint_rows
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -123,7 +123,7 @@ class FeatureHead(nn.Module):
     target: TargetEmbeddings
     embedding: torch.Tensor | None
     target_ids: torch.Tensor | None
-    cache: RowCache | FixedRows | None
+    cache: RowCache | None
     layers: nn.ModuleList
 
     def __init__(self, target: TargetEmbeddings, shape: LayerShape) -> None:
@@ -219,7 +219,7 @@ class FeatureHead(nn.Module):
         return ModelCall(self._key("layers"), (ids, features, rows, self.cache), self._run)
 
     def _run(
-        self, asked: Sequence[tuple[torch.Tensor, torch.Tensor, Rows, RowCache | FixedRows]]
+        self, asked: Sequence[tuple[torch.Tensor, torch.Tensor, Rows, RowCache]]
     ) -> Sequence[torch.Tensor]:
         ids, features = (joined(parts) for parts in list(zip(*asked, strict=True))[:2])
         tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]
