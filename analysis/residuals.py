@@ -1,8 +1,9 @@
 """Predicted speedups beside measured ones: ``python -m analysis.residuals LIVE REPLAY``.
 
-LIVE is a measured run, REPLAY a replay of its outputs with a cost surface; labels are matched by
-name over the cases that both have. A residual is predicted over measured minus one. Exit code 1
-where the median of their absolute values exceeds ``--limit``. ``-o DIR`` draws them.
+LIVE is a measured run, REPLAY a replay of its outputs with a cost surface, or both are sweeps over
+``batch.size``; labels are matched by name over the cases that both have. A residual is predicted
+over measured minus one. Exit code 1 where the median of their absolute values exceeds ``--limit``.
+``-o DIR`` draws them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -148,14 +149,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return reporting_errors(lambda: _compare(options))
 
 
+def _by_batch(path: str) -> dict[int, Run]:
+    """The runs of a folder by ``batch.size``, of which each has one."""
+    found = load_runs([path])
+    batches = sorted({run.batch for run in found})
+    if len(found) != len(batches) or not found:
+        raise ResultsError(
+            f"{path} holds {len(found)} runs; name the folder of one, or of a sweep over "
+            "batch.size alone."
+        )
+    return {batch: run for batch in batches for run in found if run.batch == batch}
+
+
 def _compare(options: argparse.Namespace) -> int:
-    runs = []
-    for path in (options.live, options.replay):
-        found = load_runs([path])
-        if len(found) != 1:
-            raise ResultsError(f"{path} holds {len(found)} runs; name the folder of one.")
-        runs.append(found[0])
-    rows = residuals(*runs)
+    live, replay = map(_by_batch, (options.live, options.replay))
+    pairs = [(run, replay[batch]) for batch, run in live.items() if batch in replay]
+    if not pairs:
+        raise ResultsError(f"{options.live} and {options.replay} have no batch.size in common.")
+    rows = [
+        replace(row, label=f"{row.label}, batch {pair[0].batch}") if len(pairs) > 1 else row
+        for pair in pairs
+        for row in residuals(*pair)
+    ]
     error = median_error(rows)
     console = Console(width=118)
     console.print(render(rows))
@@ -166,7 +181,7 @@ def _compare(options: argparse.Namespace) -> int:
     )
     if options.output is not None:
         with styled():
-            for path in save(draw(rows, runs[0]), options.output, "predicted_and_measured"):
+            for path in save(draw(rows, pairs[0][0]), options.output, "predicted_and_measured"):
                 console.print(str(path), highlight=False, soft_wrap=True)
     return 0 if error <= options.limit else 1
 

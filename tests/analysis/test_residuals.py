@@ -11,8 +11,8 @@ from specbench.storage import jsonl
 from tests.small_run import case_record
 
 
-def write(folder, timing, seconds, cases=("a", "b")):
-    folder.mkdir()
+def write(folder, timing, seconds, cases=("a", "b"), batch=1):
+    folder.mkdir(parents=True)
     lines = [
         case_record(
             case, label, 11, committed_per_step=[2] * 5, stream_index=i,
@@ -23,7 +23,8 @@ def write(folder, timing, seconds, cases=("a", "b")):
     ]  # fmt: skip
     jsonl.rewrite_jsonl(folder / CASES, lines)
     labels = {label: {} for label in seconds}
-    manifest = {"schema_version": 1, "labels": labels, "baseline": "ar", "config": {}}
+    config = {"batch": {"size": batch}}
+    manifest = {"schema_version": 1, "labels": labels, "baseline": "ar", "config": config}
     (folder / MANIFEST).write_text(json.dumps(manifest))
     (folder / DONE).touch()
     return folder
@@ -43,6 +44,21 @@ def test_by_hand(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "+10.0%" in shown
     assert "7.5%" in shown
+
+
+def test_a_sweep_over_batches_is_compared_batch_by_batch(tmp_path, capsys):
+    for batch, seconds in ((2, 2.0), (4, 4.0), (8, 8.0)):
+        for timing, pld in (("measured", 2.0), ("predicted", 2.0 * 1.01**batch)):
+            folder = tmp_path / timing / f"{batch}"
+            write(folder, timing, {"ar": seconds, "pld": pld}, batch=batch)
+    folders = [str(tmp_path / timing) for timing in ("measured", "predicted")]
+    assert residuals.main(folders) == 0
+    shown = capsys.readouterr().out
+    assert [shown.count(f"pld, batch {n}") for n in (2, 4, 8)] == [1, 1, 1]
+    assert "over 3 labels: 3.9%" in shown
+    write(tmp_path / "measured" / "again", "measured", {"ar": 2.0, "pld": 2.0}, batch=2)
+    assert residuals.main(folders) == 2
+    assert "holds 4 runs" in capsys.readouterr().err
 
 
 def test_only_common_cases_count(tmp_path):
