@@ -13,16 +13,19 @@ Where ours differs, and why:
       and a draft is none; transformers puts the window behind the text once more.
     - A text of fewer tokens than are looked back at is the whole text.
     - No begin token is put before a window.
+    - Markers that both tokenizers have are read and drafted as such; transformers drops all, so
+      that the draft reads a chat without its frame. Of the bundled model as its own draft a step
+      then commits 4.34 tokens, with markers 4.85, as many as with ``same``.
     - What the draft has read is compared with what it should have; rows behind the first other
       token go. transformers counts rows, and may keep some of rejected tokens.
 Checked: drives identical steps in 27,384 of 29,536 beside transformers' class, on the bundled
-    model's tokenizer and three others. Of the rest, in 728 the text ends with the run, where
+    model's tokenizer and three others, with all markers dropped. Of the rest, in 728 the text ends with the run, where
     transformers keeps rejected tokens; in all others but one nothing is common.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -52,6 +55,12 @@ class TextTranslation:
     target_vocab: int
     draft_vocab: int
     look_behind: int = 10
+    _lost: frozenset[int] = field(init=False)  # the target's markers that the draft has not
+    _drafted_lost: frozenset[int] = field(init=False)  # and the other way round
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_lost", _markers_lost(self.target, self.draft))
+        object.__setattr__(self, "_drafted_lost", _markers_lost(self.draft, self.target))
 
     def reading(self, held: IntArray, n_read: int, tokens: IntArray) -> IntArray:
         """The draft's ids of a text.
@@ -75,7 +84,7 @@ class TextTranslation:
             tokens: the target's ids of the text.
         """
         window = np.concatenate((text[max(0, len(text) - self.look_behind) :], draft))
-        new = _translated(window, self.draft, self.target)
+        new = _translated(window, self.draft, self.target, self._drafted_lost)
         place = _common(tokens[max(0, len(tokens) - len(new)) :], new)
         if place is None:
             return NO_TOKENS
@@ -85,7 +94,9 @@ class TextTranslation:
         return found[: lacking[0]] if len(lacking) else found
 
     def _read(self, tokens: IntArray, **options: Any) -> IntArray:
-        own = _translated(tokens, self.target, self.draft, **options)
+        own = _translated(tokens, self.target, self.draft, self._lost, **options)
+        twice = len(own) > 1 and own[0] == own[1] == self.draft.bos_token_id
+        own = own[1:] if twice else own  # the text's begin token and the tokenizer's
         return own[own < self.draft_vocab]
 
 
@@ -93,13 +104,21 @@ def _translated(
     ids: IntArray,
     source: PreTrainedTokenizerBase,
     into: PreTrainedTokenizerBase,
+    lost: frozenset[int],
     *,
     add_special_tokens: bool = False,
 ) -> IntArray:
-    # Markers of one model are no text to the other.
-    text = source.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    kept = [i for i in ids.tolist() if i not in lost]
+    text = source.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     found = into(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"]
     return np.array(found, dtype=np.int64)
+
+
+def _markers_lost(source: PreTrainedTokenizerBase, into: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids of the markers of one model that are no text to the other, nor markers."""
+    known = {token.content for token in into.added_tokens_decoder.values() if token.special}
+    markers = source.added_tokens_decoder.items()
+    return frozenset(i for i, token in markers if token.special and token.content not in known)
 
 
 def _common(old: IntArray, new: IntArray) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
@@ -277,6 +277,36 @@ def test_a_text_is_read_where_both_tokenizers_cut_it_alike_and_accepted_rows_sta
     # Another text is read anew as far as it differs.
     draft.begin(target_ids("that"))
     expect_logits_behind("that")
+
+
+def test_markers_that_both_have_are_read_and_others_are_dropped():
+    def marked(*more):
+        tokenizer = byte_level([("t", "h"), ("a", "t")])
+        tokenizer.add_special_tokens({"bos_token": "<s>", "additional_special_tokens": list(more)})
+        return tokenizer
+
+    target, alike, other = marked("<user>"), marked("<user>"), marked("<human>")
+    text = np.array(target.encode("<s><user>that hat</s><user>that bat"), dtype=np.int64)
+    size = len(target)
+    own = TextTranslation(target, alike, size, size)
+    # Read whole, and behind what was read before.
+    assert own.reading(text[:0], 0, text).tolist() == text.tolist()
+    assert own.reading(text[:-2], len(text) - 2, text).tolist() == text.tolist()
+    assert own.drafted(text[:-4], text[-4:], text[:-4]).tolist() == text[-4:].tolist()
+    assert own.drafted(text[:7], text[7:9], text[:7]).tolist() == text[7:9].tolist()
+    # Of a text's begin token and the draft tokenizer's one stays.
+    begin = ("<s>", alike.bos_token_id)
+    alike.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[begin]
+    )
+    assert own.reading(text[:0], 0, text).tolist() == text.tolist()
+    assert own.reading(text[:0], 0, text[1:]).tolist() == text.tolist()
+    foreign = TextTranslation(target, other, size, size)
+    dropped = "<s>that hat</s>that bat"
+    assert foreign.reading(text[:0], 0, text).tolist() == other.encode(dropped)
+    assert TextTranslation(target, byte_level([]), size, size).reading(
+        text[:0], 0, text
+    ).tolist() == byte_level([]).encode("that hat</s>that bat")
 
 
 def test_an_unknown_vocabulary_is_refused():
