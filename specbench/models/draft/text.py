@@ -19,8 +19,8 @@ Where ours differs, and why:
     - What the draft has read is compared with what it should have; rows behind the first other
       token go. transformers counts rows, and may keep some of rejected tokens.
 Checked: drives identical steps in 27,384 of 29,536 beside transformers' class, on the bundled
-    model's tokenizer and three others, with all markers dropped. Of the rest, in 728 the text ends with the run, where
-    transformers keeps rejected tokens; in all others but one nothing is common.
+    model's tokenizer and three others, with all markers dropped. Of the rest, in 728 the text ends
+    with the run, where transformers keeps rejected tokens; in all others but one nothing is common.
 """
 
 from __future__ import annotations
