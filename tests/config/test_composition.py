@@ -320,8 +320,8 @@ def test_the_pair_file_sets_cachebacks_budget_for_the_entries_of_compare_too():
 
 BUDGETS = [
     "method=eagle2",
-    "compare=[cacheback,{method: cacheback,label: mine,table: dynamic,total_draft_len: 9},jacobi,"
-    "{method: jacobi,label: same,block_len: 8},ngrammys,sps]",
+    "compare=[cacheback,{method: cacheback,label: mine,table: dynamic,total_draft_len: 9},"
+    "random_drafts,{method: random_drafts,label: same,n_nodes: 16},ngrammys,sps]",
 ]
 
 
@@ -355,8 +355,9 @@ def test_one_key_chooses_the_budgets_of_all_labels(typed, rows, drafts, kinds):
     assert (
         eagle2.method["total"], cacheback.method["total_draft_len"], mine.method["total_draft_len"]
     ) == rows  # fmt: skip
-    # None is tuned for the others, and a value that is the yaml's own is nothing typed.
-    assert [e.budget for e in entries.values()] == [None, *kinds, *["published"] * 4]
+    # None is tuned for two, whose value that is the yaml's own is nothing typed.
+    expected = [None, *kinds, *["published"] * 2, *[kinds[1]] * 2]
+    assert [e.budget for e in entries.values()] == expected
     # The pair's draft model and heads stay, and what its file says beside a budget.
     assert ("eagle" in eagle2.heads) == (entries["sps"].draft.path is not None) == drafts
     assert entries["ngrammys"].method["bos"] is drafts
