@@ -44,6 +44,7 @@ from specbench.index.head_tree import FixedTreeDrafter
 from specbench.models.heads import eagle, eagle3
 from specbench.models.heads.checkpoint import ends_of
 from specbench.models.heads.decoder import FeatureHead
+from specbench.models.heads.head_graphs import HeadGraphs, on_fixed_rows
 
 
 @dataclass(kw_only=True, eq=False)
@@ -67,8 +68,17 @@ class _Feature(HeadDrafter):
         """Knobs that decide what `_load` gives."""
         raise NotImplementedError
 
-    def _grow(self, feature: torch.Tensor, levels: int) -> ModelWork[DraftTree]:
-        """The tree of ``levels`` levels; ``feature [1, hidden]`` leads to the first one."""
+    def _growing(
+        self, feature: torch.Tensor, levels: int, counted: torch.Tensor | None = None
+    ) -> ModelWork[torch.Tensor]:
+        """What a tree of ``levels`` levels is made of; ``feature [1, hidden]`` leads to the first.
+
+        ``counted [1]``: how many of the levels count, where that is known on the device alone.
+        """
+        raise NotImplementedError
+
+    def _tree_of(self, found: torch.Tensor, levels: int) -> DraftTree:
+        """The tree of what `_growing` gives for as many levels or more."""
         raise NotImplementedError
 
     def setup(self, context: DraftContext) -> None:
@@ -76,12 +86,29 @@ class _Feature(HeadDrafter):
         assert context.target is not None
         load = partial(self._load, context.heads[self.head], context.target)
         self._head = self._twin(context, load, *self._weights)
-        self._device = context.target.device
+        self._device, self._dtype = context.target.device, context.target.dtype
+        self._state_size = context.target.embeddings.embedding.shape[1]
+        self._graphs: HeadGraphs | None = None
 
     @torch.inference_mode()
     def begin(self, state: DecodeState) -> None:
         if room := self._room(state):
-            self._head.reserve(room, self._nodes_read)
+            rows = self._levels + 1  # the root's, and a path of its own
+            nodes = max(self._nodes_read, rows if self._graph_tokens else 0)
+            self._head.reserve(room, nodes)
+            assert self._head.cache is not None
+            if self._graph_tokens:
+                self._graphs = HeadGraphs(
+                    self._drafted,
+                    size=self._head.shape.hidden_size,
+                    device=self._device,
+                    dtype=self._dtype,
+                    read=self._read,
+                    width=len(self.layers) * self._state_size,
+                    rows=rows,
+                    nodes=nodes,
+                )
+                self._graphs.capture(self._head.cache.rows)
         assert self._head.cache is not None
         self._cache = self._head.cache
         self._cache.truncate(0)
@@ -91,18 +118,42 @@ class _Feature(HeadDrafter):
         levels = min(self._levels, state.remaining - 1)
         if levels < 1:
             return DraftTree.empty()
-        yield from self._catch_up(state)
-        return (yield from self._grow(self._feature, levels))
+        read_so = yield from self._catch_up(state)
+        found = None
+        if self._graphs is not None:
+            found = self._graphs.draft(self._cache.length, self._feature, levels)
+        self._launched += found is None or not read_so
+        if found is None:
+            found = yield from self._growing(self._feature, levels)
+        return self._tree_of(found, levels)
 
-    def _catch_up(self, state: DecodeState) -> ModelWork[None]:
+    def _catch_up(self, state: DecodeState) -> ModelWork[bool]:
+        """Read what is unread; whether that was nothing, or done by a graph."""
         states = self._unread()
         if states is None:
             self._cache.drop_nodes()
-            return
+            return True
         # Each row goes with the token after it, the last one with the root.
         start = self._cache.length + 1
-        ids = to_device(state.buffer[start : start + len(states)].copy(), self._device)
+        after = state.buffer[start : start + len(states)]
+        if self._graphs is not None and self._graphs.read(start - 1, states, after):
+            self._cache.read(len(states))
+            self._feature = self._graphs.feature
+            return True
+        ids = to_device(after.copy(), self._device)
         self._feature = (yield from self._head.catching_up(ids, states))[-1:]
+        return False
+
+    # -- what graphs are recorded of ---------------------------------------------------------------
+
+    def _read(self, numbers: torch.Tensor, states: torch.Tensor, keys: int) -> torch.Tensor:
+        with on_fixed_rows(self._head, numbers[:1], keys):
+            features = alone(self._head.catching_up(numbers[2:], states))
+        return features.index_select(0, numbers[1:2] - 1)
+
+    def _drafted(self, feature: torch.Tensor, asked: torch.Tensor, keys: int) -> torch.Tensor:
+        with on_fixed_rows(self._head, asked[:1], keys):
+            return alone(self._growing(feature, self._levels, asked[1:]))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -139,7 +190,9 @@ class Eagle(_Feature, FixedTreeDrafter):
     def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
         return _first_head(folder, target, self.vocabulary)
 
-    def _grow(self, feature: torch.Tensor, levels: int) -> ModelWork[DraftTree]:
+    def _growing(
+        self, feature: torch.Tensor, levels: int, counted: torch.Tensor | None = None
+    ) -> ModelWork[torch.Tensor]:
         head, tokens = self._head, []
         features = feature
         for level, (above, ranks, inner) in enumerate(self._plan[:levels]):
@@ -150,7 +203,10 @@ class Eagle(_Feature, FixedTreeDrafter):
                 above = above[inner]
                 ids, own = tokens[-1][inner], self._above[level]
                 features = yield from head.extending(ids, features[above], own)
-        return self._filled(torch.cat(tokens))
+        return torch.cat(tokens)
+
+    def _tree_of(self, found: torch.Tensor, levels: int) -> DraftTree:
+        return self._filled(found[: sum(self._tree.level_sizes[:levels])])
 
 
 def _first_head(folder: Path, target: TargetInfo, vocabulary: str | None) -> FeatureHead:
@@ -183,6 +239,11 @@ class _Grown(_Feature):
         self._require_positive("total", "top_k")
         self._require(self.depth >= 0, "depth", "at least 0: one level")
 
+    def setup(self, context: DraftContext) -> None:
+        super().setup(context)
+        ids = self._head.target_ids
+        self._n_ids = context.vocab_size if ids is None else len(ids)
+
     @property
     def max_nodes(self) -> int:
         return max(1, min(self.total - 1, self.top_k + self.depth * self.top_k**2))
@@ -195,16 +256,11 @@ class _Grown(_Feature):
     def _nodes_read(self) -> int:
         return max(1, self.depth * self.top_k)
 
-    def _grow(self, feature: torch.Tensor, levels: int) -> ModelWork[DraftTree]:
+    def _growing(
+        self, feature: torch.Tensor, levels: int, counted: torch.Tensor | None = None
+    ) -> ModelWork[torch.Tensor]:
+        """``[3, n]`` float64: ids, parents and survival, the likeliest node first."""
         head = self._head
-        if levels == 1:  # no score is compared with another node's
-            logits = (yield from head.scoring(feature))[0]
-            count = min(self.top_k, self.total - 1, len(logits))
-            best, survival = logits.topk(count).indices, None
-            if self.enough is not None:  # but a drafter around this one asks how likely each is
-                survival = logits.double().softmax(-1)[best].cpu().numpy()
-            tokens = head.to_target_ids(best).cpu().numpy()
-            return DraftTree(tokens, np.full(count, -1), survival=survival)
         scores, ids = self._children((yield from head.scoring(feature)))
         k = scores.shape[1]
         scores, ids = scores[0], head.to_target_ids(ids[0])
@@ -224,7 +280,7 @@ class _Grown(_Feature):
             gained = (scores[:, None] + gained).flatten()
             all_ids.append(children)
             all_scores.append(gained)
-            parents.append(best.repeat_interleave(k))
+            parents.append(best[:, None].expand(-1, k).flatten())
             chosen = _first(gained, k)
             ids, scores, best = children[chosen], gained[chosen], made + chosen
             row = chosen // k
@@ -232,15 +288,22 @@ class _Grown(_Feature):
             made += k * k
         # A child scores at most its parent's and was made later: the best ones are a tree.
         every_score = torch.cat(all_scores)
+        if counted is not None:
+            beyond = torch.arange(made, device=self._device) >= k + (counted - 1) * k * k
+            every_score = every_score.masked_fill(beyond, -torch.inf)
         kept = _first(every_score, min(self.total - 1, made))
         place = torch.full((made + 1,), -1, device=self._device)
         place[kept] = torch.arange(len(kept), device=self._device)
         nodes = (torch.cat(all_ids)[kept], place[torch.cat(parents)[kept]], every_score[kept].exp())
-        # The one copy of a draft; ids are exact in float64.
-        tokens, above_kept, survival = torch.stack([part.double() for part in nodes]).cpu().numpy()
-        return DraftTree(
-            tokens.astype(np.int64), above_kept.astype(np.int64), survival=survival.copy()
-        )
+        return torch.stack([part.double() for part in nodes])  # ids are exact in it
+
+    def _tree_of(self, found: torch.Tensor, levels: int) -> DraftTree:
+        k = min(self.top_k, self._n_ids)
+        made = k + (levels - 1) * k * k
+        # The one copy of a draft.
+        tokens, above, survival = found.cpu().numpy()[:, : min(self.total - 1, made)]
+        said = None if levels == 1 and self.enough is None else survival.copy()
+        return DraftTree(tokens.astype(np.int64), above.astype(np.int64), survival=said)
 
     def _children(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``[n, top_k]`` log-probabilities and own ids of each node's likeliest children."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from specbench.decoding.device import to_device
@@ -29,6 +30,7 @@ from specbench.index.head_tree import FixedTreeDrafter
 from specbench.index.static_tree import require_heads
 from specbench.models.heads import hydra_heads
 from specbench.models.heads.checkpoint import ends_of
+from specbench.models.heads.head_graphs import HeadGraphs, on_fixed_rows
 
 
 @dataclass(kw_only=True, eq=False)
@@ -55,30 +57,78 @@ class Hydra(FixedTreeDrafter):
         self._ids = ids if shared else None
         require_heads(self._tree, len(self._heads.heads), folder)
 
+        self._dtype, self._width = target.dtype, target.embeddings.embedding.shape[1]
+        self._graphs: HeadGraphs | None = None
+
     @torch.inference_mode()
     def begin(self, state: DecodeState) -> None:
         if room := self._room(state):
-            self._heads.reserve(room)
+            rows = len(self._plan) + 1  # the root's, and a path of its own
+            self._heads.reserve(room + rows)
+            if self._graph_tokens:
+                self._capture(rows)
         if self._heads.cache is not None:
             self._heads.cache.truncate(0)
         alone(self._catch_up())
+
+    def _capture(self, rows: int) -> None:
+        cache = self._heads.cache
+        reads = cache is not None
+        self._graphs = HeadGraphs(
+            lambda prefix, asked, _: alone(
+                self._guessed(prefix, asked[1:].view(1, 1), len(self._plan))
+            ),
+            size=self._width,
+            device=self._device,
+            dtype=self._dtype,
+            read=self._read if reads else None,
+            width=self._width,
+            rows=rows if reads else 0,
+        )
+        self._graphs.capture(0 if cache is None else cache.rows)
+
+    def _read(self, numbers: torch.Tensor, states: torch.Tensor, keys: int) -> torch.Tensor:
+        with on_fixed_rows(self._heads, numbers[:1], keys):
+            return self._heads.read_fixed(states, numbers[1:2])
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         levels = min(len(self._plan), state.remaining - 1)
         if levels < 1:
             return DraftTree.empty()
-        yield from self._catch_up()
+        read_so = yield from self._catch_up()
+        tokens = None
+        if self._graphs is not None:
+            length = 0 if self._heads.cache is None else self._heads.cache.length
+            tokens = self._graphs.draft(length, self._prefix, state.root)
+        self._launched += tokens is None or not read_so
+        if tokens is None:
+            root = to_device(torch.tensor([[state.root]]), self._device)
+            tokens = yield from self._guessed(self._prefix, root, levels)
+        return self._filled(tokens[: sum(self._tree.level_sizes[:levels])])
+
+    def _guessed(
+        self, prefix: torch.Tensor, paths: torch.Tensor, levels: int
+    ) -> ModelWork[torch.Tensor]:
+        """``[n]`` the tree's tokens, below a root ``[1, 1]``."""
         tokens = []
-        paths = to_device(torch.tensor([[state.root]]), self._device)
         for level, (above, ranks, inner) in enumerate(self._plan[:levels]):
-            logits = yield from self._heads.guessing(self._prefix, paths)
+            logits = yield from self._heads.guessing(prefix, paths)
             best = logits.topk(self._n_ranks[level], dim=-1).indices
             chosen = best[above, ranks]
             tokens.append(chosen if self._ids is None else self._ids[chosen])
             paths = torch.cat([paths[above[inner]], tokens[-1][inner, None]], dim=1)
-        return self._filled(torch.cat(tokens))
+        return torch.cat(tokens)
 
-    def _catch_up(self) -> ModelWork[None]:
-        states = self._unread()
-        if states is not None:
-            self._prefix = yield from self._heads.catching_up(states)
+    def _catch_up(self) -> ModelWork[bool]:
+        """Read what is unread; whether that was nothing, or done without launching it."""
+        states, cache = self._unread(), self._heads.cache
+        if states is None:
+            return True
+        if self._graphs is not None and cache is not None:
+            after = np.zeros(len(states), dtype=np.int64)  # the prefix reads no ids
+            if self._graphs.read(cache.length, states, after):
+                cache.read(len(states))
+                self._prefix = self._graphs.feature
+                return True
+        self._prefix = yield from self._heads.catching_up(states)
+        return cache is None  # then nothing was computed

@@ -41,6 +41,7 @@ from specbench.index.static_tree import (
 )
 from specbench.models.heads import medusa
 from specbench.models.heads.checkpoint import ends_of, read_json
+from specbench.models.heads.head_graphs import HeadGraphs
 
 _ROWS_AHEAD = 64  # of the vocabulary's size each
 _BY_MODEL = "by_model"
@@ -99,6 +100,17 @@ class Medusa(FixedTreeDrafter):
         self._depths = torch.from_numpy(depths).to(self._device)
         self._ranks = torch.from_numpy(ranks).to(self._device)
         self._ends = np.cumsum(self._tree.level_sizes)  # nodes down to each level
+        self._graphs: HeadGraphs | None = None
+        if target.graph_tokens:
+            self._graphs = HeadGraphs(
+                lambda hidden, *_: self._chosen(
+                    self._best(self._heads(hidden, len(self._ends)))[0]
+                ),
+                size=target.embeddings.embedding.shape[1],
+                device=self._device,
+                dtype=target.dtype,
+            )
+            self._graphs.capture()
         self._state: torch.Tensor | None = None
         self._ahead: torch.Tensor | None = None  # candidates of each row from the last prompt's on
 
@@ -124,12 +136,20 @@ class Medusa(FixedTreeDrafter):
         if self._state is None or levels < 1:
             return DraftTree.empty()
         n = int(self._ends[levels - 1])
-        if self._ahead is None:
-            best = self._best((yield from self._heads.guessing(self._state, levels)))[0]
-        else:
+        if self._ahead is not None:
             best = self._ahead[state.length - state.n_prompt - 1]
+            return self._filled(self._chosen(best, n))
+        tokens = self._graphs.draft(0, self._state) if self._graphs is not None else None
+        if tokens is None:
+            self._launched += 1
+            best = self._best((yield from self._heads.guessing(self._state, levels)))[0]
+            tokens = self._chosen(best, n)
+        return self._filled(tokens[:n])
+
+    def _chosen(self, best: torch.Tensor, n: int | None = None) -> torch.Tensor:
+        """Tokens of the first ``n`` nodes, of one row of `_best`; None: of all."""
         tokens = best[self._depths[:n], self._ranks[:n]]
-        return self._filled(tokens if self._ids is None else self._ids[tokens])
+        return tokens if self._ids is None else self._ids[tokens]
 
     def _best(self, logits: torch.Tensor) -> torch.Tensor:
         """``[n, levels, ranks]`` candidates of each row's heads, by their own ids."""

@@ -46,7 +46,7 @@ from specbench.decoding.structs import (
     StepOutcome,
 )
 from specbench.errors import ConfigurationError
-from specbench.index.adjacency_matrix import UPDATE_RULES, AdjacencyMatrix
+from specbench.index.adjacency_matrix import UPDATE_RULES, AdjacencyMatrix, MatrixGraphs
 from specbench.index.static_tree import (
     StaticTree,
     grow_tree,
@@ -128,6 +128,12 @@ class TokenRecycling(Drafter):
         self._eos = context.eos_ids
         self._matrix = AdjacencyMatrix(context.vocab_size, self.k, device)
         self._matrix.prepare(self._tree)
+        self._graphs: MatrixGraphs | None = None
+        if context.target is not None and context.target.graph_tokens:
+            self._graphs = MatrixGraphs(
+                self._matrix, len(self._tree), context.target.dtype, self.update
+            )
+            self._matrix.clear()  # recording has written to it
 
     def reset(self) -> None:
         self._matrix.clear()
@@ -138,7 +144,9 @@ class TokenRecycling(Drafter):
         matrix.update(tokens, logits, self.update)
 
     def propose(self, state: DecodeState) -> DraftTree:
-        tokens = self._matrix.fill(state.root)
+        tokens = None if self._graphs is None else self._graphs.fill(state.root)
+        if tokens is None:
+            tokens = self._matrix.fill(state.root)
         on_host = tokens.device.type == "cpu"
         return DraftTree(
             tokens.numpy() if on_host else tokens, self._tree.parents, sources=self._ranks
@@ -149,9 +157,11 @@ class TokenRecycling(Drafter):
             return
         # Not necessarily the tree proposed: the engine may have cut it, or `union` merged it.
         matrix, drafted = self._matrix, outcome.tree.tokens
+        root = int(state.buffer[state.length - len(outcome.committed) - 1])
+        if self._graphs is not None and self._graphs.update(root, drafted, outcome.logits):
+            return
         if isinstance(drafted, np.ndarray):
             drafted = torch.from_numpy(drafted).to(matrix.rows.device)
-        root = int(state.buffer[state.length - len(outcome.committed) - 1])
         tokens = torch.cat([drafted.new_full((1,), root), drafted])
         matrix.update(tokens, outcome.logits, self.update)
 

@@ -13,12 +13,14 @@ from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter, ModelDrafter
 from specbench.decoding.structs import (
     AFTER_FINAL_NORM,
+    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
     StepOutcome,
 )
+from specbench.results.records import LAUNCHED_DRAFTS
 
 if TYPE_CHECKING:
     from specbench.arrays import IntArray
@@ -47,7 +49,7 @@ class HeadDrafter(ModelDrafter):
         super().__post_init__()
         self._require(bool(self.head), "head", "a name in pair.heads, a folder or a hub id")
         self._waiting: list[torch.Tensor] = []
-        self._reserved = 0
+        self._reserved = self._graph_tokens = self._launched = 0
 
     @property
     def max_nodes(self) -> int:
@@ -70,6 +72,7 @@ class HeadDrafter(ModelDrafter):
 
     def setup(self, context: DraftContext) -> None:
         self._reserved = 0
+        self._graph_tokens = 0 if context.target is None else context.target.graph_tokens
 
     def _twin(self, context: DraftContext, load: Callable[[], _Head], *key: Hashable) -> _Head:
         """The head, whose weights the run's drafters share; what it has read is this one's.
@@ -102,6 +105,7 @@ class HeadDrafter(ModelDrafter):
 
     def observe_prompt_hidden(self, prompt: IntArray, hidden: Mapping[int, torch.Tensor]) -> None:
         self._waiting = [self._joined(hidden)]
+        self._launched = 0
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         if outcome.hidden is not None:
@@ -110,11 +114,16 @@ class HeadDrafter(ModelDrafter):
     def end(self, state: DecodeState) -> None:
         self._waiting = []
 
+    def report(self) -> Mapping[str, Counted]:
+        """Beside a target on CUDA graphs: drafts whose own work was launched kernel by kernel."""
+        return {LAUNCHED_DRAFTS: self._launched} if self._graph_tokens else {}
+
     def _room(self, state: DecodeState) -> int | None:
         """Tokens that a head's cache must hold from now on; None where it holds as many."""
         if len(state.buffer) <= self._reserved:
             return None
-        self._reserved = -(-len(state.buffer) // _LENGTH_STEP) * _LENGTH_STEP
+        steps = -(-len(state.buffer) // _LENGTH_STEP) * _LENGTH_STEP
+        self._reserved = max(steps, self._graph_tokens)  # graphs are made once for all texts
         return self._reserved
 
     def _joined(self, hidden: Mapping[int, torch.Tensor]) -> torch.Tensor:

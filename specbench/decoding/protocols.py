@@ -107,6 +107,13 @@ class TargetInfo(Protocol):
     def max_nodes(self) -> int:
         """Nodes of the largest tree that it reads in one pass."""
 
+    @property
+    def graph_tokens(self) -> int:
+        """Tokens of the longest text whose passes are replayed as CUDA graphs; 0 for none.
+
+        A drafter's own work should be so, too, lest it be slower beside them than it has to.
+        """
+
     def fingerprint(self) -> Array:
         """A sample of its weights in float32: the same in any dtype, up to rounding."""
 

@@ -11,8 +11,10 @@ import torch
 from numba import njit
 
 from specbench.arrays import Array, IntArray
+from specbench.decoding.device import fill, to_device
 from specbench.errors import unknown_name
 from specbench.index.static_tree import StaticTree
+from specbench.kernels.cuda_graphs import GraphRecorder, RecordedCall
 
 UPDATE_RULES = ("last", "first", "parallel")
 
@@ -137,9 +139,12 @@ class AdjacencyMatrix:
             for above, ranks in tree.levels
         )
 
-    def fill(self, root: int) -> torch.Tensor:
-        """``[n]`` int64 tokens of the prepared tree's nodes below ``root``, on the device."""
-        candidates = self.rows[root]
+    def fill(self, root: int | torch.Tensor) -> torch.Tensor:
+        """``[n]`` int64 tokens of the prepared tree's nodes below ``root``, on the device.
+
+        ``root`` may be ``[1]`` there.
+        """
+        candidates = self.rows[root].view(-1)
         tokens: list[torch.Tensor] = []
         for picks in self._levels:
             if tokens:
@@ -182,3 +187,51 @@ class AdjacencyMatrix:
             occurrence = begin.unsqueeze(1) + self._columns.remainder(count)
             chosen = candidates[order[occurrence], self._columns]
         self.rows.index_copy_(0, grouped, chosen.int())
+
+
+class MatrixGraphs(GraphRecorder):
+    """A matrix's two steps as CUDA graphs, for the tree that it was prepared for.
+
+    Args:
+        n: nodes of the tree.
+        dtype: of logits.
+        rule: as in `AdjacencyMatrix.update`.
+    """
+
+    def __init__(self, matrix: AdjacencyMatrix, n: int, dtype: torch.dtype, rule: str) -> None:
+        device = matrix.rows.device
+        super().__init__(device)
+
+        def update(tokens: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            matrix.update(tokens, logits, rule)
+            return ()
+
+        with torch.inference_mode(False):  # they may be written to outside of that mode, too
+            root = torch.zeros(1, dtype=torch.int64, device=device)
+            read = torch.zeros(n + 1, dtype=torch.int64, device=device)
+            logits = torch.zeros(n + 1, len(matrix.rows), dtype=dtype, device=device)
+        filled = RecordedCall(self, lambda root: (matrix.fill(root),), root)
+        updated = RecordedCall(self, update, read, logits)
+        self._filled = filled if self.record(filled, "the tree") else None
+        self._updated = updated if self.record(updated, "the update") else None
+
+    def fill(self, root: int) -> torch.Tensor | None:
+        """As `AdjacencyMatrix.fill`; None where no graph does it."""
+        if self._filled is None:
+            return None
+        fill(self._filled.buffers[0], np.array([root]))
+        self._filled.run()
+        return self._filled.outputs[0].clone()  # the update's run may overwrite it
+
+    def update(self, root: int, drafted: Array | torch.Tensor, logits: torch.Tensor) -> bool:
+        """As `AdjacencyMatrix.update`, of a whole tree; False where no graph does it."""
+        if self._updated is None:
+            return False
+        read, held = self._updated.buffers
+        if len(drafted) != len(read) - 1 or logits.dtype != held.dtype:
+            return False
+        fill(read, np.array([root]))
+        read[1:] = to_device(drafted, self.device)
+        held.copy_(logits[:, : held.shape[1]])
+        self._updated.run()
+        return True

@@ -95,7 +95,7 @@ class RecordedCall(Recorded):
         return self._function(*self.buffers)
 
 
-class Recorder:
+class GraphRecorder:
     """Records the graphs of one owner, which have stream and memory in common.
 
     Attributes:

@@ -27,7 +27,7 @@ from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
 from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan
-from specbench.kernels.cuda_graphs import Recorder
+from specbench.kernels.cuda_graphs import GraphRecorder
 from specbench.kernels.gpu_layers import GRAPH_USERS, fuse
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import in_place
@@ -75,7 +75,7 @@ def no_graphs(model: PreTrainedModel) -> str | None:
     return None
 
 
-class GraphTarget(Recorder, Target):
+class GraphTarget(GraphRecorder, Target):
     """A target whose passes have fixed shapes and, on a GPU, are replayed as CUDA graphs.
 
     Args:
@@ -128,6 +128,7 @@ class GraphTarget(Recorder, Target):
         super().reserve(max_len, padded - 1, batch)
         if self._sizes == before:
             return
+        self.graph_tokens = self.cache.max_len if self.captures else 0
         if self.captures:
             self._pool = None
             for keys in key_buckets(self.cache.max_len):
@@ -151,10 +152,6 @@ class GraphTarget(Recorder, Target):
         one = _NODES if self._drafts else 1
         shapes = [(rows, one) for rows in ROW_BUCKETS if rows <= most]
         return shapes + [(rows, k) for k, rows in self._layouts if k <= batch]
-
-    @property
-    def graph_tokens(self) -> int:
-        return self.cache.max_len if self.captures else 0
 
     @property
     def captures(self) -> bool:

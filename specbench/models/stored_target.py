@@ -101,6 +101,10 @@ class StoredTarget:
     def n_parameters(self) -> int:
         raise self._needs_model("the number of the target's parameters")
 
+    @property
+    def graph_tokens(self) -> int:
+        return 0
+
     def fingerprint(self) -> Array:
         raise self._needs_model("a sample of the target's weights")
 

@@ -51,6 +51,8 @@ class Target(PassMasks):
         reason: why passes run eagerly although another engine was asked for; None: as asked.
     """
 
+    graph_tokens = 0
+
     def __init__(
         self,
         model: PreTrainedModel,

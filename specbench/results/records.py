@@ -56,6 +56,7 @@ LEFT = (CASES, ERRORS, DISTURBED, STEPS, SUMMARY)  # what tables are made of
 
 # Counts in ``CaseRecord.drafter``: passes that ran eagerly where a CUDA graph was meant to be.
 EAGER_PASSES, EAGER_DRAFT_PASSES = "eager_passes", "eager_draft_passes"
+LAUNCHED_DRAFTS = "launched_drafts"  # of a trained head, where its own work was no graph
 
 STATUSES = ("ok", "failed", "disturbed")
 TIMINGS = ("measured", "predicted", "none")

@@ -31,6 +31,7 @@ class TableTarget:
 
     device = torch.device("cpu")
     n_parameters = 10
+    graph_tokens = 0
 
     def __init__(self, logits: torch.Tensor) -> None:
         self.table = logits

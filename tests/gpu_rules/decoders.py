@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from methods.card import Card
 from methods.eagle import Eagle, Eagle2, Eagle3
@@ -23,7 +24,7 @@ from methods.sps import Sps
 from methods.token_recycling import TokenRecycling
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DraftContext
+from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier, Verifier
 from specbench.models.draft.model import DraftModel
@@ -99,6 +100,28 @@ def decode(
     finally:
         drafter.close()
     return result
+
+
+def drafts(where: Any, drafter: Drafter, plain: list[int], **given: Any) -> list[tuple[Any, ...]]:
+    """Trees of a drafter, each behind a step that accepted none to five tokens.
+
+    Every other tree is verified, and right tokens in place of the others: so paths of all lengths
+    are read, whether it drafts well or badly.
+    """
+    found: list[tuple[Any, ...]] = []
+    propose = drafter.propose
+
+    def spied(state: Any) -> DraftTree:
+        tree = propose(state)
+        tokens, survival = torch.as_tensor(tree.tokens).tolist(), tree.survival
+        found.append((tokens, tree.parents.tolist(), None if survival is None else survival))
+        n, done = len(found) % 6, state.length - state.n_prompt
+        right = np.array(plain[done : done + n], dtype=np.int64)
+        return tree if n % 2 else DraftTree.chain(right[: state.remaining - 1])
+
+    drafter.propose = spied  # type: ignore[method-assign]
+    assert decode(where, drafter, turns=2, **given).output_ids == plain
+    return found
 
 
 def on_the_cpu() -> list[int]:

@@ -38,13 +38,25 @@ def test_methods_with_a_draft_model(gpu, plain):
     assert not target.reasons
 
 
-def test_heads(gpu, plain, tmp_path):
-    files = decoders.heads(tmp_path)
-    for name, make in HEADS.items():
-        drafter = make()
-        layers = drafter.needs.hidden_layers
-        target = decoders.target(max_nodes=12, hidden_layers=[layers])
-        assert decode(target, drafter, turns=2, heads=files).output_ids == plain, name
+@pytest.mark.parametrize("name", [*HEADS, "token_recycling"])
+def test_captured_drafts_are_those_of_the_cpu(gpu, plain, tmp_path, name):
+    """The text is the target's whatever a head drafts, so trees are compared."""
+    make = HEADS.get(name) or TEXT[name]
+    given = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
+    layers = make().needs.hidden_layers
+    nodes = max(make().needs.max_nodes, 5)
+    target = decoders.target(max_nodes=nodes, hidden_layers=[layers] if layers else [])
+    captured, drafter = make(), make()
+    found = decoders.drafts(target, captured, plain, **given)
+    wanted = decoders.drafts(Target(tiny_model("llama"), max_len=128), drafter, plain, **given)
+    assert len(found) == len(wanted) > 6
+    for (*tree, said), (*other, other_said) in zip(found, wanted, strict=True):
+        assert tree == other
+        assert said is other_said is None or np.allclose(said, other_said)
+    if name in HEADS:
+        launched = captured.report()["launched_drafts"]
+        assert launched <= len(found) / 2  # paths that no head drafts
+        assert not drafter.report()
 
 
 @pytest.mark.parametrize(

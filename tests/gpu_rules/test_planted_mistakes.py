@@ -6,22 +6,31 @@ than one wait of the host in a step.
 
 import re
 from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 import torch
 
+from methods.hydra_heads import Hydra
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
+from specbench.index.adjacency_matrix import AdjacencyMatrix
 from specbench.models import static_pass
 from specbench.models.graph_target import GraphTarget, key_bucket, row_bucket
+from specbench.models.heads import head_graphs
+from specbench.models.heads.head_graphs import HeadGraphs
+from specbench.models.heads.row_cache import FixedRows, RowCache
 from specbench.models.kv_cache import KVCache
 from specbench.models.scores import Scores
 from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
+from specbench.models.target import Target
 from specbench.system.clock import TorchEvents
+from tests.conftest import tiny_model
 from tests.gpu_rules import decoders, memory
-from tests.gpu_rules.decoders import DEVICE, DRAFTED, PROMPT, SECOND, TEXT, decode
+from tests.gpu_rules.decoders import DEVICE, DRAFTED, HEADS, PROMPT, SECOND, TEXT, decode
 from tests.gpu_rules.memory import (
     APART,
     CAPTURE,
@@ -91,6 +100,28 @@ def with_a_draft(name, device):
         draft = decoders.draft(drafter, device)
         found = decode(target, drafter, draft_model=draft, overlap="stream")
         check(draft._target, found, plain)
+
+    return run
+
+
+def with_drafts(name):
+    """Of the text nothing is seen: the target's tokens stand whatever is drafted."""
+
+    def run(world, plain):
+        make = HEADS.get(name) or TEXT[name]
+        if name in HEADS:
+            with TemporaryDirectory() as folder:
+                return compared(make, plain, heads=decoders.heads(Path(folder)))
+        return compared(make, plain)
+
+    def compared(make, plain, **given):
+        layers = make().needs.hidden_layers
+        sizes = {"max_nodes": max(make().needs.max_nodes, 5)}
+        target = decoders.target(hidden_layers=[layers] if layers else [], **sizes)
+        found = decoders.drafts(target, make(), plain, **given)
+        wanted = decoders.drafts(Target(tiny_model("llama"), max_len=128), make(), plain, **given)
+        if [tree[:2] for tree in found] != [tree[:2] for tree in wanted]:
+            raise RuleBroken(OUTPUT, "other drafts than the CPU's")
 
     return run
 
@@ -215,6 +246,15 @@ def graphs_kept(patch):
     patch.setattr(GraphTarget, "_free", free)
 
 
+def pageable(buffer, values):
+    buffer[: len(values)].copy_(torch.from_numpy(values), non_blocking=True)
+
+
+def last_row(self, numbers, states, keys):
+    with head_graphs.on_fixed_rows(self._heads, numbers[:1], keys):
+        return self._heads.read_fixed(states, numbers[1:2] * 0 + len(states))
+
+
 def transposed(self):
     self.visible.copy_(self._host_visible.T, non_blocking=True)
 
@@ -258,6 +298,20 @@ MISTAKES = {
     "a capture's memory is kept": (kept_from_a_capture, a_text, POOL),
     "a draft's logits stay in their buffer": (
         logits_of_a_buffer, two_layers_of_a_draft, POOL),
+    "a head's numbers are replaced": (
+        then(HeadGraphs, "read", replaced("_new")), with_drafts("eagle2"), OUTPUT),
+    "a head's numbers are not pinned": (
+        instead(head_graphs, "fill", pageable), with_drafts("eagle2"), PAGEABLE),
+    "rows that a graph read are not counted": (
+        instead(RowCache, "read", lambda self, n: None), with_drafts("eagle2"), OUTPUT),
+    "padding is taken for the last row": (
+        instead(Hydra, "_read", last_row), with_drafts("hydra"), OUTPUT),
+    "a head's length is baked in": (
+        then(FixedRows, "__init__",
+             lambda self: setattr(self, "_length", torch.full_like(self._length, 41))),
+        with_drafts("eagle"), OUTPUT),
+    "Token Recycling's matrix is replaced": (
+        then(AdjacencyMatrix, "clear", replaced("rows")), with_drafts("token_recycling"), FREED),
     "a step waits twice": (
         then(FixedShape, "run", lambda self: self.outputs[0].sum().item()), a_text, WAITS),
     "the result's copy waits": (

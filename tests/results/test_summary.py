@@ -585,17 +585,16 @@ class TestRunSummary:
         other = self.of(cases, labels=labels, model=model, config=by_formula)
         assert other["notes"] == found["notes"]
 
-    @pytest.mark.parametrize(("engine", "said"), [("graph", 1), ("eager", 0)])
-    def test_heads_beside_captured_passes_are_told_of(self, engine, said):
+    def test_drafts_of_heads_beside_captured_passes_are_told_of(self):
         """On a GPU a target of CUDA graphs is held against heads that are none."""
-        model = {
-            "device": "cuda:0",
-            "passes": {"engine": engine, "graphs": ["1 x 1 rows, 256 keys"] if said else []},
-            "artefacts": {"pld": {"head eagle": {}}, "ar": {"datastore": {}}},
-        }
-        notes = self.of(pair("a"), labels={"ar": {}, "pld": {}}, model=model)["notes"]
-        found = [note for note in notes if "not captured" in note]
-        assert [note.startswith("pld: passes of heads") for note in found] == [True] * said
+        cases = [
+            record("ar", "a", 11, 10, 10.0),
+            record("eagle2", "a", 11, 5, 5.0, drafter={"launched_drafts": 1}),
+            record("union", "a", 11, 5, 5.0, drafter={"medusa.launched_drafts": 0}),
+        ]
+        notes = self.of(cases, labels={"ar": {}, "eagle2": {}, "union": {}})["notes"]
+        found = [note for note in notes if "kernel by kernel" in note]
+        assert [note.startswith("eagle2: 20.0% of its head's drafts") for note in found] == [True]
 
     @pytest.mark.parametrize(("verdict", "code"), [("bug", 1), ("near_tie", 0)])
     def test_the_exit_code(self, verdict, code):

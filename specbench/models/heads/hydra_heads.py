@@ -137,6 +137,13 @@ class HydraHeads(nn.Module):
         found: list[torch.Tensor] = list(last)
         return found
 
+    def read_fixed(self, states: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        """`catch_up` on `FixedRows`, of the first ``count [1]`` of ``states``: ``[1, hidden]``."""
+        assert self.prefix is not None and self.cache is not None
+        out = self.prefix.layer(states, self.cache.committed_rows(len(states)))
+        last: torch.Tensor = self.prefix.norm(out.index_select(0, count - 1))
+        return last
+
     def guessing(self, prefix: torch.Tensor, paths: torch.Tensor) -> ModelWork[torch.Tensor]:
         """`forward`, its products handed out."""
         shared = ("guess", id(self.heads), paths.shape[1])

@@ -239,6 +239,7 @@ class Ghost:
     n_parameters = 10
     n_layers = 8
     max_nodes = 128
+    graph_tokens = 0
     config = LAYER
 
     @property
