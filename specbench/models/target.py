@@ -51,8 +51,6 @@ class Target(PassMasks):
         reason: why passes run eagerly although another engine was asked for; None: as asked.
     """
 
-    graph_tokens = 0
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -67,7 +65,7 @@ class Target(PassMasks):
         reason: str | None = None,
     ) -> None:
         cuda_settings.fix()
-        self._reason, self._texts = reason, texts
+        self._reason, self._texts, self.graph_tokens = reason, texts, 0
         self.model = model.eval()
         config = model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
