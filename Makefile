@@ -59,6 +59,7 @@ $(STAMP_VENV):
 
 # By itself and exactly: an open range in a larger install lets pip replace a build that was chosen.
 $(STAMP_TORCH): $(STAMP_VENV)
+	@$(if $(TORCH_INDEX),true,$(PY) scripts/check_env.py --driver)
 	@echo "[setup 2/3] torch $(TORCH_VERSION) (a large download on Linux unless TORCH_INDEX names a CPU build)"
 	@$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(TORCH_VERSION)'
 	@touch $@

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.config.draft import check_device
 from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError
-from specbench.models.checkpoints import bundled, weights
+from specbench.models.checkpoints import bundled, room, weights
 from specbench.system.environment import gpus
 
 if TYPE_CHECKING:
@@ -117,8 +117,8 @@ def load_model(
 
     Raises:
         WeightsNotFound: the weights are neither local nor reachable, or a file is corrupt.
-        ConfigurationError: the device does not exist, ``device_map`` finds no room for all layers
-            on devices, or ``engine.weights`` is not for this model.
+        ConfigurationError: the device does not exist, disk, host or device have no room for it,
+            ``device_map`` finds none for all layers, or ``engine.weights`` is not for this model.
     """
     import torch
     from torch import nn
@@ -132,6 +132,7 @@ def load_model(
     kind = FLOAT32_WEIGHTS if engine is None else str(engine.weights)
     device = choose_device(str(model.device))
     dtype: torch.dtype = getattr(torch, str(model.dtype))
+    room.check(config, device)
     if model.shape:
         network = shape_model(
             model.shape_config, dtype=dtype, device=device, attention=str(model.attention)

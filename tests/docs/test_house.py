@@ -1,6 +1,7 @@
 """What the documents promise exists, and the house rules that no linter checks."""
 
 import ast
+import os
 import re
 import subprocess
 import tomllib
@@ -308,6 +309,29 @@ def test_one_torch_and_one_ruff_version_everywhere():
     packages = [d for hook in hooks for d in hook.get("additional_dependencies", ())]
     used = {package for package in packages if package.startswith("ruff==")}
     assert used == {f"ruff=={ruff}"}
+
+
+@pytest.mark.parametrize(
+    ("driver", "said"),
+    [
+        ("580.65.06", None),
+        ("", None),  # no such GPU
+        (
+            "550.54.15",
+            r"550\.54\.15 is too old .* CUDA 13; .* make setup TORCH_INDEX=URL .* CUDA 12",
+        ),
+        ("470.82", r"470\.82 is too old .* update the driver to 580"),
+    ],
+)
+def test_setup_says_what_to_type_before_a_torch_that_the_driver_is_too_old_for(
+    driver, said, monkeypatch, capsys, tmp_path
+):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho {driver}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert check_env.main(["--driver"]) == (2 if said else 0)
+    assert re.search(said or "^$", capsys.readouterr().err)
 
 
 def test_check_env_tells_a_wrong_version(tmp_path, capsys):

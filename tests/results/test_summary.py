@@ -585,6 +585,16 @@ class TestRunSummary:
         other = self.of(cases, labels=labels, model=model, config=by_formula)
         assert other["notes"] == found["notes"]
 
+    @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+    def test_a_baseline_that_no_graph_holds_is_told_of(self, device):
+        """70B over several GPUs: speedups stand on launches that the baseline waits for."""
+        why = "the model is spread over 2 devices (model.device_map)"
+        model = {"device": device, "passes": {"engine": "eager", "reason": why}}
+        notes = self.of(pair("a"), labels={"ar": {}, "pld": {}}, model=model)["notes"]
+        assert [why in note for note in notes if "speedups would be" in note] == [True] * (
+            device != "cpu"
+        )
+
     def test_drafts_of_heads_beside_captured_passes_are_told_of(self):
         """On a GPU a target of CUDA graphs is held against heads that are none."""
         cases = [

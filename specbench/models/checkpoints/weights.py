@@ -169,6 +169,12 @@ def _cached_snapshot(model: ModelConfig) -> Path | None:
     return folder if any(folder.glob("tokenizer*")) else None
 
 
+def at_hand(model: ModelConfig) -> bool:
+    """Whether its weights are on this machine, so that nothing is fetched."""
+    local = is_bundled(model) or local_folder(model) is not None
+    return local or _cached_snapshot(model) is not None
+
+
 def check_hub(model: ModelConfig) -> None:
     """Refuse a model that neither the hub's cache nor the hub has.
 

@@ -119,6 +119,11 @@ def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) ->
             "; ".join(f"{shape}: no CUDA graph ({why})" for shape, why in failed.items())
             + ". A part of ar's passes ran eagerly."
         )
+    elif passes.get("reason") and (model.device or "").startswith("cuda"):
+        found.append(
+            f"no pass is a CUDA graph ({passes['reason']}): ar waits for launches at every token, "
+            "drafts share theirs among several. Over captured passes the speedups would be smaller."
+        )
     if (price := price_words(manifest)) and not _batched(manifest):  # else it is no MAT / price
         found.append(price)
     speed, by = _memory_speed(model)

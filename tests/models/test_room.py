@@ -1,0 +1,61 @@
+"""What a model takes is compared with what there is before anything is fetched or loaded."""
+
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from specbench.config.compose import compose, typed
+from specbench.errors import ConfigurationError
+from specbench.models.checkpoints import room, weights
+
+GIB = 2**30
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sets what is free, in GiB, and asks for a model on ``cuda:0`` or the CPU."""
+
+    def ask(*typed_words, gpus=(80,), host=500, disk=500, fetched=True, device="cuda:0"):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+        monkeypatch.setattr(
+            torch.cuda,
+            "mem_get_info",
+            lambda d: (gpus[d if isinstance(d, int) else d.index] * GIB, 0),
+        )
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: 0)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=host * GIB))
+        monkeypatch.setattr(
+            room.shutil, "disk_usage", lambda place: SimpleNamespace(free=disk * GIB)
+        )
+        monkeypatch.setattr(weights, "at_hand", lambda model: fetched)
+        room.check(typed(compose([*typed_words])), torch.device(device))
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("words", "free", "refused"),
+    [
+        ("model=vicuna7b", {"gpus": [23.5]}, None),
+        ("model=vicuna7b", {"gpus": [15.6]}, r"takes about 16\.8 GiB .* the GPU has 15\.6 GiB"),
+        ("model=vicuna7b runner=hf", {"gpus": [23.5]}, r"takes about 29\.4 GiB"),
+        ("model=llama2_70b", {"gpus": [79, 79]}, None),
+        ("model=llama2_70b", {"gpus": [79]}, r"takes about 1\d\d\.\d GiB .* engine=eager"),
+        ("model=llama2_70b", {"gpus": [47, 47]}, r"the 2 GPUs have 94\.0 GiB free"),
+        ("model=vicuna7b", {"host": 8}, r"takes 12\.6 GiB of this machine's memory in float16"),
+        ("model=llama2_70b", {"gpus": [79, 79], "host": 8}, None),  # layer by layer
+        ("model=vicuna7b", {"disk": 9, "fetched": False}, r"about 12\.6 GiB and .* 9\.0 GiB free"),
+        ("model=vicuna7b", {"disk": 9}, None),
+        ("model=vicuna7b", {"device": "cpu", "host": 8, "gpus": []}, r"13\.6 GiB .* 8\.0 GiB"),
+        ("model=smollm2_135m", {"device": "cpu", "host": 2, "gpus": []}, None),
+    ],
+)
+def test_what_a_model_takes_and_there_is(machine, words, free, refused):
+    if refused is None:
+        machine(*words.split(), **free)
+        return
+    with pytest.raises(ConfigurationError, match=refused) as error:
+        machine(*words.split(), **free)
+    assert "type" in str(error.value).lower()
