@@ -11,9 +11,17 @@ from methods.adaptive import Adaptive, best_threshold
 from methods.opt_tree import OptTree
 from methods.pld import PromptLookup
 from methods.sps import Sps
+from methods.suffix_decoding import SuffixDecoding
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+from specbench.decoding.structs import (
+    NO_TOKENS,
+    DecodeState,
+    DraftContext,
+    DraftTree,
+    Needs,
+    StepOutcome,
+)
 from specbench.decoding.verify import BlockVerifier, RejectionVerifier
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface, Grid
@@ -234,10 +242,61 @@ def test_a_text_whose_drafts_do_not_pay_drafts_less_and_less(drafting_s, tmp_pat
     assert found == [0] * 7 + ([1] * 17 if not drafting_s else [1] + [0] * 16)
 
 
-def choose(seats):
+def test_what_a_text_rests_for_is_learnt_when_the_rest_is_over(tmp_path):
+    """Suffix decoding drafts after it what it drafts where it looked at every step."""
+    file = surface(tmp_path, 1 + 2.0 * np.arange(9), texts=2)
+    tokens = np.array([5, 6, 7, 8] * 8)
+    made = []
+    for rests in (True, False):
+        seat = Adaptive(drafter=SuffixDecoding(), policy="marginal", surface=file)
+        seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=rests))
+        seat.reset()
+        state = DecodeState(tokens[:4], 64)
+        seat.begin(state)
+        drafted = []
+        for n, token in enumerate(tokens[4:]):
+            choose([seat], states=[state])
+            drafted.append(seat.report()["offered_per_step"][-1])
+            state.commit(np.array([token]))
+            outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, tokens[n + 4 : n + 5], None)
+            seat.observe(state, outcome)
+        seat.end(state)
+        seat.begin(DecodeState(np.array([9, 5, 6]), 64))
+        made.append((drafted, seat.drafter.propose(DecodeState(np.array([9, 5, 6]), 64)).tokens))
+    (rarely, one), (always, other) = made
+    asked = [n for n, count in enumerate(rarely) if count]
+    assert [rarely[n] for n in asked] == [always[n] for n in asked] and len(asked) < len(always) / 2
+    assert one.tolist() == other.tolist() and len(one)
+
+
+def test_rows_go_to_the_text_that_keeps_the_others_waiting(tmp_path):
+    """Two texts take 4 s, one 3.5 s: the last one's token saves 3.5 s, the other's .5 s."""
+    file = surface(tmp_path, [3.5, 4.0, 4.6, 5.2, 7.6, 10, 12, 14], texts=2)
+    sure = (0.9, 0.8)
+    seats = [
+        Adaptive(drafter=Said(parents=CHAIN[:2], survival=sure), policy="marginal", surface=file)
+        for _ in range(2)
+    ]
+    for seat in seats:
+        seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
+        seat.begin(DecodeState(np.array([1]), 99))
+    found = []
+    for remaining in ((9, 9), (9, 8), (9, 8), (8, 8), (8, 8)):
+        found.append([len(tree) for tree in choose(seats, remaining)])
+    # The one ahead rests until the other has as few; in the first step both are as far.
+    assert found == [[1, 1], [2, 0], [2, 0], [2, 0], [1, 1]]
+    offered = [seat.report()["offered_per_step"] for seat in seats]
+    assert offered == [[2, 2, 2, 2, 2], [2, 2, 0, 0, 2]]
+
+
+def choose(seats, remaining=(9, 9, 9), states=None):
     """The drafts of texts that choose at once."""
-    works = [seat.drafting(DecodeState(np.array([1]), 9)) for seat in seats]
-    calls, kept = [next(work) for work in works], []
+    states = states or [DecodeState(np.array([1]), n) for n in remaining]
+    works = [seat.drafting(state) for seat, state in zip(seats, states, strict=False)]
+    try:
+        calls, kept = [next(work) for work in works], []
+    except StopIteration as done:  # one that chooses for itself
+        return [done.value]
     for work, found in zip(works, calls[0].answer([call.asked for call in calls]), strict=True):
         with pytest.raises(StopIteration) as done:
             work.send(found)

@@ -17,8 +17,9 @@ marginal    vLLM's adaptive verification, vllm-project/vllm PR 47808,
             likeliest nodes as give the most tokens for the time of a step. ``objective: plain``
             buys a node while its survival times a plain step's time is above its own price.
             With ``batch.budget=global`` nodes are chosen over the drafts of all texts that are
-            decoded at once, by their step's tokens and time; without it each text pays alone.
-            There a text whose drafts gain less than they take does not draft for some steps.
+            decoded at once; without it each text pays alone. There a text whose drafts gain less
+            time than they take rests for some steps, and one that is ahead of another until it is
+            not: a text that ends is not replaced, so only the last one's steps are saved whole.
 bandit      BanditSpec, arXiv 2505.15141; sail-sg/BanditSpec ``generate_utils.py``
             (``ucb_length_spec_generate``): the draft's depth, 1 to ``arms``, by an upper confidence
             bound on tokens per second.
@@ -55,13 +56,13 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from methods.adaptive.row_prices import Offer, RowPrices, behind
 from specbench.arrays import BoolArray, FloatArray, IntArray
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
@@ -82,7 +83,6 @@ _POLICIES = ("threshold", "survival", "marginal", "bandit")
 _OBJECTIVES = ("rate", "plain")
 _REWARDS = ("measured", "priced")
 _COUNTS = ("all", "arm")
-_CONTEXTS = 64  # a price holds for so many cached tokens
 _LONGEST_REST = 16  # steps of a text without a draft
 
 
@@ -180,24 +180,25 @@ class Adaptive(Composite):
         super().setup(context)
         self._drafts_by_model = self.parts[0].needs.draft_model
         self._shares = context.budget_shared and self.policy == "marginal"
-        self._prices: dict[tuple[int, int], FloatArray] = {}
         if self._priced:
             assert self.surface is not None
-            self._surface = CostSurface.read(Path(self.surface))
+            surface = CostSurface.read(Path(self.surface))
             if context.target is not None:
                 here = {
                     "dtype": str(context.target.dtype).removeprefix("torch."),
                     "device": context.target.device.type,
                 }
                 for key, value in here.items():
-                    measured = str(self._surface.model.get(key)).partition(":")[0]
+                    measured = str(surface.model.get(key)).partition(":")[0]
                     if measured != value:
                         raise ConfigurationError(
                             f"method.surface={self.surface} was measured with {key} {measured}, "
                             f"and this run has {value}. Measure one: python run.py runner=cost"
                         )
+            part, plain = self.parts[0], self.objective == "plain"
+            self._rows = RowPrices(surface, part.name, part.needs.max_nodes, plain=plain)
             if self._shares:
-                self._price(2, 0)  # refuses a surface without passes of several texts
+                self._rows.seconds(2, 0)  # refuses a surface without passes of several texts
 
     def _forget(self) -> None:
         self._confidence = self.confidence
@@ -206,6 +207,7 @@ class Adaptive(Composite):
         self._means, self._calls = np.zeros(self.arms), np.zeros(self.arms)
         self._started = 0.0
         self._in_vain, self._rest = 0, 0  # drafts in a row that did not pay; steps without one
+        self._untold: list[IntArray] = []  # of a rest's steps: what the part learns when it is over
 
     def begin(self, state: DecodeState) -> None:
         self._forget()
@@ -226,10 +228,13 @@ class Adaptive(Composite):
         self._tree = tree
         self._offered.append(len(tree))
         if self._shares:
-            same = ("rows", self.surface, self.objective)
-            kept, pays = yield ModelCall(same, (tree, state.length), self._bought, choice=True)
-            if not rests:
-                self._in_vain = 0 if pays else self._in_vain + 1
+            same, offer = ("rows", self.surface), Offer(tree, state.length, state.remaining)
+            found = yield ModelCall(same, offer, self._rows.bought, choice=True)
+            kept = found.kept
+            if not found.last:
+                self._rest = 1
+            elif not rests:
+                self._in_vain = 0 if found.pays else self._in_vain + 1
                 self._rest = min(2**self._in_vain // 4, _LONGEST_REST)  # 0, 1, 2, 4, ..
         else:
             kept = self._worth(tree, state.length) if len(tree) else NO_TOKENS
@@ -245,9 +250,21 @@ class Adaptive(Composite):
             # Its cache holds all that it drafted: the nodes that nobody verified are rejected ones.
             path = self._kept[outcome.path]
             seen = replace(outcome, tree=self._tree, path=path, next_tokens=None)
+        if self._rest and not len(verified) and self.parts[0].needs.tokens_only:
+            self._untold.append(outcome.committed)
+            return
+        if self._untold:
+            seen = replace(seen, committed=np.concatenate([*self._untold, seen.committed]))
+            self._untold = []
         super().observe(state, seen)
         if self.policy == "bandit":
             self._reward(len(outcome.path) + 1, len(verified), state.length)
+
+    def end(self, state: DecodeState) -> None:
+        if self._untold:
+            told, self._untold = np.concatenate(self._untold), []
+            super().observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, told, None))
+        super().end(state)
 
     def report(self) -> dict[str, Counted]:
         return {**super().report(), "offered_per_step": self._offered}
@@ -261,10 +278,10 @@ class Adaptive(Composite):
         survival = tree.survival
         assert survival is not None
         if self.policy == "marginal":
-            return self._bought([(tree, context)])[0][0]
+            return self._rows.bought([Offer(tree, context, 1)])[0].kept
         chances, depths = self._chances(tree, survival), _depths(tree.parents)
         ended = [self._ends(*node) for node in zip(chances, survival, depths, strict=True)]
-        return _behind(tree.parents, np.array(ended))
+        return behind(tree.parents, np.array(ended))
 
     def _enough(self, chance: float, survival: float) -> bool:
         self._said.append(chance)
@@ -295,59 +312,6 @@ class Adaptive(Composite):
         if len(self._judged) > 5 and len({right for _, right in self._judged}) == 2:
             self._confidence = best_threshold(*map(np.array, zip(*self._judged, strict=True)))
 
-    # -- marginal --------------------------------------------------------------------------------
-
-    def _bought(self, asked: Sequence[tuple[DraftTree, int]]) -> list[tuple[BoolArray, bool]]:
-        """Of drafts behind so many tokens, of texts in one pass: ``[n]`` which nodes are verified.
-
-        The likeliest nodes of all drafts, as many as pay; a parent goes before its children. And
-        of each draft whether it gains more time of plain decoding than it and its rows take.
-        """
-        texts, trees = len(asked), [tree for tree, _ in asked]
-        context = sum(length for _, length in asked) // texts
-        survival = np.concatenate([np.empty(0), *(t.survival for t in trees if len(t))])
-        order = np.argsort(-survival, kind="stable")
-        price, drafting_s = self._price(texts, context)[: len(order) + 1], self._drafting_s(context)
-        if self.objective == "plain" or any(tree.probs is not None for tree in trees):
-            unpaid = survival[order] * price[0] / texts <= np.diff(price)
-            count = int(unpaid.argmax()) if unpaid.any() else len(order)
-        else:
-            tokens = texts + np.append(0.0, np.cumsum(survival[order]))
-            count = int((tokens / (price + texts * drafting_s)).argmax())
-        bought = np.zeros(len(order), dtype=np.bool_)
-        bought[order[:count]] = True
-        # In seconds of plain decoding, less its row's part of what the rows take.
-        gain = survival * price[0] / texts - (price[count] - price[0]) / max(count, 1)
-        ends = np.cumsum([len(tree) for tree in trees])[:-1]
-        return [
-            (
-                own if tree.probs is None else _behind(tree.parents, ~own),
-                bool(gained.sum() > drafting_s),
-            )
-            for tree, own, gained in zip(
-                trees, np.split(bought, ends), np.split(gain * bought, ends), strict=True
-            )
-        ]
-
-    def _price(self, texts: int, context: int) -> FloatArray:
-        """Seconds of a pass over the roots of texts and 0, 1, .. nodes, as many as they may be."""
-        place = texts, context // _CONTEXTS
-        if place not in self._prices:
-            rows = texts + np.arange(texts * self.needs.max_nodes + 1.0)
-            each, middle = np.full_like(rows, texts), np.full_like(rows, place[1] + 0.5)
-            self._prices[place] = self._surface.joint_pass_s(each, rows, middle * _CONTEXTS)
-        return self._prices[place]
-
-    def _drafting_s(self, context: int) -> float:
-        """Seconds of the part's draft at the nearest context measured; 0 where none was."""
-        name = self.parts[0].name
-        found = [
-            (abs(one["context"] - context), one["step_us"])
-            for one in self._surface.drafting
-            if one["method"] == name and "step_us" in one
-        ]
-        return min(found)[1] / 1e6 if found else 0.0
-
     # -- bandit ----------------------------------------------------------------------------------
 
     def _choose(self) -> None:
@@ -365,7 +329,7 @@ class Adaptive(Composite):
         if self.reward == "measured":
             seconds = time.perf_counter() - self._started
         else:
-            seconds = float(self._price(1, context)[nodes]) + self._drafting_s(context)
+            seconds = float(self._rows.seconds(1, context)[nodes]) + self._rows.drafting_s(context)
         calls = self._calls[self._arm]
         self._means[self._arm] = (self._means[self._arm] * calls + tokens / seconds) / (1 + calls)
         self._calls[self._arm] += 1
@@ -382,14 +346,6 @@ def best_threshold(chances: FloatArray, accepted: BoolArray) -> float:
     false_positives = (taken & ~accepted).sum(1) / (~accepted).sum()
     false_negatives = 1 - (taken & accepted).sum(1) / accepted.sum()
     return float(thresholds[(false_positives + 3 * false_negatives).argmin()])
-
-
-def _behind(parents: IntArray, ended: BoolArray) -> BoolArray:
-    """``[n]`` the nodes that no ancestor ended the draft above."""
-    kept = np.ones(len(parents) + 1, dtype=np.bool_)  # the root is the last one
-    for node, parent in enumerate(parents.tolist()):
-        kept[node] = kept[parent] and (parent < 0 or not ended[parent])
-    return kept[:-1]
 
 
 def _depths(parents: IntArray) -> IntArray:

@@ -1,0 +1,126 @@
+"""Which nodes of drafts are worth the rows that they take in a pass, by a cost surface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specbench.arrays import BoolArray, FloatArray, IntArray
+from specbench.decoding.structs import DraftTree
+from specbench.replay.cost_surface import CostSurface
+
+CONTEXTS = 64  # a price holds for so many cached tokens
+NO_NODES = np.empty(0, dtype=np.bool_)
+
+
+class Offer(NamedTuple):
+    """A text's draft, behind so many tokens; ``remaining``: new ones that it may still have."""
+
+    tree: DraftTree
+    length: int
+    remaining: int
+
+
+class Bought(NamedTuple):
+    """What becomes of a text's draft.
+
+    Attributes:
+        kept: ``[n]`` which nodes are verified; a node's parent is, where it is.
+        pays: whether it gains more time than it and its rows take.
+        last: whether no other text has more tokens ahead of it.
+    """
+
+    kept: BoolArray
+    pays: bool
+    last: bool
+
+
+class RowPrices:
+    """Buys rows for the drafts of texts that are decoded at once.
+
+    Args:
+        surface: with passes of several texts where there are several.
+        drafter: the name of the method that drafts.
+        most: nodes of a draft.
+        plain: a node is bought while it pays for itself, and not for the most tokens a second.
+    """
+
+    def __init__(self, surface: CostSurface, drafter: str, most: int, *, plain: bool) -> None:
+        self._surface, self._drafter, self._most, self._plain = surface, drafter, most, plain
+        self._known: dict[tuple[int, int], FloatArray] = {}
+
+    def bought(self, offers: Sequence[Offer]) -> list[Bought]:
+        """The nodes worth most of all drafts, as many as pay; a parent goes before its children.
+
+        A token is worth the time that it saves of plain decoding. A text that ends is not replaced,
+        so a group takes as long as its last text: what others save is their own row in a step, and
+        the rest of a step those save that are last.
+        """
+        texts, trees = len(offers), [offer.tree for offer in offers]
+        context = sum(offer.length for offer in offers) // texts
+        left = np.array([offer.remaining for offer in offers])
+        last = left == left.max()
+        if not any(map(len, trees)):
+            return [Bought(NO_NODES, pays=False, last=bool(is_last)) for is_last in last]
+        each = [tree.survival if len(tree) else np.empty(0) for tree in trees]
+        price, drafting_s = self.seconds(texts, context), self.drafting_s(context)
+        equal = price[0] / texts
+        own = price[0] - self.seconds(texts - 1, context)[0] if texts > 1 else equal
+        own = min(max(own, 0.0), equal)
+        worth = own + last * texts * (equal - own) / last.sum()
+        saved = np.concatenate([s * w for s, w in zip(each, worth, strict=True)])
+        order = np.argsort(-saved, kind="stable")
+        price = price[: len(order) + 1]
+        if self._plain or any(tree.probs is not None for tree in trees):
+            unpaid = saved[order] <= np.diff(price)
+            count = int(unpaid.argmax()) if unpaid.any() else len(order)
+        else:
+            gained = price[0] + np.append(0.0, np.cumsum(saved[order]))
+            count = int((gained / (price + texts * drafting_s)).argmax())
+        bought = np.zeros(len(order), dtype=np.bool_)
+        bought[order[:count]] = True
+        # A node's part of what the rows take is like any other's.
+        net = (saved - (price[count] - price[0]) / max(count, 1)) * bought
+        ends = np.cumsum([len(tree) for tree in trees])[:-1]
+        return [
+            Bought(
+                kept if tree.probs is None else behind(tree.parents, ~kept),
+                bool(gain.sum() > drafting_s),
+                bool(is_last),
+            )
+            for tree, kept, gain, is_last in zip(
+                trees, np.split(bought, ends), np.split(net, ends), last, strict=True
+            )
+        ]
+
+    def seconds(self, texts: int, context: int) -> FloatArray:
+        """Of a pass over the roots of texts and 0, 1, .. nodes, as many as they may be.
+
+        Raises:
+            ConfigurationError: the surface has no such passes.
+        """
+        place = texts, context // CONTEXTS
+        if place not in self._known:
+            rows = texts + np.arange(texts * self._most + 1.0)
+            each, middle = np.full_like(rows, texts), np.full_like(rows, place[1] + 0.5)
+            self._known[place] = self._surface.joint_pass_s(each, rows, middle * CONTEXTS)
+        return self._known[place]
+
+    def drafting_s(self, context: int) -> float:
+        """Seconds of a draft at the nearest context measured; 0 where none was."""
+        found = [
+            (abs(one["context"] - context), one["step_us"])
+            for one in self._surface.drafting
+            if one["method"] == self._drafter and "step_us" in one
+        ]
+        return min(found)[1] / 1e6 if found else 0.0
+
+
+def behind(parents: IntArray, ended: BoolArray) -> BoolArray:
+    """``[n]`` the nodes that no ancestor ended the draft above."""
+    kept = np.ones(len(parents) + 1, dtype=np.bool_)  # the root is the last one
+    for node, parent in enumerate(parents.tolist()):
+        kept[node] = kept[parent] and (parent < 0 or not ended[parent])
+    return kept[:-1]
