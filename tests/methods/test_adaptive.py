@@ -245,7 +245,7 @@ def test_a_text_whose_drafts_do_not_pay_drafts_less_and_less(drafting_s, tmp_pat
 def test_what_a_text_rests_for_is_learnt_when_the_rest_is_over(tmp_path):
     """Suffix decoding drafts after it what it drafts where it looked at every step."""
     file = surface(tmp_path, 1 + 2.0 * np.arange(9), texts=2)
-    tokens = np.array([5, 6, 7, 8] * 8)
+    tokens = np.array([5, 6, 7, 8] * 7 + [1, 2, 3, 4])
     made = []
     for rests in (True, False):
         seat = Adaptive(drafter=SuffixDecoding(), policy="marginal", surface=file)
@@ -261,8 +261,8 @@ def test_what_a_text_rests_for_is_learnt_when_the_rest_is_over(tmp_path):
             outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, tokens[n + 4 : n + 5], None)
             seat.observe(state, outcome)
         seat.end(state)
-        seat.begin(DecodeState(np.array([9, 5, 6]), 64))
-        made.append((drafted, seat.drafter.propose(DecodeState(np.array([9, 5, 6]), 64)).tokens))
+        seat.begin(DecodeState(np.array([9, 1, 2]), 64))
+        made.append((drafted, seat.drafter.propose(DecodeState(np.array([9, 1, 2]), 64)).tokens))
     (rarely, one), (always, other) = made
     asked = [n for n, count in enumerate(rarely) if count]
     assert [rarely[n] for n in asked] == [always[n] for n in asked] and len(asked) < len(always) / 2
