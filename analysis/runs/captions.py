@@ -139,17 +139,18 @@ def _counts(comparison: ComparedRuns, times: bool) -> list[int]:
 
 def slow_baseline_words(comparison: ComparedRuns) -> list[str]:
     """Warnings: a baseline under half the memory's speed, or faster than any read measured."""
-    shares: dict[str, list[tuple[str, float]]] = {}
+    shares: dict[tuple[str, str | None], list[tuple[str, float]]] = {}
     for entry in comparison.entries:
         if entry.label == entry.run.baseline:
             found = [(task, row["bandwidth_share"]) for task, row in entry.rows.items()]
-            by = roofline.baseline_context(entry.run.manifest).by
-            shares.setdefault(by, []).extend((task, s) for task, s in found if s is not None)
+            context = roofline.baseline_context(entry.run.manifest)
+            of_kind = shares.setdefault((context.by, context.weights), [])
+            of_kind.extend((task, s) for task, s in found if s is not None)
     warnings = []
-    for by, of_tasks in shares.items():
+    for (by, weights), of_tasks in shares.items():
         reached = [share for task, share in of_tasks if task == OVERALL]
         highest = max((share for _, share in of_tasks), default=0.0)
-        warnings += roofline.warnings(reached, highest, by)
+        warnings += roofline.warnings(reached, highest, by, weights)
     return warnings
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from specbench.config.schema import STORED_WEIGHTS
 from specbench.results.manifest import BASELINE, ModelInfo, Passes, RunManifest
 
 SLOW_BASELINE = 0.5  # share of the bandwidth below which a table warns
@@ -27,11 +28,13 @@ class BaselineContext:
         plain: the label of plain decoding by engine, of those (``ENGINES``) that were run.
         floor_s: seconds to read the weights once at the memory's speed; None where not known.
         by: what showed that speed: the run's fastest ``read``, in older runs one ``copy``.
+        weights: that passes read, where not float32 ones.
     """
 
     plain: Mapping[str, str] = field(default_factory=dict)
     floor_s: float | None = None
     by: str = "read"
+    weights: str | None = None
 
     def with_passes(self, tokens_per_s: float | None) -> BaselineContext:
         """The same where plain decoding was that fast: its passes are reads of the weights, too."""
@@ -82,7 +85,7 @@ def baseline_context(manifest: RunManifest) -> BaselineContext:
         size = (
             None  # a pass reads the weights once for all texts, whose tokens are counted together
         )
-    return BaselineContext(plain, size / speed if size and speed else None, by)
+    return BaselineContext(plain, size / speed if size and speed else None, by, model.weights)
 
 
 def _memory_speed(model: ModelInfo) -> tuple[float | None, str]:
@@ -133,7 +136,7 @@ def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) ->
         *found,
         f"ar ({engine or 'eager'} engine) reads its weights at {reached:.0%} of this machine's "
         f"{by} bandwidth ({speed / 1e9:.0f} GB/s).",
-        *warnings([reached], highest, by),
+        *warnings([reached], highest, by, model.weights),
     ]
 
 
@@ -164,20 +167,26 @@ def price_words(manifest: RunManifest) -> str:
     )
 
 
-def warnings(reached: Sequence[float], highest: float, by: str) -> list[str]:
+def warnings(
+    reached: Sequence[float], highest: float, by: str, weights: str | None = None
+) -> list[str]:
     """Why a speedup's baseline is to be doubted, in sentences that notes and captions share.
 
     Args:
         reached: the baseline's share of the bandwidth over each run.
         highest: the largest of any task.
         by: what showed the bandwidth.
+        weights: that passes read, where not float32 ones.
     """
     found = []
     if slow := [share for share in reached if share < SLOW_BASELINE]:
         span = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(slow), max(slow))))
         found.append(
-            f"SLOW BASELINE: ar takes {span} of the {by} bandwidth, under {SLOW_BASELINE:.0%}, so "
-            "each speedup is partly due to a slow baseline."
+            f"MEMORY IS NOT THE LIMIT: ar takes {span} of the {by} bandwidth, because its weights "
+            "are blocks that each pass unpacks, which takes longer than to read them."
+            if weights == STORED_WEIGHTS
+            else f"SLOW BASELINE: ar takes {span} of the {by} bandwidth, under "
+            f"{SLOW_BASELINE:.0%}, so each speedup is partly due to a slow baseline."
         )
     if highest >= IMPOSSIBLE:
         found.append(
