@@ -80,7 +80,7 @@ class Comparison:
         """The same table in a notebook."""
         shown = console.render(self.summary)
         notes = [*shown.caption.split("\n"), *self.summary["notes"]]
-        frame: str = shown.frame.map(str).to_html(index=False)
+        frame: str = pd.DataFrame(shown.columns).map(str).to_html(index=False)
         return frame + "".join(f"<p>{escape(note, quote=False)}</p>" for note in notes if note)
 
     def plot(self) -> Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runners.job import Job
-from runners.runner import Runner
+from runners.runner import Runner, uncollected
 from runners.session.live import run_live
 
 
@@ -11,6 +11,7 @@ class Offline(Runner):
     """``runner=offline``."""
 
     def run(self, job: Job) -> int:
-        from runners.session.loading import load_session  # torch, in the child alone
+        with uncollected():
+            from runners.session.loading import load_session  # torch, in the child alone
 
         return run_live(job, load_session)

@@ -93,7 +93,7 @@ class ResultTable:
         """Some of its columns, after those that name a row, and the rows with something there."""
         names = [str(name) for name in self.frame.columns[: self.groups + 1]]
         names += [name for name in headings if name not in names]
-        frame = in_short(self.frame, names)
+        frame = pd.DataFrame(in_short(self.frame, names), dtype=object)
         said = frame.iloc[:, self.groups + 1 :].map(lambda cell: str(cell) not in (ABSENT, ""))
         if len(said.columns):
             frame = frame[said.any(axis=1)]

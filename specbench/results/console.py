@@ -9,7 +9,7 @@ from rich.console import Console
 
 from specbench.errors import first_line
 from specbench.results.decision import DECISION, decision_cells
-from specbench.results.fitted_table import FittedTable, in_short
+from specbench.results.fitted_table import FittedTable, columns_of, in_short
 from specbench.results.records import (
     CASES,
     CHANGES,
@@ -56,8 +56,6 @@ def print_folder(folder: Path, console: Console | None = None) -> None:
 
 def print_summary(summary: Summary, console: Console) -> None:
     """The first table and the notes below it."""
-    import pandas as pd
-
     from specbench.results.statistics.batched import BATCHED_TEXT, batched_cells
     from specbench.results.statistics.served import (
         LATENCY_TEXT,
@@ -72,15 +70,15 @@ def print_summary(summary: Summary, console: Console) -> None:
     served = summary.get("served", [])
     tables = [render(summary)]
     if served:
-        frame = pd.DataFrame([served_cells(row) for row in served], dtype=object)
+        lines = [served_cells(row) for row in served]
         # Of several users what all of them get comes first.
         first = any(row["concurrency"] > 1 for row in served)
-        tables.insert(0 if first else 1, FittedTable(frame, "", SERVED_TEXT))
-        waits = pd.DataFrame([latency_cells(row) for row in served], dtype=object)
+        tables.insert(0 if first else 1, FittedTable(columns_of(lines), "", SERVED_TEXT))
+        waits = columns_of([latency_cells(row) for row in served])
         tables.append(FittedTable(waits, "", LATENCY_TEXT))
     if batched := summary.get("batched", []):
-        frame = pd.DataFrame([batched_cells(row) for row in batched], dtype=object)
-        tables.append(FittedTable(frame, "", BATCHED_TEXT))
+        lines = [batched_cells(row) for row in batched]
+        tables.append(FittedTable(columns_of(lines), "", BATCHED_TEXT))
     for table in tables:
         console.print(table)
     for note in [*served_notes(served), *summary.get("notes", [])]:
@@ -89,9 +87,7 @@ def print_summary(summary: Summary, console: Console) -> None:
 
 def render(summary: Summary) -> FittedTable:
     """The whole run's rows of ``summary.json`` as the first table."""
-    import pandas as pd  # it and scipy take long to import
-
-    from specbench.results.statistics.pairs import standings_of
+    from specbench.results.statistics.pairs import standings_of  # scipy takes long to import
 
     # Summaries of earlier versions lack the key, and their pairs the family.
     pairs = [pair for pair in summary.get("pairs") or [] if "family" in pair]
@@ -101,4 +97,4 @@ def render(summary: Summary) -> FittedTable:
         {"method": row["label"], **decision_cells(row, found.get(row["label"]))} for row in rows
     ]
     text = "\n".join(filter(None, [summary.get("caption", ""), DECISION_TEXT]))
-    return FittedTable(in_short(pd.DataFrame(cells, dtype=object), ["method", *DECISION]), "", text)
+    return FittedTable(in_short(columns_of(cells), ["method", *DECISION]), "", text)

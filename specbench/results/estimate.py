@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -81,9 +81,9 @@ class Fact:
 Cell: TypeAlias = "str | Estimate | Fact"
 
 
-def numeric_columns(frame: pd.DataFrame) -> list[bool]:
-    """Whether each column of a table's frame holds numbers, and so stands to the right."""
-    return [len(frame) > 0 and all(map(_is_number, frame[name])) for name in frame]
+def numeric_columns(columns: pd.DataFrame | Mapping[str, Sequence[Cell]]) -> list[bool]:
+    """Whether each column of a table holds numbers, and so stands to the right."""
+    return [len(columns[name]) > 0 and all(map(_is_number, columns[name])) for name in columns]
 
 
 def _is_number(cell: object) -> bool:

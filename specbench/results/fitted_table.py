@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -27,17 +27,24 @@ _LONGEST_WORD = 16  # longer names are broken
 _KEPT = ("MAT", "speedup")
 
 
-def in_short(frame: pd.DataFrame, headings: Sequence[str]) -> pd.DataFrame:
-    """Some of a frame's columns; ``MAT`` of one with ``MAT [95 %]``: without the interval."""
-    import pandas as pd
+# A frame, or cells by heading: a run's end has a few rows, and pandas takes long to import.
+Columns: TypeAlias = "pd.DataFrame | Mapping[str, Sequence[Cell]]"
 
-    found = {
-        heading: frame[heading]
-        if heading in frame
-        else frame[heading + INTERVAL].map(_without_interval)
+
+def columns_of(rows: Sequence[Mapping[str, Cell]]) -> dict[str, list[Cell]]:
+    """The cells of ``rows`` by heading; what a row lacks is absent there."""
+    headings = dict.fromkeys(heading for row in rows for heading in row)
+    return {heading: [row.get(heading, ABSENT) for row in rows] for heading in headings}
+
+
+def in_short(columns: Columns, headings: Sequence[str]) -> dict[str, list[Cell]]:
+    """Some of the columns; ``MAT`` of one with ``MAT [95 %]``: without the interval."""
+    return {
+        heading: [*columns[heading]]
+        if heading in columns
+        else [_without_interval(cell) for cell in columns[heading + INTERVAL]]
         for heading in headings
     }
-    return pd.DataFrame(found, dtype=object)
 
 
 def _without_interval(cell: Cell) -> Cell:
@@ -46,7 +53,7 @@ def _without_interval(cell: Cell) -> Cell:
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A frame of cells for a terminal.
+    """Columns of cells for a terminal.
 
     Numbers are never broken or cut. Text is folded; where even that is too wide, the last columns
     are left out, and a line below says which.
@@ -55,58 +62,69 @@ class FittedTable:
         groups: so many leading columns stand as a line of their own above the rows that share them.
     """
 
-    frame: pd.DataFrame
+    columns: Columns
     title: str = ""
     caption: str = ""
     groups: int = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        body = self.frame.iloc[:, self.groups :]
+        cells = {str(name): [*self.columns[name]] for name in self.columns}
+        names = [*cells]
+        body = {name: cells[name] for name in names[self.groups :]}
         widths, left_out = _fit(body, options.max_width)
-        body = body[list(widths)]
+        rows = [*zip(*(body[name] for name in widths), strict=True)]
         if self.title:
             yield Text(self.title, style="bold")
         if not self.groups:
-            yield self._lines(body, widths)
+            yield _lines(rows, body, widths)
         else:
-            yield self._lines(body[:0], widths)
-            heads = self.frame.iloc[:, : self.groups].agg(lambda row: ", ".join(map(str, row)), 1)
-            for number, (head, rows) in enumerate(body.groupby(heads, sort=False)):
-                yield Text(f"\n{head}" if number else head, style="bold")
-                yield self._lines(rows, widths, head=False)
+            yield _lines([], body, widths)
+            by_head: dict[str, list[tuple[Cell, ...]]] = {}
+            heads = zip(*(cells[name] for name in names[: self.groups]), strict=True)
+            for head, row in zip(heads, rows, strict=True):
+                by_head.setdefault(", ".join(map(str, head)), []).append(row)
+            for number, (head_line, members) in enumerate(by_head.items()):
+                yield Text(f"\n{head_line}" if number else head_line, style="bold")
+                yield _lines(members, body, widths, head=False)
         page = max(_READABLE, sum(widths.values()) + _GAP * (len(widths) - 1))
         for line in filter(None, [*self.caption.split("\n"), left_out]):
             yield Constrain(Text(line, style="dim"), page)
 
-    def _lines(self, rows: pd.DataFrame, widths: Mapping[str, int], head: bool = True) -> Table:
-        # Text, because brackets in a plain string would be taken for markup.
-        table = Table(
-            box=box.SIMPLE_HEAD,
-            show_header=head,
-            show_edge=False,
-            pad_edge=False,
-            padding=(0, _GAP - 1, 0, 0),
+
+def _lines(
+    rows: Sequence[tuple[Cell, ...]],
+    columns: Mapping[str, Sequence[Cell]],
+    widths: Mapping[str, int],
+    head: bool = True,
+) -> Table:
+    # Text, because brackets in a plain string would be taken for markup.
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_header=head,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, _GAP - 1, 0, 0),
+    )
+    right = dict(zip(columns, numeric_columns(columns), strict=True))
+    for heading, width in widths.items():
+        table.add_column(
+            Text(heading),
+            justify="right" if right[heading] else "left",
+            width=width,
+            overflow="fold",
         )
-        right = dict(zip(self.frame, numeric_columns(self.frame), strict=True))
-        for heading, width in widths.items():
-            table.add_column(
-                Text(heading),
-                justify="right" if right[heading] else "left",
-                width=width,
-                overflow="fold",
-            )
-        for row in rows.itertuples(index=False, name=None):
-            table.add_row(*map(_styled, row))
-        return table
+    for row in rows:
+        table.add_row(*map(_styled, row))
+    return table
 
 
-def _fit(frame: pd.DataFrame, width: int) -> tuple[dict[str, int], str]:
+def _fit(columns: Mapping[str, Sequence[Cell]], width: int) -> tuple[dict[str, int], str]:
     """Width of each column that is shown, and what to say of the others."""
-    right = dict(zip(frame, numeric_columns(frame), strict=True))
+    right = dict(zip(columns, numeric_columns(columns), strict=True))
     least: dict[str, int] = {}
     most: dict[str, int] = {}
-    for name in map(str, frame):
-        cells = [str(cell) for cell in frame[name]]
+    for name, column in columns.items():
+        cells = [str(cell) for cell in column]
         most[name] = max(map(len, [name, *cells]))
         words = [*re.split(" (?!%)", name), *(cells if right[name] else " ".join(cells).split())]
         longest = max(map(len, words), default=1)

@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 
 import pandas as pd
 import pytest
@@ -35,7 +36,7 @@ def test_the_time_left_of_days_is_told_in_hours(caplog):
     assert "1/200 cases, 15:00 gone, about 49 h 45 min left" in caplog.text
 
 
-def test_on_a_terminal_there_is_a_bar_and_no_lines_and_brackets_are_no_markup(caplog):
+def test_on_a_terminal_there_is_a_bar_and_no_lines_and_brackets_are_no_markup(caplog, monkeypatch):
     out = io.StringIO()
     progress = RunProgress(2, console=Console(file=out, force_terminal=True, width=80))
     with caplog.at_level("INFO"), progress:
@@ -45,6 +46,7 @@ def test_on_a_terminal_there_is_a_bar_and_no_lines_and_brackets_are_no_markup(ca
     assert "[red]boo[/blue] 7" in out.getvalue()
     assert caplog.records == []
     terminal = Console(width=160, file=io.StringIO())
+    monkeypatch.setitem(sys.modules, "pandas", None)  # half a second, for a few rows
     terminal.print(console.render({"rows": [row("[bold]x[/red]", "overall")]}))
     assert "[bold]x[/red]" in terminal.file.getvalue()
 
