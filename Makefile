@@ -36,7 +36,7 @@ STAMP := $(VENV)/.stamp-setup
 # Tests must pass without a network: a test that asks the hub fails here and not only elsewhere.
 # Two tests at a time, one thread each: threads that outnumber the cores spin instead of working.
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
-	$(PY) -m pytest -n 2 --dist worksteal
+	$(PY) -m pytest -n 2 --dist worksteal -p tests.gpu_rules.cuda_lines
 
 .PHONY: help setup bench test test-all lint fmt type tables figures soak bench-others bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures check-verifiers gpu-check gpu-lines gpu-steps clean
 
@@ -128,7 +128,7 @@ check-verifiers: $(STAMP) ## Whether verifiers keep the target's law, and what t
 	$(PY) -m scripts.verifier_conformance $(ARGS)
 
 gpu-lines: $(STAMP) ## Which lines only CUDA reaches, and which of them tests on a pretended GPU execute
-	$(subst -n 2 --dist worksteal,,$(PYTEST)) -p tests.gpu_rules.cuda_lines tests/gpu_rules $(ARGS)
+	$(subst -n 2 --dist worksteal,,$(PYTEST)) tests/gpu_rules $(ARGS)
 
 gpu-steps: $(STAMP) ## What a step launches, sends and waits for on a GPU, by method, counted on a pretended one
 	$(PY) -m tests.gpu_rules.steps $(ARGS)

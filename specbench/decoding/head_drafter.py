@@ -122,8 +122,9 @@ class HeadDrafter(ModelDrafter):
         """Tokens that a head's cache must hold from now on; None where it holds as many."""
         if len(state.buffer) <= self._reserved:
             return None
-        steps = -(-len(state.buffer) // _LENGTH_STEP) * _LENGTH_STEP
-        self._reserved = max(steps, self._graph_tokens)  # graphs are made once for all texts
+        self._reserved = self._graph_tokens  # graphs are made once for all texts
+        if len(state.buffer) > self._reserved:
+            self._reserved = -(-len(state.buffer) // _LENGTH_STEP) * _LENGTH_STEP
         return self._reserved
 
     def _joined(self, hidden: Mapping[int, torch.Tensor]) -> torch.Tensor:

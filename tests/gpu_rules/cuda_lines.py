@@ -14,10 +14,13 @@ import re
 import sys
 import threading
 from pathlib import Path
+from types import CodeType
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("specbench", "runners", "methods", "scripts/bench")
-CONFIGURATION = "specbench/config"  # reads names of devices and asks for none
+NAMES_ALONE = ("specbench/config", "specbench/results")  # they read a device's name, and ask none
 WHOLE = {
     "specbench/kernels/cuda_graphs.py": {"capture", "capture_stream", "record", "_no_memory"},
     "specbench/decoding/engine.py": {"_pass_beside_stream"},
@@ -84,55 +87,92 @@ def _calls(statement: ast.stmt) -> bool:
 
 def all_lines() -> dict[str, set[int]]:
     files = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    files = [path for path in files if CONFIGURATION not in path.as_posix()]
+    files = [path for path in files if not any(each in path.as_posix() for each in NAMES_ALONE)]
     return {str(path): found for path in files if (found := lines_of(path))}
 
 
 WANTED: dict[str, set[int]] = {}
-EXECUTED: dict[str, set[int]] = {}
+EXECUTED: set[tuple[str, int]] = set()
+
+
+_TO_SEE: dict[CodeType, set[int]] = {}  # wanted lines of a function that were not executed yet
 
 
 def _trace(frame, event, argument):
-    path = frame.f_code.co_filename
-    return _line if path in WANTED else None
+    code = frame.f_code
+    if code.co_filename not in WANTED:
+        return None
+    if code not in _TO_SEE:
+        _TO_SEE[code] = WANTED[code.co_filename] & {line for *_, line in code.co_lines()}
+    return _line if _TO_SEE[code] else None
 
 
 def _line(frame, event, argument):
-    if event == "line":
-        EXECUTED.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
+    if event == "line" and frame.f_lineno in (left := _TO_SEE[frame.f_code]):
+        left.discard(frame.f_lineno)
+        EXECUTED.add((frame.f_code.co_filename, frame.f_lineno))
     return _line
 
 
 def pytest_configure(config) -> None:
     WANTED.update(all_lines())
-    threading.settrace(_trace)
-    sys.settrace(_trace)
 
 
-def pytest_terminal_summary(terminalreporter) -> None:
-    sys.settrace(None)
-    total = done = 0
-    missing = []
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Only tests of this folder are watched: it costs each call a little."""
+    watched = Path(__file__).parent in item.path.parents
+    if watched:
+        threading.settrace(_trace)
+        sys.settrace(_trace)
+    try:
+        return (yield)
+    finally:
+        if watched:
+            sys.settrace(None)
+            threading.settrace(None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    """A process of tests has ended, of several: what it executed."""
+    EXECUTED.update(map(tuple, getattr(node, "workeroutput", {}).get("cuda_lines", ())))
+
+
+def _missing() -> list[tuple[str, int, str]]:
+    """File, number and text of each line that was not executed."""
+    found = []
     for path, lines in WANTED.items():
         text = Path(path).read_text(encoding="utf-8").splitlines()
         name = str(Path(path).relative_to(ROOT))
-        executed = lines & EXECUTED.get(path, set())
-        total, done = total + len(lines), done + len(executed)
-        for line in sorted(lines - executed):
-            missing.append((name, line, text[line - 1].strip()))
+        left = sorted(line for line in lines if (path, line) not in EXECUTED)
+        found += [(name, line, text[line - 1].strip()) for line in left]
+    return found
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """One line; where these tests alone were run, each line that is missing, too."""
+    total, missing = sum(map(len, WANTED.values())), _missing()
+    done = total - len(missing)
     write = terminalreporter.write_line
     write(f"lines that only CUDA reaches: {done} of {total} executed ({done / total:.1%})")
-    for name, line, text in missing:
+    for name, line, text in missing if _alone(terminalreporter.config) else ():
         write(f"  {name}:{line}  {text}    {LEFT.get((name, text), '<- no reason is listed')}")
 
 
 def pytest_sessionfinish(session) -> None:
     """Exit code 1 where a line is left out that `LEFT` does not list, or more than 5 %."""
-    left = [
-        (str(Path(path).relative_to(ROOT)), Path(path).read_text().splitlines()[line - 1].strip())
-        for path, lines in WANTED.items()
-        for line in lines - EXECUTED.get(path, set())
-    ]
-    few = len(left) <= 0.05 * sum(map(len, WANTED.values()))
-    if not few or any(each not in LEFT for each in left):
-        session.exitstatus = session.exitstatus or 1
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["cuda_lines"] = sorted(EXECUTED)
+    elif _alone(session.config):
+        missing = _missing()
+        few = len(missing) <= 0.05 * sum(map(len, WANTED.values()))
+        if not few or any((name, text) not in LEFT for name, _, text in missing):
+            session.exitstatus = session.exitstatus or 1
+
+
+def _alone(config) -> bool:
+    """Whether these tests alone are run, in this process, as `make gpu-lines` has it."""
+    folder = Path(__file__).parent.name
+    here = all(folder in argument for argument in config.args)
+    return here and not getattr(config.option, "numprocesses", None)

@@ -20,7 +20,8 @@ from unittest import mock
 import torch
 
 from methods.cacheback import Cacheback
-from methods.eagle import Eagle2
+from methods.eagle import Eagle, Eagle2, Eagle3
+from methods.hydra_heads import Hydra
 from methods.medusa import Medusa
 from methods.opt_tree import OptTree
 from methods.sps import Sps
@@ -47,7 +48,10 @@ METHODS: dict[str, Callable[[], Drafter]] = {
     "sps": Sps,
     "opt_tree": OptTree,
     "medusa": Medusa,
+    "hydra": Hydra,
+    "eagle": Eagle,
     "eagle2": Eagle2,
+    "eagle3": Eagle3,
 }
 _FIRST = 3  # steps that are not counted: what is made once is made there
 

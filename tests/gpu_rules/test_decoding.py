@@ -16,6 +16,8 @@ from tests.conftest import VOCAB, side_by_side, tiny_model
 from tests.gpu_rules import decoders
 from tests.gpu_rules.decoders import DEVICE, DRAFTED, FUSED, HEADS, PROMPT, SECOND, TEXT, decode
 
+DRAFTS_COMPARED = {*HEADS, "token_recycling", "sps", "opt_tree"}
+
 
 @pytest.fixture(scope="module")
 def plain():
@@ -31,26 +33,31 @@ def test_methods_that_draft_text(gpu, plain):
 
 def test_methods_with_a_draft_model(gpu, plain):
     target = decoders.target()
-    for name, make in DRAFTED.items():
-        drafter = make()
+    for name in DRAFTED.keys() - DRAFTS_COMPARED:
+        drafter = DRAFTED[name]()
         draft = decoders.draft(drafter)
         assert decode(target, drafter, turns=2, draft_model=draft).output_ids == plain, name
     assert not target.reasons
 
 
-@pytest.mark.parametrize("name", [*HEADS, "token_recycling"])
+@pytest.mark.parametrize("name", sorted(DRAFTS_COMPARED))
 def test_captured_drafts_are_those_of_the_cpu(gpu, plain, tmp_path, name):
     """The text is the target's whatever a head drafts, so trees are compared."""
-    make = HEADS.get(name) or TEXT[name]
-    given = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
+    make = (HEADS | TEXT | DRAFTED)[name]
+    files = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
     layers = make().needs.hidden_layers
-    nodes = max(make().needs.max_nodes, 5)
-    target = decoders.target(max_nodes=nodes, hidden_layers=[layers] if layers else [])
-    captured, drafter = make(), make()
-    found = decoders.drafts(target, captured, plain, **given)
+    sizes = {"max_nodes": max(make().needs.max_nodes, 5), "max_len": 128}
+    target = decoders.target(hidden_layers=[layers] if layers else [], **sizes)
     # Of the same layers: the hidden states of stock ones are rounded otherwise.
-    uncaptured = FUSED(tiny_model("llama"), capture=False, max_len=128)
-    wanted = decoders.drafts(uncaptured, drafter, plain, **given)
+    uncaptured = FUSED(tiny_model("llama"), capture=False, **sizes)
+
+    def drafts(where, drafter, device):
+        given = {"draft_model": decoders.draft(drafter, device)} if name in DRAFTED else files
+        return decoders.drafts(where, drafter, plain, **given)
+
+    captured, drafter = make(), make()
+    found = drafts(target, captured, DEVICE)
+    wanted = drafts(uncaptured, drafter, "cpu")
     assert len(found) == len(wanted) > 6
     for (*tree, said), (*other, other_said) in zip(found, wanted, strict=True):
         assert tree == other
