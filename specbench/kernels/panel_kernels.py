@@ -41,6 +41,8 @@ TILE = 8 if _WIDE else 4  # rows whose sums fit into the registers together
 CHUNK = 64  # rows whose inputs stay in the second-level cache while all weights pass by
 _BLOCK = 128  # inputs that are summed up before their sum is added to the total: rounds less
 _ARENA = 64 << 20  # bytes asked of the system at a time
+_AHEAD = 4096  # bytes from what is read to what is asked for meanwhile: a page
+_LINE = 64  # bytes that come from memory together
 QUANTS = 32  # inputs of a block of Q8_0 and Q4_1, which have a scale together
 
 
@@ -73,10 +75,13 @@ class _Weights:
     Args:
         b: the code's builder; ``index`` its type of numbers.
         panel: its address; ``step``: from one input to the next, in numbers, where these are whole.
+        rows: that they are multiplied with.
     """
 
-    def __init__(self, b: Any, index: Any, form: Form, panel: Any, step: Any) -> None:
+    def __init__(self, b: Any, index: Any, form: Form, panel: Any, step: Any, rows: int) -> None:
         self._b, self._index, self._form, self._panel, self._step = b, index, form, panel, step
+        # With so little to compute a core runs far enough ahead of the memory by itself.
+        self._asks = form is not FLOAT32 or rows > 2
         self._numbers = ir.VectorType(ir.FloatType(), WIDTH)
         self.per_scale = 1 if form in (FLOAT32, BFLOAT16) else QUANTS
 
@@ -86,6 +91,7 @@ class _Weights:
             return
         b, size = self._b, self._index(WIDTH * self._form.bytes_per_block)
         self._block = b.add(self._panel, b.mul(b.sdiv(first, self._index(QUANTS)), size))
+        self._ask(self._block, WIDTH * self._form.bytes_per_block)
         kind = ir.VectorType(ir.HalfType(), WIDTH)
         self._scale = b.fpext(self._read(self._block, kind), self._numbers)
         behind = b.add(self._block, self._index(2 * WIDTH))
@@ -101,7 +107,9 @@ class _Weights:
             kind = self._numbers if form is FLOAT32 else ir.VectorType(ir.IntType(16), WIDTH)
             size = self._index(4 if form is FLOAT32 else 2)
             place = b.mul(b.mul(b.add(first, within), self._step), size)
-            held = self._read(b.add(self._panel, place), kind)
+            address = b.add(self._panel, place)
+            self._ask(address, WIDTH * form.bytes_per_block // QUANTS)
+            held = self._read(address, kind)
             if form is FLOAT32:
                 return held
             lanes = ir.VectorType(ir.IntType(32), WIDTH)
@@ -119,6 +127,17 @@ class _Weights:
         # The product of a half and a nibble has no rounding, so that the sum is rounded once.
         scaled = b.fmul(both, self._scale, flags=("contract",))
         return b.fadd(scaled, self._least, flags=("contract",))
+
+    def _ask(self, address: Any, size: int) -> None:
+        """Ask for ``size`` bytes in time; prefetchers follow a stream within its page only."""
+        if not self._asks:
+            return
+        byte, lane = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, lane, lane, lane])
+        ask = cgutils.get_or_insert_function(self._b.module, kind, "llvm.prefetch.p0i8")
+        for line in range(0, size, _LINE):
+            place = self._b.add(address, self._index(_AHEAD + line))
+            self._b.call(ask, [self._b.inttoptr(place, byte), lane(0), lane(3), lane(1)])
 
     def _read(self, address: Any, kind: Any) -> Any:
         found = self._b.load(self._b.inttoptr(address, kind.as_pointer()))
@@ -142,7 +161,7 @@ def _tile(rows: int, form: Form) -> Any:
             vector = ir.VectorType(number, WIDTH)
             index = args[6].type
             x, out = (b.inttoptr(a, number.as_pointer()) for a in args[2:6:2])
-            weights = _Weights(b, index, form, args[0], args[1])
+            weights = _Weights(b, index, form, args[0], args[1], rows)
             across, stride, k = args[3], args[5], args[6]
             zero = ir.Constant(vector, [0.0] * WIDTH)
             totals = [cgutils.alloca_once_value(b, zero) for _ in range(rows)]
