@@ -189,9 +189,10 @@ def _measure(
     assert isinstance(config.runner, CostConfig)
     grid = config.runner
     longest = max([*grid.contexts, *grid.batch_contexts])
+    most = max([*grid.tree_rows, *grid.text_rows])
     target, check = self_check.checked(
         loaded.model,
-        partial(make_target, config=config, max_len=longest, max_nodes=max(grid.tree_rows)),
+        partial(make_target, config=config, max_len=longest, max_nodes=most),
         what=f"model={config.model.name}",
         longest=longest,
         earlier=earlier_checks(config, loaded),

@@ -26,7 +26,7 @@ GRID = [
     "runner.batch_k=[1,3]",
     "runner.batch_w=[0,2]",
     "runner.texts=[1,2]",
-    "runner.text_rows=[1,4]",
+    "runner.text_rows=[1,8]",
     "runner.passes=2",
 ]
 TINY_SHAPE = [
@@ -55,7 +55,7 @@ def test_a_surface_of_real_weights(small, tmp_path, capsys):
     assert found.batch.samples.shape == (2, 2, 1, 2)
     assert found.prefill.samples.shape == (2, 2)
     assert found.texts.samples.shape == (2, 2, 2, 2)
-    seconds = found.joint_pass_s(*np.array([[2.0], [8.0], [12.0]]))
+    seconds = found.joint_pass_s(*np.array([[2.0], [16.0], [12.0]]))
     assert seconds == pytest.approx(found.texts.fitted[1, 1, 1])
     assert (found.tree.samples > 0).all()
     assert found.model["weights_hash"]
