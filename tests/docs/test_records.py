@@ -1,44 +1,19 @@
-"""Every measured number of the documents' tables stands in the record that the table names.
+"""Every measured number of the documents stands in the record that the page names."""
 
-A comment above a table says where its numbers are::
-
-    <!-- from: docs/measurements/MACHINE/RUN docs/measurements/MACHINE/FILE.json
-    columns: overall mat | overall speedup
-    rows: pld | suffix_5/suffix_8 -->
-
-A number is looked up by the words of its row and of its column: keys, labels, tasks and other
-values on its way through the record, with ``_`` for a space, and ``@NAME`` for the record of that
-name. The ends of an interval are under ``KEY_ci``. Words with ``/`` between them belong to a cell's
-numbers in turn, or to whichever is there; ``2:`` takes the second of the row's. ``-`` is a column
-without measured numbers, ``any`` asks for no word. Columns are counted from the right.
-"""
-
-import csv
-import itertools
 import json
 import re
 import shlex
-from collections import defaultdict
-from pathlib import Path
 
 import matplotlib as mpl
 import pytest
 
 from analysis import figures, rivals
 from analysis.runs.load import load_runs
+from scripts.shown_numbers import PAGES, TABLE, in_text, read, shows, wrong_cells
 from specbench.paths import PROJECT
-from specbench.results.decision import against_cell
 from specbench.results.records import DONE
 from specbench.results.statistics.summary import summarize
 
-PAGES = ["README.md", "docs/findings.md", "docs/gallery.md"]
-PAGES += sorted(str(page.relative_to(PROJECT)) for page in PROJECT.glob("docs/measurements/*.md"))
-TABLE = re.compile(
-    r"<!-- from: (?P<records>.+)\ncolumns: (?P<columns>.+)\nrows: (?P<rows>.+) -->\n\n"
-    r"\|.*\n\|.*\n(?P<body>(?:\|.*\n)+)"
-)
-NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]*(?:\.\d+)?")
-ITEM = re.compile(rf"(?P<value>{NUMBER.pattern})(?: \[(?P<low>[\d.]+), (?P<high>[\d.]+)\])?")
 DECIMALS = "<!-- decimals: of the files linked in each row -->"
 FINDINGS, PAPERS = "docs/findings.md", "docs/measurements/cpu-epyc-2core.md"
 
@@ -47,126 +22,41 @@ def text(name):
     return (PROJECT / name).read_text(encoding="utf-8")
 
 
-def read(path):
-    """A record: a run's summary, a JSON file, or the rows of a CSV file."""
-    if path.endswith(".csv"):
-        parts = text(path).strip().split("\n\n")
-        return [_row(row) for part in parts for row in csv.DictReader(part.splitlines())]
-    if path.endswith(".json"):
-        return json.loads(text(path))
-    summary = json.loads(text(f"{path}/summary.json"))
-    for row in summary["rows"]:
-        if row["task"] == "overall" and "against_best" in summary:
-            row["against"] = str(against_cell(summary["against_best"].get(row["label"])))
-    return summary["rows"]
-
-
-def _row(cells):
-    """With numbers as numbers and ``X low``, ``X high`` as ``X_ci``."""
-    row = {}
-    for key, cell in cells.items():
-        value = float(cell) if re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", cell) else cell
-        if key.endswith((" low", " high")):
-            row.setdefault(f"{key.rsplit(' ', 1)[0]}_ci", []).append(value)
-        else:
-            row[key] = int(value) if cell.isdigit() else value
-    return row
-
-
-class Record:
-    """The numbers, intervals and texts of a table's files, by the words on the way to each."""
-
-    def __init__(self, paths):
-        self.values = []
-        self.places = defaultdict(set)  # of a word
-        for path in paths:
-            name = Path(path).parent.name if Path(path).stem == "training" else Path(path).stem
-            self._add(read(path), {f"@{name}"})
-
-    def _add(self, node, words):
-        if isinstance(node, dict):
-            # Labels of one method are told apart.
-            names = [v for k, v in node.items() if k != "method" or "label" not in node]
-            names = {str(v).replace(" ", "_") for v in names if type(v) in (str, int)}
-            for key, value in node.items():
-                self._add(value, words | names | {key.replace(" ", "_")})
-        elif isinstance(node, list) and not all(isinstance(item, float | int) for item in node):
-            for item in node:
-                self._add(item, words)
-        elif node is not None:
-            for word in {*words, "any"}:
-                self.places[word].add(len(self.values))
-            self.values.append(node)
-
-    def at(self, *words):
-        """All values that all these words lead to."""
-        places = [self.places.get(word, set()) for word in words]
-        return [self.values[place] for place in set.intersection(*places)]
-
-
-def ways(row, column):
-    """The words that each of a cell's numbers is looked up by, in turn."""
-    nth, _, column = column.rpartition(": ")
-    rows, columns = ([word.split("/") for word in part.split()] for part in (row, column))
-    if nth:
-        rows = [[words[int(nth) - 1]] for words in rows]
-    return [
-        [*first, *last]
-        for first in itertools.product(*rows)
-        for last in itertools.product(*columns)
-    ]
-
-
-def shows(shown, value, unit=1000):
-    """Whether a number of the record rounds to the one shown, as it is or in another unit."""
-    shown = shown.replace(",", "").replace("−", "-")
-    half = 0.5001 * 10.0 ** -len(shown.partition(".")[2])
-    numbers = [value] if isinstance(value, float | int) else NUMBER.findall(str(value))
-    numbers = [float(str(number).replace(",", "")) for number in numbers]
-    return any(abs(k * number - float(shown)) <= half for number in numbers for k in (1, unit))
-
-
-def stands(item, way, record):
-    """Whether a number with its interval is in the record, where the words lead."""
-    unit = 100 if "%" in item.string else 1000  # milliseconds of seconds
-    if not any(shows(item["value"], value, unit) for value in record.at(*way)):
-        return False
-    ends = [*record.at(*way[:-1], f"{way[-1]}_ci"), *record.at(*way[:-1], "ci")]
-    return item["low"] is None or any(
-        shows(item["low"], low) and shows(item["high"], high) for low, high in ends
-    )
-
-
-def cell_stands(cell, row, column, record):
-    places = ways(row, column)
-    if cell in ("", "–", "1"):  # 1: of the baseline itself
-        return True
-    values = [value for way in places for value in record.at(*way)]
-    if cell in [value for value in values if isinstance(value, str)]:
-        return True
-    if values and all(isinstance(value, str) for value in values):  # a verdict: words alone
-        return False
-    items = list(ITEM.finditer(cell))
-    if len(items) == len(places):
-        return all(stands(item, way, record) for item, way in zip(items, places, strict=True))
-    return bool(items) and all(any(stands(item, way, record) for way in places) for item in items)
-
-
-def wrong_cells(page):
-    """``row | column: cell`` of every cell with a number or words that its record has not."""
-    for table in TABLE.finditer(page):
-        record = Record(table["records"].split())
-        columns = table["columns"].split(" | ")
-        lines = [line[2:].removesuffix(" |").split(" | ") for line in table["body"].splitlines()]
-        for row, cells in zip(table["rows"].split(" | "), lines, strict=True):
-            for column, cell in zip(columns, cells[-len(columns) :], strict=True):
-                if column != "-" and not cell_stands(cell, row, column, record):
-                    yield f"{row} | {column}: {cell}"
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_every_number_of_a_table_stands_in_its_record(page):
     assert list(wrong_cells(text(page))) == []
+
+
+# Their texts name records of another machine, page by page; findings are to be written anew.
+WITH_GAPS = {"docs/findings.md", "docs/measurements/cpu-xeon-2core.md"}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in WITH_GAPS])
+def test_every_number_of_a_text_stands_in_a_record(page):
+    assert in_text(text(page)).absent == []
+
+
+def test_a_number_of_a_text_that_was_typed_is_found():
+    page = text(PAPERS)
+    assert "8 rows take 21.2 ms" in page
+    (absent,) = in_text(page.replace("8 rows take 21.2 ms", "8 rows take 973.2 ms")).absent
+    assert "973.2" in absent
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        ("pld overall speedup | suffix_decoding overall mat", 0),
+        ("pld overall mat | suffix_decoding overall mat", 1),
+        ("pld overall speedup", 1),
+    ],
+)
+def test_a_text_s_numbers_are_looked_up_by_their_words(words, absent):
+    run = "docs/measurements/cpu-epyc-2core/all_methods"
+    rows = {row["label"]: row for row in read(run) if row["task"] == "overall"}
+    said = f"PLD {rows['pld']['speedup']:.2f}, MAT {rows['suffix_decoding']['mat']:.2f}.\n"
+    page = f"## A\n\n<!-- from: {run}\nnumbers: {words} -->\n{said}"
+    assert len(in_text(page).absent) == absent
 
 
 @pytest.mark.parametrize(
@@ -291,7 +181,7 @@ def test_decimals_of_the_papers_table_are_those_of_the_linked_files():
         link = re.search(r"\]\((.*)\.md\)", row[0]).group(1)
         recorded = re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?", text(f"docs/measurements/{link}.csv"))
         for shown in re.findall(r"\d+\.\d+", row[3]):
-            assert any(shows(shown, float(number), 100) for number in recorded), (link, shown)
+            assert any(shows(shown, float(number), (1, 100)) for number in recorded), (link, shown)
 
 
 def test_the_quickstart_s_output_is_its_record_s():
