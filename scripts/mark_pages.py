@@ -2,10 +2,10 @@
 
     python scripts/mark_pages.py
 
-Below each table and picture of README.md and docs/ that was measured with other kernels, engine,
-methods or settings than this checkout has, the page says so; once the record was made again the
-sentence goes. A record that does not say its code counts as older. The pre-commit hook and `make
-fmt` run this.
+Tables between ``<!-- made of RUN -->`` and ``<!-- end -->`` are written anew first. Below each
+table and picture of README.md and docs/ that was measured with other kernels, engine, methods or
+settings than this checkout has, the page says so; once the record was made again the sentence goes.
+A record that does not say its code counts as older. The pre-commit hook and `make fmt` run this.
 """
 
 import re
@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
+from scripts.method_table import remade
 from specbench.paths import PROJECT
 from specbench.results.records import MANIFEST
 from specbench.storage.jsonl import read_json
@@ -66,9 +67,9 @@ def main() -> int:
     code = code_sha256()
     for path in pages():
         text = path.read_text(encoding="utf-8")
-        if (now := marked(text, code)) != text:
+        if (now := marked(remade(text), code)) != text:
             path.write_text(now, encoding="utf-8")
-            print(f"{path.relative_to(PROJECT)}: what was measured with older code is marked anew")
+            print(f"{path.relative_to(PROJECT)}: marks of older code, tables of runs made anew")
     return 0
 
 
