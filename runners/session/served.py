@@ -18,7 +18,7 @@ from specbench.arrays import first_difference
 from specbench.config.server_schema import SERVERS, LlamacppConfig
 from specbench.errors import CaseFailed, ConfigurationError, field_error
 from specbench.models.checkpoints.bundled import find_gguf
-from specbench.results.records import DIFFERS, CaseRecord, Lossless, Served
+from specbench.results.records import DIFFERS, CaseRecord, Lossless, Said, Served
 from specbench.servers.asking import NOT_PLAIN, Asked, Servers
 from specbench.servers.counters import Counts
 from specbench.servers.same_counts import SameCounts
@@ -126,6 +126,9 @@ class ServedAnswers(Answers):
                 served = replace(
                     turn.record.served, batch_s=batch.seconds, batch_passes=batch.passes
                 )
+                if batch.accepted:
+                    said = "positions" if served.said == "totals" else served.said
+                    served = replace(served, accepted_by_position=[*batch.accepted], said=said)
                 turn.record = replace(turn.record, served=served)
 
     def _finish(self, turn: Turn, asked: Asked, around: Interference) -> None:
@@ -145,6 +148,8 @@ class ServedAnswers(Answers):
             counted=asked.counts is not None,
             where=self._servers.by_label[label].where,
             counters=answer.counters,
+            accepted_by_position=[*counts.by_position],
+            said=_said(asked.counts),
         )
         turn.finish(
             answer.output_ids if whole else [],
@@ -205,6 +210,15 @@ class ServedAnswers(Answers):
         if self._servers.comparable(record.label, plain.label):
             return compare(record, plain)
         return record.lossless
+
+
+def _said(counts: Counts | None) -> Said:
+    """How closely a server says what its steps did."""
+    if counts is None:
+        return "nothing"
+    if counts.committed or not counts.steps:
+        return "steps"
+    return "positions" if counts.by_position else "totals"
 
 
 def _dialogue(pairs: Sequence[tuple[str, str]], question: str) -> tuple[str, ...]:

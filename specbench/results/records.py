@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, Strict, TypeAdapter
 
@@ -87,6 +87,9 @@ class Lossless:
     gap: lines.Number | None = None
 
 
+Said: TypeAlias = Literal["", "steps", "positions", "totals", "nothing"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """What a server's turn says besides.
@@ -101,6 +104,8 @@ class Served:
         where: the server's address.
         bursts: seconds from the request to each arrival of tokens, those of a step together.
         batch_passes: of the server for the whole batch, its prompts' included, where it says so.
+        accepted_by_position: draft tokens of the whole batch, where the server counts those.
+        said: of drafts: ``steps``, ``positions``, ``totals`` alone, or ``nothing``.
     """
 
     text: Text
@@ -113,6 +118,8 @@ class Served:
     counters: dict[str, Any] = field(default_factory=dict)
     bursts: list[Seconds] = field(default_factory=list)
     batch_passes: Count | None = None
+    accepted_by_position: list[Count] = field(default_factory=list)
+    said: Said = ""
 
 
 def _check_counted(counted: dict[str, Any]) -> dict[str, Any]:

@@ -41,10 +41,12 @@ class AskedAtOnce:
         seconds: from the first request to the last token; None where one failed or was repeated.
         passes: of the server for all of them together, their prompts' included; None where it does
             not say, or others may have asked meanwhile.
+        accepted: draft tokens of all of them by position of their draft; as ``passes``.
     """
 
     seconds: float | None = None
     passes: int | None = None
+    accepted: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -206,7 +208,7 @@ class Servers:
                 time.sleep(min(max(wanted_s, doubled_s), _LONGEST_WAIT_S))
             server = self.use(label)
             self._prepare(server, left, longest)
-            before = _passes(server)
+            before = _own_metrics(server)
             start = time.perf_counter()
             if self._pool is None or len(left) == 1:
                 for one in left:
@@ -216,9 +218,8 @@ class Servers:
             ended = time.perf_counter() - start
             for one in left:
                 _hide_key(server, one)
-            after = _passes(server)
-            passes = None if before is None or after is None else after - before
-            batch = AskedAtOnce() if round_number else AskedAtOnce(ended, passes)
+            risen = _risen(server, before, _own_metrics(server), left)
+            batch = AskedAtOnce() if round_number else AskedAtOnce(ended, *risen)
         return batch if all(one.answer is not None for one in asked) else AskedAtOnce()
 
     def _prepare(self, server: Server, asked: Sequence[Asked], longest: int | None) -> None:
@@ -253,8 +254,7 @@ class Servers:
                 check_prompt(answer, len(answer.prompt_ids))
             if not server.plain:
                 one.counts = counters.find_counts(table, answer.counters, answer.n_new)
-                if one.counts is None and before is not None:
-                    one.counts = self._counted(server, before, answer)
+                one.counts = self._with_metrics(server, before, answer, one.counts)
             elif counters.drafts(table, answer.counters):
                 raise NoAnswer(
                     NOT_PLAIN,
@@ -279,6 +279,26 @@ class Servers:
         except NoAnswer:
             return None
 
+    def _with_metrics(
+        self,
+        server: Server,
+        before: Mapping[str, float] | None,
+        answer: Answer,
+        counts: Counts | None,
+    ) -> Counts | None:
+        """An answer's counts with what /metrics says besides, or instead."""
+        words = counters.metrics_words(server.info.kind.counters)
+        if (
+            before is None
+            or words is None
+            or (counts and (counts.committed or not words.positions))
+        ):
+            return counts
+        told = self._counted(server, before, answer)
+        if counts is None or told is None:
+            return told or counts
+        return replace(counts, by_position=told.by_position)
+
     def _counted(
         self, server: Server, before: Mapping[str, float], answer: Answer
     ) -> Counts | None:
@@ -296,16 +316,33 @@ class Servers:
             time.sleep(_METRICS_EVERY_S)
 
 
-def _passes(server: Server) -> int | None:
-    """Passes that a server of ours has taken so far; nobody else asks it."""
-    word = server.info.kind.passes
-    if server.pid is None or not word:
+def _own_metrics(server: Server) -> Mapping[str, float] | None:
+    """Prometheus counters of a server of ours, which nobody else asks."""
+    if server.pid is None:
         return None
     try:
-        said = counters.read_metrics(server.client.get("/metrics").decode(errors="replace"))
+        return counters.read_metrics(server.client.get("/metrics").decode(errors="replace"))
     except NoAnswer:
         return None
-    return counters.whole(said.get(word))
+
+
+def _risen(
+    server: Server,
+    before: Mapping[str, float] | None,
+    after: Mapping[str, float] | None,
+    asked: Sequence[Asked],
+) -> tuple[int | None, tuple[int, ...]]:
+    """Passes of a server meanwhile, and the draft tokens accepted by position."""
+    kind = server.info.kind
+    if before is None or after is None or kind.passes not in after:
+        return None, ()
+    passes = counters.whole(after[kind.passes] - before.get(kind.passes, 0.0))
+    words = counters.metrics_words(kind.counters)
+    risen = words and counters.difference(words, before, after)
+    accepted = [one.counts.accepted for one in asked if one.counts]
+    if not words or not risen or None in accepted:
+        return passes, ()
+    return passes, counters.by_position(words, risen, sum(n or 0 for n in accepted))
 
 
 def _hide_key(server: Server, one: Asked) -> None:

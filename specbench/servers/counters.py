@@ -29,6 +29,8 @@ class Words:
         passes: their word for steps, or "".
         all_passes: whether that counts every step after the prompt's pass, also without a draft.
         per_step: their word for the accepted draft tokens of each step with a draft, or "".
+        positions: their word for the accepted draft tokens of each position of a draft, a counter
+            for each with a label ``position``, or "".
         new_tokens: their word for new tokens.
         says_zero: a word that is there also where nothing was drafted, and the others are not.
         length: their word for the acceptance length, and ``formula``: what it is in our words.
@@ -41,6 +43,7 @@ class Words:
     passes: str = ""
     all_passes: bool = False
     per_step: str = ""
+    positions: str = ""
     new_tokens: str = ""
     says_zero: str = ""
     length: str = ""
@@ -54,13 +57,15 @@ class Counts:
     Attributes:
         steps: target passes after the prompt's.
         drafted, accepted: draft tokens; None where the server does not say.
-        committed: tokens of each step, bonus included; empty where only totals are known.
+        committed: tokens of each step, bonus included; empty where these are not known.
+        by_position: accepted draft tokens by position of their draft, where a server says those.
     """
 
     steps: int
     drafted: int | None = None
     accepted: int | None = None
     committed: tuple[int, ...] = ()
+    by_position: tuple[int, ...] = ()
 
 
 def plain_counts(n_new: int) -> Counts:
@@ -102,7 +107,22 @@ def convert(words: Words, said: Said, n_new: int) -> Counts | None:
         return None  # a step commits one token more than it accepts: these made fewer
     if not (0 < steps <= n_new - 1 if n_new > 1 else steps == 0):
         return None
-    return Counts(steps, drafted, accepted, _committed(words, said, n_new, steps))
+    committed = _committed(words, said, n_new, steps)
+    return Counts(steps, drafted, accepted, committed, by_position(words, said, accepted))
+
+
+def by_position(words: Words, said: Said, accepted: int | None) -> tuple[int, ...]:
+    """Accepted draft tokens by position, up to the last that has some.
+
+    Args:
+        accepted: how many they are in all. Where the server's positions do not add up to it, or a
+            later one has more than an earlier one, nothing.
+    """
+    found: list[int] = []
+    while n := whole(said.get(f'{words.positions}{{position="{len(found)}"}}')):
+        found.append(n)
+    agrees = sum(found) == accepted and found == sorted(found, reverse=True)
+    return tuple(found) if agrees else ()
 
 
 def _committed(words: Words, said: Said, n_new: int, steps: int) -> tuple[int, ...]:
@@ -155,6 +175,8 @@ def difference(
     names = [*words.drafted, *words.accepted, words.passes, words.new_tokens]
     if any(name not in after for name in names):
         return None
+    if words.positions:
+        names += [name for name in after if name.startswith(f"{words.positions}{{")]
     # A counter that nothing has touched yet may not be there at first.
     found = {name: after[name] - before.get(name, 0.0) for name in names}
     sane = all(0 <= value < _MOST for value in found.values())
@@ -162,17 +184,19 @@ def difference(
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Prometheus' text format: values by name, added up over a name's labels."""
+    """Prometheus' text format: values by name, added up over a name's labels but ``position``."""
     values: dict[str, float] = {}
     for line in text.splitlines():
-        match = re.fullmatch(r"([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)(?:\s+\S+)?", line.strip())
+        match = re.fullmatch(r"([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)(?:\s+\S+)?", line.strip())
         if match is None:
             continue
         try:
-            value = float(match[2])
+            value = float(match[3])
         except ValueError:
             continue
-        values[match[1]] = values.get(match[1], 0.0) + value
+        place = re.search(r'[{,]\s*(position="\d+")', match[2] or "")
+        name = f"{match[1]}{{{place[1]}}}" if place else match[1]
+        values[name] = values.get(name, 0.0) + value
     return values
 
 

@@ -158,6 +158,7 @@ class Vllm(ServerEngine):
             drafted=("vllm:spec_decode_num_draft_tokens_total",),
             accepted=("vllm:spec_decode_num_accepted_tokens_total",),
             passes="vllm:spec_decode_num_drafts_total",
+            positions="vllm:spec_decode_num_accepted_tokens_per_pos_total",
             new_tokens="vllm:generation_tokens_total",
             length="Mean acceptance length (its log)",
             formula=_OVER_DRAFTS,
@@ -247,6 +248,7 @@ class LlamaCpp(ServerEngine):
             drafted=("llamacpp:spec_decode_num_draft_tokens_total",),
             accepted=("llamacpp:spec_decode_num_accepted_tokens_total",),
             passes="llamacpp:spec_decode_num_drafts_total",
+            positions="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
             new_tokens="llamacpp:tokens_predicted_total",
         ),
     )

@@ -56,6 +56,11 @@ def test_mat_is_what_a_hand_computes_from_the_servers_counters(
     known = single if per_request and single else ()
     assert {tuple(r.committed_per_step) for r in drafted} == {known}
     assert {r.n_target_passes for r in drafted} == {3 if single else 4}
+    positions = () if known or engine == "sglang" else (2, 2, 1, 1, 1)
+    assert {tuple(r.served.accepted_by_position) for r in drafted} == {positions}
+    said = "positions" if positions else "steps" if known else "totals"
+    assert {r.served.said for r in drafted} == {said}
+    assert {r.served.said for r in records if r.label == "ar"} == {"steps"}
     version = {"vllm": "vLLM 0.30.1", "sglang": "SGLang 0.6.2"}[engine]
     assert {r.engine for r in records} == {version}
     assert version in summary["caption"]

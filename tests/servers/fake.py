@@ -123,6 +123,10 @@ class Fake:
             return ""
         lines = ["# HELP made up", "# TYPE made up counter"]
         lines += [f'{name}{{model_name="{self.model}"}} {float(n)}' for name, n in said.items()]
+        for place in range(self.drafted if self.engine == "vllm" and self.accepted else 0):
+            n = t.get("answers", 0) * sum(n > place for n in self.accepted)
+            name, labels = "spec_decode_num_accepted_tokens_per_pos", f'position="{place}"'
+            lines.append(f'vllm:{name}_total{{engine="0",{labels}}} {float(n)}')
         return "\n".join(lines)
 
     def count(self):
@@ -130,6 +134,7 @@ class Fake:
             self.totals["drafts"] += len(self.accepted)
             self.totals["drafted"] += self.drafted * len(self.accepted)
             self.totals["accepted"] += sum(self.accepted)
+            self.totals["answers"] = self.totals.get("answers", 0) + 1
             self.totals["steps"] = self.totals.get("steps", 0) + self.steps
         self.totals["new"] += self.n_new
 

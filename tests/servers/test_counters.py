@@ -132,6 +132,25 @@ def test_prometheus_counters_are_added_up_over_labels_and_compared():
     assert difference(words, before, read_metrics(huge)) is None
 
 
+@pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
+def test_positions_are_read_where_they_add_up(engine):
+    words = metrics_words(of(engine))
+
+    def said(*accepted):
+        lines = [
+            f'{words.positions}{{engine="0",position="{i}"}} {n}' for i, n in enumerate(accepted)
+        ]
+        return read_metrics("\n".join([*lines, *(f"{k} {v}" for k, v in SAID.items() if ":" in k)]))
+
+    risen = difference(words, {}, said(3, 3, 1, 0))
+    assert convert(words, risen, N_NEW).by_position == (3, 3, 1)
+    before = {name: 1.0 for name in said(3) if "position" in name}
+    risen = difference(words, before, said(4, 3, 1, 0))
+    assert convert(words, risen, N_NEW).by_position == (3, 3, 1)
+    for wrong in ((3, 3, 2), (3, 1, 3), ()):
+        assert convert(words, difference(words, {}, said(*wrong)), N_NEW).by_position == ()
+
+
 @given(
     st.dictionaries(st.sampled_from(sorted(SAID)), st.integers(-3, 30) | st.none()),
     st.integers(1, 20),

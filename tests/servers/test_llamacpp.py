@@ -248,6 +248,11 @@ def test_the_real_server_takes_several_kinds_of_drafts_and_its_own_knobs(tmp_pat
     assert code == 0
     assert [r.label for r in records] == ["ar", "both"]
     assert all(r.served.batch_passes >= r.n_target_passes for r in records)
+    ar, both = (r.served for r in records)
+    assert (ar.said, sum(both.accepted_by_position)) == (
+        "steps",
+        both.counters["timings"]["draft_n_accepted"],
+    )
     assert [row["good_requests_per_s"] > 0 for row in summary["served"]] == [True, True]
     servers = json.loads((tmp_path / "r" / "manifest.json").read_text())["servers"]
     assert {servers[label]["flags"]["kv_type"] for label in ("ar", "both")} == {"q8_0"}
