@@ -82,7 +82,8 @@ def check_text(draft: DraftConfig, method: str, *, usable: bool, greedy: bool) -
         "kept from step to step), and a text becomes the target's tokens as a whole"
     )
     raise NeedsNotMet(
-        f"pair.draft.vocabulary=text is for method=sps, greedily: {why}. Type "
+        "pair.draft.vocabulary=text is for method=sps (also within method=adaptive with "
+        f"method.policy=bandit) and method=pearl, greedily: {why}. Type "
         "pair.draft.vocabulary=intersection, which drafts the tokens that both have."
     )
 

@@ -62,16 +62,17 @@ class TextTranslation:
         object.__setattr__(self, "_lost", _markers_lost(self.target, self.draft))
         object.__setattr__(self, "_drafted_lost", _markers_lost(self.draft, self.target))
 
-    def reading(self, held: IntArray, n_read: int, tokens: IntArray) -> IntArray:
+    def reading(self, held: IntArray, n_read: int, tokens: IntArray, rejected: int = 0) -> IntArray:
         """The draft's ids of a text.
 
         Args:
             held: the draft's ids of the text's first ``n_read`` tokens, and of the draft behind it.
             tokens: the target's ids of the text.
+            rejected: tokens that were read as text behind the first ``n_read`` and are none.
         """
         if n_read > self.look_behind:
             new = self._read(tokens[n_read - self.look_behind :])
-            if place := _common(held[max(0, len(held) - len(new)) :], new):
+            if place := _common(held[max(0, len(held) - len(new) - rejected) :], new):
                 begin, other = place
                 return np.concatenate((held[: len(held) - other], new[begin:]))
         return self._read(tokens, add_special_tokens=True)
@@ -131,6 +132,13 @@ def _common(old: IntArray, new: IntArray) -> tuple[int, int] | None:
     return (run.a + run.size, len(old) - run.b - run.size) if run.size else None
 
 
+def _alike(one: IntArray, other: IntArray) -> int:
+    """How many tokens two texts begin with alike."""
+    size = min(len(one), len(other))
+    differing = np.flatnonzero(one[:size] != other[:size])
+    return int(differing[0]) if len(differing) else size
+
+
 class TextDraftModel(DraftModel):
     """A draft model that is given the target's text and drafts text; for greedy chains.
 
@@ -169,8 +177,10 @@ class TextDraftModel(DraftModel):
 
     def read(self, tokens: IntArray) -> None:
         """Take note of the text ``tokens [n]``, the target's ids; no pass."""
-        if len(tokens) != len(self._tokens):
-            self._text = self._translation.reading(self._held, len(self._tokens), tokens)
+        same = _alike(self._tokens, tokens)
+        rejected = len(self._tokens) - same
+        if rejected or same < len(tokens):
+            self._text = self._translation.reading(self._held, same, tokens, rejected)
             self._held, self._tokens = self._text, tokens
 
     def free_rows(self, length: int) -> int:
@@ -182,9 +192,7 @@ class TextDraftModel(DraftModel):
         self.read(tokens)
         cache = self._target.cache
         rows = self._rows[: cache.length + self._count]
-        size = min(len(rows), len(self._text))
-        other = np.flatnonzero(rows[:size] != self._text[:size])
-        same = int(other[0]) if len(other) else size
+        same = _alike(rows, self._text)
         if same > cache.length:
             super().commit_path(np.arange(same - cache.length))
         elif same < cache.length:

@@ -179,8 +179,9 @@ def test_a_target_spread_over_devices_counts_them_all(asked, there, expected, mo
 def test_a_missing_draft_is_refused_before_anything_is_loaded(tmp_path):
     with pytest.raises(NeedsNotMet, match=r"pair=random_draft") as refused:
         build("pair=none")
-    assert "pair=none leaves out conf/pair/draft_smollm2_135m.yaml." in str(refused.value)
-    assert "Type pair=draft_smollm2_135m, pair.draft.path=FOLDER" in str(refused.value)
+    assert "pair=none leaves out conf/pair/" in str(refused.value)
+    assert "conf/pair/draft_smollm2_135m.yaml. Type pair=" in str(refused.value)
+    assert "pair=draft_smollm2_135m, pair.draft.path=FOLDER" in str(refused.value)
     with pytest.raises(NeedsNotMet) as nowhere:
         build("model=mistral7b")
     looked_for = "neither conf/pair/sps_mistral7b.yaml nor conf/pair/draft_mistral7b.yaml"
@@ -215,7 +216,7 @@ def test_a_path_is_found_below_the_project_from_anywhere(tmp_path, monkeypatch):
     ("overrides", "why"),
     [
         (["method=opt_tree"], "method=opt_tree goes by single drafted tokens"),
-        (["method=union", "method.drafters=[pld,pearl]"], "method=union goes by single"),
+        (["method=union", "method.drafters=[pld,card]"], "method=union goes by single"),
         (["method=adaptive", "method.drafter=sps"], "method=adaptive goes by single"),
         (["method=sps", "generation.temperature=1"], "temperature is above 0"),
     ],

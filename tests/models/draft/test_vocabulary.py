@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
+from methods.adaptive import Adaptive
 from methods.card import Card
 from methods.opt_tree import OptTree
 from methods.pearl import Pearl
@@ -221,18 +222,27 @@ def text_draft(network, tokenizer, *, look_behind=10, nodes=20):
     return TextDraftModel(own, translation, max_nodes=nodes)
 
 
+TEXT_METHODS = {
+    "sps": lambda: Sps(gamma=3),
+    "heuristic": lambda: Sps(gamma=3, schedule="heuristic"),
+    "confidence": lambda: Sps(gamma=3, confidence=0.05),
+    "pearl": lambda: Pearl(gamma=3),
+    "bandit": lambda: Adaptive(drafter=Sps(gamma=3), policy="bandit", arms=3, counts="arm"),
+}
+
+
 @pytest.mark.parametrize("tokenizer", [DRAFT, metaspace()])
-@pytest.mark.parametrize("knobs", [{}, {"schedule": "heuristic"}, {"confidence": 0.05}])
-def test_drafted_text_leaves_the_output_plain_decoding_s(tokenizer, knobs):
+@pytest.mark.parametrize("method", TEXT_METHODS)
+def test_drafted_text_leaves_the_output_plain_decoding_s(tokenizer, method):
     target, _ = models_of()
     network = tiny_model("llama", vocab_size=len(tokenizer) + 5, seed=1)
     draft = text_draft(network, tokenizer, nodes=64)
-    drafter = Sps(gamma=3, **knobs)
+    drafter = TEXT_METHODS[method]()
     drafter.setup(
         DraftContext(SIZES["target_vocab"], frozenset(), target=target, draft_model=draft)
     )
-    assert drafter.needs.draft_text and not OptTree().needs.draft_text
-    loop, n_drafted = engine(target), 0
+    assert drafter.needs.draft_text
+    loop, n_drafted = engine(target, overlap="serial"), 0
     for prompt in ("the atat", "that the atat at a thethe, thá at .", "a"):
         ids = np.array(TARGET.encode(prompt), dtype=np.int64)
         plain = loop.decode(ids, Drafter(name="ar"), max_new_tokens=30)
@@ -240,6 +250,38 @@ def test_drafted_text_leaves_the_output_plain_decoding_s(tokenizer, knobs):
         assert found.output_ids == plain.output_ids
         n_drafted += sum(found.drafted_per_step)
     assert n_drafted
+
+
+@pytest.mark.parametrize("method", ["sps", "pearl"])
+def test_a_model_drafts_as_well_by_text_as_by_tokens(method):
+    letters = byte_level([])
+    size = len(letters)
+    network = tiny_model("llama", vocab_size=size)
+    with torch.no_grad():  # it writes text: bytes beyond ASCII need not be any
+        spoken = [letters.convert_tokens_to_ids(c) for c in "abcdefghijklmnopqrstuvwxyz"]
+        network.lm_head.weight[np.setdiff1d(np.arange(size), spoken)] = 0.0
+
+    def own():
+        return Target(network, max_len=300, max_nodes=20)
+
+    prompt = np.array(letters.encode("the a</s>that"), dtype=np.int64)
+    steps = []
+    for draft in (
+        DraftModel(own(), target_vocab=size, max_nodes=20),
+        TextDraftModel(own(), TextTranslation(letters, letters, size, size), max_nodes=20),
+    ):
+        drafter, target = TEXT_METHODS[method](), own()
+        drafter.setup(DraftContext(size, frozenset(), target=target, draft_model=draft))
+        loop = engine(target, overlap="serial")
+        steps.append(loop.decode(prompt, drafter, max_new_tokens=41).committed_per_step)
+    assert steps[0] == steps[1] and np.mean(steps[1]) > 2
+
+
+def test_methods_that_need_single_tokens_do_not_take_text():
+    for policy in ("threshold", "survival"):
+        assert not Adaptive(drafter=Sps(), policy=policy).needs.draft_text
+    for method in (OptTree(), Card()):
+        assert not method.needs.draft_text
 
 
 def test_a_text_is_read_where_both_tokenizers_cut_it_alike_and_accepted_rows_stay():
