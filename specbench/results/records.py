@@ -1,6 +1,6 @@
 """What a run writes to disk: case records, step traces, manifest. Free of torch.
 
-Every table is a function of these files, so what their numbers mean is defined here, once.
+Every table is a function of these files, so their numbers are defined here, once.
 
 Definitions:
     new tokens: everything after the prompt up to and including the first EOS or the limit.
@@ -15,9 +15,9 @@ Definitions:
     block: all labels and turns of one case in one repeat; the unit of interleaving and of resume.
 
 Files of a run folder:
-    manifest.json, cases.jsonl, errors.jsonl, disturbed.jsonl (measurements that were made again),
-    dialogue.jsonl, candidates.jsonl (with record=true), states/ (with record=states), steps.jsonl
-    (until the run is complete), steps.parquet, summary.json, DONE (last).
+    manifest.json, cases.jsonl, errors.jsonl, disturbed.jsonl (measured again), dialogue.jsonl,
+    candidates.jsonl (record=true), states/ (record=states), steps.jsonl (while running),
+    steps.parquet, summary.json, DONE (last).
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ LEFT = (CASES, ERRORS, DISTURBED, STEPS, SUMMARY)  # what tables are made of
 # Counts in ``CaseRecord.drafter``: passes that ran eagerly where a CUDA graph was meant to be.
 EAGER_PASSES, EAGER_DRAFT_PASSES = "eager_passes", "eager_draft_passes"
 LAUNCHED_DRAFTS = "launched_drafts"  # of a trained head, where its own work was no graph
-
 STATUSES = ("ok", "failed", "disturbed")
 TIMINGS = ("measured", "predicted", "none")
 PHASES = ("draft", "verify", "accept", "cache", "observe")  # of a step; ``other`` is the rest
