@@ -13,7 +13,8 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.engines import vllm as adapter
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.replay.recorded_target import RecordedTarget
-from tests.contract.driver import instantiate
+from tests.contract.driver import EOS as TOY_EOS
+from tests.contract.driver import VOCABULARY, WordTokenizer, instantiate, toy_context
 from tests.engines import vllm_scheduler
 from tests.engines.vllm_scheduler import EOS, Request
 from tests.methods.toy_turns import continued, markov_rule
@@ -200,3 +201,40 @@ def test_a_vllm_that_calls_drafters_in_another_way_is_refused(monkeypatch, fault
     said = {"old": "0.19.1", "v2": "VLLM_USE_V2_MODEL_RUNNER=0", "async": "--no-async-scheduling"}
     with pytest.raises(NeedsNotMet, match=said[fault]):
         made("pld", config)
+
+
+@pytest.mark.parametrize("method", ["rest", "sam", "ngrammys"])
+def test_methods_with_files_draft_from_the_files_of_vllms_tokenizer(method, monkeypatch, tmp_path):
+    context = toy_context(instantiate(method), tmp_path, monkeypatch)
+    asked_for = []
+
+    def resolved(needed, *, tokenizer, bundled, **_):
+        assert isinstance(tokenizer, WordTokenizer) and not bundled
+        asked_for.extend(needed)
+        return context.artifacts
+
+    monkeypatch.setattr(adapter.resolve, "resolve", resolved)
+    monkeypatch.setattr(adapter, "tokenizer_hash", lambda tokenizer: context.tokenizer_hash)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda _: WordTokenizer())
+    config = vllm_scheduler.config(K, vocab=VOCABULARY)
+    config.model_config.hf_config.eos_token_id = TOY_EOS
+    asked = requests(20)
+    engine = vllm_scheduler.Engine(made(method, config), config, budget=64, block=8, blocks=200)
+    engine.run(asked)
+    assert asked_for and any(draft for request in asked for draft in request.drafts.values())
+    for request in asked:
+        assert request.output == ours("pld", request)[0]
+
+
+def test_a_tokenizer_that_vllm_cannot_show_is_said(monkeypatch, tmp_path):
+    config = vllm_scheduler.config(K)
+    config.model_config.tokenizer = str(tmp_path / "nowhere")
+    with pytest.raises((NeedsNotMet, OSError), match="nowhere"):
+        made("rest", config)
+
+
+def test_a_newer_vllm_is_named_in_a_warning(monkeypatch, caplog):
+    for name, module in vllm_scheduler.modules("0.99.0").items():
+        monkeypatch.setitem(sys.modules, name, module)
+    made("pld", vllm_scheduler.config(K))
+    assert "vLLM 0.99.0: this drafter was tried with" in caplog.text
