@@ -35,10 +35,12 @@ def fewer(options: argparse.Namespace) -> None:
     ids = common[said[common]][: options.ids].sort().values
     places = torch.searchsorted(said.nonzero()[:, 0], ids)
     tensors = int8.restored(stored, options.head / _FILE)
-    tensors["lm_head.weight"] = tensors["lm_head.weight"][places]
+    rows = tensors["lm_head.weight"]
+    tensors["lm_head.weight"] = rows[places]
     tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.zeros_like(said).index_fill(0, ids, True)
     facts = jsonl.read_json(options.head / FACTS)
+    facts["parameters"] -= rows.numel() - len(ids) * rows.shape[1]
     facts |= {"vocab": len(ids), "vocab_in_training": config["draft_vocab_size"]}
     config["draft_vocab_size"] = len(ids)
     write_head(options.out, (_FILE, tensors, config), facts)
