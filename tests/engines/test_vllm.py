@@ -148,6 +148,23 @@ def test_steps_without_drafts_near_the_longest_text_and_forgotten_texts_cost_not
         assert request.output == ours("pld", request)[0]
 
 
+@pytest.mark.parametrize("method", ["pld", "suffix_decoding"])
+def test_a_request_that_ignores_end_tokens_is_drafted_for_behind_them(method):
+    config = vllm_scheduler.config(K, knobs=METHODS[method])
+    asked = requests(40)
+    for request in asked:
+        request.ignore_eos = True
+    engine = vllm_scheduler.Engine(made(method, config), config, budget=64, block=8, blocks=1000)
+    engine.run(asked)
+    behind = 0
+    for request in asked:
+        assert request.output == continued(request.rule, request.prompt, request.max_tokens)
+        if EOS in request.output:
+            end = len(request.prompt) + request.output.index(EOS) + 1
+            behind += sum(n > end and bool(draft) for n, draft in request.drafts.items())
+    assert behind > 50
+
+
 def test_of_a_tree_the_likeliest_chain_is_drafted():
     #       root -> 5 -> 6        (.5, .4)
     #            -> 7 -> 8 -> 9   (.45, .44, .1)

@@ -30,6 +30,7 @@ class Request:
     drafts: dict[int, list[int]] = field(default_factory=dict)  # by the text's length
     preempted: int = 0
     rows: set[int] = field(default_factory=set)
+    ignore_eos: bool = False
 
     @property
     def text(self):
@@ -37,7 +38,8 @@ class Request:
 
     @property
     def finished(self):
-        return EOS in self.output or len(self.output) >= self.max_tokens
+        ended = EOS in self.output and not self.ignore_eos
+        return ended or len(self.output) >= self.max_tokens
 
 
 class Rows:

@@ -10,7 +10,7 @@ from analysis.runs.load import load_runs
 from specbench.servers.client import Client
 from tests.servers.fake import serving
 from tests.servers.served_run import run
-from tests.servers.wire import listening
+from tests.servers.wire import listening, percentiles
 
 
 def at(seconds, share):
@@ -80,15 +80,11 @@ def test_percentiles_agree_with_a_second_listener_and_its_clock(tmp_path, users)
         code, records, summary = run(tmp_path / "r", *words)
     assert code == 0
     turns = [times for body, times in heard if body.get("max_tokens", 99) > 2][-len(records) :]
-    theirs = {
-        "ttft": [times[0] for times in turns],
-        "tpot": [(times[-1] - times[0]) / (len(times) - 1) for times in turns],
-        "e2e": [times[-1] for times in turns],
-    }
-    for name, seconds in theirs.items():
-        for share in (50, 95, 99):
-            found = summary["served"][0]["latency"][name][f"p{share}"]
-            assert found == pytest.approx(at(seconds, share / 100), rel=0.05, abs=0.01), name
+    for name, expected in percentiles(turns).items():
+        found = summary["served"][0]["latency"][name]
+        assert {share: found[share] for share in expected} == pytest.approx(
+            expected, rel=0.05, abs=0.01
+        ), name
 
 
 def test_tokens_of_a_step_are_one_burst_and_requests_beyond_a_limit_do_not_count(tmp_path):

@@ -8,6 +8,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
+import numpy as np
+
 _HOPS = {"connection", "transfer-encoding", "content-length", "keep-alive", "host"}
 
 
@@ -70,3 +72,22 @@ def said(line):
         return False
     choices = json.loads(line[6:]).get("choices")
     return bool(choices and choices[0].get("delta", {}).get("content"))
+
+
+def percentiles(answers):
+    """P50, P95 and P99 in seconds of the answers' waits, from the times that `listening` gives."""
+    gaps = []
+    for times in answers:
+        bursts = [b for a, b in zip([-1.0, *times], times, strict=False) if b - a > 1e-3]
+        gaps += np.diff(bursts).tolist()
+    waits = {
+        "ttft": [times[0] for times in answers],
+        "tpot": [(times[-1] - times[0]) / (len(times) - 1) for times in answers if times[1:]],
+        "itl": gaps,
+        "e2e": [times[-1] for times in answers],
+    }
+    shares = (50, 95, 99)
+    return {
+        name: {f"p{share}": float(np.percentile(seconds, share)) for share in shares}
+        for name, seconds in waits.items()
+    }
