@@ -195,6 +195,7 @@ def _measure(
         partial(make_target, config=config, max_len=longest, max_nodes=most),
         what=f"model={config.model.name}",
         longest=longest,
+        nodes=most,
         earlier=earlier_checks(config, loaded),
     )
     model = ModelInfo(

@@ -106,6 +106,7 @@ def make_session(
         make,
         what=what,
         longest=max_len,
+        nodes=max_nodes,
         earlier=earlier_checks(config, model),
     )
     model = replace(

@@ -300,6 +300,9 @@ def why_not(model: PreTrainedModel) -> str | None:
         return "a part of each head is not rotated"
     if config.hidden_act not in ("silu", "swish"):
         return f"the gate is {config.hidden_act}"
+    gates = {type(layer.mlp.act_fn).__name__ for layer in decoder.layers}
+    if not gates <= {"SiLU", "SiLUActivation"}:  # whoever put another there
+        return f"the gate is {', '.join(sorted(gates))}"
     weights = (decoder.norm.weight, decoder.embed_tokens.weight)
     if any(weight.dtype != torch.float32 or not weight.is_cpu for weight in weights):
         return "weights are not float32 on the CPU"

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from specbench.errors import ConfigurationError
 from specbench.kernels.architectures import SIBLINGS
 from specbench.kernels.autotune import (
     KERNELS,
@@ -201,12 +202,16 @@ def pack_linears(
 
     Returns:
         What is packed now, as ``packed_weights`` gives it, with the plan of all these shapes.
+
+    Raises:
+        ConfigurationError: weights that are to be read in fewer bytes do not fit.
     """
     before = packed_weights(model)
     groups = _groups(model)
     if not groups:
         return before
-    if any(noted_form(linear.weight) is not None for group in groups for linear in group.values()):
+    noted = any(noted_form(part.weight) is not None for group in groups for part in group.values())
+    if noted:
         kernel = "panels"  # the libraries read float32
     regions = unchanged_regions()
     with torch.inference_mode():
@@ -229,6 +234,11 @@ def pack_linears(
             linear, product = stacked[i], products[i]
             kernels = plan[_shape(linear)]
             size = sum(_packed_bytes(part.weight, kernels) for part in groups[i].values())
+            if noted and used + size > memory_bytes:
+                raise ConfigurationError(
+                    f"Weights in fewer bytes (engine.weights) take more than the {memory_bytes / 1e9:g}"
+                    " GB of engine.packed.memory_gb. Type engine.packed.memory_gb=4, or more."
+                )
             if set(kernels.values()) == {"plain"} or used + size > memory_bytes:
                 continue
             parts = product.pack(kernels) if product else [PackedLinear(linear, kernels)]

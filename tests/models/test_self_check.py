@@ -91,6 +91,8 @@ def test_a_check_is_not_made_again_until_something_changes(tmp_path, monkeypatch
     for other in (replace(known, weights="others"), replace(known, engine={"packed": False}), None):
         with pytest.raises(ConfigurationError, match="made"):
             check(tiny_model("llama"), earlier=other)
+    with pytest.raises(ConfigurationError, match="made"):
+        again(tiny_model("llama"), nodes=4)  # what checked no tree says nothing of trees
     changed = tiny_model("llama")
     changed.config.rope_parameters = {"rope_type": "default", "rope_theta": 7.0}
     with pytest.raises(ConfigurationError, match="made"):

@@ -22,6 +22,8 @@ from specbench.kernels.panel_kernels import QUANTS
 from specbench.kernels.weight_forms import note_form
 from specbench.models.checkpoints import bundled, weights
 
+_EVERY = 64
+
 
 def shorten(network: PreTrainedModel, kind: str, model: ModelConfig) -> str | None:
     """Let the linears of ``network`` be read in the form that ``engine.weights`` names.
@@ -73,7 +75,10 @@ def _round(network: PreTrainedModel) -> None:
 
 
 def _note_blocks(network: PreTrainedModel, path: Path) -> int:
-    """Note the file's blocks beside the weights that were made of them; how many there are."""
+    """Note the file's blocks beside the weights that were made of them; how many there are.
+
+    None, where some linear's values are not those of its blocks.
+    """
     import gguf
 
     kinds = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1)
@@ -92,11 +97,19 @@ def _note_blocks(network: PreTrainedModel, path: Path) -> int:
         blocks = torch.from_numpy(tensor.data.copy())
         blocks = blocks.unflatten(1, (linear.in_features // QUANTS, -1))
         for ordered in _orders(blocks, config):
-            first = gguf.quants.dequantize(ordered[:, 0].numpy(), tensor.tensor_type)
-            if torch.equal(torch.from_numpy(first), linear.weight[:, : first.shape[1]]):
+            # All rows for their order, and some from end to end: all at once would take seconds.
+            first, some = (
+                torch.from_numpy(gguf.quants.dequantize(part.numpy(), tensor.tensor_type))
+                for part in (ordered[:, 0], ordered[::_EVERY].flatten(1))
+            )
+            if torch.equal(first, linear.weight[:, : first.shape[1]]) and torch.equal(
+                some, linear.weight[::_EVERY]
+            ):
                 note_form(linear.weight, ordered)
                 noted += 1
                 break
+        else:
+            return 0
     return noted
 
 

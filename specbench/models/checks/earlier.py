@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import llvmlite.binding
 import torch
 from transformers import PreTrainedModel
 
@@ -61,7 +62,7 @@ class Earlier:
             "engine": dict(self.engine),
             "text": text,
             "threads": torch.get_num_threads(),
-            "simd": torch.backends.cpu.get_cpu_capability(),
+            "simd": [torch.backends.cpu.get_cpu_capability(), llvmlite.binding.get_host_cpu_name()],
             "machine": [hardware.get("cpu"), hardware.get("gpus"), environment.versions()],
             "plans": [file_sha256(path) for path in plans],
             "code": _code(),

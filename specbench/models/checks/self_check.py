@@ -84,6 +84,7 @@ def checked(
     what: str,
     longest: int,
     drafts: bool = False,
+    nodes: int = 0,
     earlier: Earlier | None = None,
 ) -> tuple[Target, SelfCheck]:
     """The target that ``make`` makes of ``model``, and what its self-check found.
@@ -93,6 +94,7 @@ def checked(
         what: the model in the words of its user, e.g. ``model.id=FOLDER``.
         longest: tokens of the longest text that will be read.
         drafts: the target is a draft model's, whose trees grow without a root.
+        nodes: what a tree of the target may have; a check reads no larger ones.
         earlier: checks of these weights, of which a like one is not made again; None: make it.
 
     Raises:
@@ -100,7 +102,7 @@ def checked(
     """
     text, lengths = make_text(model, longest)
     attention = model.config._attn_implementation
-    read = [len(text.prompt), lengths, attention, drafts]
+    read = [len(text.prompt), lengths, attention, drafts, min(nodes, len(PARENTS))]
     if earlier is not None and (known := earlier.read(model, read)) is not None:
         target = _attempt(lambda: make(model), f"{what} does not decode here")
         return target, SelfCheck(**known)

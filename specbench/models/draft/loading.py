@@ -99,6 +99,7 @@ def load_draft_model(
         what=what,
         longest=min(max_len, context_length or max_len),
         drafts=True,
+        nodes=max_nodes,
         earlier=known,
     )
     make: Callable[..., DraftModel] = partial(
