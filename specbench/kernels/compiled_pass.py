@@ -300,8 +300,9 @@ def why_not(model: PreTrainedModel) -> str | None:
         return "a part of each head is not rotated"
     if config.hidden_act not in ("silu", "swish"):
         return f"the gate is {config.hidden_act}"
-    gates = {type(layer.mlp.act_fn).__name__ for layer in decoder.layers}
-    if not gates <= {"SiLU", "SiLUActivation"}:  # whoever put another there
+    parts = [dict(layer.mlp.named_children()) for layer in decoder.layers]
+    gates = {type(p.get("act_fn", p.get("activation_fn"))).__name__ for p in parts}
+    if not gates <= {"SiLU", "SiLUActivation"}:  # somebody put another there
         return f"the gate is {', '.join(sorted(gates))}"
     weights = (decoder.norm.weight, decoder.embed_tokens.weight)
     if any(weight.dtype != torch.float32 or not weight.is_cpu for weight in weights):

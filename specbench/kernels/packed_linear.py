@@ -236,8 +236,8 @@ def pack_linears(
             size = sum(_packed_bytes(part.weight, kernels) for part in groups[i].values())
             if noted and used + size > memory_bytes:
                 raise ConfigurationError(
-                    f"Weights in fewer bytes (engine.weights) take more than the {memory_bytes / 1e9:g}"
-                    " GB of engine.packed.memory_gb. Type engine.packed.memory_gb=4, or more."
+                    f"engine.weights takes more than the {memory_bytes / 1e9:g} GB of "
+                    "engine.packed.memory_gb. Type engine.packed.memory_gb=4, or more."
                 )
             if set(kernels.values()) == {"plain"} or used + size > memory_bytes:
                 continue
