@@ -162,7 +162,7 @@ def test_a_request_that_ignores_end_tokens_is_drafted_for_behind_them(method):
         if EOS in request.output:
             end = len(request.prompt) + request.output.index(EOS) + 1
             behind += sum(n > end and bool(draft) for n, draft in request.drafts.items())
-    assert behind > 50
+    assert behind > 20
 
 
 def test_of_a_tree_the_likeliest_chain_is_drafted():
