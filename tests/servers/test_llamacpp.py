@@ -91,7 +91,7 @@ def test_percentiles_agree_with_a_second_listener_and_its_clock(tmp_path, monkey
             heard.append(answers)
 
         monkeypatch.setattr(llamacpp.LlamacppProcess, "start", start)
-        words = ["dataset.tasks=[qa]", f"dataset.limit={users}", "generation.max_new_tokens=24"]
+        words = [f"dataset.limit={users}", "generation.max_new_tokens=24"]
         code, records, summary = run(tmp_path / "r", *words, f"server.concurrency={users}")
     assert code == 0
     turns = [times for _, times in heard[-1]][-len(records) :]

@@ -70,8 +70,10 @@ def said(line):
     """Whether a line of the stream brings words."""
     if not line.startswith(b"data: {"):
         return False
-    choices = json.loads(line[6:]).get("choices")
-    return bool(choices and choices[0].get("delta", {}).get("content"))
+    event = json.loads(line[6:])
+    if choices := event.get("choices"):
+        return bool(choices[0].get("delta", {}).get("content"))
+    return bool(event.get("content") or event.get("tokens"))  # llama.cpp's own form
 
 
 def percentiles(answers):
