@@ -15,7 +15,13 @@ from runners.session.batching import check_batch, check_budget
 from runners.session.method_runs import MethodRun, find_artifacts, find_heads, needs_of
 from runners.session.session import Session
 from specbench.config.draft import draft_weights
-from specbench.config.schema import DraftConfig, RunConfig, packed_bytes, verifier_name
+from specbench.config.schema import (
+    FLOAT32_WEIGHTS,
+    DraftConfig,
+    RunConfig,
+    packed_bytes,
+    verifier_name,
+)
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
 from specbench.kernels.architectures import usable_context
 from specbench.models import loading
@@ -173,6 +179,9 @@ def _load_drafts(
                 max_len=max_len,
                 max_nodes=max_nodes,
                 make_target=partial(make_target, config=config, drafts=True),
+                weights=config.engine.draft_weights
+                if packed_bytes(config.engine.packed)
+                else FLOAT32_WEIGHTS,
                 earlier=partial(earlier_checks, config),
             )
 
@@ -216,7 +225,7 @@ def make_target(
                 fused=config.engine.fused_layers,
             )
         log.warning("engine=graph runs eagerly: %s", reason)
-    return Target(
+    made = Target(
         model,
         max_len=max_len,
         max_nodes=max_nodes,
@@ -227,6 +236,8 @@ def make_target(
         one_call=config.engine.packed.one_call,
         texts=config.batch.size if drafts else 1,
     )
+    made.draft_weights = config.engine.draft_weights
+    return made
 
 
 def hidden_layers(runs: Sequence[MethodRun]) -> list[tuple[int, ...]]:

@@ -21,6 +21,8 @@ ATTENTIONS = ("sdpa", "eager")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 ENGINES = ("auto", "eager", "graph")
 FLOAT32_WEIGHTS, BFLOAT16_WEIGHTS, STORED_WEIGHTS = WEIGHTS = ("float32", "bfloat16", "stored")
+Q8_0_WEIGHTS = "q8_0"
+DRAFT_WEIGHTS = (FLOAT32_WEIGHTS, Q8_0_WEIGHTS)
 PER_SEQUENCE, _ = BATCH_BUDGETS = ("per_sequence", "global")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "block", "typical")
@@ -223,12 +225,16 @@ class EngineConfig:
         fused_layers: where passes are CUDA graphs, run a layer's steps in fewer kernels.
         weights: on a CPU, what passes read: ``float32``, ``bfloat16`` (the model is rounded) or
             ``stored`` (the blocks of the bundled model's file, which are the same numbers).
+        draft_weights: on a CPU, what passes of draft models and heads read where products are
+            packed: ``float32``, or ``q8_0``: bytes, 32 of which have a half's scale together. They
+            are rounded to it, and the target is not.
     """
 
     name: str = MISSING
     eager_baseline: bool = True
     fused_layers: bool = True
     weights: str = FLOAT32_WEIGHTS
+    draft_weights: str = Q8_0_WEIGHTS
     overlap: str = "auto"
     packed: PackedConfig = field(default_factory=PackedConfig)
 

@@ -29,6 +29,7 @@ _ONE_OF: Mapping[str, Sequence[str | None]] = {
     "batch.budget": schema.BATCH_BUDGETS,
     "engine.name": schema.ENGINES,
     "engine.weights": schema.WEIGHTS,
+    "engine.draft_weights": schema.DRAFT_WEIGHTS,
     "dataset.sample": ("head", "stratified"),
     "dataset.part": PARTS,
     "dataset.order": ORDERS,

@@ -71,8 +71,11 @@ class TargetEmbeddings(Protocol):
         """``[vocab]``."""
 
     @property
-    def packed(self) -> bool:
-        """Whether the LM head stands packed; then a trained head's products are packed too."""
+    def packed(self) -> str | None:
+        """How a trained head's products are packed (``engine.draft_weights``), as the LM head is.
+
+        None where the LM head is not.
+        """
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """``[..., vocab]`` of states ``[..., hidden]`` after the final norm.

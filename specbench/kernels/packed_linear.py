@@ -38,8 +38,14 @@ from specbench.kernels.autotune import (
     plain,
 )
 from specbench.kernels.mapped_weights import give_back, unchanged_regions
-from specbench.kernels.panel_kernels import form_of
-from specbench.kernels.weight_forms import form_of_all, note_form, noted_form, short_bytes
+from specbench.kernels.panel_kernels import FLOAT32, form_of
+from specbench.kernels.weight_forms import (
+    form_of_all,
+    note_form,
+    noted_form,
+    round_to,
+    short_bytes,
+)
 
 MAX_PREFILL_ROWS_PACKED = 512
 _BESIDE_BYTES = 1 << 30  # that packed copies for a draft may take
@@ -251,21 +257,27 @@ def pack_linears(
     return {**after, "plan": plan | after["plan"]}
 
 
-def pack_in_panels(module: nn.Module) -> None:
-    """Pack what drafts beside a packed model, where this build of torch has panels."""
+def pack_in_panels(module: nn.Module, form: str = FLOAT32.name) -> None:
+    """Pack what drafts beside a packed model, where this build of torch has panels.
+
+    Its weights are rounded to ``form``.
+    """
     if "panels" in available_kernels():
+        round_to(module, form)
         pack_linears(module, memory_bytes=_BESIDE_BYTES, kernel="panels")
 
 
-def product_of(weight: torch.Tensor, bias: torch.Tensor | None, *, packed: bool) -> nn.Module:
-    """A product with a matrix that lies elsewhere."""
+def product_of(
+    weight: torch.Tensor, bias: torch.Tensor | None, packed: str | None = None
+) -> nn.Module:
+    """A product with a matrix that lies elsewhere, packed with its values rounded to a form."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     linear.weight = _constant(weight)
     if bias is not None:
         linear.bias = _constant(bias)
     product = nn.Sequential(linear)
     if packed:
-        pack_in_panels(product)
+        pack_in_panels(product, packed)
     return product
 
 

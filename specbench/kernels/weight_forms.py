@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
+
+from specbench.kernels.panel_kernels import Q8_0, QUANTS
 
 _NOTE = "specbench_short_form"
 
@@ -51,3 +54,35 @@ def short_bytes(weight: torch.Tensor) -> int:
     if isinstance(form, torch.Tensor):
         return form.numel()
     return weight.numel() * (weight.dtype if form is None else form).itemsize
+
+
+@torch.no_grad()
+def round_to(module: nn.Module, form: str) -> None:
+    """Round the float32 linears of ``module`` on a CPU to ``q8_0``, and note their blocks.
+
+    Other forms, and linears whose inputs are no whole blocks, change nothing.
+    """
+    if form != Q8_0.name.lower():
+        return
+    for linear in module.modules():
+        if type(linear) is not nn.Linear or linear.in_features % QUANTS:
+            continue
+        weight = linear.weight
+        if weight.is_cpu and weight.dtype == torch.float32 and noted_form(weight) is None:
+            blocks, values = q8_0(weight)
+            weight.copy_(values)
+            note_form(weight, blocks)
+
+
+def q8_0(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``weight [out, in]`` in the blocks of GGUF's Q8_0, ``[out, in / 32, 34]``, and their values.
+
+    A block has the half of a scale, then 32 signed bytes.
+    """
+    numbers = weight.detach().float().unflatten(1, (-1, QUANTS))
+    # A half's largest number is the limit: weights beyond 8 million come out smaller.
+    scale = (numbers.abs().amax(-1, keepdim=True) / 127).clamp(max=65504).half()
+    factor = scale.float()
+    quants = (numbers / factor.where(factor > 0, 1.0)).round().clamp(-127, 127)
+    blocks = torch.cat([scale.view(torch.uint8), quants.to(torch.int8).view(torch.uint8)], -1)
+    return blocks, (quants * factor).flatten(1)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from specbench.config.schema import FLOAT32_WEIGHTS
 from specbench.errors import ConfigurationError
 from specbench.kernels.packed_linear import PackedLinear
 
@@ -90,8 +91,8 @@ class HiddenStates:
 class Embeddings:
     """``specbench.decoding.protocols.TargetEmbeddings`` of a model, packed or not."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
+    def __init__(self, model: PreTrainedModel, draft_weights: str = FLOAT32_WEIGHTS) -> None:
+        self._model, self._draft_weights = model, draft_weights
 
     @property
     def _lm_head(self) -> Any:
@@ -112,8 +113,8 @@ class Embeddings:
         return None if bias is None else bias.detach()
 
     @property
-    def packed(self) -> bool:
-        return isinstance(self._lm_head, PackedLinear)
+    def packed(self) -> str | None:
+        return self._draft_weights if isinstance(self._lm_head, PackedLinear) else None
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:

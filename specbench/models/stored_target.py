@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from specbench.arrays import Array
-from specbench.config.schema import ModelConfig
+from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig
 from specbench.errors import NeedsNotMet, WeightsNotFound
 from specbench.kernels.packed_linear import product_of
 from specbench.models.checkpoints import int8, weights
@@ -31,13 +31,17 @@ _WHOLE = ("model.safetensors", "pytorch_model.bin")
 class StoredEmbeddings:
     """``specbench.decoding.protocols.TargetEmbeddings`` out of a model's files."""
 
-    packed = True  # in float32 on a CPU, as a live run has it: drafting is timed in a replay
-
     def __init__(
-        self, embedding: torch.Tensor, lm_head: torch.Tensor, lm_head_bias: torch.Tensor | None
+        self,
+        embedding: torch.Tensor,
+        lm_head: torch.Tensor,
+        lm_head_bias: torch.Tensor | None,
+        draft_weights: str,
     ) -> None:
         self.embedding, self.lm_head, self.lm_head_bias = embedding, lm_head, lm_head_bias
-        self._product = product_of(lm_head, lm_head_bias, packed=True)
+        # In float32 on a CPU, as a live run has it: drafting is timed in a replay.
+        self.packed = draft_weights
+        self._product = product_of(lm_head, lm_head_bias, FLOAT32_WEIGHTS)
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
@@ -52,6 +56,7 @@ class StoredTarget:
     Args:
         model: the ``model`` node.
         device, dtype: where the matrices are wanted, and as what.
+        draft_weights: as what heads are read on a CPU, see ``engine.draft_weights``.
 
     Raises:
         WeightsNotFound: the files are not to be had, or have no such matrices.
@@ -59,8 +64,15 @@ class StoredTarget:
 
     max_nodes = 0
 
-    def __init__(self, model: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
+    def __init__(
+        self,
+        model: ModelConfig,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        draft_weights: str = FLOAT32_WEIGHTS,
+    ) -> None:
+        self.device, self.dtype, self._draft_weights = device, dtype, draft_weights
         self._model = model
         with weights.translated(model):
             whole = json.loads(_file(model, _CONFIG).read_text(encoding="utf-8"))
@@ -116,9 +128,10 @@ class StoredTarget:
         own = [key for key in files if key.rpartition(".")[0] in _LM_HEADS]
         head = {key.rpartition(".")[2]: key for key in own}
         if tied or "weight" not in head:
-            return StoredEmbeddings(rows, rows, None)
+            return StoredEmbeddings(rows, rows, None, self._draft_weights)
         bias = self._read(files, head["bias"]) if "bias" in head else None
-        return StoredEmbeddings(rows, self._read(files, head["weight"]), bias)
+        lm_head = self._read(files, head["weight"])
+        return StoredEmbeddings(rows, lm_head, bias, self._draft_weights)
 
     def _read(self, files: dict[str, Path], key: str) -> torch.Tensor:
         file = files[key]

@@ -20,6 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specbench.arrays import Array, IntArray
+from specbench.config.schema import FLOAT32_WEIGHTS
 from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry
@@ -66,6 +67,7 @@ class Target(PassMasks):
     ) -> None:
         cuda_settings.fix()
         self._reason, self._texts, self.graph_tokens = reason, texts, 0
+        self.draft_weights = FLOAT32_WEIGHTS  # what heads read
         self.model = model.eval()
         config = model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
@@ -100,7 +102,7 @@ class Target(PassMasks):
 
     @property
     def embeddings(self) -> Embeddings:
-        return Embeddings(self.model)
+        return Embeddings(self.model, self.draft_weights)
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -232,3 +232,28 @@ def test_long_prompts_are_read_from_panels(everything_packed):
     wanted = model.lm_head(x)
     packed_linear.pack_linears(model, memory_bytes=1 << 30, kernel="panels")
     torch.testing.assert_close(model.lm_head(x), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_what_drafts_is_rounded_to_the_blocks_of_gguf_files():
+    import gguf
+
+    torch.manual_seed(0)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    linear = nn.Linear(64, 40, bias=True)
+    with torch.no_grad():
+        linear.weight[3, :32] = 0.0  # a block without a scale
+    file = gguf.quants.quantize(linear.weight.detach().numpy(), kind)
+    values = torch.from_numpy(gguf.quants.dequantize(file, kind).copy())
+    odd = nn.Linear(24, 8)
+    before = odd.weight.clone()
+    module = nn.Sequential(linear, odd)
+    packed_linear.pack_in_panels(module, "q8_0")
+    found = packed_linear.packed_weights(module)
+    # The file's quants are of the scale before it is a half, ours of the half.
+    torch.testing.assert_close(linear.weight.detach(), values, atol=2e-4, rtol=0.0)
+    assert torch.equal(odd.weight, before)
+    if "panels" in autotune.available_kernels():
+        assert found["forms"] == {"Q8_0": 1, "float32": 1}
+        x = torch.randn(5, 64)
+        plain = nn.functional.linear(x, linear.weight, linear.bias)
+        torch.testing.assert_close(module[0](x), plain, atol=1e-5, rtol=1e-5)

@@ -14,9 +14,17 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specbench.arrays import IntArray
 from specbench.config.draft import draft_weights
-from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
+from specbench.config.schema import (
+    FLOAT32_WEIGHTS,
+    DraftConfig,
+    DraftWeights,
+    ModelConfig,
+    RandomDraftConfig,
+)
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
 from specbench.kernels.architectures import usable_context
+from specbench.kernels.autotune import available_kernels
+from specbench.kernels.weight_forms import round_to
 from specbench.models import loading
 from specbench.models.checks import self_check
 from specbench.models.checks.earlier import Earlier
@@ -45,13 +53,15 @@ def load_draft_model(
     max_len: int,
     max_nodes: int,
     make_target: Callable[..., Target] = Target,
+    weights: str = FLOAT32_WEIGHTS,
     earlier: Callable[[LoadedModel], Earlier | None] = lambda _: None,
 ) -> tuple[DraftModel, DraftInfo]:
     """Load the draft model of a run's ``pair`` group, and say what the manifest says about it.
 
     ``model`` and ``tokenizer`` are the target's; ``make_target`` makes the run's engine from a
-    network, ``max_len`` and ``max_nodes``, the largest draft tree that is held at once. ``earlier``
-    finds self-checks that were made of a loaded model before.
+    network, ``max_len`` and ``max_nodes``, the largest draft tree that is held at once. On a CPU
+    the network is rounded to ``weights`` (``engine.draft_weights``). ``earlier`` finds self-checks
+    that were made of a loaded model before.
 
     Raises:
         NeedsNotMet: its tokenizer is not the target's; names the first differing token.
@@ -93,6 +103,8 @@ def load_draft_model(
         if draft.vocabulary == "intersection":
             shared = _shared(node, network, tokenizer, target.vocab_size)
         known = earlier(loaded)
+    if "panels" in available_kernels():
+        round_to(network, weights)
     own, check = self_check.checked(
         network,
         partial(make_target, max_len=max_len + max_nodes, max_nodes=max_nodes),

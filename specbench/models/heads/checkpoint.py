@@ -135,7 +135,7 @@ def fill(
     module.load_state_dict(state, assign=True)
     module.eval().requires_grad_(False)
     if target.packed:  # a head reads as much for a token
-        pack_in_panels(module)
+        pack_in_panels(module, target.packed)
 
 
 def _weight(
@@ -226,7 +226,7 @@ class ShortList:
         self.embedding, self.packed = target.embedding, target.packed
         self.lm_head = target.lm_head[ids]
         self.lm_head_bias = None if bias is None else bias[ids]
-        self._product = product_of(self.lm_head, self.lm_head_bias, packed=target.packed)
+        self._product = product_of(self.lm_head, self.lm_head_bias, target.packed)
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """``[..., n]`` of states ``[..., hidden]`` after the final norm."""
