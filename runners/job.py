@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specbench.config.schema import DraftConfig, PairConfig, RunConfig, verifier_name
+from specbench.config.schema import (
+    DraftConfig,
+    PairConfig,
+    RunConfig,
+    VerifierConfig,
+    verifier_name,
+)
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.results.manifest import BASELINE
@@ -27,12 +33,14 @@ class Entry:
         pair: the ``pair`` node (which draft model) that belongs to this method, or None.
         budget: where its knobs come from (`specbench.config.compare.budget_of`); None of plain
             decoding and of what has no yaml.
+        verifier: who decides on its drafts; None: who does in the whole run.
     """
 
     label: str
     method: Mapping[str, Any]
     pair: PairConfig | None = None
     budget: str | None = None
+    verifier: VerifierConfig | None = None
 
     @property
     def name(self) -> str:
@@ -108,9 +116,11 @@ class Job:
     def greedy(self) -> bool:
         return self.config.generation.temperature == 0.0
 
-    @property
-    def verifier(self) -> str:
-        return verifier_name(self.config.verifier.name, self.config.generation.temperature)
+    def verifier(self, label: str) -> str:
+        """Who decides on a label's drafts, by name."""
+        own = next(entry.verifier for entry in self.entries if entry.label == label)
+        chosen = own or self.config.verifier
+        return verifier_name(chosen.name, self.config.generation.temperature)
 
     @property
     def baseline(self) -> str | None:

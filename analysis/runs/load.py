@@ -144,9 +144,10 @@ class Run:
 
     @property
     def verifier(self) -> str:
-        """Who decided acceptance of the labels that draft."""
-        drafting = [record.verifier for record in self.records if record.label != self.baseline]
-        return drafting[0] if drafting else self.records[0].verifier
+        """Who decided acceptance of the labels that draft; several in one run side by side."""
+        drafting = [record for record in self.records if record.label != self.baseline]
+        names = {record.verifier for record in drafting or self.records[:1]}
+        return " and ".join(sorted(names))
 
     @property
     def labels(self) -> list[str]:

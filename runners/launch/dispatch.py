@@ -31,7 +31,7 @@ from specbench.config.compare import budget_of, compose_entry, with_parts
 from specbench.config.compose import with_own_model
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import key_of, run_identity
-from specbench.config.schema import RUNNERS, PairConfig, RunConfig
+from specbench.config.schema import RUNNERS, PairConfig, RunConfig, VerifierConfig
 from specbench.config.validate import check_values
 from specbench.errors import (
     ConfigurationError,
@@ -226,14 +226,15 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
 
 
 def entry_of(cfg: DictConfig) -> Entry:
-    """The ``method`` and ``pair`` nodes of a configuration as an entry of a run."""
+    """The ``method``, ``pair`` and ``verifier`` nodes of a configuration as an entry of a run."""
     node: Any = OmegaConf.to_container(cfg.method, resolve=True, throw_on_missing=True)
     method = {"state_scope": cfg.state_scope, **node}
     label = str(method.pop("label", None) or method["name"])
-    pair = OmegaConf.to_object(cfg.pair)
+    pair, verifier = OmegaConf.to_object(cfg.pair), OmegaConf.to_object(cfg.verifier)
     assert isinstance(pair, PairConfig)
+    assert isinstance(verifier, VerifierConfig)
     budget = None if method["name"] == BASELINE else budget_of(cfg)
-    return Entry(label, with_parts(method), pair, budget)
+    return Entry(label, with_parts(method), pair, budget, verifier)
 
 
 def _reprint(config: RunConfig, path: Path, runner: Runner) -> int:

@@ -198,7 +198,7 @@ class EngineAnswers(Answers):
         self._lengths: list[int] = []
 
     def begin(self, record: CaseRecord) -> CaseRecord:
-        return replace(record, verifier=self.job.verifier, host=socket.gethostname())
+        return replace(record, verifier=self.job.verifier(record.label), host=socket.gethostname())
 
     def answer_one(self, turn: Turn) -> None:
         asked = self._request(turn)

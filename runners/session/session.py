@@ -84,6 +84,8 @@ class Session:
         self._memory = {run.label: self._memory_of(run) for run in runs}
         sampling = Sampling.from_config(config.generation)
         verifier = build_verifier(config.verifier, sampling)
+        judged_by = {id(run.drafter): run.entry.verifier or config.verifier for run in runs}
+        self._verifiers = {i: build_verifier(chosen, sampling) for i, chosen in judged_by.items()}
         make_engine = partial(
             Engine,
             eos_ids=model.eos_ids,
@@ -252,9 +254,9 @@ class Session:
         self.make_room(len(prompt) + limit)
         engine = self._eager_engine if drafter.needs.eager else self._engine
         before = self._fallbacks()
+        engine.verifier = self._verifiers.get(id(drafter), engine.verifier)
         result = engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed, seen=seen)
-        passed = {name: n - before[name] for name, n in self._fallbacks().items()}
-        counted = {name: n for name, n in passed.items() if n}
+        counted = {k: n - before[k] for k, n in self._fallbacks().items() if n != before[k]}
         return replace(result, drafter={**result.drafter, **counted}) if counted else result
 
     def seated(self, run: MethodRun, seat: int) -> MethodRun:
@@ -314,11 +316,8 @@ class Session:
         assert self._tolerance is not None  # from calibrate_audit
         output = list(record.output_ids)
         eos = self._model.eos_ids
-        complete = (
-            output[-1] in eos
-            or len(output) == self._max_new_tokens
-            or record.finish_reason == "context"
-        )
+        ended = output[-1] in eos or record.finish_reason == "context"
+        complete = ended or len(output) == self._max_new_tokens
         return audit_output(
             self._target,
             record.prompt_ids,

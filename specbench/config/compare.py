@@ -49,14 +49,14 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     ``pair=none``, and for weights of the user's own, without the ``pair`` file, as the run itself;
     under ``budgets=published`` with the knobs of its yaml and what that file says beside them.
     Then the entry's own knobs are set. A draft model and heads that were chosen for the run hold
-    for all its entries.
+    for all its entries. So does the verifier, unless the entry names its own (``verifier``).
 
     Args:
         cfg: the run's configuration, which is left as it is.
         entry: a method's name, or ``{method: name, label: ..., <knob>: ...}``.
 
     Raises:
-        ConfigurationError: an unknown method or knob.
+        ConfigurationError: an unknown method, knob or verifier.
     """
     name, knobs = NamedMethod.parse(
         entry,
@@ -66,11 +66,14 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     )
     composed = _with_pair(name, cfg)
     valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
+    verifier = knobs.pop("verifier", None)
     for key in knobs:
         if key not in valid:
-            raise unknown_name(f"key in the compare entry for {name}:", key, valid)
+            raise unknown_name(f"key in the compare entry for {name}:", key, [*valid, "verifier"])
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
+    if verifier is not None:
+        result.verifier = _verifier(cfg, name, verifier)
     published = cfg.budgets == PUBLISHED
     own = _published(name, composed, composed.pair.keeps) if published else composed.method
     result.method = OmegaConf.merge(own, knobs)
@@ -81,6 +84,20 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result
+
+
+def _verifier(cfg: DictConfig, method: str, name: Any) -> DictConfig:
+    """The ``verifier`` group's node that an entry of ``compare`` names."""
+    if name not in (valid := option_names("verifier")):
+        raise unknown_name(f"verifier in the compare entry for {method}:", str(name), valid)
+    alone = cfg.batch.size == 1 and cfg.runner.name == "offline"
+    if not alone or cfg.generation.temperature == 0 or name == "greedy":
+        raise ConfigurationError(
+            f"verifier={name} in the compare entry for {method}: entries have verifiers of their "
+            "own where texts are sampled (not with greedy), one at a time. Type "
+            "generation=sampling batch.size=1 runner=offline, or leave it out."
+        )
+    return cast(DictConfig, _composed((f"verifier={name}",), paths.CONF_DIR).verifier)
 
 
 def budget_of(cfg: DictConfig) -> str:

@@ -152,6 +152,11 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
         (["verifier=typical"], "Type verifier=greedy"),
         (["verifier=typical", "generation.temperature=1", "verifier.delta=0"], "verifier.delta=0"),
         (["verifier.name=rejektion"], "Did you mean 'rejection'"),
+        (["compare=[{method: sam, verifier: match}]"], "Type generation=sampling batch.size=1"),
+        (
+            ["generation.temperature=1", "compare=[{method: sam, verifier: blokc}]"],
+            "Did you mean 'block'",
+        ),
         (["generation.temperature=1", "method=oracle"], "method=oracle works only greedily"),
         (["dataset.path=/no/such/file"], "/no/such/file"),
         (["model.path=/no/such/model"], "model.path=/no/such/model: there is no such folder"),

@@ -104,6 +104,26 @@ def test_at_a_temperature_all_but_the_ratio_test_repeat_plain_sampling(execute):
     assert all(len(set(r.committed_per_step[:-1])) <= 1 for r in by_ratio if r.label == "sps")
 
 
+def test_entries_may_have_verifiers_of_their_own(execute):
+    """Side by side each decides as it does in a run by itself; ``match`` is plain sampling."""
+    sampled = ["generation=sampling", "generation.temperature=0.9", "verifier=rejection"]
+    names = ("block", "match")
+    beside = ", ".join(f"{{method: sps, label: {name}, verifier: {name}}}" for name in names)
+    code, found, _ = execute(*sampled, f"compare=[{beside}]")
+    assert code == 0
+    texts = {}
+    for record in found:
+        own = record.label if record.label in names else "rejection"
+        assert record.verifier == own
+        texts.setdefault(record.label, {})[record.key[:3]] = record.output_ids
+    assert texts["match"] == texts["ar"]
+    assert texts["sps"] != texts["ar"] != texts["block"]
+    alone = {r.key[:3]: r.output_ids for r in execute(
+        *sampled[:2], "verifier=block", "compare=[]", "baseline=false", name="alone"
+    )[1]}  # fmt: skip
+    assert texts["block"] == alone
+
+
 def test_one_device_where_two_were_asked_for_stands_in_every_record(execute, caplog):
     code, found, _ = execute("pair.draft.device=cuda:7", "dataset.limit=1")
     assert code == 0

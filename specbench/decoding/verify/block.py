@@ -55,18 +55,20 @@ class BlockVerifier(RejectionVerifier):
         chain = np.array_equal(whole.parents, np.arange(-1, n - 1))
         if proposal is None or not n or not chain or whole.aux is not None:
             return super().verify(tree, scores)
-        logits = scores.logits
-        p = self._sampling.probs(logits)
+        p = self._sampling.probs(scores.logits)
         # An id outside the vocabulary is refused below; here it must not end the process.
         drafts = to_device(whole.tokens, p.device).clamp(0, scores.vocab_size - 1)
         q = proposal.q[to_device(proposal.row, p.device)].to(p.dtype)
-        odds, rest = block_tests(p, q, drafts)
+        odds, left = block_tests(p, q, drafts)
         uniforms = to_device(self._uniforms.take(n + 1), p.device)
         places = torch.arange(1, n + 1, device=p.device)
         accepted = ((uniforms[:n] <= odds) * places).amax(0, keepdim=True)
         # Behind a bonus proposal there is no row: what is drawn there is not looked at.
-        row = accepted.clamp(max=len(rest) - 1)
-        after = sample(rest.index_select(0, row), uniforms[n:])
+        row = p.index_select(0, accepted.clamp(max=len(p) - 1))
+        rest = left.index_select(0, accepted.clamp(max=n - 1))
+        # What is equal leaves nothing but is never rejected either, up to rounding.
+        whole_row = (accepted == n) | (rest.sum(-1) <= 0)
+        after = sample(torch.where(whole_row[:, None], row, rest), uniforms[n:])
         choices, tokens, (count, drawn) = choices_and_tokens(whole, scores, accepted, after)
         nodes: IntArray = np.arange(int(count[0]))
         if len(nodes) == len(choices):  # the bonus proposal
@@ -77,7 +79,7 @@ class BlockVerifier(RejectionVerifier):
 def block_tests(
     p: torch.Tensor, q: torch.Tensor, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The odds of each prefix of a chain, and what is drawn from behind it.
+    """The odds of each prefix of a chain, and what is left of the target's rows behind it.
 
     Args:
         p: ``[n + 1, vocab]`` the target's distributions at the root and at each node; the last row
@@ -86,8 +88,8 @@ def block_tests(
         tokens: ``[n]`` on the device of ``p``.
 
     Returns:
-        ``[n]`` probability of the test of the first i + 1 nodes, and ``[rows of p, vocab]`` what
-        the token after 0, 1, .. accepted nodes is drawn from, up to a factor.
+        ``[n]`` probability of the test of the first i + 1 nodes, and ``[n, vocab]`` what the token
+        after 0 .. n - 1 accepted nodes is drawn from, up to a factor.
     """
     n, places = len(tokens), tokens.unsqueeze(-1)
     mass = q.gather(1, places).squeeze(-1)
@@ -96,11 +98,8 @@ def block_tests(
     for ratio in ratios:
         weights.append((weights[-1] * ratio).clamp(max=1.0))
     joint = torch.stack(weights)
-    left = (joint[:n, None] * p[:n] - q).clamp_(min=0.0)
+    left = (joint[:n, None] * p[:n]).sub_(q).clamp_(min=0.0)
     total = left[1:].sum(-1)
     denominator = total + 1.0 - joint[1:n]
     inner = torch.where(denominator > 0, total / denominator, 1.0)
-    odds = torch.cat([inner, joint[n:]])
-    rest = torch.cat([left, p[n:]])
-    # What is equal leaves nothing but is never rejected either, up to rounding.
-    return odds, torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
+    return torch.cat([inner, joint[n:]]), left
