@@ -259,9 +259,17 @@ class _Grown(_Feature):
     def _growing(
         self, feature: torch.Tensor, levels: int, counted: torch.Tensor | None = None
     ) -> ModelWork[torch.Tensor]:
-        """``[3, n]`` float64: ids, parents and survival, the likeliest node first."""
+        """``[3, n]`` float64: ids, parents and survival, the likeliest node first.
+
+        Of one level, where nobody asks for survival, ``[n]`` ids.
+        """
         head = self._head
-        scores, ids = self._children((yield from head.scoring(feature)))
+        logits = yield from head.scoring(feature)
+        if levels == 1 and self.enough is None:
+            n = min(self.top_k, self.total - 1, logits.shape[-1])
+            best = logits.argmax(-1) if n == 1 else logits[0].topk(n).indices
+            return head.to_target_ids(best)
+        scores, ids = self._children(logits)
         k = scores.shape[1]
         scores, ids = scores[0], head.to_target_ids(ids[0])
         # Of all nodes, in the order in which they were made.
@@ -298,12 +306,14 @@ class _Grown(_Feature):
         return torch.stack([part.double() for part in nodes])  # ids are exact in it
 
     def _tree_of(self, found: torch.Tensor, levels: int) -> DraftTree:
+        # The one copy of a draft.
+        if found.dim() == 1:
+            tokens = found.cpu().numpy()
+            return DraftTree(tokens, np.full(len(tokens), -1))
         k = min(self.top_k, self._n_ids)
         made = k + (levels - 1) * k * k
-        # The one copy of a draft.
         tokens, above, survival = found.cpu().numpy()[:, : min(self.total - 1, made)]
-        said = None if levels == 1 and self.enough is None else survival.copy()
-        return DraftTree(tokens.astype(np.int64), above.astype(np.int64), survival=said)
+        return DraftTree(tokens.astype(np.int64), above.astype(np.int64), survival=survival.copy())
 
     def _children(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``[n, top_k]`` log-probabilities and own ids of each node's likeliest children."""
@@ -325,8 +335,8 @@ class Eagle2(_Grown):
     """EAGLE-2: EAGLE's head drafts a tree that grows where the head is confident.
 
     Attributes:
-        vocabulary: folder of a draft model whose list of ids is drafted from alone; None drafts
-            from all ids.
+        vocabulary: folder of a draft model or head with a list of ids, which are then drafted from
+            alone; None drafts from all ids.
     """
 
     name: str = "eagle2"

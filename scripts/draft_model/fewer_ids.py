@@ -3,7 +3,8 @@
     python -m scripts.draft_model.fewer_ids HEAD 8192 --out FOLDER --work WORK --groups 8 --read 31
 
 WORK holds the texts of its training; the ids kept are the most frequent there. Nothing is trained
-anew: the LM head's rows are the target's, and where the likeliest id is kept, the guess stays.
+anew: the LM head's rows are the target's, and where the likeliest id is kept, the guess stays. The
+list of ids lies beside the head, for others of the target's heads (``method.vocabulary=FOLDER``).
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from analysis.runs.command import parser_of, reporting_errors
 from scripts.draft_model.folder import FACTS, write_head
@@ -19,6 +20,7 @@ from scripts.draft_model.head_lesson import frequent
 from scripts.draft_model.sources import add_options, groups_of, read_texts
 from specbench.errors import ConfigurationError
 from specbench.models.checkpoints import int8
+from specbench.models.draft.loading import ID_MAP_FILE
 from specbench.storage import jsonl
 
 _FILE = "model.safetensors"
@@ -44,6 +46,7 @@ def fewer(options: argparse.Namespace) -> None:
     facts |= {"vocab": len(ids), "vocab_in_training": config["draft_vocab_size"]}
     config["draft_vocab_size"] = len(ids)
     write_head(options.out, (_FILE, tensors, config), facts)
+    save_file({"ids": ids.to(torch.int32)}, options.out / ID_MAP_FILE)
 
 
 def main(argv: list[str] | None = None) -> int:

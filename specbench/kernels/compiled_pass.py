@@ -34,6 +34,7 @@ from specbench.kernels.architectures import (
     known_part,
 )
 from specbench.kernels.autotune import available_kernels
+from specbench.kernels.compiled_call import CompiledCall, Segment
 from specbench.kernels.fused_layers import count_fused, fuse, is_fused
 from specbench.kernels.packed_linear import (
     PackedLinear,
@@ -41,32 +42,10 @@ from specbench.kernels.packed_linear import (
     pack_linears,
     packed_weights,
 )
-from specbench.kernels.panel_kernels import WIDTH, form_of
+from specbench.kernels.panel_kernels import WIDTH
 
 ONE_CALL = "one call"  # of a manifest's packed weights, ``pass``; else why not
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """The rows of a pass that continue one text.
-
-    Attributes:
-        storage: ``[2 * layers, batch, kv_heads, max_len, head_dim]``, see ``KVCache``.
-        text: which of the batch is this text's.
-        past: rows of the cache that all rows see.
-        held: rows behind them that ``visible`` tells of.
-        rows: that are read now; their keys and values are written behind.
-        visible: ``[rows, held + rows]`` bool, which of held and own rows each sees; None where
-            each sees all before it and itself.
-    """
-
-    storage: torch.Tensor
-    text: int
-    past: int
-    held: int
-    rows: int
-    visible: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +57,7 @@ class PassOutputs:
     hidden: Mapping[int, torch.Tensor]  # [rows, hidden] by number
 
 
-class CompiledPass:
+class CompiledPass(CompiledCall):
     """The passes of one model; one at a time.
 
     Args:
@@ -94,99 +73,47 @@ class CompiledPass:
         decoder = network.model
         layers = list(decoder.layers)
         attention, config = layers[0].self_attn, model.config
-        size = attention.head_dim
         self._most_keys, self._most_rows = min([max_len, *windows]), max_rows
-        self._n_layers, self._hidden = len(layers), int(config.hidden_size)
         head = network.lm_head
         self._vocab = head.out_features
         self._device = decoder.norm.weight.device
-        self._run = pass_kernels.compiled()
-        self._threads = 0
-        self._kept: list[Any] = []  # whatever the addresses are of
-        self._words = np.zeros(pass_kernels.CALL_WORDS, dtype=np.intp)
-        words = self._words
-        words[pass_kernels.LAYERS], words[pass_kernels.HIDDEN] = len(layers), self._hidden
-        words[pass_kernels.HEADS] = config.num_attention_heads
-        words[pass_kernels.KV_HEADS] = config.num_key_value_heads
-        words[pass_kernels.HEAD_DIM], words[pass_kernels.VOCAB] = size, self._vocab
-        inner = words[pass_kernels.INNER] = int(config.intermediate_size)
-        table = np.array([self._layer(layer) for layer in layers], dtype=np.intp)
-        numbers = np.array(
-            [
-                decoder.norm.variance_epsilon,
-                getattr(getattr(attention, "q_norm", None), "variance_epsilon", 0.0),
-                attention.scaling,
-            ]
+        epsilons = [
+            decoder.norm.variance_epsilon,
+            getattr(getattr(attention, "q_norm", None), "variance_epsilon", 0.0),
+        ]
+        super().__init__(
+            pass_kernels.compiled(),
+            len(layers),
+            hidden=int(config.hidden_size),
+            inner=int(config.intermediate_size),
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=attention.head_dim,
+            numbers=[*epsilons, attention.scaling],
         )
+        self._table[:] = [self._layer(layer) for layer in layers]
+        self._n_layers = len(layers)
+        words = self._words
+        words[pass_kernels.VOCAB] = self._vocab
         with torch.inference_mode():
             positions = torch.arange(max_len, device=self._device)[None]
             like = torch.empty(1, dtype=torch.float32, device=self._device)
             turned = decoder.rotary_emb(like, position_ids=positions)
             self._turned = [values[0].contiguous() for values in turned]
         self._embedding = decoder.embed_tokens.weight.detach()
-        self._wanted = np.zeros(len(layers) + 1, dtype=np.intp)
-        for place, value in (
-            (pass_kernels.WEIGHTS, table),
-            (pass_kernels.NUMBERS, numbers),
-            (pass_kernels.WANTED, self._wanted),
-            (pass_kernels.FINAL_NORM, decoder.norm.weight),
-        ):
-            words[place] = self._address(value)
+        words[pass_kernels.FINAL_NORM] = self._address(decoder.norm.weight)
         words[pass_kernels.LM_HEAD : pass_kernels.LM_HEAD_BIAS + 1] = self._product(head)
-        wide = max(
-            (words[pass_kernels.HEADS] + 2 * words[pass_kernels.KV_HEADS]) * size,
-            2 * inner,
-            self._hidden,
-        )
-        queries = int(words[pass_kernels.HEADS]) * size
-        for place, columns in (
-            (pass_kernels.NORMED, self._hidden),
-            (pass_kernels.PRODUCT, int(wide) + WIDTH),
-            (pass_kernels.QUERIES, queries),
-            (pass_kernels.ATTENDED, queries),
-            (pass_kernels.GATED, int(inner)),
-        ):
-            words[place] = self._address(torch.empty(max_rows, columns, dtype=torch.float32))
-        words[pass_kernels.MEETING] = self._address(np.zeros(256, dtype=np.uint8))
-        words[pass_kernels.SCRATCH_BYTES] = pass_kernels.scratch_bytes(size, max_len)
-
-    def _address(self, value: Any) -> int:
-        """Of a tensor or an array, which is kept from now on; 0 for None."""
-        if value is None:
-            return 0
-        self._kept.append(value)
-        return int(value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr())
+        self._reserve(max_rows, max_len)
 
     def _layer(self, layer: Any) -> list[int]:
-        products: Any = _products(layer)
-        qkv, out, gate_up, down = products
+        products: Any = products_of_layer(layer)
         norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
-        return [
-            self._address(layer.input_layernorm.weight),
-            *self._product(qkv),
-            *(self._address(None if norm is None else norm.weight) for norm in norms),
-            *self._product(out),
-            self._address(layer.post_attention_layernorm.weight),
-            *self._product(gate_up),
-            *self._product(down),
-        ]
-
-    def _product(self, product: Any) -> list[int]:
-        """The words of a product: its panels, their form and its bias."""
-        panels = self._address(product.panels)
-        return [panels, form_of(product.panels).number, self._address(product.bias)]
-
-    def _use_threads(self) -> None:
-        """Scratch for each of torch's threads."""
-        threads = torch.get_num_threads()
-        if threads == self._threads:
-            return
-        self._threads = threads
-        each = int(self._words[pass_kernels.SCRATCH_BYTES])
-        self._scratch = torch.empty(threads * each, dtype=torch.uint8)
-        self._best = torch.empty(threads * self._most_rows * WIDTH * 8, dtype=torch.uint8)
-        self._words[pass_kernels.SCRATCH] = self._scratch.data_ptr()
-        self._words[pass_kernels.BEST] = self._best.data_ptr()
+        return self._layer_words(
+            layer.input_layernorm.weight,
+            layer.post_attention_layernorm.weight,
+            products,
+            [None if norm is None else norm.weight for norm in norms],
+        )
 
     def run(
         self,
@@ -209,33 +136,10 @@ class CompiledPass:
         keys = max(segment.past + segment.held + segment.rows for segment in segments)
         if rows > self._most_rows or keys > self._most_keys:
             return None
-        self._use_threads()
         kept = keep or rows
         # By torch, which refuses what is outside.
         states = self._embedding.index_select(0, ids)
         cos, sin = (table.index_select(0, positions) for table in self._turned)
-        table = np.zeros((len(segments), pass_kernels.SEGMENT_WORDS), dtype=np.intp)
-        seen = []  # until the pass is over
-        first = 0
-        for segment, place in zip(segments, table, strict=True):
-            storage, visible = segment.storage, segment.visible
-            per_kind, per_text, per_head = storage.stride()[:3]
-            if visible is not None and visible.stride(1) != 1:
-                visible = visible.contiguous()
-            seen.append(visible)
-            place[:] = (
-                first,
-                segment.rows,
-                storage.data_ptr() + 4 * segment.text * per_text,
-                per_head,
-                per_kind,
-                2 * per_kind,
-                segment.past,
-                segment.held,
-                0 if visible is None else visible.data_ptr(),
-                0 if visible is None else visible.stride(0),
-            )
-            first += segment.rows
         logits = torch.empty(kept, -(-self._vocab // WIDTH) * WIDTH, dtype=torch.float32)
         choices = np.empty(kept, dtype=np.int64)
         self._wanted[:] = 0
@@ -245,14 +149,10 @@ class CompiledPass:
         }
         for number, values in hidden.items():
             self._wanted[number] = values.data_ptr()
-        words[pass_kernels.ROWS], words[pass_kernels.KEPT] = rows, kept
-        words[pass_kernels.STATES] = states.data_ptr()
-        words[pass_kernels.COSINES], words[pass_kernels.SINES] = cos.data_ptr(), sin.data_ptr()
-        words[pass_kernels.SEGMENTS] = len(segments)
-        words[pass_kernels.SEGMENT_TABLE] = table.ctypes.data
+        words[pass_kernels.KEPT] = kept
         words[pass_kernels.LOGITS] = logits.data_ptr()
         words[pass_kernels.CHOICES] = choices.ctypes.data
-        self._run(words.ctypes.data, self._threads)
+        self._call(states, cos, sin, segments)
         by_number = {i: hidden[i % (self._n_layers + 1)] for i in hidden_layers}
         return PassOutputs(logits[:, : self._vocab], choices, by_number)
 
@@ -318,7 +218,7 @@ def products_of(model: Any) -> list[PackedLinear]:
 
 
 def _all_products(model: Any) -> list[PackedLinear | None]:
-    products = [part for layer in model.model.layers for part in _products(layer)]
+    products = [part for layer in model.model.layers for part in products_of_layer(layer)]
     return [*products, _joined([model.lm_head])]
 
 
@@ -345,7 +245,7 @@ def _unchanged(network: Any, family: str) -> bool:
     return expected <= found
 
 
-def _products(layer: Any) -> list[PackedLinear | None]:
+def products_of_layer(layer: Any) -> list[PackedLinear | None]:
     """Of attention's input and output, and of the gated product's; None where there is none."""
     attention, mlp = layer.self_attn, layer.mlp
     return [

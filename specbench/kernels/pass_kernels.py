@@ -41,15 +41,17 @@ from specbench.kernels.panel_kernels import CHUNK, FLOAT32, FORMS, QUANTS, WIDTH
     COSINES, SINES, WEIGHTS, SEGMENT_TABLE, WANTED, FINAL_NORM,
     LM_HEAD, LM_HEAD_FORM, LM_HEAD_BIAS, NUMBERS, LOGITS, CHOICES,
     STATES, NORMED, PRODUCT, QUERIES, ATTENDED, GATED, SCRATCH, BEST, MEETING,
+    BESIDE, JOINED, JOIN, JOIN_FORM, JOIN_BIAS,
     CALL_WORDS,
-) = range(33)  # fmt: skip
+) = range(38)  # fmt: skip
 # Of a layer's row in the table of weights; an address of 0 is a part that the layer lacks. Behind a
-# product's panels stand the number of their form and the bias.
+# product's panels stand the number of their form and the bias. A layer with ``BESIDE_NORM`` reads
+# what lies at ``BESIDE``, normed by it, and behind it the normed state.
 (
     NORM_1, QKV, QKV_FORM, QKV_BIAS, QUERY_NORM, KEY_NORM, OUT, OUT_FORM, OUT_BIAS,
-    NORM_2, GATE_UP, GATE_UP_FORM, GATE_UP_BIAS, DOWN, DOWN_FORM, DOWN_BIAS,
+    NORM_2, GATE_UP, GATE_UP_FORM, GATE_UP_BIAS, DOWN, DOWN_FORM, DOWN_BIAS, BESIDE_NORM,
     LAYER_WORDS,
-) = range(17)  # fmt: skip
+) = range(18)  # fmt: skip
 # Of a segment: its first row and their number, the address of layer 0's keys, the elements from a
 # head to the next, from keys to values and from a layer to the next, rows of keys before its own
 # ones that all see, rows that a tree holds already, and the address of what its rows see of held
@@ -593,10 +595,33 @@ def _choose(call: Any, row: int, threads: int) -> int:
     return choice
 
 
-def _pass(address: Any) -> None:
-    """One thread's part of a pass."""
-    call = carray(address, CALL_WORDS)
-    thread, threads = int64(_thread()), int64(_threads())
+@njit  # type: ignore[untyped-decorator]
+def _copy(x: Any, out: Any) -> None:
+    for i in range(x.shape[0]):
+        out[i] = x[i]
+
+
+@njit  # type: ignore[untyped-decorator]
+def _read_rows(call: Any, weights: Any, first: int, last: int, epsilon: float) -> None:
+    """What a layer's attention reads of a thread's rows."""
+    rows, hidden, wide = call[ROWS], call[HIDDEN], call[HIDDEN]
+    states = carray(_floats(call[STATES]), (rows, hidden))
+    if weights[BESIDE_NORM]:
+        wide *= 2
+    inputs = carray(_floats(call[JOINED if weights[BESIDE_NORM] else NORMED]), (rows, wide))
+    for row in range(first, last):
+        if weights[BESIDE_NORM]:
+            beside = carray(_floats(call[BESIDE] + 4 * row * hidden), hidden)
+            _norm(beside, weights[BESIDE_NORM], inputs[row, :hidden], epsilon)
+        if weights[NORM_1]:
+            _norm(states[row], weights[NORM_1], inputs[row, wide - hidden :], epsilon)
+        else:
+            _copy(states[row], inputs[row])
+
+
+@njit  # type: ignore[untyped-decorator]
+def _layers(call: Any, thread: int, threads: int) -> None:
+    """One thread's part of all layers; ``STATES`` are behind the last one then."""
     rows, hidden, layers, inner = call[ROWS], call[HIDDEN], call[LAYERS], call[INNER]
     size, heads, kv_heads = call[HEAD_DIM], call[HEADS], call[KV_HEADS]
     first, last = rows * thread // threads, rows * (thread + 1) // threads
@@ -612,16 +637,15 @@ def _pass(address: Any) -> None:
     outputs = carray(_floats(call[PRODUCT]), (rows, wide))
     for layer in range(layers):
         weights = table[layer]
-        for row in range(first, last):
-            if wanted[layer]:
-                kept = carray(_floats(wanted[layer] + 4 * row * hidden), hidden)
-                for i in range(hidden):
-                    kept[i] = states[row, i]
-            _norm(states[row], weights[NORM_1], normed[row], epsilon)
+        if wanted[layer]:
+            for row in range(first, last):
+                _copy(states[row], carray(_floats(wanted[layer] + 4 * row * hidden), hidden))
+        _read_rows(call, weights, first, last, epsilon)
         _barrier(call[MEETING], threads)
+        beside = weights[BESIDE_NORM] != 0
         _multiply(
-            weights, QKV, call[NORMED], call[PRODUCT],
-            rows, hidden, (heads + 2 * kv_heads) * size, thread, threads,
+            weights, QKV, call[JOINED if beside else NORMED], call[PRODUCT],
+            rows, 2 * hidden if beside else hidden, (heads + 2 * kv_heads) * size, thread, threads,
         )  # fmt: skip
         _barrier(call[MEETING], threads)
         for s in range(segments.shape[0]):
@@ -653,12 +677,23 @@ def _pass(address: Any) -> None:
         _barrier(call[MEETING], threads)
         for row in range(first, last):
             _add(states[row], outputs[row])
+
+
+def _pass(address: Any) -> None:
+    """One thread's part of a pass."""
+    call = carray(address, CALL_WORDS)
+    thread, threads = int64(_thread()), int64(_threads())
+    rows, hidden, layers = call[ROWS], call[HIDDEN], call[LAYERS]
+    first, last = rows * thread // threads, rows * (thread + 1) // threads
+    _layers(call, thread, threads)
+    states = carray(_floats(call[STATES]), (rows, hidden))
+    normed = carray(_floats(call[NORMED]), (rows, hidden))
+    epsilon = carray(_doubles(call[NUMBERS]), 3)[0]
+    wanted = carray(_words(call[WANTED]), layers + 1)[layers]
     for row in range(first, last):
         _norm(states[row], call[FINAL_NORM], normed[row], epsilon)
-        if wanted[layers]:
-            kept = carray(_floats(wanted[layers] + 4 * row * hidden), hidden)
-            for i in range(hidden):
-                kept[i] = normed[row, i]
+        if wanted:
+            _copy(normed[row], carray(_floats(wanted + 4 * row * hidden), hidden))
     _barrier(call[MEETING], threads)
     _lm_head(call, call[NORMED] + 4 * (rows - call[KEPT]) * hidden, thread, threads)
     _barrier(call[MEETING], threads)
@@ -667,16 +702,36 @@ def _pass(address: Any) -> None:
         choices[row] = _choose(call, row, threads)
 
 
+def _head(address: Any) -> None:
+    """One thread's part of a trained head's pass: its layers, behind a product where it has one."""
+    call = carray(address, CALL_WORDS)
+    thread, threads = int64(_thread()), int64(_threads())
+    rows, hidden = call[ROWS], call[HIDDEN]
+    if call[JOIN]:
+        wide = -(-hidden // WIDTH) * WIDTH
+        _multiply(
+            call, JOIN, call[JOINED], call[PRODUCT], rows, 2 * hidden, hidden, thread, threads
+        )
+        _barrier(call[MEETING], threads)
+        states = carray(_floats(call[STATES]), (rows, hidden))
+        outputs = carray(_floats(call[PRODUCT]), (rows, wide))
+        for row in range(rows * thread // threads, rows * (thread + 1) // threads):
+            _copy(outputs[row, :hidden], states[row])
+        _barrier(call[MEETING], threads)
+    _layers(call, thread, threads)
+
+
 @cache
-def compiled() -> Callable[[Any, int], None]:
-    """The pass as a function of a call's words and a number of threads.
+def compiled(part: str = "pass") -> Callable[[Any, int], None]:
+    """A pass, or a ``head``'s, as a function of a call's words and a number of threads.
 
     Raises what ``panel_kernels`` does where torch's OpenMP library is another one.
     """
     parallel, _ = panel_kernels.compiled()
     yields = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
     llvmlite.binding.add_symbol("specbench_yield", yields)
-    own = cfunc(types.void(types.CPointer(types.intp)), cache=True)(_pass)
+    what = {"pass": _pass, "head": _head}[part]
+    own = cfunc(types.void(types.CPointer(types.intp)), cache=True)(what)
 
     def run(words: Any, threads: int) -> None:
         parallel(own.address, words, threads, 0)

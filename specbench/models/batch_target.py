@@ -24,7 +24,8 @@ from specbench.decoding.tree import TreeGeometry
 from specbench.decoding.turn import Asked
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.kernels.attention import AttentionPlan
-from specbench.kernels.compiled_pass import CompiledPass, Segment
+from specbench.kernels.compiled_call import Segment
+from specbench.kernels.compiled_pass import CompiledPass
 from specbench.models.kv_cache import KVCache, TextCaches
 from specbench.models.scores import Scores
 from specbench.models.target import Target

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
-from specbench.kernels.compiled_pass import Segment
+from specbench.kernels.compiled_call import Segment
 from specbench.models.hidden_states import decoder_layers
 
 

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.kernels import autotune
-from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass, Segment
+from specbench.kernels.compiled_call import Segment
+from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass
 from specbench.models.scores import greedy_ids
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, side_by_side, tiny_model

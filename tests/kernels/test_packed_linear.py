@@ -249,8 +249,9 @@ def test_what_drafts_is_rounded_to_the_blocks_of_gguf_files():
     module = nn.Sequential(linear, odd)
     packed_linear.pack_in_panels(module, "q8_0")
     found = packed_linear.packed_weights(module)
-    # The file's quants are of the scale before it is a half, ours of the half.
-    torch.testing.assert_close(linear.weight.detach(), values, atol=2e-4, rtol=0.0)
+    # The file rounds by the scale before it is a half, and here by the half: a step apart at most.
+    step = float(values.abs().max()) / 127
+    torch.testing.assert_close(linear.weight.detach(), values, atol=1.01 * step, rtol=0.0)
     assert torch.equal(odd.weight, before)
     if "panels" in autotune.available_kernels():
         assert found["forms"] == {"Q8_0": 1, "float32": 1}

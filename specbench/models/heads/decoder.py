@@ -14,6 +14,7 @@ from torch import nn
 
 from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, alone
 from specbench.kernels.attention import attend
+from specbench.models.heads.compiled_head import MOST_ROWS, CompiledHead
 from specbench.models.heads.layer_shape import LayerShape
 from specbench.models.heads.row_cache import RowCache, Rows, joint_rows
 
@@ -112,7 +113,7 @@ class FeatureHead(nn.Module):
     Entry j pairs the feature of token j (made of the target's states, or the head's own output of
     the entry before) with the embedding of token j + 1; its output is the feature of token j + 1.
 
-    A class gives ``layers``, `_read` and ``logits``.
+    A class gives ``layers``, `_read` and ``logits``, and in `_in_one_call` what runs its layers.
 
     Attributes:
         embedding: where it is not the target's.
@@ -124,6 +125,7 @@ class FeatureHead(nn.Module):
     embedding: torch.Tensor | None
     target_ids: torch.Tensor | None
     cache: RowCache | None
+    compiled: CompiledHead | None  # runs the layers for a few rows
     layers: nn.ModuleList
 
     def __init__(self, target: TargetEmbeddings, shape: LayerShape) -> None:
@@ -131,7 +133,7 @@ class FeatureHead(nn.Module):
         # Past nn.Module's setter: a target that is a module must not become a part of its head.
         object.__setattr__(self, "target", target)
         self.shape = shape
-        self.embedding = self.target_ids = self.cache = None
+        self.embedding = self.target_ids = self.cache = self.compiled = None
 
     def reserve(self, max_len: int, max_nodes: int) -> None:
         """Make the cache, for texts and trees of these sizes; what it held is lost."""
@@ -144,6 +146,8 @@ class FeatureHead(nn.Module):
             dtype=weight.dtype,
             device=weight.device,
         )
+        self.compiled = self._in_one_call(self.cache.rows)
+        self.cache.few = 0 if self.compiled is None else MOST_ROWS
 
     def catch_up(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Read the rows committed since the last call; guessed nodes are dropped.
@@ -221,13 +225,27 @@ class FeatureHead(nn.Module):
     def _run(
         self, asked: Sequence[tuple[torch.Tensor, torch.Tensor, Rows, RowCache]]
     ) -> Sequence[torch.Tensor]:
+        if len({bool(rows.segments) for _, _, rows, _ in asked}) == 2:
+            return [self._run([one])[0] for one in asked]
         ids, features = (joined(parts) for parts in list(zip(*asked, strict=True))[:2])
         tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]
-        out = self._read(tokens, features, joint_rows([rows for _, _, rows, _ in asked]))
+        together = joint_rows([rows for _, _, rows, _ in asked])
+        if together.segments and self.compiled is not None:
+            out = self._behind(self.compiled.run(tokens, features, together))
+        else:
+            out = self._read(tokens, features, together)
         for _, _, rows, cache in asked:
             cache.keep(rows)
         return split(out, [len(rows) for _, _, rows, _ in asked])
 
     def _read(self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """``[n, hidden]`` the layers' output."""
+        """``[n, hidden]`` the features that the layers guess."""
         raise NotImplementedError
+
+    def _in_one_call(self, keys: int) -> CompiledHead | None:
+        """What runs the layers in one call, over texts of ``keys`` rows; None: nothing does."""
+        return None
+
+    def _behind(self, states: torch.Tensor) -> torch.Tensor:
+        """The features, of ``states [n, hidden]`` behind the layers."""
+        return states

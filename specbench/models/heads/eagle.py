@@ -14,6 +14,7 @@ from torch import nn
 
 from specbench.decoding.protocols import TargetEmbeddings
 from specbench.models.heads import checkpoint
+from specbench.models.heads.compiled_head import CompiledHead, compiled_head
 from specbench.models.heads.decoder import DecoderLayer, FeatureHead
 from specbench.models.heads.layer_shape import LayerShape, read_shape
 from specbench.models.heads.row_cache import Rows
@@ -40,6 +41,9 @@ class EagleHead(FeatureHead):
     def _read(self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
         out: torch.Tensor = self.layers[0](self.fc(torch.cat([tokens, features], dim=-1)), rows)
         return out
+
+    def _in_one_call(self, keys: int) -> CompiledHead | None:
+        return compiled_head(self.layers, self.shape, self.fc, keys)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """``[..., vocab]`` of guessed features, which are states behind the final norm already."""

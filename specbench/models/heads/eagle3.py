@@ -23,6 +23,7 @@ from specbench.decoding.protocols import ModelWork, TargetEmbeddings
 from specbench.decoding.structs import AFTER_FINAL_NORM
 from specbench.errors import ConfigurationError
 from specbench.models.heads import checkpoint
+from specbench.models.heads.compiled_head import CompiledHead, compiled_head
 from specbench.models.heads.decoder import (
     Attention,
     DecoderLayer,
@@ -224,7 +225,15 @@ class Eagle3Head(FeatureHead):
         out: torch.Tensor = first(tokens, features, rows)
         for layer in others:
             out = layer(out, rows)
-        return self.norm(out) if self.config.norm_output else out
+        return self._behind(out)
+
+    def _in_one_call(self, keys: int) -> CompiledHead | None:
+        if self.config.norm_before_residual:
+            return None
+        return compiled_head(self.layers, self.shape, None, keys)
+
+    def _behind(self, states: torch.Tensor) -> torch.Tensor:
+        return self.norm(states) if self.config.norm_output else states
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """``[..., draft vocab]`` of guessed features, over the head's own ids."""

@@ -14,6 +14,7 @@ import torch
 
 from specbench.decoding.tree import visibility
 from specbench.kernels.attention import AttentionPlan
+from specbench.kernels.compiled_call import Segment
 from specbench.models.heads.layer_shape import LayerShape
 from specbench.models.kv_cache import KVCache, TextCaches
 
@@ -29,6 +30,7 @@ class Rows:
     sin: torch.Tensor
     plan: AttentionPlan
     parents: torch.Tensor | None  # [rows] of nodes; None: committed rows
+    segments: tuple[Segment, ...] = ()  # for a call that runs all layers; then ``plan`` is empty
 
     def __len__(self) -> int:
         return len(self.cos)
@@ -42,7 +44,8 @@ def joint_rows(texts: Sequence[Rows]) -> Rows:
     caches = [rows.cache for rows in texts if isinstance(rows.cache, KVCache)]
     plan = AttentionPlan(texts=tuple((len(rows), rows.plan) for rows in texts))
     cos, sin = (torch.cat(tables) for tables in zip(*((r.cos, r.sin) for r in texts), strict=True))
-    return Rows(TextCaches(caches, counts), cos, sin, plan, None)
+    segments = tuple(segment for rows in texts for segment in rows.segments)
+    return Rows(TextCaches(caches, counts), cos, sin, plan, None, segments)
 
 
 class RowCache:
@@ -78,6 +81,7 @@ class RowCache:
                 dtype=dtype,
             )
         self._max_len, self._max_nodes = max_len, max_nodes
+        self.few = 0  # rows of a pass that one call runs at most
         self._window, self._dtype, self._device = shape.window, dtype, device
         frequencies, factor = shape.inverse_frequencies()
         positions = torch.arange(length, dtype=torch.float64)
@@ -116,9 +120,10 @@ class RowCache:
         start = self.length
         if start + n > self._max_len:
             raise ValueError(f"{start + n} rows exceed the {self._max_len} reserved")
-        if n == 1 and self._window is None:  # it sees all
-            cos, sin = (table[start : start + 1] for table in (self._cos, self._sin))
-            return Rows(self._cache, cos, sin, AttentionPlan(), None)
+        if n <= self.few or (n == 1 and self._window is None):  # it sees all
+            cos, sin = (table[start : start + n] for table in (self._cos, self._sin))
+            segments = tuple(self._cache.segments(1, n, None)) if n <= self.few else ()
+            return Rows(self._cache, cos, sin, AttentionPlan(), None, segments)
         positions = self._positions[start : start + n]
         return self._rows(positions, self._positions[: start + n] <= positions[:, None])
 
@@ -138,6 +143,11 @@ class RowCache:
             raise ValueError("a node's parent was not read before it")
         tree, depths = visibility(torch.cat([self._parents, parents]))
         positions = self.length + depths[1:] - 1
+        if len(parents) <= self.few:
+            segments = tuple(self._cache.segments(1, len(parents), tree[held + 1 :, 1:]))
+            here = positions[held:]
+            cos, sin = self._cos[here], self._sin[here]
+            return Rows(self._cache, cos, sin, AttentionPlan(), parents, segments)
         committed = torch.ones(len(parents), self.length, dtype=torch.bool, device=self._device)
         visible = torch.cat([committed, tree[held + 1 :, 1:]], dim=1)
         keys = torch.cat([self._positions[: self.length], positions])

@@ -77,6 +77,7 @@ def run_summary(
             *_disturbance(
                 records, disturbed, rows, manifest.setting("measure", "disturbed") or {}, on_gpu
             ),
+            *_draft_weights(manifest),
             *_launched_drafts(in_order),
             *_baseline(rows, baseline, manifest),
             *_phases(rows),
@@ -207,6 +208,30 @@ def _rule(limits: Mapping[str, float | None], on_gpu: bool) -> str:
     parts = [text.format(limits[key]) for key, text in words.items() if limits.get(key) is not None]
     gpu = ["a GPU shared or throttled"] if on_gpu else []
     return f"disturbed by: {'; '.join([*parts, *gpu])}."
+
+
+def _draft_weights(manifest: RunManifest) -> list[str]:
+    """That what drafts is read in fewer bytes than the target, where a CPU does that."""
+    model, form = manifest.model, manifest.setting("engine", "draft_weights")
+    if (
+        model is None
+        or model.device != "cpu"
+        or model.dtype != "float32"
+        or form in (None, "float32")
+    ):
+        return []
+    heads = [
+        label
+        for label, files in (model.artefacts or {}).items()
+        if any(name.startswith("head ") for name in files)
+    ]
+    labels = sorted({*model.drafts, *heads})
+    if not labels:
+        return []
+    return [
+        f"Draft models and heads ({', '.join(labels)}) are rounded to {form} and read so "
+        "(engine.draft_weights); the model is not."
+    ]
 
 
 def _launched_drafts(records: Sequence[CaseRecord]) -> list[str]:

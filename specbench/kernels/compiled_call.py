@@ -1,0 +1,191 @@
+"""What passes that run in one call have in common: addresses, buffers, threads, segments.
+
+``compiled_pass`` has a model's passes, ``specbench.models.heads.compiled_head`` a trained head's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from specbench.kernels import pass_kernels
+from specbench.kernels.panel_kernels import WIDTH, form_of
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The rows of a pass that continue one text.
+
+    Attributes:
+        storage: ``[2 * layers, batch, kv_heads, max_len, head_dim]``, see ``KVCache``.
+        text: which of the batch is this text's.
+        past: rows of the cache that all rows see.
+        held: rows behind them that ``visible`` tells of.
+        rows: that are read now; their keys and values are written behind.
+        visible: ``[rows, held + rows]`` bool, which of held and own rows each sees; None where
+            each sees all before it and itself.
+    """
+
+    storage: torch.Tensor
+    text: int
+    past: int
+    held: int
+    rows: int
+    visible: torch.Tensor | None = None
+
+
+class CompiledCall:
+    """Layers that one compiled call runs; one call at a time.
+
+    Args:
+        run: see ``pass_kernels.compiled``.
+        layers: how many; a class puts `_layer_words` of each into ``_table``.
+        numbers: epsilons of norms and of heads' norms, and the scale of attention.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Any, int], None],
+        layers: int,
+        *,
+        hidden: int,
+        inner: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        numbers: Sequence[float],
+    ) -> None:
+        self._run, self._hidden, self._head_dim = run, hidden, head_dim
+        self._threads = 0
+        self._kept: list[Any] = []  # whatever the addresses are of
+        self._words = words = np.zeros(pass_kernels.CALL_WORDS, dtype=np.intp)
+        words[pass_kernels.LAYERS], words[pass_kernels.HIDDEN] = layers, hidden
+        words[pass_kernels.HEADS], words[pass_kernels.KV_HEADS] = heads, kv_heads
+        words[pass_kernels.HEAD_DIM], words[pass_kernels.INNER] = head_dim, inner
+        self._wanted = np.zeros(layers + 1, dtype=np.intp)
+        self._table = np.zeros((layers, pass_kernels.LAYER_WORDS), dtype=np.intp)
+        for place, value in (
+            (pass_kernels.WEIGHTS, self._table),
+            (pass_kernels.NUMBERS, np.array(numbers, dtype=np.float64)),
+            (pass_kernels.WANTED, self._wanted),
+            (pass_kernels.MEETING, np.zeros(256, dtype=np.uint8)),
+        ):
+            words[place] = self._address(value)
+
+    def _address(self, value: Any) -> int:
+        """Of a tensor or an array, which is kept from now on; 0 for None."""
+        if value is None:
+            return 0
+        self._kept.append(value)
+        return int(value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr())
+
+    def _product(self, product: Any) -> list[int]:
+        """The words of a product: its panels, their form and its bias."""
+        panels = self._address(product.panels)
+        return [panels, form_of(product.panels).number, self._address(product.bias)]
+
+    def _layer_words(
+        self,
+        before: Any,
+        behind: Any,
+        products: Sequence[Any],
+        of_heads: Sequence[Any],
+        beside: Any = None,
+    ) -> list[int]:
+        """A row of the table of weights.
+
+        Args:
+            before, behind: weights of the norms before attention and before the gated product.
+            products: of attention's input and output, of the gated product's.
+            of_heads: weights of the norms of queries and keys.
+            beside: weights of the norm of what attention reads beside the state.
+        """
+        qkv, out, gate_up, down = products
+        return [
+            self._address(before),
+            *self._product(qkv),
+            *map(self._address, of_heads),
+            *self._product(out),
+            self._address(behind),
+            *self._product(gate_up),
+            *self._product(down),
+            self._address(beside),
+        ]
+
+    def _reserve(self, rows: int, keys: int) -> None:
+        """Buffers for calls of so many rows, and of texts of so many keys."""
+        words, self._rows = self._words, rows
+        queries = int(words[pass_kernels.HEADS]) * self._head_dim
+        both = queries + 2 * int(words[pass_kernels.KV_HEADS]) * self._head_dim
+        inner = int(words[pass_kernels.INNER])
+        self._buffers = {
+            place: torch.empty(rows, columns, dtype=torch.float32)
+            for place, columns in (
+                (pass_kernels.NORMED, self._hidden),
+                (pass_kernels.PRODUCT, max(both, 2 * inner, self._hidden) + WIDTH),
+                (pass_kernels.QUERIES, queries),
+                (pass_kernels.ATTENDED, queries),
+                (pass_kernels.GATED, inner),
+            )
+        }
+        for place, buffer in self._buffers.items():
+            words[place] = buffer.data_ptr()
+        words[pass_kernels.SCRATCH_BYTES] = pass_kernels.scratch_bytes(self._head_dim, keys)
+        self._threads = 0
+
+    def _use_threads(self) -> None:
+        """Scratch for each of torch's threads."""
+        threads = torch.get_num_threads()
+        if threads == self._threads:
+            return
+        self._threads = threads
+        each = int(self._words[pass_kernels.SCRATCH_BYTES])
+        self._scratch = torch.empty(threads * each, dtype=torch.uint8)
+        self._best = torch.empty(threads * self._rows * WIDTH * 8, dtype=torch.uint8)
+        self._words[pass_kernels.SCRATCH] = self._scratch.data_ptr()
+        self._words[pass_kernels.BEST] = self._best.data_ptr()
+
+    def _call(
+        self,
+        states: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        segments: Sequence[Segment],
+    ) -> None:
+        """Run it over ``states [rows, hidden]``, which then are those behind the last layer.
+
+        ``cos`` and ``sin`` are ``[rows, head_dim]``.
+        """
+        self._use_threads()
+        words = self._words
+        table = np.zeros((len(segments), pass_kernels.SEGMENT_WORDS), dtype=np.intp)
+        seen = []  # until the call is over
+        first = 0
+        for segment, place in zip(segments, table, strict=True):
+            storage, visible = segment.storage, segment.visible
+            per_kind, per_text, per_head = storage.stride()[:3]
+            if visible is not None and visible.stride(1) != 1:
+                visible = visible.contiguous()
+            seen.append(visible)
+            place[:] = (
+                first,
+                segment.rows,
+                storage.data_ptr() + 4 * segment.text * per_text,
+                per_head,
+                per_kind,
+                2 * per_kind,
+                segment.past,
+                segment.held,
+                0 if visible is None else visible.data_ptr(),
+                0 if visible is None else visible.stride(0),
+            )
+            first += segment.rows
+        words[pass_kernels.ROWS], words[pass_kernels.STATES] = len(states), states.data_ptr()
+        words[pass_kernels.COSINES], words[pass_kernels.SINES] = cos.data_ptr(), sin.data_ptr()
+        words[pass_kernels.SEGMENTS] = len(segments)
+        words[pass_kernels.SEGMENT_TABLE] = table.ctypes.data
+        self._run(words.ctypes.data, self._threads)

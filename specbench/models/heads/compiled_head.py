@@ -1,0 +1,104 @@
+"""The layers of an EAGLE head in one compiled call, where all their products are in panels.
+
+A head of one layer takes as long for some fifty calls in Python and torch as for its products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from specbench.kernels import pass_kernels
+from specbench.kernels.compiled_call import CompiledCall
+from specbench.kernels.compiled_pass import products_of_layer
+from specbench.kernels.packed_linear import PackedLinear
+from specbench.models.heads.layer_shape import LayerShape
+from specbench.models.heads.row_cache import Rows
+
+MOST_ROWS = 64  # of a text: a prompt goes through torch's layers
+
+
+class CompiledHead(CompiledCall):
+    """A head's layers over embedding and feature side by side.
+
+    Args:
+        layers: `DecoderLayer`s; a first one without ``input_layernorm`` of weights reads its state
+            as it is, and one with ``hidden_norm`` reads the embedding, too.
+        join: makes the first layer's state of embedding and feature; None: it is the feature.
+        keys: rows of a text's cache.
+    """
+
+    def __init__(
+        self, layers: Sequence[Any], shape: LayerShape, join: PackedLinear | None, keys: int
+    ) -> None:
+        attention = layers[0].self_attn
+        super().__init__(
+            pass_kernels.compiled("head"),
+            len(layers),
+            hidden=shape.hidden_size,
+            inner=shape.intermediate_size,
+            heads=shape.n_heads,
+            kv_heads=shape.n_kv_heads,
+            head_dim=shape.head_dim,
+            numbers=[shape.rms_norm_eps, shape.rms_norm_eps, shape.head_dim**-0.5],
+        )
+        self._keys = keys
+        self._table[:] = [self._layer(layer) for layer in layers]
+        self._joins = join is not None
+        if join is not None:
+            words = slice(pass_kernels.JOIN, pass_kernels.JOIN_BIAS + 1)
+            self._words[words] = self._product(join)
+        self._beside = attention.q_proj.in_features != shape.hidden_size
+        self._reserve(MOST_ROWS, keys)
+
+    def _layer(self, layer: Any) -> list[int]:
+        own = [getattr(layer.self_attn, name) for name in ("q_norm", "k_norm")]
+        first = layer.input_layernorm
+        beside = first.weight if hasattr(layer, "hidden_norm") else None
+        before = layer.hidden_norm if hasattr(layer, "hidden_norm") else first
+        return self._layer_words(
+            getattr(before, "weight", None),
+            layer.post_attention_layernorm.weight,
+            products_of_layer(layer),
+            [getattr(norm, "weight", None) for norm in own],
+            beside,
+        )
+
+    def run(self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """``[rows, hidden]`` behind the layers.
+
+        Args:
+            tokens: ``[rows, hidden]`` embeddings.
+            features: ``[rows, hidden]``.
+        """
+        n, words = len(rows), self._words
+        if n > self._rows:  # of several texts
+            self._reserve(n, self._keys)
+        if self._joins:
+            joined = torch.cat([tokens, features], dim=-1)
+            states = torch.empty_like(tokens)
+        else:
+            states = features.clone(memory_format=torch.contiguous_format)
+            joined = torch.empty(n, 2 * self._hidden) if self._beside else states
+        tokens = tokens.contiguous()
+        words[pass_kernels.JOINED], words[pass_kernels.BESIDE] = (
+            joined.data_ptr(),
+            tokens.data_ptr(),
+        )
+        self._call(states, rows.cos, rows.sin, rows.segments)
+        return states
+
+
+def compiled_head(
+    layers: nn.ModuleList, shape: LayerShape, join: Any, keys: int
+) -> CompiledHead | None:
+    """The call; None where a product is not packed in panels, or a layer looks through a window."""
+    products: list[Any] = [part for layer in layers for part in products_of_layer(layer)]
+    products += [] if join is None else [join]
+    packed = all(isinstance(p, PackedLinear) and p.panels is not None for p in products)
+    if not packed or shape.window is not None:
+        return None
+    return CompiledHead(list(layers), shape, join, keys)

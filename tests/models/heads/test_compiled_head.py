@@ -1,0 +1,113 @@
+"""A head's layers in one compiled call guess what they guess layer by layer."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specbench.kernels.autotune import available_kernels
+from specbench.kernels.packed_linear import pack_in_panels
+from specbench.models.heads import compiled_head
+from specbench.models.heads.eagle import EagleHead
+from specbench.models.heads.eagle3 import Eagle3Config, Eagle3Head
+from specbench.models.heads.layer_shape import LayerShape
+
+pytestmark = pytest.mark.skipif("panels" not in available_kernels(), reason="no panels here")
+
+_VOCAB = 50
+
+
+def _head(kind, width=48, **more):
+    torch.manual_seed(1)
+    shape = LayerShape(width, 2 * width + 5, 6, 2, 8, 1e-5, 10_000.0, **more)
+    ends = SimpleNamespace(embedding=torch.randn(_VOCAB, width), packed=None)
+    if kind == "eagle":
+        head = EagleHead(ends, shape)
+    else:
+        states = dict(draft_vocab_size=_VOCAB, target_hidden_size=width)
+        head = Eagle3Head(ends, Eagle3Config(shape=shape, n_layers=int(kind[-1]), **states))
+    for name, weight in head.named_parameters():
+        torch.nn.init.normal_(weight, mean=float("norm" in name), std=0.2)
+    head.eval().requires_grad_(False)
+    pack_in_panels(head)
+    return head, width if kind == "eagle" else 3 * width
+
+
+def _guesses(head, width, compiled):
+    """Of a prompt, of committed rows, of a tree that grows in two passes, and of rows again."""
+    head.reserve(60, 12)
+    assert head.compiled is not None
+    if not compiled:
+        head.compiled, head.cache.few = None, 0
+    torch.manual_seed(2)
+    size = head.shape.hidden_size
+
+    def more(n, wide):
+        return torch.randint(0, _VOCAB, (n,)), torch.randn(n, wide)
+
+    found = [head.catch_up(*more(n, width)) for n in (9, 3, 1)]
+    found.append(head.extend(*more(3, size), torch.tensor([-1, -1, -1])))
+    found.append(head.extend(*more(4, size), torch.tensor([0, 2, 2, 1])))
+    found.append(head.catch_up(*more(2, width)))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("more", [{}, {"qkv_bias": True, "o_bias": True, "head_norms": True}])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3 of 1", "eagle3 of 2"])
+def test_guesses_are_those_of_the_layers(kind, more, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        head, width = _head(kind, **more)
+        with torch.inference_mode():
+            one, other = (_guesses(head, width, compiled) for compiled in (True, False))
+    finally:
+        torch.set_num_threads(before)
+    assert float(one.abs().max()) > 0.5
+    torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3 of 1"])
+def test_texts_in_one_call_are_each_as_alone(kind, monkeypatch):
+    """Also where one text's rows are too many for a call, and more rows than were reserved for."""
+    import copy
+
+    monkeypatch.setattr(compiled_head, "MOST_ROWS", 4)
+    head, width = _head(kind)
+    heads = [head, copy.copy(head), copy.copy(head)]
+    counts = (2, 9, 3)
+    with torch.inference_mode():
+        for part in heads:
+            part.reserve(60, 4)
+            part.cache.few = 4
+        torch.manual_seed(3)
+        asked = [(torch.randint(0, _VOCAB, (n,)), torch.randn(n, width)) for n in counts]
+        alone = [part.catch_up(*each) for part, each in zip(heads, asked, strict=True)]
+        for part in heads:
+            part.cache.truncate(0)
+        works = [part.catching_up(*each) for part, each in zip(heads, asked, strict=True)]
+        calls = [next(work) for work in works]
+        if kind != "eagle":  # the states become features first
+            calls = [
+                work.send(feature)
+                for work, feature in zip(
+                    works, calls[0].answer([c.asked for c in calls]), strict=True
+                )
+            ]
+        for chosen in ([0, 1, 2], [0, 2]):
+            for part in heads:
+                part.cache.truncate(0)
+            answers = calls[0].answer([calls[i].asked for i in chosen])
+            for i, answer in zip(chosen, answers, strict=True):
+                assert torch.equal(answer, alone[i])
+
+
+def test_a_window_or_a_part_that_is_not_packed_keeps_the_layers():
+    head, _ = _head("eagle", window=4)
+    head.reserve(20, 2)
+    assert head.compiled is None and head.cache.few == 0
+    head, _ = _head("eagle")
+    head.fc = torch.nn.Linear(96, 48)
+    head.reserve(20, 2)
+    assert head.compiled is None
