@@ -2,6 +2,7 @@
 
     python scripts/shown_numbers.py                   README.md, findings and the measurements
     python scripts/shown_numbers.py docs/findings.md
+    python scripts/shown_numbers.py --refill          write the tables anew from their records
 
 A comment above a table, or above a paragraph (as ``numbers:``), says where its numbers are::
 
@@ -196,6 +197,53 @@ def wrong_cells(page: str) -> Iterator[str]:
                     yield f"{row} | {column}: {cell}"
 
 
+def refilled(page: str) -> str:
+    """The page with each number of its tables as its record has it now, in as many decimals.
+
+    Where the words of a number lead to several values, or to none, it stays.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        record = Record(found["records"].split())
+        columns = found["columns"].split(" | ")
+        lines = found["body"].splitlines()
+        for i, row in enumerate(found["rows"].split(" | ")):
+            cells = lines[i][2:].removesuffix(" |").split(" | ")
+            first = len(cells) - len(columns)
+            for j, column in enumerate(columns):
+                cells[first + j] = _refilled_cell(cells[first + j], row, column, record)
+            lines[i] = f"| {' | '.join(cells)} |"
+        return found[0].replace(found["body"], "".join(f"{line}\n" for line in lines))
+
+    return TABLE.sub(table, page)
+
+
+def _refilled_cell(cell: str, row: str, column: str, record: Record) -> str:
+    items, places = list(_ITEM.finditer(cell)), _ways(row, column)
+    if column == "-" or len(items) != len(places) or _cell_stands(cell, row, column, record):
+        return cell
+    for item, way in reversed(list(zip(items, places, strict=True))):
+        values = [v for v in record.at(*way) if isinstance(v, float | int)]
+        ends = [*record.at(*way[:-1], f"{way[-1]}_ci"), *record.at(*way[:-1], "ci")]
+        if len(values) != 1 or (item["low"] and len(ends) != 1):
+            continue
+        written = _written(item["value"], values[0], "%" in cell)
+        if item["low"]:
+            low, high = (_written(item["low"], end) for end in ends[0])
+            written = f"{written} [{low}, {high}]"
+        cell = cell[: item.start()] + written + cell[item.end() :]
+    return cell
+
+
+def _written(shown: str, value: float, percent: bool = False) -> str:
+    """``value`` with as many decimals as ``shown``, and in its unit: as it is, or times 1,000."""
+    unit = 100 if percent else 1
+    old = float(shown.replace(",", "").replace("−", "-"))
+    if not percent and value and not 0.03 < abs(old / value) < 30:
+        unit = 1000  # milliseconds of seconds
+    return f"{unit * value:,.{len(shown.partition('.')[2])}f}"
+
+
 @dataclass(frozen=True, slots=True)
 class InText:
     """Numbers of a page's running text: how many are in a record, and those that are not.
@@ -297,6 +345,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns 1 where a number has no record."""
     parser = parser_of(__doc__)
     parser.add_argument("pages", nargs="*", default=PAGES, help="default: all with measurements")
+    parser.add_argument(
+        "--refill", action="store_true", help="write tables anew from their records"
+    )
     return reporting_errors(lambda: _report(parser.parse_args(arguments)))
 
 
@@ -304,6 +355,9 @@ def _report(options: argparse.Namespace) -> int:
     missing = 0
     for name in options.pages:
         page = page_text(name)
+        if options.refill and (now := refilled(page)) != page:
+            (PROJECT / name).write_text(now, encoding="utf-8")
+            page = now
         cells, texts = list(wrong_cells(page)), in_text(page)
         missing += len(cells) + len(texts.absent)
         print(

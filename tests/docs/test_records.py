@@ -11,7 +11,7 @@ from analysis import figures, rivals
 from analysis.runs.load import load_runs
 from scripts.mark_pages import marked
 from scripts.method_table import remade
-from scripts.shown_numbers import PAGES, TABLE, in_text, read, shows, wrong_cells
+from scripts.shown_numbers import PAGES, TABLE, in_text, read, refilled, shows, wrong_cells
 from specbench.paths import PROJECT
 from specbench.results.records import DONE
 from specbench.results.statistics.summary import summarize
@@ -73,6 +73,7 @@ def test_a_number_that_was_typed_is_found(part):
     typed = line.replace(f"{value:.2f}{end}", f"{value + 0.02:.2f}{end}", 1)
     assert typed != line
     assert len(list(wrong_cells(readme.replace(line, typed)))) == 1
+    assert refilled(readme.replace(line, typed)) == readme == refilled(readme)
 
 
 @pytest.mark.parametrize("page", ["README.md", PAPERS])
