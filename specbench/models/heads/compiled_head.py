@@ -1,4 +1,4 @@
-"""The layers of an EAGLE head in one compiled call, where all their products are in panels.
+"""The decoder layers of a trained head in one compiled call, where their products are in panels.
 
 A head of one layer takes as long for some fifty calls in Python and torch as for its products.
 """
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from specbench.kernels import pass_kernels
 from specbench.kernels.compiled_call import CompiledCall
@@ -22,7 +21,7 @@ MOST_ROWS = 64  # of a text: a prompt goes through torch's layers
 
 
 class CompiledHead(CompiledCall):
-    """A head's layers over embedding and feature side by side.
+    """A head's layers: over features, or over embedding and feature side by side.
 
     Args:
         layers: `DecoderLayer`s; a first one without ``input_layernorm`` of weights reads its state
@@ -67,33 +66,34 @@ class CompiledHead(CompiledCall):
             beside,
         )
 
-    def run(self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
+    def run(
+        self, features: torch.Tensor, rows: Rows, tokens: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """``[rows, hidden]`` behind the layers.
 
         Args:
-            tokens: ``[rows, hidden]`` embeddings.
             features: ``[rows, hidden]``.
+            tokens: ``[rows, hidden]`` embeddings, for layers that read them.
         """
         n, words = len(rows), self._words
         if n > self._rows:  # of several texts
             self._reserve(n, self._keys)
         if self._joins:
+            assert tokens is not None
             joined = torch.cat([tokens, features], dim=-1)
             states = torch.empty_like(tokens)
         else:
             states = features.clone(memory_format=torch.contiguous_format)
             joined = torch.empty(n, 2 * self._hidden) if self._beside else states
-        tokens = tokens.contiguous()
-        words[pass_kernels.JOINED], words[pass_kernels.BESIDE] = (
-            joined.data_ptr(),
-            tokens.data_ptr(),
-        )
+        beside = states if tokens is None else tokens.contiguous()
+        words[pass_kernels.JOINED] = joined.data_ptr()
+        words[pass_kernels.BESIDE] = beside.data_ptr()
         self._call(states, rows.cos, rows.sin, rows.segments)
         return states
 
 
 def compiled_head(
-    layers: nn.ModuleList, shape: LayerShape, join: Any, keys: int
+    layers: Sequence[Any], shape: LayerShape, join: Any, keys: int
 ) -> CompiledHead | None:
     """The call; None where a product is not packed in panels, or a layer looks through a window."""
     products: list[Any] = [part for layer in layers for part in products_of_layer(layer)]
@@ -101,4 +101,4 @@ def compiled_head(
     packed = all(isinstance(p, PackedLinear) and p.panels is not None for p in products)
     if not packed or shape.window is not None:
         return None
-    return CompiledHead(list(layers), shape, join, keys)
+    return CompiledHead(layers, shape, join, keys)

@@ -231,7 +231,7 @@ class FeatureHead(nn.Module):
         tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]
         together = joint_rows([rows for _, _, rows, _ in asked])
         if together.segments and self.compiled is not None:
-            out = self._behind(self.compiled.run(tokens, features, together))
+            out = self._behind(self.compiled.run(features, together, tokens))
         else:
             out = self._read(tokens, features, together)
         for _, _, rows, cache in asked:

@@ -43,7 +43,7 @@ class EagleHead(FeatureHead):
         return out
 
     def _in_one_call(self, keys: int) -> CompiledHead | None:
-        return compiled_head(self.layers, self.shape, self.fc, keys)
+        return compiled_head(list(self.layers), self.shape, self.fc, keys)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """``[..., vocab]`` of guessed features, which are states behind the final norm already."""

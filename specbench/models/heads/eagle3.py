@@ -230,7 +230,7 @@ class Eagle3Head(FeatureHead):
     def _in_one_call(self, keys: int) -> CompiledHead | None:
         if self.config.norm_before_residual:
             return None
-        return compiled_head(self.layers, self.shape, None, keys)
+        return compiled_head(list(self.layers), self.shape, None, keys)
 
     def _behind(self, states: torch.Tensor) -> torch.Tensor:
         return self.norm(states) if self.config.norm_output else states

@@ -16,6 +16,7 @@ from torch import nn
 
 from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, alone
 from specbench.models.heads import checkpoint
+from specbench.models.heads.compiled_head import MOST_ROWS, CompiledHead, compiled_head
 from specbench.models.heads.decoder import DecoderLayer, joined, split
 from specbench.models.heads.layer_shape import LayerShape, read_shape
 from specbench.models.heads.row_cache import RowCache, Rows, joint_rows
@@ -75,6 +76,7 @@ class HydraHeads(nn.Module):
 
     target: TargetEmbeddings
     cache: RowCache | None
+    compiled: CompiledHead | None  # runs the prefix layer for a few rows
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class HydraHeads(nn.Module):
     ) -> None:
         super().__init__()
         object.__setattr__(self, "target", target)  # no part of the head, see MedusaHeads
-        self.cache = None
+        self.cache = self.compiled = None
         self._shape = prefix
         self.prefix = None if prefix is None else PrefixLayer(prefix)
         vocab, size = target.embedding.shape
@@ -103,6 +105,9 @@ class HydraHeads(nn.Module):
             self.cache = RowCache(
                 self._shape, max_len=max_len, max_nodes=0, dtype=weight.dtype, device=weight.device
             )
+            assert self.prefix is not None
+            self.compiled = compiled_head([self.prefix.layer], self._shape, None, self.cache.rows)
+            self.cache.few = 0 if self.compiled is None else MOST_ROWS
 
     def catch_up(self, states: torch.Tensor) -> torch.Tensor:
         """Read the rows committed since the last call: a prompt, or the root and accepted nodes.
@@ -128,8 +133,14 @@ class HydraHeads(nn.Module):
         self, asked: Sequence[tuple[torch.Tensor, Rows, RowCache]]
     ) -> Sequence[torch.Tensor]:
         assert self.prefix is not None
+        if len({bool(rows.segments) for _, rows, _ in asked}) == 2:
+            return [self._run_prefix([one])[0] for one in asked]
         rows = joint_rows([rows for _, rows, _ in asked])
-        out = self.prefix.layer(joined([states for states, _, _ in asked]), rows)
+        states = joined([states for states, _, _ in asked])
+        if rows.segments and self.compiled is not None:
+            out = self.compiled.run(states, rows)
+        else:
+            out = self.prefix.layer(states, rows)
         for _, own, cache in asked:
             cache.keep(own)
         ends = np.cumsum([len(own) for _, own, _ in asked]) - 1

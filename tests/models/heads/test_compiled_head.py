@@ -10,6 +10,7 @@ from specbench.kernels.packed_linear import pack_in_panels
 from specbench.models.heads import compiled_head
 from specbench.models.heads.eagle import EagleHead
 from specbench.models.heads.eagle3 import Eagle3Config, Eagle3Head
+from specbench.models.heads.hydra_heads import HydraHeads
 from specbench.models.heads.layer_shape import LayerShape
 
 pytestmark = pytest.mark.skipif("panels" not in available_kernels(), reason="no panels here")
@@ -31,6 +32,30 @@ def _head(kind, width=48, **more):
     head.eval().requires_grad_(False)
     pack_in_panels(head)
     return head, width if kind == "eagle" else 3 * width
+
+
+def _prefix():
+    torch.manual_seed(1)
+    ends = SimpleNamespace(embedding=torch.randn(_VOCAB, 48), packed=None)
+    shape = LayerShape(48, 101, 6, 2, 8, 1e-5, 10_000.0)
+    heads = HydraHeads(ends, n_heads=1, n_blocks=1, prefix=shape)
+    heads.eval().requires_grad_(False)
+    pack_in_panels(heads)
+    return heads
+
+
+def test_hydras_prefix_is_that_of_the_layer():
+    found = []
+    for compiled in (True, False):
+        heads = _prefix()
+        heads.reserve(60)
+        assert heads.compiled is not None
+        if not compiled:
+            heads.compiled, heads.cache.few = None, 0
+        torch.manual_seed(2)
+        with torch.inference_mode():
+            found.append(torch.stack([heads.catch_up(torch.randn(n, 48)) for n in (9, 3, 1)]))
+    torch.testing.assert_close(*found, atol=2e-5, rtol=2e-5)
 
 
 def _guesses(head, width, compiled):
