@@ -17,6 +17,9 @@ Where ours differs, and why:
     - When decoding greedily the scores are the draft's plain softmax; else its probabilities after
       the target's temperature and filters, and what the filters remove is not a candidate.
     - Rows of accepted nodes stay in the draft's cache; the code reads them again.
+    - Of a draft with another tokenizer that drafts text (``pair.draft.vocabulary=text``) each
+      branch is cut by the target's, the likeliest first, while there are ``nodes``; equal
+      beginnings are shared. No published method does so.
 State kept: none beyond the step but the draft model's cache, for a turn.
 """
 
@@ -32,7 +35,7 @@ import torch
 from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.drafter import ModelDrafter
-from specbench.decoding.protocols import ModelWork
+from specbench.decoding.protocols import ModelWork, TextDraftLM
 from specbench.decoding.structs import (
     NO_TOKENS,
     Counted,
@@ -78,6 +81,7 @@ class OptTree(ModelDrafter):
         return Needs(
             tokens_only=False,
             draft_model=True,
+            draft_text=self.enough is None,  # such a rule asks for each token's probability
             max_nodes=self.nodes,
             # The last layer is never fed; a tree of one layer holds none.
             draft_nodes=self.nodes * max(1, self.max_depth - 2),
@@ -86,6 +90,7 @@ class OptTree(ModelDrafter):
     def setup(self, context: DraftContext) -> None:
         assert context.draft_model is not None
         self._draft = context.draft_model
+        self._text = self._draft if isinstance(self._draft, TextDraftLM) else None
         self._sampling = context.sampling
 
     def begin(self, state: DecodeState) -> None:
@@ -93,6 +98,8 @@ class OptTree(ModelDrafter):
         self._draft.begin(state.tokens, state.seed)
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
+        if self._text is not None:
+            self._text.read(state.tokens)
         deepest = min(self.max_depth - 1, state.remaining - 1, self._draft.free_rows(state.length))
         self._tree, self._fed = DraftTree.empty(), NO_TOKENS
         expected = (yield from self._grow(state, deepest)) if deepest > 0 else 0.0
@@ -128,7 +135,10 @@ class OptTree(ModelDrafter):
             fed[layer] = np.arange(n_fed, n_fed + len(layer))
             n_fed += len(layer)
             logits = yield from self._draft.extending(tokens[layer], above_fed, own=True)
-        self._tree, self._fed = DraftTree(tokens, parents, survival=scores), fed
+        if self._text is None:
+            self._tree, self._fed = DraftTree(tokens, parents, survival=scores), fed
+        else:
+            self._tree = DraftTree(*self._text.spelled_tree(tokens, parents, scores, deepest))
         return expected
 
     def _children(
@@ -161,7 +171,8 @@ class OptTree(ModelDrafter):
         return above, tokens, np.minimum(gained[kept], scores[above])
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
-        if outcome.tree is not self._tree:  # cut by the engine: what is held is read again
+        # Cut by the engine, or text: what is held is read again.
+        if outcome.tree is not self._tree or self._text is not None:
             self._draft.drop_nodes()
             return
         path = self._fed[outcome.path]

@@ -78,12 +78,12 @@ def check_text(draft: DraftConfig, method: str, *, usable: bool, greedy: bool) -
         "generation.temperature is above 0, and how likely a text is in the target's tokens nobody "
         "knows"
         if usable
-        else f"method={method} goes by single drafted tokens (branches, probabilities, or tokens "
-        "kept from step to step), and a text becomes the target's tokens as a whole"
+        else f"method={method} goes by single drafted tokens (their probabilities, or tokens kept "
+        "from step to step), and a text becomes the target's tokens as a whole"
     )
     raise NeedsNotMet(
-        "pair.draft.vocabulary=text is for method=sps (also within method=adaptive with "
-        f"method.policy=bandit) and method=pearl, greedily: {why}. Type "
+        "pair.draft.vocabulary=text is for method=sps and method=opt_tree (also within "
+        f"method=adaptive with method.policy=bandit) and method=pearl, greedily: {why}. Type "
         "pair.draft.vocabulary=intersection, which drafts the tokens that both have."
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
-from specbench.arrays import Array, IntArray
+from specbench.arrays import Array, FloatArray, IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -212,7 +212,7 @@ class DraftLM(Protocol):
 
 @runtime_checkable
 class TextDraftLM(DraftLM, Protocol):
-    """A draft model whose drafts are text, for greedy chains (``needs.draft_text``).
+    """A draft model whose drafts are text, for greedy decoding (``needs.draft_text``).
 
     Ids of `extend` are its own, and `commit_path` does nothing.
     """
@@ -222,3 +222,13 @@ class TextDraftLM(DraftLM, Protocol):
 
     def spelled(self, drafted: torch.Tensor) -> torch.Tensor:
         """The target's ids ``[m]``, on the host, of a chain of its own ``[n]`` behind the text."""
+
+    def spelled_tree(
+        self, tokens: IntArray, parents: IntArray, scores: FloatArray, longest: int
+    ) -> tuple[IntArray, IntArray]:
+        """Tokens and parents of a tree in the target's ids; rows of nodes are dropped.
+
+        Args:
+            tokens, parents, scores: ``[n]`` of its own nodes, ``scores``: how likely each is.
+            longest: levels at most.
+        """

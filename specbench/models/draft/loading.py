@@ -240,8 +240,8 @@ def check_same_tokenizer(node: DraftWeights, tokenizer: PreTrainedTokenizerBase)
     folder = Path(str(node.id))
     remedy = (
         "Choose a draft of the same family, or type pair.draft.vocabulary=intersection, which "
-        "drafts the tokens that both have, or pair.draft.vocabulary=text (sps, pearl), which "
-        f"drafts text, or {node.remedy}."
+        "drafts the tokens that both have, or pair.draft.vocabulary=text (sps, opt_tree, "
+        f"pearl), which drafts text, or {node.remedy}."
     )
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
         try:

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from specbench.arrays import IntArray
+from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import NO_TOKENS
 from specbench.models.draft.model import DraftModel
@@ -140,10 +140,11 @@ def _alike(one: IntArray, other: IntArray) -> int:
 
 
 class TextDraftModel(DraftModel):
-    """A draft model that is given the target's text and drafts text; for greedy chains.
+    """A draft model that is given the target's text and drafts text, greedily.
 
-    Ids of `extend`, and logits, are the draft's; `spelled` gives the target's of a whole chain. Its
-    rows stay where the next text begins with their tokens, so `commit_path` has nothing to say.
+    Ids of `extend`, and logits, are the draft's; `spelled` gives the target's of a whole chain,
+    `spelled_tree` of a tree. A chain's rows stay where the next text begins with their tokens, so
+    `commit_path` has nothing to say.
 
     Args:
         target: the draft's network.
@@ -209,3 +210,27 @@ class TextDraftModel(DraftModel):
         own = drafted.cpu().numpy()
         self._held = self._rows = np.concatenate((self._text, own))
         return torch.from_numpy(self._translation.drafted(self._text, own, self._tokens))
+
+    def spelled_tree(
+        self, tokens: IntArray, parents: IntArray, scores: FloatArray, longest: int
+    ) -> tuple[IntArray, IntArray]:
+        """A tree of its own ids behind the text read last, in the target's.
+
+        Each leaf's path is a text, the likeliest first, and equal beginnings are shared. No more
+        nodes than it had.
+        """
+        self._held = self._rows = self._text
+        self.drop_nodes()
+        paths: list[list[int]] = []
+        for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else ()), token])
+        leaves = np.setdiff1d(np.arange(len(paths)), parents)
+        nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        for leaf in leaves[np.argsort(-scores[leaves], kind="stable")]:
+            own, above = np.array(paths[leaf], dtype=np.int64), -1
+            for token in self._translation.drafted(self._text, own, self._tokens)[:longest]:
+                if (above, int(token)) not in nodes and len(nodes) == len(paths):
+                    break
+                above = nodes.setdefault((above, int(token)), len(nodes))
+        made = np.array(list(nodes), dtype=np.int64).reshape(-1, 2)
+        return made[:, 1].copy(), made[:, 0].copy()

@@ -227,6 +227,7 @@ TEXT_METHODS = {
     "heuristic": lambda: Sps(gamma=3, schedule="heuristic"),
     "confidence": lambda: Sps(gamma=3, confidence=0.05),
     "pearl": lambda: Pearl(gamma=3),
+    "opt_tree": lambda: OptTree(nodes=8, threshold=0.1, max_depth=5),
     "bandit": lambda: Adaptive(drafter=Sps(gamma=3), policy="bandit", arms=3, counts="arm"),
 }
 
@@ -252,7 +253,7 @@ def test_drafted_text_leaves_the_output_plain_decoding_s(tokenizer, method):
     assert n_drafted
 
 
-@pytest.mark.parametrize("method", ["sps", "pearl"])
+@pytest.mark.parametrize("method", ["sps", "opt_tree", "pearl"])
 def test_a_model_drafts_as_well_by_text_as_by_tokens(method):
     letters = byte_level([])
     size = len(letters)
@@ -279,9 +280,9 @@ def test_a_model_drafts_as_well_by_text_as_by_tokens(method):
 
 def test_methods_that_need_single_tokens_do_not_take_text():
     for policy in ("threshold", "survival"):
-        assert not Adaptive(drafter=Sps(), policy=policy).needs.draft_text
-    for method in (OptTree(), Card()):
-        assert not method.needs.draft_text
+        for drafter in (Sps(), OptTree()):
+            assert not Adaptive(drafter=drafter, policy=policy).needs.draft_text
+    assert not Card().needs.draft_text
 
 
 def test_a_text_is_read_where_both_tokenizers_cut_it_alike_and_accepted_rows_stay():
@@ -319,6 +320,25 @@ def test_a_text_is_read_where_both_tokenizers_cut_it_alike_and_accepted_rows_sta
     # Another text is read anew as far as it differs.
     draft.begin(target_ids("that"))
     expect_logits_behind("that")
+
+
+def test_branches_are_cut_one_by_one_and_share_what_they_begin_with():
+    letters = byte_level([])
+    draft = text_draft(tiny_model("llama", vocab_size=len(letters) + 5, seed=1), letters)
+    draft.begin(np.array(TARGET.encode("she ate that "), dtype=np.int64))
+    # " atat", and " ath" with its last letter.
+    own = [letters.convert_tokens_to_ids(sign) for sign in ["Ġ", "a", "t", "a", "t", "h"]]
+    drafted, parents = np.array(own, dtype=np.int64), np.array([-1, 0, 1, 2, 3, 2])
+    odds = np.array([1.0, 0.9, 0.8, 0.3, 0.2, 0.5])
+
+    def cut(longest):
+        tokens, above = draft.spelled_tree(drafted, parents, odds, longest)
+        words = [TARGET.decode([i]) for i in tokens.tolist()]
+        return list(zip(words, above.tolist(), strict=True))
+
+    # The likelier branch first; " a" is one token for both.
+    assert cut(9) == [(" a", -1), ("th", 0), ("t", 0), ("at", 2)]
+    assert cut(1) == [(" a", -1)]
 
 
 def test_markers_that_both_have_are_read_and_others_are_dropped():
