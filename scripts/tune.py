@@ -17,6 +17,7 @@ Everything lies in --out, and the same command goes on there. It writes a file f
 each method: the settings chosen, beside what the present file says of the draft model.
 """
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from runners.search.split import mixed
 from runners.search.trials import remembered
 from specbench import paths
 from specbench.config import compose
+from specbench.config.compare import is_part
 from specbench.data.cases import Case, load_cases
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.replay.cost_surface import CostSurface
@@ -141,6 +143,11 @@ def _row(
     }
 
 
+def _on_reading(part: Mapping[str, Any]) -> str:
+    """A part as yaml makes it on reading: one that is typed takes its place, unmixed."""
+    return "${oc.create:{" + ", ".join(f"{k}: {json.dumps(v)}" for k, v in part.items()) + "}}"
+
+
 def pair_file(cfg: DictConfig, method: str, knobs: Mapping[str, Any], head: str) -> str:
     """The text of ``conf/pair/<method>_<model>.yaml`` with these knobs, its other keys kept."""
     model = str(cfg.model.name)
@@ -149,9 +156,8 @@ def pair_file(cfg: DictConfig, method: str, knobs: Mapping[str, Any], head: str)
     node: Any = OmegaConf.to_container(OmegaConf.load(old)) if old.is_file() else {}
     if name == f"draft_{model}":  # a file of its own would hide the model's common one
         node = {"defaults": [f"{name}@pair", "_self_"]}
-    node["method"] = OmegaConf.to_container(
-        OmegaConf.merge(node.get("method", {}), OmegaConf.create(dict(knobs)))
-    )
+    written = {k: _on_reading(v) if is_part(v) else v for k, v in knobs.items()}
+    node["method"] = OmegaConf.to_container(OmegaConf.merge(node.get("method", {}), written))
     return f"# @package _global_\n# {head}\n{OmegaConf.to_yaml(OmegaConf.create(node))}"
 
 

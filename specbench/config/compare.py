@@ -41,6 +41,11 @@ class NamedMethod(NamedTuple):
         return NamedMethod(name, knobs)
 
 
+def is_part(value: Any) -> bool:
+    """Whether a knob's value names a method with knobs of its own."""
+    return isinstance(value, Mapping) and "method" in value
+
+
 def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     """The run's configuration with ``method`` and ``pair`` of one entry of ``compare``.
 
@@ -76,7 +81,9 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
         result.verifier = _verifier(cfg, name, verifier)
     published = cfg.budgets == PUBLISHED
     own = _published(name, composed, composed.pair.keeps) if published else composed.method
-    result.method = OmegaConf.merge(own, knobs)
+    # A part that is named anew is not mixed with the one before.
+    anew = {key: None for key, value in knobs.items() if is_part(value)}
+    result.method = OmegaConf.merge(own, anew, knobs)
     result.compare = []  # others' knobs may refer to the run's method
     chosen = next((c for c in (cfg, composed) if draft_weights(c.pair.draft, cfg.model)), composed)
     result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})

@@ -201,6 +201,24 @@ def test_what_an_experiment_calls_spec_benchs_is_run_as_spec_bench_does(name, me
     assert made | knobs == made
 
 
+@pytest.mark.parametrize("budgets", ["tuned", "published"])
+def test_a_part_that_is_typed_is_not_mixed_with_the_tuned_one(budgets):
+    """As ``conf/method/adaptive.yaml`` says that it is typed."""
+    part = {"method": "sps", "gamma": 20}
+    cfg = compose(
+        ["method=adaptive", f"budgets={budgets}", "method.drafter={method: sps, gamma: 20}"]
+    )
+    assert typed(cfg).method["drafter"] == part
+    entry = compose_entry(compose([f"budgets={budgets}"]), {"method": "adaptive", "drafter": part})
+    assert typed(entry).method["drafter"] == part
+    # Without a name the knobs are those of the part that is there.
+    fewer = compose_entry(compose([]), {"method": "sam_eagle2", "auxiliary": {"total": 4}})
+    assert (
+        typed(fewer).method["auxiliary"] | {"method": "eagle2", "depth": 0, "total": 4}
+        == (typed(fewer).method["auxiliary"])
+    )
+
+
 def test_an_entry_may_refer_to_a_knob_of_the_run_s_method_that_its_own_lacks():
     cfg = compose(["experiment=ssd_store_size", "method.buffer_tokens=512"])
     assert typed(compose_entry(cfg, cfg.compare[0])).method["store_tokens"] == 512

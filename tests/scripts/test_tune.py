@@ -74,6 +74,9 @@ def test_a_pair_file_keeps_what_was_not_searched():
     # A file of its own takes the place of the model's common one, which names the draft model.
     node = OmegaConf.create(tune.pair_file(cfg, "sps", {"gamma": 2}, "why"))
     assert node.defaults == ["draft_smollm2_135m@pair", "_self_"]
+    part = {"method": "suffix_decoding", "factor": 2.5, "draft": "tree"}
+    node = OmegaConf.create(tune.pair_file(cfg, "adaptive", {"drafter": part}, "why"))
+    assert node.method.drafter == part  # and not what the file has of another draft
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_a_path_is_found_below_the_project_from_anywhere(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "why"),
     [
-        (["method=opt_tree"], "method=opt_tree goes by single drafted tokens"),
+        (["method=card"], "method=card goes by single drafted tokens"),
         (["method=union", "method.drafters=[pld,card]"], "method=union goes by single"),
         (["method=adaptive", "method.drafter=sps"], "method=adaptive goes by single"),
         (["method=sps", "generation.temperature=1"], "temperature is above 0"),
