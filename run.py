@@ -13,10 +13,13 @@ import gc
 import sys
 from typing import TYPE_CHECKING
 
-from runners.launch import stopping
+from runners.launch import child_process, stopping
 
 if __name__ == "__main__":
     stopping.end_at_once()  # what is imported next takes a second
+    other = ("-", "advise", "runner=", "server=", "experiment=", "hydra")  # may be no such job
+    if not any(typed.startswith(other) for typed in sys.argv[1:]):
+        child_process.start_ahead("runners.session.loading")
 if __name__ != "run":  # in a job's own process, too
     gc.disable()  # what is imported stays: to walk it again and again takes a quarter of the time
 

@@ -1,13 +1,18 @@
 """One child process per job that loads a model, so that memory and graphs never leak onwards.
 
 The parent blocks while the child measures. The child dies with its parent, whichever way that
-one goes; an interrupt unwinds the child, so that its files and lock are left in order.
+one goes; an interrupt unwinds the child, so that its files and lock are left in order. The first
+child may be started ahead: it imports torch and transformers, which takes longest, while the parent
+composes and checks.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import gc
+import importlib
 import logging
 import multiprocessing
 import os
@@ -68,31 +73,89 @@ def run_in_child(
         JobCrashed: ``work`` raised anything else, or its process was killed.
         SystemExit: this process was asked to stop (128 + the signal's number).
     """
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_child, args=(theirs, os.getpid(), work, argument))
-    if sys.platform != "win32":  # which has no such process
-        resource_tracker.ensure_running()  # starting it would let signals through
+    child = _Child()
     with unwinding(again=True):
         try:
             with held_back(), _set(variables or {}):
-                process.start()
-            theirs.close()
-            kind, *details = ours.recv()
-            process.join()
-        except (EOFError, ConnectionResetError):
-            process.join()
-            raise JobCrashed(_cause_of_death(process.exitcode)) from None
+                child = _taken() or child
+                child.start()
+            child.connection.send((work, argument))
+            kind, *details = child.connection.recv()
+            child.process.join()
+        except (EOFError, ConnectionError):
+            child.process.join()
+            raise JobCrashed(_cause_of_death(child.process.exitcode)) from None
         except Interrupted as stop:
-            _stop(process)
+            _stop(child.process)
             raise SystemExit(exit_code(stop)) from None
         finally:
-            ours.close()
+            child.connection.close()
     if kind == "done":
         return int(details[0])
     if kind == "refused":
         raise JobRefused(details[0], details[1])
     raise JobCrashed(f"the measuring process crashed:\n{details[0]}")
+
+
+class _Child:
+    """A process that imports ``module`` and waits for its work."""
+
+    def __init__(self, module: str | None = None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, self._theirs = context.Pipe()
+        arguments = (self._theirs, os.getpid(), module)
+        self.process = context.Process(target=_child, args=arguments)
+        self.began_in: object = None
+        if sys.platform != "win32":  # which has no such process
+            resource_tracker.ensure_running()  # starting it would let signals through
+
+    def start(self) -> None:
+        """Start the process, unless it runs; signals must be held back."""
+        if self.process.pid is not None:
+            return
+        self.began_in = _surroundings()
+        self.process.start()
+        self._theirs.close()
+
+
+_ahead: list[_Child] = []
+
+
+def start_ahead(module: str) -> None:
+    """Start the first job's process now, if a second processor is there to run it.
+
+    It imports ``module`` and waits. It ends with this process if no job comes, or one that is to
+    begin in another environment.
+    """
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    if len(usable(0)) < 2:
+        return
+    child = _Child(module)
+    with held_back():
+        child.start()
+    _ahead.append(child)
+    atexit.register(_end_ahead)  # before multiprocessing waits for its processes
+
+
+def _taken() -> _Child | None:
+    """The process that was started ahead, if it began as one would begin now."""
+    if _ahead and _ahead[0].began_in == _surroundings():
+        return _ahead.pop()
+    _end_ahead()
+    return None
+
+
+def _end_ahead() -> None:
+    for child in _ahead:
+        child.process.kill()
+        child.process.join()
+    _ahead.clear()
+
+
+def _surroundings() -> tuple[str, dict[str, str]]:
+    """What a process takes over when it begins; of Hydra's variables no job takes notice."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HYDRA_")}
+    return os.getcwd(), kept
 
 
 @contextlib.contextmanager
@@ -107,10 +170,8 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _child(
-    connection: Connection, parent: int, work: Callable[[Any], int], argument: object
-) -> NoReturn:
-    _die_with(parent, connection)
+def _child(connection: Connection, parent: int, module: str | None) -> NoReturn:
+    _die_with(parent)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for ours in ("runners", "specbench", "methods"):
         logging.getLogger(ours).setLevel(logging.INFO)
@@ -119,6 +180,10 @@ def _child(
     try:
         unwind_once()
         release()
+        if module is not None:
+            _import(module)
+        work, argument = _received(connection)
+        _watch(connection)
         message: tuple[Any, ...] = ("done", work(argument))
     except SpecBenchError as error:
         message = ("refused", str(error), error.exit_code)
@@ -136,12 +201,31 @@ def _child(
     os._exit(int(message[1]) if message[0] == "done" else 1)
 
 
-def _die_with(parent: int, connection: Connection) -> None:
-    """End this process when its parent ends: by the kernel on Linux, by the pipe elsewhere."""
+def _import(module: str) -> None:
+    gc.disable()  # see `runners.runner.uncollected`
+    with contextlib.suppress(Exception):  # the work meets it again, and then it is told
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+
+
+def _received(connection: Connection) -> Any:
+    try:
+        return connection.recv()
+    except (EOFError, OSError):  # nobody is there who could have work
+        os._exit(1)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, on Linux; elsewhere the pipe does."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the request was in place
             os._exit(1)
+
+
+def _watch(connection: Connection) -> None:
+    """End this process when its parent's end of the pipe is closed."""
 
     def watch() -> None:
         with contextlib.suppress(EOFError, OSError):

@@ -1,8 +1,10 @@
-"""Measure what no run of ``run.py`` shows, in eight sections.
+"""Measure what no run of ``run.py`` shows, in ten sections.
 
     python -m scripts.bench engine       # a pass by rows, host work a step
     python -m scripts.bench others       # plain decoding against transformers and llama.cpp
     python -m scripts.bench passes       # a CPU's pass by one call and form of weights
+    python -m scripts.bench steps        # what a step takes beside the pass, part by part
+    python -m scripts.bench start        # a one-case run and its table: seconds and memory
     python -m scripts.bench drafters     # drafting time per step of each method
     python -m scripts.bench undrafted    # a step without a draft against plain decoding's
     python -m scripts.bench kernels      # kernels that a pass would launch on a GPU
@@ -27,6 +29,8 @@ from scripts.bench import (
     others,
     passes,
     predicted_pairs,
+    start,
+    steps,
     undrafted,
 )
 from specbench.storage import jsonl
@@ -36,6 +40,8 @@ SECTIONS = {
     "engine": engine,
     "others": others,
     "passes": passes,
+    "steps": steps,
+    "start": start,
     "drafters": drafters,
     "undrafted": undrafted,
     "kernels": kernels,

@@ -229,7 +229,7 @@ def outside_arithmetic(target: Target, rows: int, rounds: int = 4) -> dict[str, 
     return {"rows": rows, **found, "share": share}
 
 
-class _Scripted(Drafter):
+class Scripted(Drafter):
     """Drafts the same tree every step; its own time is not the engine's."""
 
     tree: DraftTree
@@ -249,7 +249,7 @@ def host_work(nodes: int, steps: int = 300) -> dict[str, Any]:
     inside: list[float] = []
     target._call = clocked(target._call, inside)  # type: ignore[method-assign]
     engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
-    drafter = _Scripted(name="scripted")
+    drafter = Scripted(name="scripted")
     drafter.tree = random_tree(nodes, 512, 0)
     prompt = np.random.default_rng(0).integers(0, 512, 1000)
     engine.decode(prompt, drafter, max_new_tokens=20)

@@ -92,6 +92,8 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         continue
                     speed = read[name] / (line["ms"] * 1e-3)
                     line["share"] = speed / fastest.bytes_per_s
+                    beside = found[(FLOAT32_WEIGHTS if name == LAYERS else name) + PRODUCTS]
+                    line["beside_products"] = 1 - beside["ms"] / line["ms"]
                 asked = {"threads": threads, "context": context, "rows": rows}
                 results["turns"].append(
                     asked | {"by": found, "read_bytes_per_s": fastest.bytes_per_s}
@@ -155,7 +157,6 @@ def show(results: dict[str, Any]) -> None:
             times = "{ms:.2f}|{fastest_ms:.2f}|{ratio:.2f}".format_map(line).split("|")
             relative = f"{line['ms'] / one[name]['ms']:.2f}" if one else ""
             share = f"{line['share']:.0%}" if turn["rows"] == 1 and "share" in line else ""
-            alone = turn["by"].get((FLOAT32_WEIGHTS if name == LAYERS else name) + PRODUCTS)
-            beside = f"{1 - alone['ms'] / line['ms']:.0%}" if alone else ""
+            beside = f"{line['beside_products']:.0%}" if "beside_products" in line else ""
             cells.append([*where, name, *times, relative, share, beside])
     print_table("a target pass by one call, and layer by layer", columns, cells)

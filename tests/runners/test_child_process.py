@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from runners.launch import child_process
 from runners.launch.child_process import JobCrashed, JobRefused, run_in_child
 from tests.small_run import ROOT
 
@@ -38,6 +39,12 @@ def crash(text):
 def environ(name):
     return int(os.environ[name])
 
+def pid(_):
+    return os.getpid()
+
+def holds(module):
+    return int(module in sys.modules)
+
 def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -61,11 +68,14 @@ def show_progress(text):
 
 MAIN = """
 import sys
-from runners.launch.child_process import run_in_child
+from runners.launch.child_process import run_in_child, start_ahead
 from specbench.errors import SpecBenchError
 import work
 if __name__ == "__main__":
     name, argument = sys.argv[1:]
+    if name == "none":
+        start_ahead("work")
+        sys.exit(0)
     try:
         argument = int(argument) if argument.isdigit() else argument
         sys.exit(run_in_child(getattr(work, name), argument))
@@ -126,6 +136,40 @@ def test_how_the_child_ends_comes_back(script, monkeypatch, tmp_path):
         run_in_child(work.crash, "boom")
     with pytest.raises(JobCrashed, match="killed by SIGKILL"):
         run_in_child(work.die, "now")
+
+
+def test_what_was_started_ahead_does_the_first_work(script, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    import work
+
+    child_process.start_ahead("colorsys")
+    (ahead,) = child_process._ahead
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as `run_application` does meanwhile
+    assert run_in_child(work.pid, 0) == ahead.process.pid
+    assert run_in_child(work.pid, 0) != ahead.process.pid
+    for module, is_there in (("colorsys", 1), ("specbench.no_such_module", 0)):
+        child_process.start_ahead(module)
+        assert run_in_child(work.holds, module) == is_there
+
+
+def test_what_began_in_another_environment_does_no_work(script, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    import work
+
+    child_process.start_ahead("colorsys")
+    (ahead,) = child_process._ahead
+    assert run_in_child(work.environ, "SET_LATER", {"SET_LATER": "4"}) == 4
+    assert not ahead.process.is_alive() and not child_process._ahead
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    child_process.start_ahead("colorsys")
+    assert not child_process._ahead  # there it would only take this process's time
+
+
+def test_what_was_started_ahead_ends_with_a_process_that_has_no_work(script):
+    output, _ = (process := script("none", "")).communicate(timeout=30)
+    assert (process.returncode, output) == (0, "")
 
 
 def test_the_child_dies_with_its_parent(script, tmp_path):
