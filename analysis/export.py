@@ -44,6 +44,7 @@ from specbench.results.lines import StepTrace, read_steps
 from specbench.results.manifest import LabelInfo, ModelInfo
 from specbench.results.records import STEPS, CaseRecord
 from specbench.results.statistics.aggregate import counted_turns
+from specbench.results.statistics.roofline import number_format
 from specbench.results.wording import thinking
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
@@ -180,7 +181,8 @@ def write_answers(
         )
     usable = usable_blocks(run.records, run.labels)
     model = run.manifest.config["model"]
-    dtype = (run.manifest.model or ModelInfo()).dtype or model["dtype"]
+    loaded = run.manifest.model or ModelInfo()
+    dtype = number_format({"dtype": loaded.dtype or model["dtype"], "weights": loaded.weights})
     repeats, decode = sorted({record.repeat for record in run.records}), decoder(model)
     files: dict[Path, list[JsonObject]] = {}
     steps: dict[Path, list[list[int]]] = {}
@@ -188,7 +190,7 @@ def write_answers(
         own = [record for record in run.records if record.label == label]
         _check_steps_said(own, run.path)
         predicted = "-predicted" if own[0].timing == "predicted" else ""
-        name = str(dtype).removeprefix("torch.")
+        name = dtype.replace(" ", "-")
         model_id = f"{run.model}-{label}-{name}-temp-{run.temperature}{predicted}"
         conditions = {_CONDITIONS: _conditions(run, label)}
         for repeat in repeats:

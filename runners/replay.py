@@ -49,6 +49,7 @@ from specbench.replay.replayer import (
 )
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.manifest import BASELINE, ModelInfo
+from specbench.results.statistics.roofline import number_format
 from specbench.storage.hashes import file_sha256
 
 _GROUPS = ("model", "dataset", "generation")  # taken from the traces
@@ -279,6 +280,13 @@ def _notes(
                 f"outputs are {job.config.model.name}'s, costs {surface.model['name']}'s: "
                 "acceptance may differ between the two."
             )
+        elif surface.model.get("dtype"):
+            recorded, timed = number_format(traces.model), number_format(surface.model)
+            if recorded != timed:
+                notes.append(
+                    f"outputs were recorded in {recorded}, and costs measured in {timed}: another "
+                    "engine. Name a surface of the recording's."
+                )
         outside = 1.0 - float(np.mean(covered))
         if outside > _NOT_COVERED:
             notes.append(

@@ -13,7 +13,7 @@ import numpy as np
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
-from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig
+from specbench.config.schema import BFLOAT16_WEIGHTS, FLOAT32_WEIGHTS, ModelConfig
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
@@ -167,6 +167,7 @@ class Replayer:
                 device=loading.choose_device(node.device),
                 dtype=getattr(torch, recorded["dtype"]),
                 draft_weights=self._traces.config["engine"].get("draft_weights", FLOAT32_WEIGHTS),
+                rounded=torch.bfloat16 if recorded.get("weights") == BFLOAT16_WEIGHTS else None,
             )
         return self._stored
 

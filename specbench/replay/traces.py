@@ -81,6 +81,7 @@ class RecordedModel(TypedDict, total=False):
     id: str | None
     revision: str | None
     dtype: str
+    weights: str | None  # `engine.weights`, where passes read others than float32
     eos_ids: Required[list[int]]
     context_length: Required[int]
     vocab_size: Required[int]

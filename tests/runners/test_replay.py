@@ -153,6 +153,15 @@ def test_times_are_the_surfaces_and_say_so(again, surface, capsys):
     assert "PREDICTED" in capsys.readouterr().out
 
 
+def test_costs_of_another_engine_than_the_recording_are_noted(again, surface, tmp_path):
+    shorter = jsonl.read_json(surface)
+    shorter["model"]["weights"] = "bfloat16"
+    jsonl.write_json(tmp_path / "shorter.json", shorter)
+    _, out = again(f"runner.surface={tmp_path / 'shorter.json'}")
+    (note,) = [n for n in jsonl.read_json(out / records.SUMMARY)["notes"] if "another engine" in n]
+    assert "recorded in float64, and costs measured in float64 of bfloat16 weights" in note
+
+
 def test_groups_take_each_texts_own_steps_and_a_pass_for_all(live, again, surface):
     code, out = again(f"runner.surface={surface}", "batch.size=2")
     assert code == 0
