@@ -154,7 +154,7 @@ class Replayer:
 
             from specbench.models.stored_target import StoredTarget
 
-            recorded = self._traces.model
+            recorded, engine = self._traces.model, self._traces.config.get("engine", {})
             node = replace(self._model, revision=recorded["revision"] or self._model.revision)
             if weights.model_key(node) != self.model_key():
                 raise NeedsNotMet(
@@ -166,7 +166,7 @@ class Replayer:
                 node,
                 device=loading.choose_device(node.device),
                 dtype=getattr(torch, recorded["dtype"]),
-                draft_weights=self._traces.config["engine"].get("draft_weights", FLOAT32_WEIGHTS),
+                draft_weights=engine.get("draft_weights", FLOAT32_WEIGHTS),
                 rounded=torch.bfloat16 if recorded.get("weights") == BFLOAT16_WEIGHTS else None,
             )
         return self._stored

@@ -96,8 +96,8 @@ class Traces:
 
     Attributes:
         path: the run folder or the pack.
-        config: the nodes ``model``, ``dataset`` and ``generation`` of the run's configuration, and
-            its ``seed``.
+        config: the nodes ``model``, ``dataset``, ``generation`` and (but in older packs) ``engine``
+            of the run's configuration, and its ``seed``.
         run_key: of the run.
         prompt_set_hash: of its questions.
         turns: by ``(label, case_id, turn)``; first repeat, failed ones left out.
@@ -234,7 +234,10 @@ def _read_folder(path: Path) -> Traces:
         header = _checked_header(
             {
                 "model": model,
-                "config": {key: config[key] for key in ("model", "dataset", "generation", "seed")},
+                "config": {
+                    **{key: config[key] for key in ("model", "dataset", "generation", "seed")},
+                    "engine": config.get("engine", {}),
+                },
                 "run_key": manifest.run_key,
                 "prompt_set_hash": manifest.prompt_set_hash,
                 "failed": [],
