@@ -83,6 +83,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 one_call=one_call,
             )
             target = first.twin()
+            target.draft_weights = config.engine.draft_weights
             needed = drafter.needs.heads
             heads = {n: head_folder.find(n, config.pair.heads, config.model) for n in needed}
             drafter.setup(
