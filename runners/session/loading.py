@@ -105,7 +105,6 @@ def make_session(
         max_nodes=max_nodes,
         batch=max(n.batch for n in needs),
         layouts=sorted({(n.batch, n.max_nodes // n.batch + 1) for n in needs if n.batch > 1}),
-        hidden_layers=hidden_layers(runs),
     )
     target, check = self_check.checked(
         model.model,
@@ -195,12 +194,11 @@ def make_target(
     batch: int = 1,
     drafts: bool = False,
     layouts: Sequence[tuple[int, int]] = (),
-    hidden_layers: Sequence[tuple[int, ...]] = (),
 ) -> Target:
     """The target of the ``engine`` group, or the eager one where the machine has no other.
 
-    With ``drafts`` it is a draft model's (``DraftModel``). ``layouts`` are the batch layouts, and
-    ``hidden_layers`` the sets of hidden states, that ``GraphTarget`` captures beforehand.
+    With ``drafts`` it is a draft model's (``DraftModel``). ``layouts`` are the batch layouts that
+    ``GraphTarget`` captures beforehand.
 
     ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
     ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
@@ -221,7 +219,6 @@ def make_target(
                 commits=commits,
                 drafts=drafts,
                 layouts=layouts,
-                hidden_layers=hidden_layers,
                 fused=config.engine.fused_layers,
             )
         log.warning("engine=graph runs eagerly: %s", reason)
@@ -238,8 +235,3 @@ def make_target(
     )
     made.draft_weights = config.engine.draft_weights
     return made
-
-
-def hidden_layers(runs: Sequence[MethodRun]) -> list[tuple[int, ...]]:
-    """The sets of hidden states that labels ask for; those that ask for none left out."""
-    return sorted({run.drafter.needs.hidden_layers for run in runs} - {()})

@@ -144,6 +144,8 @@ class Session:
             # Behind `setup`: a head's own configuration may say which states it reads.
             if layers := run.drafter.needs.hidden_layers:
                 target.hidden_states.check(layers, f"method={run.label}")
+                if isinstance(target, GraphTarget):
+                    target.expect(layers)
 
     @property
     def context_length(self) -> int:
@@ -314,8 +316,7 @@ class Session:
     def audit(self, record: CaseRecord, reference: Sequence[int]) -> Lossless:
         """Compare a greedy output with plain decoding's for the same prompt."""
         assert self._tolerance is not None  # from calibrate_audit
-        output = list(record.output_ids)
-        eos = self._model.eos_ids
+        output, eos = list(record.output_ids), self._model.eos_ids
         ended = output[-1] in eos or record.finish_reason == "context"
         complete = ended or len(output) == self._max_new_tokens
         return audit_output(
@@ -330,8 +331,7 @@ class Session:
     @property
     def state_bytes(self) -> int:
         """Of one hidden state of one token."""
-        embedding = self._target.embeddings.embedding
-        return embedding.shape[1] * self._target.dtype.itemsize
+        return self._target.embeddings.embedding.shape[1] * self._target.dtype.itemsize
 
     def check_layers(self, layers: Sequence[int], who: str) -> None:
         """Refuse hidden states that the model does not have, in the name of ``who``."""

@@ -83,8 +83,6 @@ class GraphTarget(GraphRecorder, Target):
             verifier. Else the verifier decides and ``commit`` moves the rows.
         capture: record graphs; None does so on a GPU.
         drafts: for a draft model, whose passes are ``append`` and ``extend``.
-        hidden_layers: each tuple of hidden states that passes are to hand over, as drafters ask for
-            them; passes without any have graphs of their own.
         layouts: batch rows and rows of each (the root's included) of the batch layouts to expect;
             any other is captured when it first comes, which costs its step a moment.
         fused: run the layers' steps in fewer kernels, see ``kernels.gpu_layers``. Other targets and
@@ -99,7 +97,6 @@ class GraphTarget(GraphRecorder, Target):
         capture: bool | None = None,
         drafts: bool = False,
         layouts: Iterable[tuple[int, int]] = (),
-        hidden_layers: Iterable[tuple[int, ...]] = (),
         fused: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -107,7 +104,7 @@ class GraphTarget(GraphRecorder, Target):
         self._capture = capture
         self._drafts = drafts
         self._layouts = tuple(layouts)
-        self._hidden_layers = ((), *hidden_layers)
+        self._hidden_layers: list[tuple[int, ...]] = [()]
         self._passes: dict[tuple[int, int, int, tuple[int, ...]], FixedShape | None] = {}
         self._outcome: Outcome | None = None  # of the last pass, where that has moved its rows
         self._fusion = fuse(model, decoder_layers(model)) if fused else None
@@ -131,11 +128,24 @@ class GraphTarget(GraphRecorder, Target):
         self.graph_tokens = self.cache.max_len if self.captures else 0
         if self.captures:
             self._pool = None
-            for keys in key_buckets(self.cache.max_len):
-                for rows, batch_rows in self._known_shapes():
-                    if rows <= keys:
-                        for layers in self._hidden_layers:
-                            self._pass(rows, keys, batch_rows, layers)
+            for layers in self._hidden_layers:
+                self._capture_all(layers)
+
+    def expect(self, hidden_layers: tuple[int, ...]) -> None:
+        """Capture passes that hand over these hidden states too; they have graphs of their own.
+
+        For ``Needs.hidden_layers`` as `Drafter.setup` leaves it: a head's files may decide.
+        """
+        if hidden_layers not in self._hidden_layers:
+            self._hidden_layers.append(hidden_layers)
+            if self.captures:
+                self._capture_all(hidden_layers)
+
+    def _capture_all(self, hidden_layers: tuple[int, ...]) -> None:
+        for keys in key_buckets(self.cache.max_len):
+            for rows, batch_rows in self._known_shapes():
+                if rows <= keys:
+                    self._pass(rows, keys, batch_rows, hidden_layers)
 
     def _free(self) -> None:
         """Also the passes, whose graphs point into the cache that goes and hold memory too."""

@@ -1,21 +1,20 @@
 """What a step launches, sends and waits for, counted on a pretended GPU.
 
-    python -m tests.gpu_rules.steps [--layers 32]
+    python -m tests.gpu_rules.steps [--out docs/measurements/gpu_steps.json]
 
-Launches depend on layers and not on widths, so the model is as deep as one of 7B and narrow.
-Kernels within a graph are one launch, its replay. The floor is one wait a step: whoever asks what
-was accepted waits for the pass.
+Kernels within a graph are one launch, its replay, so neither the depth nor the width of a model
+counts. The floor is one wait a step: whoever asks what was accepted waits for the pass.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -37,10 +36,9 @@ from tests.conftest import VOCAB
 from tests.gpu_rules.decoders import DEVICE, FUSED, PROMPT, heads, model
 from tests.gpu_rules.memory import World
 from tests.gpu_rules.pretended import pretended_cuda
-from tests.tiny_checkpoint import TINY
 
 COLUMNS = ("waits", "replays", "launches", "copies up", "copies down")
-# With the sizes of their papers; the draft model has two layers.
+# With the sizes of their papers.
 METHODS: dict[str, Callable[[], Drafter]] = {
     "ar": lambda: Drafter(name="ar"),
     "cacheback": lambda: Cacheback(table="dynamic"),
@@ -53,6 +51,7 @@ METHODS: dict[str, Callable[[], Drafter]] = {
     "eagle2": Eagle2,
     "eagle3": Eagle3,
 }
+LONGEST = 160  # text
 _FIRST = 3  # steps that are not counted: what is made once is made there
 
 
@@ -69,25 +68,25 @@ class _Steps(CpuClock):
         self.seen.append(Counter(self._world.counts))
 
 
-def steps_of(world: World, name: str, layers: int, folder: Path) -> dict[str, float]:
-    """Means over the steps of one text."""
+def steps_of(world: World, name: str, folder: Path, tokens: int = 60) -> dict[str, float]:
+    """Means over the steps of one text of ``tokens`` new ones."""
     drafter = METHODS[name]()
     needs = drafter.needs
-    hidden = [needs.hidden_layers] if needs.hidden_layers else []
-    sizes: dict[str, Any] = {"max_len": 160, "max_nodes": max(needs.max_nodes, 1)}
-    with mock.patch.dict(TINY, num_hidden_layers=layers):
-        target = FUSED(model(), hidden_layers=hidden, **sizes)
+    sizes: dict[str, Any] = {"max_len": LONGEST, "max_nodes": max(needs.max_nodes, 1)}
+    target = FUSED(model(), **sizes)
     given: dict[str, Any] = {}
     if needs.heads:
         given["heads"] = heads(folder)
     if needs.draft_model:
         nodes = needs.draft_nodes or needs.max_nodes
-        fixed = FUSED(model(seed=1), max_len=160 + nodes, max_nodes=nodes, drafts=True)
+        fixed = FUSED(model(seed=1), max_len=LONGEST + nodes, max_nodes=nodes, drafts=True)
         given["draft_model"] = DraftModel(fixed, target_vocab=VOCAB, max_nodes=nodes)
-    drafter.setup(DraftContext(VOCAB, frozenset(), max_len=160, target=target, **given))
+    drafter.setup(DraftContext(VOCAB, frozenset(), max_len=LONGEST, target=target, **given))
+    if layers := drafter.needs.hidden_layers:
+        target.expect(layers)
     clock = _Steps(world)
     engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), clock=lambda: clock)
-    engine.decode(PROMPT, drafter, max_new_tokens=60)
+    engine.decode(PROMPT, drafter, max_new_tokens=tokens)
     first, last = clock.seen[_FIRST], clock.seen[-1]
     steps = len(clock.seen) - 1 - _FIRST
     return {column: (last[column] - first[column]) / steps for column in COLUMNS}
@@ -95,18 +94,20 @@ def steps_of(world: World, name: str, layers: int, folder: Path) -> dict[str, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--out", type=Path, help="a JSON file, for a page's table")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in options.methods:
             with pretended_cuda() as world:
-                found = steps_of(world, name, options.layers, Path(folder))
-            rows.append([name, *(f"{found[column]:.1f}" for column in COLUMNS)])
-    title = f"a step on {DEVICE}, {options.layers} layers (a pretended GPU; outside graphs)"
-    print_table(title, ["method", *COLUMNS], rows)
+                counted = steps_of(world, name, Path(folder))
+            found[name] = {column: round(counted[column], 1) for column in COLUMNS}
+    rows = [[name, *map(str, counts.values())] for name, counts in found.items()]
+    print_table(f"a step on {DEVICE} (a pretended GPU; outside graphs)", ["method", *COLUMNS], rows)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

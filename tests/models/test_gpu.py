@@ -141,7 +141,8 @@ def test_captured_passes_of_stock_layers_give_the_same_tokens(architecture, rng)
 def test_captured_passes_hand_out_the_same_hidden_states(architecture, rng):
     sizes, layers = {"max_len": 300, "max_nodes": 15}, (0, 1, AFTER_FINAL_NORM)
     exact = Target(tiny_model(architecture).to(DEVICE), **sizes)
-    fixed = GraphTarget(tiny_model(architecture).to(DEVICE), hidden_layers=[layers], **sizes)
+    fixed = GraphTarget(tiny_model(architecture).to(DEVICE), **sizes)
+    fixed.expect(layers)
     graphs = fixed.describe()["graphs"]
     for n_prompt in (9, 250):
         prompt = rng.integers(3, VOCAB, n_prompt)

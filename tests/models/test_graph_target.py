@@ -341,12 +341,8 @@ def test_what_is_captured_after_a_failure_has_memory_of_its_own(monkeypatch):
             ["1 x 1 rows", "1 x 2 rows", "1 x 4 rows", "5 x 4 rows"],
         ),
         ({"drafts": True}, ["1 nodes", "2 nodes", "4 nodes"]),
-        (
-            {"hidden_layers": [(1, -1)]},
-            [f"1 x {n} rows{more}" for n in (1, 2, 4) for more in ("", ", hidden states 1 -1")],
-        ),
     ],
-    ids=["trees", "rows", "draft", "states"],
+    ids=["trees", "rows", "draft"],
 )
 def test_known_passes_are_captured_when_buffers_are_made(options, shapes, only_warms_up):
     target = GraphTarget(tiny_model("llama"), capture=True, max_len=200, max_nodes=3, **options)
@@ -355,9 +351,23 @@ def test_known_passes_are_captured_when_buffers_are_made(options, shapes, only_w
     made = [f"{shape}, {keys} keys" for keys in (256, 512) for shape in shapes]
     if "drafts" not in options:  # and no pass of a case makes another
         target.prefill(np.arange(5))
-        for layers in [(), *options.get("hidden_layers", ())]:
-            target.forward(3, DraftTree.empty(), hidden_layers=layers)
+        target.forward(3, DraftTree.empty())
     assert target.describe() == {"engine": "graph", "graphs": made, "eager": {}}
+
+
+def test_passes_with_hidden_states_are_captured_before_the_first_text(only_warms_up):
+    """A head says which states it reads once its files are read: after the target was made."""
+    target = GraphTarget(tiny_model("llama"), capture=True, max_len=200, max_nodes=3)
+    for _ in range(2):  # two labels that read the same
+        target.expect((1, -1))
+    shapes = [f"1 x {n} rows{more}" for more in ("", ", hidden states 1 -1") for n in (1, 2, 4)]
+    assert target.graphs == [f"{shape}, 256 keys" for shape in shapes]
+    target.reserve(400, 2)
+    made = list(target.graphs)
+    assert len(made) == 2 * len(shapes)
+    target.prefill(np.arange(5))
+    target.forward(3, DraftTree.empty(), hidden_layers=(1, -1))
+    assert target.graphs == made
 
 
 def test_weights_that_live_graphs_read_are_not_moved(only_warms_up):

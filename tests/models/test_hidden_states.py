@@ -9,7 +9,6 @@ import torch
 
 from methods.pld import PromptLookup
 from methods.union import Union
-from runners.session.loading import hidden_layers
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftTree, Needs
@@ -125,15 +124,6 @@ def test_states_that_the_model_has_not_are_refused_by_number(make, number):
         target.forward(1, DraftTree.empty(), hidden_layers=(number,))
     with pytest.raises(ConfigurationError, match=r"^method=eagle asks for"):
         target.hidden_states.check((number,), "method=eagle")
-
-
-def test_captured_shapes_are_the_sets_that_labels_ask_for():
-    class Run:
-        def __init__(self, *layers):
-            self.drafter = self
-            self.needs = Needs(hidden_layers=layers)
-
-    assert hidden_layers([Run(), Run(2, -1), Run(1), Run(2, -1)]) == [(1,), (2, -1)]
 
 
 @pytest.mark.parametrize("packed_bytes", [0, 10**8])
