@@ -33,9 +33,9 @@ import numpy as np
 import torch
 
 from specbench.arrays import FloatArray, IntArray
-from specbench.decoding.device import to_device
+from specbench.decoding.device import fill, to_device
 from specbench.decoding.drafter import ModelDrafter
-from specbench.decoding.protocols import ModelWork, TextDraftLM
+from specbench.decoding.protocols import DraftLM, ModelWork, TextDraftLM
 from specbench.decoding.structs import (
     NO_TOKENS,
     Counted,
@@ -45,6 +45,7 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
+from specbench.kernels.cuda_graphs import GraphRecorder, RecordedCall
 
 
 @dataclass(kw_only=True, eq=False)
@@ -92,6 +93,9 @@ class OptTree(ModelDrafter):
         self._draft = context.draft_model
         self._text = self._draft if isinstance(self._draft, TextDraftLM) else None
         self._sampling = context.sampling
+        self._graphs: _Graphs | None = None
+        if context.sampling.greedy and context.target is not None and context.target.graph_tokens:
+            self._graphs = _Graphs(self._draft, self.nodes, context.target.dtype)
 
     def begin(self, state: DecodeState) -> None:
         self._expected = []
@@ -154,21 +158,26 @@ class OptTree(ModelDrafter):
         Returns:
             ``[m]`` row of the parent, the target's id, and the score.
         """
-        draft = self._draft
-        probs = logits.softmax(-1) if self._sampling.greedy else self._sampling.probs(logits)
-        if len(scores) == 1 and cutoff == 0.0:
-            values, ids = probs[0].topk(min(self.nodes, probs.shape[-1]))
-            rows = torch.zeros_like(ids)
-        else:
-            products = probs * to_device(scores, probs.device).to(probs.dtype)[:, None]
-            rows, ids = torch.nonzero(products > cutoff, as_tuple=True)
-            values = products[rows, ids]
-        # One copy to the host; ids are exact in float64.
-        found = torch.stack([rows.double(), draft.to_target_ids(ids).double(), values.double()])
-        above, tokens, gained = found.cpu().numpy()
-        kept = gained > 0
-        above, tokens = above[kept].astype(np.int64), tokens[kept].astype(np.int64)
-        return above, tokens, np.minimum(gained[kept], scores[above])
+        # A GPU tells a fixed number, since counting them first would be one more wait. On a CPU a
+        # comparison takes less than a search for the largest of many rows.
+        one = len(scores) == 1 and cutoff == 0.0
+        graphs = self._graphs
+        found = None if graphs is None else graphs.best(logits, scores)
+        if found is None:
+            probs = logits.softmax(-1) if self._sampling.greedy else self._sampling.probs(logits)
+            if one or probs.is_cuda:
+                reached = to_device(scores, probs.device).to(probs.dtype)
+                found = _best(self._draft, probs, reached, self.nodes)
+            else:
+                products = probs * torch.from_numpy(scores).to(probs.dtype)[:, None]
+                places = torch.nonzero(products.flatten() > cutoff).view(-1)
+                found = _told(self._draft, places, products)
+        places, tokens, gained = found.cpu().numpy()  # the one copy of a layer
+        kept = gained > cutoff
+        places, gained = places[kept].astype(np.int64), gained[kept]
+        order = slice(None) if one else np.argsort(places)
+        above = (places // logits.shape[-1])[order]
+        return above, tokens[kept].astype(np.int64)[order], np.minimum(gained[order], scores[above])
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         # Cut by the engine, or text: what is held is read again.
@@ -180,3 +189,62 @@ class OptTree(ModelDrafter):
 
     def report(self) -> Mapping[str, Counted]:
         return {**self._draft.report(), "expected_per_step": self._expected}
+
+
+def _best(draft: DraftLM, probs: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` best children, the best first, as `_told` has them; asks the host for nothing.
+
+    Args:
+        probs: ``[rows, vocab]`` of the parents.
+        scores: ``[rows]`` of the parents.
+    """
+    products = probs * scores[:, None]
+    places = products.flatten().topk(min(count, products.numel())).indices
+    return _told(draft, places, products)
+
+
+def _told(draft: DraftLM, places: torch.Tensor, products: torch.Tensor) -> torch.Tensor:
+    """``[3, m]`` float64, in which ids are exact: places, the target's ids and scores."""
+    ids = draft.to_target_ids(places % products.shape[-1])
+    return torch.stack([places.double(), ids.double(), products.flatten()[places].double()])
+
+
+class _Graphs(GraphRecorder):
+    """`_best` of a layer's logits as CUDA graphs, for layers of 1, 2, 4, ... nodes.
+
+    Args:
+        nodes: of a layer at most, and children that are told.
+        dtype: of the models; logits have no fewer digits than float32.
+    """
+
+    def __init__(self, draft: DraftLM, nodes: int, dtype: torch.dtype) -> None:
+        super().__init__(draft.device)
+        widths = [1 << bits for bits in range((nodes - 1).bit_length() + 1)]
+        dtype = torch.promote_types(dtype, torch.float32)
+        with torch.inference_mode(False):  # they may be written to outside of that mode, too
+            sizes = widths[-1], draft.vocab_size
+            self._logits = torch.zeros(sizes, dtype=dtype, device=self.device)
+            self._scores = self._logits.new_zeros(widths[-1])
+
+        def best(logits: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (_best(draft, logits.softmax(-1), scores, nodes),)
+
+        self._steps: dict[int, RecordedCall] = {}
+        for rows in widths:
+            made = RecordedCall(self, best, self._logits[:rows], self._scores[:rows])
+            if self.record(made, f"the best children of {rows} nodes"):
+                self._steps[rows] = made
+
+    def best(self, logits: torch.Tensor, scores: FloatArray) -> torch.Tensor | None:
+        """As `_best`, until the next call; None where no graph does it."""
+        n = len(scores)
+        rows = 1 << (n - 1).bit_length()
+        if rows not in self._steps or logits.dtype != self._logits.dtype:
+            return None
+        # Nodes that are padded have score 0, and so have their children.
+        reached = np.zeros(rows)
+        reached[:n] = scores
+        fill(self._scores, reached)
+        self._logits[:n] = logits
+        self._steps[rows].run()
+        return self._steps[rows].outputs[0]

@@ -129,6 +129,7 @@ class DraftLM(Protocol):
     """
 
     device: torch.device
+    vocab_size: int  # of its own ids that it can propose
     forwards: int  # passes since ``begin``
     tokens: int  # rows of those passes
 

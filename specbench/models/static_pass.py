@@ -102,8 +102,9 @@ class StaticNodes(FixedShape):
         self._depths = torch.zeros_like(self._tokens)
         self._own = torch.zeros(rows, keys, dtype=torch.bool, device=device)  # seen, but for text
         self._places = self._key_numbers.clone()  # positions of keys, where a window asks
-        # committed rows, the first row's slot, nodes, and whether `_own` says what they see
-        self._numbers = torch.zeros(4, dtype=torch.int64, device=device)
+        # committed rows, slots of the first node and behind the last one, nodes, and whether `_own`
+        # says what they see
+        self._numbers = torch.zeros(5, dtype=torch.int64, device=device)
         self._numbers[1] = self._spare
 
     def load(
@@ -112,11 +113,10 @@ class StaticNodes(FixedShape):
         """Bring nodes behind ``length`` committed rows into the buffers, see ``Target.extend``."""
         n, total = len(ids), len(depths)
         first = length + total - n
-        fill(self._numbers, np.array([length, first, n, visible is not None]))
+        fill(self._numbers, np.array([length, first, first + n, n, visible is not None]))
         self._tokens[:n] = ids
         self._depths[:n] = depths[-n:]
-        if visible is not None:
-            self._own.zero_()
+        if visible is not None:  # beside it the last nodes' still stand
             self._own[:n, length : length + total] = visible
         if self._target.windows:
             self._places.copy_(self._key_numbers)
@@ -124,14 +124,13 @@ class StaticNodes(FixedShape):
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
         """Logits ``[rows, vocab]``."""
-        length, first, count, tree = self._numbers.split(1)
+        length, first, end, count, tree = self._numbers.split(1)
         slots = self._row_numbers + first
         # Padded rows stand where any model has a position, and see what a chain would.
         real = self._row_numbers < count
         positions = torch.where(real, self._depths, 0) + length
-        own = torch.where(
-            (real & (tree > 0))[:, None], self._own, self._key_numbers <= slots[:, None]
-        )
+        below = self._own & (self._key_numbers < end)
+        own = torch.where((real & (tree > 0))[:, None], below, self._key_numbers <= slots[:, None])
         seen = own | (self._key_numbers < length)
         plan = self._masks(seen, positions, lambda: self._places)
         with self._target.cache.static(slots, self.keys):
