@@ -9,14 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from tests.gpu_rules.memory import APART, CAPTURE, PAGEABLE, Block, RuleBroken, World, site
+from tests.gpu_rules.memory import (
+    APART,
+    CAPTURE,
+    PAGEABLE,
+    Block,
+    RuleBroken,
+    World,
+    site,
+    tensors_of,
+)
 
 _HOST = -1  # in place of a device's number
 # Operations of other operations that are one kernel on CUDA; attention and norms among them.
@@ -57,7 +66,7 @@ class Kernels(TorchDispatchMode):
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         world = self._world
         made = getattr(world.local, "made", None)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = tensors_of(args, kwargs)
         used = {t: world.block(t) for t in tensors}
         devices = {b.device for b in used.values() if b is not None and b.device is not None}
         if name == "copy_" and (len(devices) > 1 or (devices and self._crosses(args, used))):
@@ -67,7 +76,7 @@ class Kernels(TorchDispatchMode):
         before = {t.untyped_storage()._cdata for t in tensors}
         out = func(*args, **kwargs)
         place = made if made is not None else next(iter(devices), _HOST)
-        outs = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+        outs = tensors_of(out)
         new = [t for t in outs if t.untyped_storage()._cdata not in before]
         if place == _HOST:
             for tensor, block in used.items():
@@ -183,12 +192,15 @@ class Kernels(TorchDispatchMode):
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found = []
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = kwargs.get(argument.name, args[i] if i < len(args) else None)
-            found += [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
-    return found
+    named = _arguments_written(func)
+    return tensors_of([kwargs.get(n, args[i] if i < len(args) else None) for i, n in named])
+
+
+@cache
+def _arguments_written(func: Any) -> list[tuple[int, str]]:
+    """Place and name of each argument that an operation writes to."""
+    arguments = enumerate(func._schema.arguments)
+    return [(i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 class Places(TorchFunctionMode):

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from tests.gpu_rules.memory import (
     CAPTURE,
@@ -17,6 +17,7 @@ from tests.gpu_rules.memory import (
     World,
     poison,
     site,
+    tensors_of,
     unseen,
 )
 
@@ -87,7 +88,7 @@ class Graph:
         for func, args, kwargs, outs in self._nodes:
             found = func(*args, **kwargs)
             if outs is not None:
-                found = [t for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
+                found = tensors_of(found)
                 for out, new in zip(outs, found, strict=True):
                     out.copy_(new)
 

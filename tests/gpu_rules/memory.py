@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,18 @@ def site() -> str:
     """The project's lines that are at work, the innermost first."""
     lines, frame = [], sys._getframe(1)
     while frame is not None and len(lines) < 2:
-        path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(ROOT) and ".venv" not in path.parts and path.parent != HERE:
-            lines.append(f"{path.relative_to(ROOT)}:{frame.f_lineno}")
+        if path := _of_the_project(frame.f_code.co_filename):
+            lines.append(f"{path}:{frame.f_lineno}")
         frame = frame.f_back
     return " < ".join(lines) or "?"
+
+
+@cache
+def _of_the_project(file: str) -> str | None:
+    """A file's path within the project, these tests' pretended device left out."""
+    path = Path(file)
+    outside = not path.is_relative_to(ROOT) or ".venv" in path.parts
+    return None if outside or path.parent == HERE else str(path.relative_to(ROOT))
 
 
 class Stream:
@@ -108,6 +116,19 @@ class OnItsWay:
     up: bool
     stream: Stream
     tick: int
+
+
+def tensors_of(*values: Any) -> list[torch.Tensor]:
+    """The tensors in arguments or results of an operation, which nest lists and tuples alone."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_of(*value)
+        elif isinstance(value, dict):
+            found += tensors_of(*value.values())
+    return found
 
 
 @contextmanager

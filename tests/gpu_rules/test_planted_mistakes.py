@@ -1,7 +1,7 @@
 """Mistakes that only a GPU would show, each planted: the rule that it breaks says so.
 
-A rule is one of ``memory.RULES``, or what follows from them: other tokens than the CPU's, and more
-than one wait of the host in a step.
+A rule is one of ``memory.RULES``, or what follows from them: other tokens than the CPU's, more than
+one wait of the host in a step, and passes that are captured while a text is answered.
 """
 
 import re
@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from methods import opt_tree
 from methods.hydra_heads import Hydra
+from specbench.decoding import turn
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed
@@ -30,7 +32,7 @@ from specbench.models.target import Target
 from specbench.system.clock import TorchEvents
 from tests.conftest import tiny_model
 from tests.gpu_rules import decoders, memory
-from tests.gpu_rules.decoders import DEVICE, DRAFTED, HEADS, PROMPT, SECOND, TEXT, decode
+from tests.gpu_rules.decoders import DEVICE, DRAFTED, HEADS, LATE, PROMPT, SECOND, TEXT, decode
 from tests.gpu_rules.memory import (
     APART,
     CAPTURE,
@@ -45,6 +47,7 @@ from tests.gpu_rules.memory import (
 )
 
 OUTPUT, WAITS = "other output", "more than one wait a step"
+DRAFTS: dict[str, list] = {}  # of the CPU, by method
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +109,23 @@ def with_a_draft(name, device):
 
 def with_drafts(name):
     """Of the text nothing is seen: the target's tokens stand whatever is drafted."""
+    make = {**TEXT, **DRAFTED, **HEADS}[name]
 
     def run(world, plain):
-        make = HEADS.get(name) or TEXT[name]
-        if name in HEADS:
-            with TemporaryDirectory() as folder:
-                return compared(make, plain, heads=decoders.heads(Path(folder)))
-        return compared(make, plain)
-
-    def compared(make, plain, **given):
-        layers = make().needs.hidden_layers
-        sizes = {"max_nodes": max(make().needs.max_nodes, 5)}
-        target = decoders.target(hidden_layers=[layers] if layers else [], **sizes)
-        found = decoders.drafts(target, make(), plain, **given)
-        wanted = decoders.drafts(Target(tiny_model("llama"), max_len=128), make(), plain, **given)
-        if [tree[:2] for tree in found] != [tree[:2] for tree in wanted]:
+        with TemporaryDirectory() as folder:
+            given = {"heads": decoders.heads(Path(folder))} if name in HEADS else {}
+            drafter = make()
+            target = decoders.target(max_nodes=max(drafter.needs.max_nodes, 5))
+            if name in DRAFTED:
+                given = {"draft_model": decoders.draft(drafter)}
+            found = decoders.drafts(target, drafter, plain, **given)
+            if name not in DRAFTS:
+                there, drafter = Target(tiny_model("llama"), max_len=128), make()
+                if name in DRAFTED:
+                    given = {"draft_model": decoders.plain_draft(drafter)}
+                wanted = decoders.drafts(there, drafter, plain, **given)
+                DRAFTS[name] = [tree[:2] for tree in wanted]
+        if [tree[:2] for tree in found] != DRAFTS[name]:
             raise RuleBroken(OUTPUT, "other drafts than the CPU's")
 
     return run
@@ -255,6 +260,22 @@ def last_row(self, numbers, states, keys):
         return self._heads.read_fixed(states, numbers[1:2] * 0 + len(states))
 
 
+def of_the_first_keys(self, what, length):
+    return self._steps.get((what, head_graphs.key_bucket(length, self._longest)))
+
+
+def from_the_last_graph(patch):
+    def draft(self, length, feature, number=0):
+        return real(self, length, self.feature, number)
+
+    real = HeadGraphs.draft
+    patch.setattr(HeadGraphs, "draft", draft)
+
+
+def views_of_states(hidden, path, count):
+    return {i: states[:count] for i, states in (hidden or {}).items()} or None
+
+
 def transposed(self):
     self.visible.copy_(self._host_visible.T, non_blocking=True)
 
@@ -310,6 +331,19 @@ MISTAKES = {
         then(FixedRows, "__init__",
              lambda self: setattr(self, "_length", torch.full_like(self._length, 41))),
         with_drafts("eagle"), OUTPUT),
+    "a head looks at too few keys": (
+        instead(HeadGraphs, "_step", of_the_first_keys), with_drafts("eagle2"), OUTPUT),
+    "a head's states are a pass's own": (
+        instead(turn, "_of_committed", views_of_states), with_drafts("eagle2"), POOL),
+    "states that a head asks for are captured in a step": (
+        instead(GraphTarget, "expect", lambda self, layers: None), with_drafts("eagle3"), LATE),
+    "nodes of an earlier draft are seen": (
+        then(StaticNodes, "load", lambda self: self._numbers[2:3].fill_(self.keys)),
+        with_drafts("opt_tree"), OUTPUT),
+    "a layer's logits are replaced": (
+        then(opt_tree._Graphs, "best", replaced("_logits")), with_drafts("opt_tree"), OUTPUT),
+    "a head drafts from what a graph read before": (
+        from_the_last_graph, with_drafts("eagle"), OUTPUT),
     "Token Recycling's matrix is replaced": (
         then(AdjacencyMatrix, "clear", replaced("rows")), with_drafts("token_recycling"), FREED),
     "a step waits twice": (
@@ -325,7 +359,7 @@ MISTAKES = {
 def test_a_planted_mistake_breaks_its_rule(mistake, pretended, plain, monkeypatch):
     plant, run, rule = MISTAKES[mistake]
     plant(monkeypatch)
-    errors = (RuntimeError, CaseFailed) if rule == OUTPUT else RuntimeError
+    errors = (RuntimeError, IndexError, CaseFailed) if rule == OUTPUT else RuntimeError
     with pytest.raises(errors, match=re.escape(f"[{rule}]") if rule != OUTPUT else None):
         run(pretended, plain)
     pretended.coming.clear()
@@ -335,4 +369,6 @@ def test_nothing_is_said_where_nothing_is_wrong(pretended, plain):
     for run in (a_text, after_a_longer_text, two_passes_at_once, on_the_second_device):
         run(pretended, plain)
     with_a_draft("pearl", DEVICE)(pretended, plain)
-    assert {rule for *_, rule in MISTAKES.values()} == {*RULES, OUTPUT, WAITS}
+    for name in ("eagle", "eagle2", "eagle3", "hydra", "opt_tree", "token_recycling"):
+        with_drafts(name)(pretended, plain)
+    assert {rule for *_, rule in MISTAKES.values()} == {*RULES, OUTPUT, WAITS, LATE}

@@ -35,7 +35,7 @@ def answers(folder):
 
 def test_a_run_gives_what_it_gives_on_the_cpu(small, tmp_path, gpu, monkeypatch):
     monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
-    typed = ["compare=[token_recycling]", "dataset.limit=2", "measure.warmup=1"]
+    typed = ["compare=[token_recycling]", "dataset.limit=1", "measure.warmup=1"]
     fails, propose = iter([True]), TokenRecycling.propose
 
     def once(self, state):  # in the warm-up: memory is given back, and the run goes on
