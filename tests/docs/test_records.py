@@ -25,7 +25,7 @@ def text(name):
     return (PROJECT / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "docs/gpu.md"])
 def test_every_number_of_a_table_stands_in_its_record(page):
     assert list(wrong_cells(text(page))) == []
 
