@@ -19,11 +19,13 @@ from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.batch_target import free_bytes
 from specbench.models.given_back import given_back
+from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import choose_device
 from specbench.system import bandwidth, environment
 from specbench.system.clock import CudaClock, make_clock
 from tests.gpu_rules import decoders
 from tests.gpu_rules.decoders import DEVICE
+from tests.runners.test_replay_heads import with_heads  # noqa: F401 (a fixture)
 from tests.small_run import run_here
 
 
@@ -33,20 +35,31 @@ def answers(folder):
     return {(r["label"], r["case_id"], r["turn"]): r["output_ids"] for r in records}
 
 
-def test_a_run_gives_what_it_gives_on_the_cpu(small, tmp_path, gpu, monkeypatch):
+def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu, monkeypatch):  # noqa: F811
     monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
-    typed = ["compare=[token_recycling]", "dataset.limit=1", "measure.warmup=1"]
+    head = "{method: eagle3, total: 9, depth: 2, top_k: 3}"  # its files say which layers it reads
+    typed = [f"compare=[token_recycling, {head}]", "dataset.limit=1", "measure.warmup=1"]
     fails, propose = iter([True]), TokenRecycling.propose
+    late, forward = [], GraphTarget.forward
 
     def once(self, state):  # in the warm-up: memory is given back, and the run goes on
         if self._matrix.rows.is_cuda and next(fails, False):
             raise RuntimeError("planted")
         return propose(self, state)
 
+    def watched(self, *args, **kwargs):
+        before = len(self.graphs)
+        scores = forward(self, *args, **kwargs)
+        late.extend(self.graphs[before:])
+        return scores
+
     monkeypatch.setattr(TokenRecycling, "propose", once)
+    monkeypatch.setattr(GraphTarget, "forward", watched)
     for device in ("cpu", DEVICE):
         folder = tmp_path / device
-        assert run_here(small, *typed, f"model.device={device}", f"output_dir={folder}") == 0
+        assert run_here(with_heads, *typed, f"model.device={device}", f"output_dir={folder}") == 0
+    # All passes of steps were captured before; the check of heads, untimed, reads all states.
+    assert not [shape for shape in late if "hidden states 0 1 2," not in shape]
     assert answers(tmp_path / "cpu").items() <= answers(tmp_path / DEVICE).items()
     manifest = json.loads((tmp_path / DEVICE / "manifest.json").read_text())
     assert manifest["cuda_settings"]["cudnn_attention"] is False
