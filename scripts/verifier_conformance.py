@@ -17,11 +17,12 @@ and nothing that keeps the law accepts more than block. A verifier of yours is a
     def verify(draft: Draft, chance: Chance) -> tuple[Sequence[int], int]:
         # the accepted nodes from the top, and the token after them
 
-It takes random numbers from ``chance.uniform()`` (compare it with <=, <, >=, >) and
-``chance.choice(weights)``, or from torch inside ``with chance.torch():`` (rand, rand_like,
-multinomial). The sums are exact up to rounding, 1e-15 or so. A verifier that computes with its
-numbers, besides comparing them and searching for them in a cumulative sum, is refused and can be
-sampled with --draws N: its law is then wrong if a text's frequency is off by 6 standard errors.
+With --trees it is given siblings, too. It takes random numbers from ``chance.uniform()`` (compare
+it with <=, <, >=, >) and ``chance.choice(weights)``, or from torch inside ``with chance.torch():``
+(rand, rand_like, multinomial). The sums are exact up to rounding, 1e-15 or so. A verifier that
+computes with its numbers, besides comparing them and searching for them in a cumulative sum, is
+refused and can be sampled with --draws N: its law is then wrong if a text's frequency is off by 6
+standard errors.
 
 Exit code 1 if a verifier is not what it says: lossless, unless it says that it is lossy.
 """
@@ -384,6 +385,7 @@ def main() -> int:
     rules = ("token", "block", "any")
     parser.add_argument("--rule", choices=rules, default="any", help="what yours is to accept")
     parser.add_argument("--draws", type=int, default=0, help="sample yours this often")
+    parser.add_argument("--trees", action="store_true", help="yours takes drafts with siblings")
     options = parser.parse_args()
     table = Table("verifier", "pair", "law off by", "accepted", "token", "block", "runs", "verdict")
     wrong = 0
@@ -392,7 +394,7 @@ def main() -> int:
         draws = 0 if name in known else options.draws
         lossy = name in OURS and not build_verifier(_config(name), Sampling(1.0)).lossless
         for pair in PAIRS:
-            if not (pair.chain or name in OURS):
+            if not (pair.chain or name in OURS or (options.trees and name not in known)):
                 continue
             found = examine(pair, verify, draws)
             said = "lossy, as it says" if lossy else verdict(pair, found, rule, draws)

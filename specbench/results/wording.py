@@ -308,13 +308,13 @@ def budget_words(
     """
     by_kind: dict[str, list[str]] = {}
     drafted: list[str] = []
-    for name, kind in budgets.items():
-        if kind is None:
-            continue
+    for name, kind in [(name, kind) for name, kind in budgets.items() if kind is not None]:
         by_kind.setdefault(_SET_BY_HAND.get(kind, kind), []).append(name)
         done = [record for record in records[name] if record.status != "failed"]
         if steps := sum(record.n_target_passes for record in done):
-            drafted.append(f"{name} {sum(record.n_drafted for record in done) / steps:.1f}")
+            verified = f"{name} {sum(record.n_drafted for record in done) / steps:.1f}"
+            offered = sum(sum(record.drafter.get("offered_per_step", ())) for record in done)
+            drafted.append(f"{verified} (cut from {offered / steps:.1f})" if offered else verified)
     if not by_kind:
         return ""
     words = f"Budgets: {next(iter(by_kind))}"

@@ -552,6 +552,11 @@ class TestRunSummary:
         assert said in caption
         assert ("udgets" in caption) == bool(said)
         assert parted(caption + 300 * "x")[0].count("MIXED") == said.count("MIXED")
+        # Of what a rule cut, both: drafting it is paid all the same.
+        offered = {"offered_per_step": [5, 5, 5, 5]}
+        cut = [replace(case, drafter=offered) if case.label == "pld" else case for case in cases]
+        cut_caption = self.of(cut, labels=labels)["caption"]
+        assert ("pld 2.5 (cut from 5.0)" in cut_caption) == ("pld 2.5" in caption)
 
     @pytest.mark.parametrize("engine", ["graph", None])
     def test_speedups_stand_on_plain_decoding_by_either_engine(self, engine):

@@ -176,6 +176,28 @@ def test_what_cannot_be_enumerated_is_refused_and_can_be_sampled():
     assert verdict(pair, examine(pair, token_wise, 3000), "token", 3000) == "right"
 
 
+def eldest(draft, chance):
+    """Tests each node's first child alone, which is exact on trees, too."""
+    path, at = [], -1
+    while len(below := np.flatnonzero(draft.parents == at)):
+        child = below[0]
+        p, q, token = draft.p[at + 1], draft.q[child], draft.tokens[child]
+        if not chance.uniform() <= p[token] / q[token]:
+            return path, chance.choice(np.maximum(p - q, 0.0))
+        path.append(at := child)
+    return path, chance.choice(draft.p[at + 1])
+
+
+@pytest.mark.parametrize("words", [[], ["--trees"]])
+def test_a_foreign_verifier_may_be_asked_about_trees(words, monkeypatch, capsys):
+    here = "tests.scripts.test_verifier_conformance"
+    tree = BY_NAME["siblings with replacement"]
+    monkeypatch.setattr(conformance, "PAIRS", (BY_NAME["2 deep"], tree))
+    monkeypatch.setattr("sys.argv", ["verifier_conformance", f"{here}:eldest", *words])
+    assert conformance.main() == 0
+    assert (tree.name in capsys.readouterr().out) == bool(words)
+
+
 def test_torchs_numbers_are_those_of_the_enumeration():
     def pick():
         with chance.torch():
