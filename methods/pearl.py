@@ -150,7 +150,7 @@ class Pearl(Drafter):
         distributions: list[torch.Tensor] = []
         while True:
             if self._sampling.greedy:
-                drawn = logits.argmax(-1)
+                drawn = draft.likeliest(logits)
             else:
                 distribution = self._sampling.probs(logits)
                 drawn = draft.draw(distribution)

@@ -120,7 +120,7 @@ class Sps(ModelDrafter):
         logits = (yield from self._draft.catching_up(state.tokens, own=True))[None]
         while True:
             if self._sampling.greedy:
-                drawn = logits.argmax(-1)
+                drawn = self._draft.likeliest(logits)
             else:
                 probs = self._sampling.probs(logits)
                 drawn = self._draft.draw(probs)

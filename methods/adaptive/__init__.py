@@ -17,9 +17,10 @@ marginal    vLLM's adaptive verification, vllm-project/vllm PR 47808,
             likeliest nodes as give the most tokens for the time of a step. ``objective: plain``
             buys a node while its survival times a plain step's time is above its own price.
             With ``batch.budget=global`` nodes are chosen over the drafts of all texts that are
-            decoded at once; without it each text pays alone. There a text whose drafts gain less
-            time than they take rests for some steps, and one that is ahead of another until it is
-            not: a text that ends is not replaced, so only the last one's steps are saved whole.
+            decoded at once; without it each text pays alone. Every 16 steps the group asks the
+            surface whether a token of each that is right would pay, and drafts nothing where it
+            would not. A text that is last and whose drafts gain less time than they take rests
+            for some steps.
 bandit      BanditSpec, arXiv 2505.15141; sail-sg/BanditSpec ``generate_utils.py``
             (``ucb_length_spec_generate``): the draft's depth, 1 to ``arms``, by an upper confidence
             bound on tokens per second.
@@ -56,6 +57,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,7 @@ _OBJECTIVES = ("rate", "plain")
 _REWARDS = ("measured", "priced")
 _COUNTS = ("all", "arm")
 _LONGEST_REST = 16  # steps of a text without a draft
+_LOOK = 16  # steps after which a group asks anew whether any draft could pay
 
 
 @dataclass(kw_only=True, eq=False)
@@ -178,7 +181,8 @@ class Adaptive(Composite):
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
-        self._drafts_by_model = self.parts[0].needs.draft_model
+        needs = self.parts[0].needs
+        self._drafts_by_model, self._tokens_suffice = needs.draft_model, needs.tokens_only
         self._shares = context.budget_shared and self.policy == "marginal"
         if self._priced:
             assert self.surface is not None
@@ -206,12 +210,14 @@ class Adaptive(Composite):
         self._arm, self._step = 0, 0
         self._means, self._calls = np.zeros(self.arms), np.zeros(self.arms)
         self._started = 0.0
+        self._hopes = True  # whether any draft of the group could pay
+        self._rested = False  # whether the part was not asked in this step
         self._in_vain, self._rest = 0, 0  # drafts in a row that did not pay; steps without one
-        self._untold: list[IntArray] = []  # of a rest's steps: what the part learns when it is over
 
     def begin(self, state: DecodeState) -> None:
         self._forget()
         self._offered = []
+        self._told = state.length  # tokens of the text that the part has seen
         super().begin(state)
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
@@ -223,23 +229,34 @@ class Adaptive(Composite):
             # Nothing deeper than the arm could be committed then, so that draft models stop there.
             asked = copy.copy(state)
             asked.remaining = min(state.remaining, self._arm + 2)
+        if self._shares and not state.step % _LOOK:
+            self._hopes = yield self._asks(self._rows.hopes, DraftTree.empty(), state)
         rests, self._rest = self._rest > 0, max(self._rest - 1, 0)
-        tree = DraftTree.empty() if rests else (yield from self.parts[0].drafting(asked))
+        self._rested = rests or not self._hopes
+        if self._rested:
+            tree = DraftTree.empty()
+        else:
+            self._tell(state)
+            tree = yield from self.parts[0].drafting(asked)
         self._tree = tree
         self._offered.append(len(tree))
+        if not self._hopes:
+            return tree
         if self._shares:
-            same, offer = ("rows", self.surface), Offer(tree, state.length, state.remaining)
-            found = yield ModelCall(same, offer, self._rows.bought, choice=True)
+            found = yield self._asks(self._rows.bought, tree, state)
             kept = found.kept
-            if not found.last:
-                self._rest = 1
-            elif not rests:
+            if found.last and not rests:
                 self._in_vain = 0 if found.pays else self._in_vain + 1
                 self._rest = min(2**self._in_vain // 4, _LONGEST_REST)  # 0, 1, 2, 4, ..
         else:
             kept = self._worth(tree, state.length) if len(tree) else NO_TOKENS
         self._kept = np.flatnonzero(kept)
         return tree.take(self._kept) if len(self._kept) else DraftTree.empty()
+
+    def _asks(self, answer: Callable[..., Any], tree: DraftTree, state: DecodeState) -> ModelCall:
+        """For an answer over all texts that are decoded at once."""
+        offer = Offer(tree, state.length, state.remaining)
+        return ModelCall((answer.__name__, self.surface), offer, answer, choice=True)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         verified = outcome.tree
@@ -250,21 +267,22 @@ class Adaptive(Composite):
             # Its cache holds all that it drafted: the nodes that nobody verified are rejected ones.
             path = self._kept[outcome.path]
             seen = replace(outcome, tree=self._tree, path=path, next_tokens=None)
-        if self._rest and not len(verified) and self.parts[0].needs.tokens_only:
-            self._untold.append(outcome.committed)
-            return
-        if self._untold:
-            seen = replace(seen, committed=np.concatenate([*self._untold, seen.committed]))
-            self._untold = []
+        if self._rested and self._tokens_suffice:
+            return  # it is told when it drafts again
+        self._told = state.length
         super().observe(state, seen)
         if self.policy == "bandit":
             self._reward(len(outcome.path) + 1, len(verified), state.length)
 
     def end(self, state: DecodeState) -> None:
-        if self._untold:
-            told, self._untold = np.concatenate(self._untold), []
-            super().observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, told, None))
+        self._tell(state)
         super().end(state)
+
+    def _tell(self, state: DecodeState) -> None:
+        """Show the part what was committed while it rested."""
+        if self._told < state.length:
+            told, self._told = state.tokens[self._told :].copy(), state.length
+            super().observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, told, None))
 
     def report(self) -> dict[str, Counted]:
         return {**super().report(), "offered_per_step": self._offered}

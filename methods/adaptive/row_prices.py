@@ -40,6 +40,12 @@ class Bought(NamedTuple):
 class RowPrices:
     """Buys rows for the drafts of texts that are decoded at once.
 
+    A token is worth the time that it saves of plain decoding. A text that ends is not replaced, so
+    a group takes as long as its last text. Any token saves its own row in a step; the rest of a
+    step is saved once all texts that are last have gained a token. As some texts gain much and
+    others nothing, the least gain of n is taken to be their mean over the root of n (as in a
+    Rayleigh law), and each text's part of the rest an n-th of that.
+
     Args:
         surface: with passes of several texts where there are several.
         drafter: the name of the method that drafts.
@@ -51,25 +57,25 @@ class RowPrices:
         self._surface, self._drafter, self._most, self._plain = surface, drafter, most, plain
         self._known: dict[tuple[int, int], FloatArray] = {}
 
-    def bought(self, offers: Sequence[Offer]) -> list[Bought]:
-        """The nodes worth most of all drafts, as many as pay; a parent goes before its children.
+    def hopes(self, offers: Sequence[Offer]) -> list[bool]:
+        """For all texts alike, whether tokens that are right, one of each, would pay.
 
-        A token is worth the time that it saves of plain decoding. A text that ends is not replaced,
-        so a group takes as long as its last text: what others save is their own row in a step, and
-        the rest of a step those save that are last.
+        For their rows and their drafts, some of the texts at least.
         """
-        texts, trees = len(offers), [offer.tree for offer in offers]
-        context = sum(offer.length for offer in offers) // texts
-        left = np.array([offer.remaining for offer in offers])
-        last = left == left.max()
+        context, texts = _context(offers), len(offers)
+        price = self.seconds(texts, context)[: texts + 1]
+        worth = np.sort(self._worth(_last(offers), context))[::-1] - self.drafting_s(context)
+        return [bool((np.cumsum(worth)[: len(price) - 1] > price[1:] - price[0]).any())] * texts
+
+    def bought(self, offers: Sequence[Offer]) -> list[Bought]:
+        """The nodes worth most of all drafts, as many as pay; a parent goes before its children."""
+        texts, trees, last = len(offers), [offer.tree for offer in offers], _last(offers)
         if not any(map(len, trees)):
             return [Bought(NO_NODES, pays=False, last=bool(is_last)) for is_last in last]
+        context = _context(offers)
         each = [tree.survival if len(tree) else np.empty(0) for tree in trees]
         price, drafting_s = self.seconds(texts, context), self.drafting_s(context)
-        equal = price[0] / texts
-        own = price[0] - self.seconds(texts - 1, context)[0] if texts > 1 else equal
-        own = min(max(own, 0.0), equal)
-        worth = own + last * texts * (equal - own) / last.sum()
+        worth = self._worth(last, context)
         saved = np.concatenate([s * w for s, w in zip(each, worth, strict=True)])
         order = np.argsort(-saved, kind="stable")
         price = price[: len(order) + 1]
@@ -94,6 +100,15 @@ class RowPrices:
                 trees, np.split(bought, ends), np.split(net, ends), last, strict=True
             )
         ]
+
+    def _worth(self, last: BoolArray, context: int) -> FloatArray:
+        """``[texts]`` seconds that a token of each saves."""
+        texts = len(last)
+        step_s = self.seconds(texts, context)[0]
+        equal = own = step_s / texts
+        if texts > 1:
+            own = min(max(step_s - self.seconds(texts - 1, context)[0], 0.0), equal)
+        return own + last * texts * (equal - own) / last.sum() ** 1.5
 
     def seconds(self, texts: int, context: int) -> FloatArray:
         """Of a pass over the roots of texts and 0, 1, .. nodes, as many as they may be.
@@ -124,3 +139,14 @@ def behind(parents: IntArray, ended: BoolArray) -> BoolArray:
     for node, parent in enumerate(parents.tolist()):
         kept[node] = kept[parent] and (parent < 0 or not ended[parent])
     return kept[:-1]
+
+
+def _context(offers: Sequence[Offer]) -> int:
+    return sum(offer.length for offer in offers) // len(offers)
+
+
+def _last(offers: Sequence[Offer]) -> BoolArray:
+    """``[texts]`` whether no other has more tokens ahead."""
+    left = np.array([offer.remaining for offer in offers])
+    last: BoolArray = left == left.max()
+    return last

@@ -202,6 +202,12 @@ class DraftLM(Protocol):
     def draw(self, probs: torch.Tensor) -> torch.Tensor:
         """``[n]`` ids drawn from rows of probabilities ``[n, vocab]``."""
 
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """``[n]`` own ids of the rows ``[n, own vocab]`` that `catch_up` or `extend` gave last.
+
+        Where their pass tells them, nobody searches the logits again.
+        """
+
     def to_target_ids(self, ids: torch.Tensor) -> torch.Tensor: ...
 
     def to_target_vocab(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:

@@ -73,11 +73,10 @@ class Scores:
         select: row numbers of root and nodes within ``raw``, or None where they are in order.
         depths: ``[n + 1]`` of root and nodes, until the next pass.
         outcome: of a queued pass that verifies its draft itself, else None.
-
-    ``choices`` are the rows' greedy ids ``[rows]``, see `greedy_ids`, where the pass gives them.
+        choices: ``[rows]`` greedy ids of ``raw``, see `greedy_ids`, where the pass gives them.
     """
 
-    __slots__ = ("_choices", "_hidden", "depths", "outcome", "raw", "select")
+    __slots__ = ("_hidden", "choices", "depths", "outcome", "raw", "select")
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class Scores:
         choices: IntArray | None = None,
     ) -> None:
         self.raw, self.select, self._hidden, self.depths = raw, select, hidden, depths
-        self._choices = choices
+        self.choices = choices
         self.outcome = outcome
 
     @staticmethod
@@ -127,7 +126,7 @@ class Scores:
 
     def greedy(self) -> torch.Tensor | IntArray:
         """``[n + 1]`` on the device, or on the host where the pass gives them, see `greedy_ids`."""
-        if self._choices is not None:
-            return self._choices if self.select is None else self._choices[self.select.numpy()]
+        if self.choices is not None:
+            return self.choices if self.select is None else self.choices[self.select.numpy()]
         ids = greedy_ids(self.raw)
         return ids if self.select is None else ids.index_select(0, self.select)

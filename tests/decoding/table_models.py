@@ -94,6 +94,9 @@ class TableDraft:
         self.tokens += rows
         self.fed.append(rows)
 
+    def likeliest(self, logits):
+        return logits.argmax(-1)
+
     def catch_up(self, tokens, *, own=False):
         self.nodes = []
         text = tokens.tolist()

@@ -28,6 +28,7 @@ from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError
 from specbench.models.batch_target import NewRows, read_rows
 from specbench.models.draft.vocabulary import SharedVocabulary
+from specbench.models.scores import Scores
 from specbench.models.target import Target
 from specbench.results.manifest import Passes
 
@@ -85,7 +86,8 @@ class DraftModel:
             self.vocab_size = len(id_map)
             self._map_ids(id_map)
         self._generator = torch.Generator(self.device)
-        self._last: torch.Tensor | None = None  # logits behind the committed text, where known
+        self._last: Scores | None = None  # of the row behind the committed text, where known
+        self._choices: IntArray | None = None  # of the rows handed out last, where their pass tells
         self._count = 0  # nodes held
         self._chain = True  # each held node is the child of the one before
         self._max_nodes = 0
@@ -187,7 +189,7 @@ class DraftModel:
         self._count, self._chain, self._last = 0, True, None
         text = self._host_ids(tokens) if self.shared is None else self._read(tokens, self.shared)
         if self.free_rows(len(tokens)) >= 0:
-            self._last = self._target.prefill(text).logits[-1:]
+            self._last = _last_row(self._target.prefill(text))
 
     def _read(self, tokens: IntArray, shared: SharedVocabulary) -> IntArray:
         """The own ids of a text, some of whose tokens are several of them."""
@@ -220,7 +222,7 @@ class DraftModel:
             new = to_device(own_ids, self.device)
             self.forwards += 1
             self.tokens += len(new)
-            self._last = (yield self._call(NewRows(self._target, new))).logits[-1:]
+            self._last = _last_row((yield self._call(NewRows(self._target, new))))
         assert self._last is not None
         return self._outgoing(self._last, own)[0]
 
@@ -265,7 +267,7 @@ class DraftModel:
         self.forwards += 1
         self.tokens += n
         scores = yield self._call(NewRows(self._target, ids, visible, depths))
-        return self._outgoing(scores.logits, own)
+        return self._outgoing(scores, own)
 
     def _call(self, rows: NewRows) -> ModelCall:
         return ModelCall(id(self.network), rows, read_rows)
@@ -350,8 +352,17 @@ class DraftModel:
         missing = self.target_vocab - self.vocab_size
         return torch.nn.functional.pad(values, (0, missing), value=fill) if missing else values
 
-    def _outgoing(self, raw: torch.Tensor, own: bool) -> torch.Tensor:
-        logits = raw[..., : self.vocab_size]
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """``[n]`` the largest logit's id of the rows ``[n, own vocab]`` handed out last."""
+        choices = self._choices
+        if choices is None or len(choices) != len(logits) or choices.min() < 0:
+            return logits.argmax(-1)
+        return torch.from_numpy(choices)
+
+    def _outgoing(self, scores: Scores, own: bool) -> torch.Tensor:
+        logits = scores.logits[..., : self.vocab_size]
+        all_ids = self._never is None and self.vocab_size == self._target.vocab_size
+        self._choices = scores.choices if all_ids else None
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
         if self._never is not None:
@@ -362,3 +373,8 @@ class DraftModel:
         if self._host_own_ids is not None:
             tokens = self._host_own_ids[tokens]
         return np.ascontiguousarray(tokens, dtype=np.int64)
+
+
+def _last_row(scores: Scores) -> Scores:
+    choices = scores.choices
+    return Scores(scores.logits[-1:], choices=None if choices is None else choices[-1:])

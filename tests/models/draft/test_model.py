@@ -14,7 +14,7 @@ from specbench.errors import ConfigurationError
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
-from tests.conftest import CARRIERS, VOCAB, tiny_draft
+from tests.conftest import CARRIERS, VOCAB, tiny_draft, tiny_model
 from tests.models.test_target import TOLERANCE, branch, plain_logits
 
 NODES = 24
@@ -209,6 +209,22 @@ def test_padding_of_the_vocabularies_may_differ():
         close(logits[:both], plain_logits(model._target, read)[-1][:both])
         assert torch.isneginf(logits[both:]).all()
         assert model.catch_up(text, own=True).shape == (both,)
+
+
+def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(everything_packed, monkeypatch):
+    network = tiny_model("llama", dtype=torch.float32, vocab_size=VOCAB)
+    target = Target(network, max_len=64, max_nodes=8, packed_bytes=1 << 22)
+    assert target.compiled is not None
+    model = DraftModel(target, target_vocab=VOCAB, max_nodes=8)
+    model.begin(np.array([4, 5, 6]))
+    rows = [model.catch_up(np.array([4, 5, 6, 7]), own=True)[None]]
+    found = [model.likeliest(rows[0])]
+    rows.append(model.extend(np.array([1, 2, 3]), np.array([-1, 0, -1]), own=True))
+    found.append(model.likeliest(rows[1]))
+    for ids, logits in zip(found, rows, strict=True):
+        assert torch.equal(ids, logits.argmax(-1))
+    monkeypatch.setattr(torch.Tensor, "argmax", None)
+    assert torch.equal(model.likeliest(rows[1]), found[1]), "nobody searches again"
 
 
 def test_a_reduced_vocabulary_is_translated():
