@@ -1,4 +1,4 @@
-"""Measure what no run of ``run.py`` shows, in ten sections.
+"""Measure what no run of ``run.py`` shows, in eleven sections.
 
     python -m scripts.bench engine       # a pass by rows, host work a step
     python -m scripts.bench others       # plain decoding against transformers and llama.cpp
@@ -9,6 +9,7 @@
     python -m scripts.bench undrafted    # a step without a draft against plain decoding's
     python -m scripts.bench kernels      # kernels that a pass would launch on a GPU
     python -m scripts.bench predicted_pairs   # predicted speedups beside live ones
+    python -m scripts.bench vllm RUN     # our drafters inside vLLM, where it is installed
     python -m scripts.bench gpu PART     # bandwidth, loops or kernels of a GPU (make gpu-check)
 
 All figures of a section are measured in one process: compare ratios, not numbers of two runs.
@@ -32,6 +33,7 @@ from scripts.bench import (
     start,
     steps,
     undrafted,
+    vllm,
 )
 from specbench.storage import jsonl
 from specbench.system import environment
@@ -46,6 +48,7 @@ SECTIONS = {
     "undrafted": undrafted,
     "kernels": kernels,
     "predicted_pairs": predicted_pairs,
+    "vllm": vllm,
     "gpu": gpu,
 }
 
