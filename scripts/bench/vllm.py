@@ -99,7 +99,7 @@ def _answers(
         enforce_eager=True,
         enable_prefix_caching=False,
         max_num_seqs=options.rows,
-        max_model_len=longest + 1 + options.tokens,  # else no draft at a text's end
+        max_model_len=longest + 2 * (options.tokens + 1),  # nearer to it vLLM asks for no drafts
         **drafting,
     )
     sampling = vllm.SamplingParams(temperature=0.0, max_tokens=most, detokenize=False)

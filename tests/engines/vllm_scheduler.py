@@ -31,6 +31,7 @@ class Request:
     preempted: int = 0
     rows: set[int] = field(default_factory=set)
     ignore_eos: bool = False
+    steps: list[tuple[int, int]] = field(default_factory=list)  # drafted, accepted; where drafted
 
     @property
     def text(self):
@@ -110,29 +111,32 @@ class Engine:
         if not scheduled:
             return
         self.rows.update(scheduled, spec)
-        sampled = []
+        sampled, longest = [], 0  # with the drafts being verified, `max_seq_len`
         for row, request in enumerate(self.rows.requests):
             drafted = spec.get(id(request), [])
             request.computed += scheduled[request]
+            longest = max(longest, request.computed)
             if request.computed < len(request.text):  # a piece of the prompt
                 sampled.append([])
                 continue
             said = self._verified(request, drafted)
+            if drafted:
+                request.steps.append((len(drafted), len(said) - 1))
             request.computed -= len(drafted) - (len(said) - 1)  # rejected ones are read again
             start = self.rows.num_tokens_no_spec[row]
             self.rows.token_ids_cpu[row, start : start + len(said)] = said
             self.rows.num_tokens_no_spec[row] = start + len(said)
             sampled.append(said)
         shown = list(self.rows.requests)
-        longest = max(self.rows.num_tokens_no_spec[: len(shown)])
-        if longest + self.k <= self.max_model_len:
+        asked = longest + self.k <= self.max_model_len
+        if asked:
             drafts = self.drafter.propose(
                 sampled, self.rows.num_tokens_no_spec, self.rows.token_ids_cpu, slot_mappings={}
             )
         else:
             drafts = [[0] * self.k for _ in shown]
         assert len(drafts) == len(shown)
-        self._update_from_output(shown, sampled, drafts, longest + self.k <= self.max_model_len)
+        self._update_from_output(shown, sampled, drafts, asked)
 
     def _update_from_output(self, shown, sampled, drafts, asked):
         for request, said, draft in zip(shown, sampled, drafts, strict=True):
