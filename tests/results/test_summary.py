@@ -15,6 +15,7 @@ from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless, Served
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.batched import batched_labels
+from specbench.results.statistics.latency import Limits
 from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.results.statistics.served import served_labels, system_verdict
@@ -658,6 +659,22 @@ class TestServed:
         found = self.system(self.cases(alter=harm))
         assert found["ar"] == pytest.approx(11)
         assert found["pld"] == pytest.approx(2 * 22 / (2.0 + 2.02))
+
+    def test_requests_within_limits_are_of_the_batches_whose_time_counts(self):
+        repeats = []
+        for repeat in range(2):
+
+            def again(r, repeat=repeat):
+                broken = (repeat, r.label, r.case_id) == (1, "ar", "7")
+                served = replace(r.served, batch_s=None if broken else 2.0, batch_passes=10)
+                return replace(
+                    r, repeat=repeat, served=replace(served, batch=served.batch + 9 * repeat)
+                )
+
+            repeats += self.cases(alter=again)
+        for found in served_labels(repeats, LABELS, Limits(ttft_s=1000)):
+            assert found["good_requests_per_s"] == pytest.approx(1), "14 requests in 7 batches"
+            assert found["tokens_per_pass"] == pytest.approx(2.2)
 
     def test_the_sentence_is_about_all_users_and_not_about_what_one_gains(self):
         slower = self.cases(pld_s=2.1)

@@ -39,12 +39,13 @@ def served_labels(
 ) -> list[ServedLabel]:
     """The labels of a run that servers answered; none of a run of our own engine."""
     timed = timed_turns(records, labels)
-    batches = _whole_batches(records, labels, timed)
+    whole = _whole(records, labels, timed)
     found = []
     for label in labels:
         own = [r for r in records if r.label == label and r.status != "failed" and r.served]
         if not own:
             continue
+        batches = _of_label(records, label, whole)
         in_time = [r for r in timed if r.label == label]
         decode_s = sum(r.decode_s for r in in_time)
         compared = [r for r in own if r.lossless.verdict in ("equal", DIFFERS)]
@@ -59,15 +60,15 @@ def served_labels(
                 user_tokens_per_s=sum(r.n_new - 1 for r in in_time) / decode_s
                 if decode_s
                 else None,
-                system_tokens_per_s=_system(batches[label]),
+                system_tokens_per_s=_system(batches),
                 equal=len(compared) - len(different),
                 compared=len(compared),
                 first_difference=_words(different, records),
                 uncounted=sum(not _of(r).counted for r in own),
                 latency=latencies(in_time),
-                good_requests_per_s=_good(in_time, batches[label], limits),
+                good_requests_per_s=_good(in_time, whole, batches, limits),
                 limits=limits.words(),
-                tokens_per_pass=_per_pass(records, label, batches[label]),
+                tokens_per_pass=_per_pass(own, whole),
             )
         )
     return found
@@ -80,32 +81,41 @@ def _of(record: CaseRecord) -> Served:
 
 # By the cases that were asked together: new tokens, and the seconds of their batches.
 _Batches: TypeAlias = dict[tuple[str, ...], tuple[int, float]]
+# By repeat and batch, the cases that were asked together.
+_Whole: TypeAlias = dict[tuple[int, int], tuple[str, ...]]
 
 
-def _whole_batches(
+def _whole(
     records: Sequence[CaseRecord], labels: Sequence[str], timed: Sequence[CaseRecord]
-) -> dict[str, _Batches]:
-    """By label the batches that count, turns and repeats added up."""
-    answered = [(r, r.served) for r in records if r.served is not None and r.label in labels]
+) -> _Whole:
+    """The batches that count, for all labels."""
     kept = {(turn.repeat, turn.case_id) for turn in timed}
-    broken = {
-        (record.repeat, served.batch)
-        for record, served in answered
-        if not served.batch_s or (record.repeat, record.case_id) not in kept
-    }
+    broken: set[tuple[int, int]] = set()
     together: dict[tuple[int, int], set[str]] = {}
-    asked: dict[tuple[str, int, int, int], list[tuple[int, float]]] = {}
-    for record, served in answered:
-        if (record.repeat, served.batch) not in broken:
-            together.setdefault((record.repeat, served.batch), set()).add(record.case_id)
-            key = (record.label, record.repeat, served.batch, record.turn)
-            asked.setdefault(key, []).append((record.n_new, served.batch_s or 0.0))
-    found: dict[str, _Batches] = {label: {} for label in labels}
-    for (label, repeat, batch, _), turns in asked.items():
-        cases = tuple(sorted(together[repeat, batch]))
-        tokens, seconds = found[label].get(cases, (0, 0.0))
-        tokens += sum(n_new for n_new, _ in turns)
-        found[label][cases] = (tokens, seconds + turns[0][1])
+    for record in records:
+        if record.served is not None and record.label in labels:
+            together.setdefault(_place(record), set()).add(record.case_id)
+            if not record.served.batch_s or (record.repeat, record.case_id) not in kept:
+                broken.add(_place(record))
+    return {place: tuple(sorted(c)) for place, c in together.items() if place not in broken}
+
+
+def _place(record: CaseRecord) -> tuple[int, int]:
+    return record.repeat, _of(record).batch
+
+
+def _of_label(records: Sequence[CaseRecord], label: str, whole: _Whole) -> _Batches:
+    """A label's batches that count, turns and repeats added up."""
+    turns: dict[tuple[int, int, int], list[CaseRecord]] = {}
+    for r in records:
+        if r.label == label and r.served is not None and _place(r) in whole:
+            turns.setdefault((*_place(r), r.turn), []).append(r)
+    found: _Batches = {}
+    for (*place, _), together in turns.items():
+        cases = whole[place[0], place[1]]
+        tokens, seconds = found.get(cases, (0, 0.0))
+        tokens += sum(r.n_new for r in together)
+        found[cases] = (tokens, seconds + (_of(together[0]).batch_s or 0.0))
     return found
 
 
@@ -114,25 +124,22 @@ def _system(batches: _Batches) -> float | None:
     return sum(tokens for tokens, _ in batches.values()) / seconds if seconds else None
 
 
-def _good(in_time: Sequence[CaseRecord], batches: _Batches, limits: Limits) -> float | None:
+def _good(
+    in_time: Sequence[CaseRecord], whole: _Whole, batches: _Batches, limits: Limits
+) -> float | None:
     """Requests/s within the limits, of the batches that count."""
-    counted = {case for cases in batches for case in cases}
     seconds = sum(seconds for _, seconds in batches.values())
     if not limits or not seconds:
         return None
-    return sum(limits.met(r) for r in in_time if r.case_id in counted) / seconds
+    return sum(limits.met(r) for r in in_time if _place(r) in whole) / seconds
 
 
-def _per_pass(records: Sequence[CaseRecord], label: str, batches: _Batches) -> float | None:
-    """New tokens of a pass of the server, of the batches that count."""
-    counted = {case for cases in batches for case in cases}
-    passes: dict[tuple[int, int, int], int | None] = {}
-    tokens = 0
-    for r in records:
-        if r.label == label and r.served is not None and r.case_id in counted:
-            passes[r.repeat, r.served.batch, r.turn] = r.served.batch_passes
-            tokens += r.n_new
+def _per_pass(own: Sequence[CaseRecord], whole: _Whole) -> float | None:
+    """New tokens of a pass of the server, of a label's batches that count."""
+    counted = [r for r in own if _place(r) in whole]
+    passes = {(*_place(r), r.turn): _of(r).batch_passes for r in counted}
     known = [n for n in passes.values() if n]
+    tokens = sum(r.n_new for r in counted)
     return tokens / sum(known) if known and len(known) == len(passes) else None
 
 
@@ -143,7 +150,8 @@ def system_verdict(
 
     Intervals are of a bootstrap over batches. "" where nothing can be compared.
     """
-    batches = _whole_batches(records, labels, timed_turns(records, labels))
+    whole = _whole(records, labels, timed_turns(records, labels))
+    batches = {label: _of_label(records, label, whole) for label in labels}
     methods = [label for label in labels if label != baseline and batches[label]]
     if baseline is None or not batches.get(baseline) or not methods:
         return ""
