@@ -253,7 +253,9 @@ class Servers:
                 answer.prompt_ids = list(one.question.prompt_ids)
                 check_prompt(answer, len(answer.prompt_ids))
             if not server.plain:
-                one.counts = counters.find_counts(table, answer.counters, answer.n_new)
+                one.counts = counters.find_counts(
+                    table, answer.counters, answer.n_new, answer.arrived
+                )
                 one.counts = self._with_metrics(server, before, answer, one.counts)
             elif counters.drafts(table, answer.counters):
                 raise NoAnswer(
@@ -310,7 +312,7 @@ class Servers:
             risen = counters.difference(words, before, self._metrics(server) or {})
             if risen is not None and risen[words.new_tokens] == answer.n_new:
                 answer.counters[counters.METRICS] = risen
-                return counters.convert(words, risen, answer.n_new)
+                return counters.convert(words, risen, answer.n_new, answer.arrived)
             if risen is None or time.monotonic() > end:
                 return None
             time.sleep(_METRICS_EVERY_S)

@@ -9,7 +9,7 @@ the prompt's token, some leave out the token that every step adds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 METRICS = "/metrics"
@@ -29,6 +29,7 @@ class Words:
         passes: their word for steps, or "".
         all_passes: whether that counts every step after the prompt's pass, also without a draft.
         per_step: their word for the accepted draft tokens of each step with a draft, or "".
+        by_event: whether a step's tokens arrive in one event, so that there were no fewer steps.
         positions: their word for the accepted draft tokens of each position of a draft, a counter
             for each with a label ``position``, or "".
         new_tokens: their word for new tokens.
@@ -43,6 +44,7 @@ class Words:
     passes: str = ""
     all_passes: bool = False
     per_step: str = ""
+    by_event: bool = False
     positions: str = ""
     new_tokens: str = ""
     says_zero: str = ""
@@ -73,18 +75,19 @@ def plain_counts(n_new: int) -> Counts:
     return Counts(n_new - 1, 0, 0, (1,) * (n_new - 1))
 
 
-def convert(words: Words, said: Said, n_new: int) -> Counts | None:
+def convert(words: Words, said: Said, n_new: int, arrived: Sequence[int] = ()) -> Counts | None:
     """A server's counters of one answer in our words.
 
     Steps are its own count where it counts all of them. Else each step committed one token more
-    than it accepted, so that they are what is left of ``n_new - 1`` without the accepted ones; a
-    server that accepts draft tokens behind the end token may count those too, and no fewer steps
-    than had a draft are possible.
+    than it accepted, so that they are what is left of ``n_new - 1`` without the accepted ones. A
+    server may count draft tokens that it accepted behind an answer's end, too: there were no fewer
+    steps than had a draft, or than brought tokens.
 
     Args:
         words: the table's row.
         said: the object at its ``place``.
         n_new: new tokens of the answer, the first included.
+        arrived: how many of them each event brought, where the server gives their ids.
 
     Returns:
         None where the counters are not there, or contradict themselves or the answer.
@@ -100,14 +103,14 @@ def convert(words: Words, said: Said, n_new: int) -> Counts | None:
     elif accepted is None or drafted is None:
         return None
     else:
-        steps = max(n_new - 1 - accepted, passes or 0)
+        steps = max(n_new - 1 - accepted, passes or 0, len(arrived) - 1 if words.by_event else 0)
     if accepted is not None and drafted is not None and accepted > drafted:
         return None
     if accepted is not None and steps + accepted < n_new - 1:
         return None  # a step commits one token more than it accepts: these made fewer
     if not (0 < steps <= n_new - 1 if n_new > 1 else steps == 0):
         return None
-    committed = _committed(words, said, n_new, steps)
+    committed = _committed(words, said, n_new, steps, arrived)
     return Counts(steps, drafted, accepted, committed, by_position(words, said, accepted))
 
 
@@ -125,20 +128,35 @@ def by_position(words: Words, said: Said, accepted: int | None) -> tuple[int, ..
     return tuple(found) if agrees else ()
 
 
-def _committed(words: Words, said: Said, n_new: int, steps: int) -> tuple[int, ...]:
+def _committed(
+    words: Words, said: Said, n_new: int, steps: int, arrived: Sequence[int]
+) -> tuple[int, ...]:
     """Tokens of each step where they follow from the counters, else nothing."""
     if steps == n_new - 1:
         return (1,) * steps
     each = said.get(words.per_step) if words.per_step else None
-    if not isinstance(each, list) or len(each) != steps:
+    if not isinstance(each, list) or any(whole(n) is None for n in each):
         return ()
-    found = tuple(1 + n for n in each if whole(n) is not None)
-    return found if len(found) == steps and sum(found) == n_new - 1 else ()
+    if len(each) == steps and sum(each) + steps == n_new - 1:
+        return tuple(1 + n for n in each)
+    # Steps without a draft came between these: the events show where, if they show these, too.
+    if not words.by_event or len(arrived) != steps + 1 or sum(arrived) != n_new or arrived[0] != 1:
+        return ()
+    accepted, shown = [n for n in each if n], [n - 1 for n in arrived[1:] if n > 1]
+    cut = shown[-1:] + accepted[-1:]  # by the answer's end
+    agrees = shown in (accepted, accepted[:-1]) or (
+        len(cut) == 2 and shown[:-1] == accepted[:-1] and cut[0] < cut[1]
+    )
+    return tuple(arrived[1:]) if agrees else ()
 
 
-def find_counts(table: Iterable[Words], answer: Said, n_new: int) -> Counts | None:
+def find_counts(
+    table: Iterable[Words], answer: Said, n_new: int, arrived: Sequence[int] = ()
+) -> Counts | None:
     """The counters in an answer, by the first row of its engine's table that fits."""
-    counts = (convert(words, _at(answer, words.place), n_new) for words in _in_answers(table))
+    counts = (
+        convert(words, _at(answer, words.place), n_new, arrived) for words in _in_answers(table)
+    )
     return next((found for found in counts if found is not None), None)
 
 

@@ -149,6 +149,7 @@ class Vllm(ServerEngine):
             accepted=("num_accepted_draft_tokens",),
             passes="num_spec_steps",
             per_step="per_step_accepted",
+            by_event=True,
             length="mean_acceptance_length",
             formula=_OVER_DRAFTS,
         ),
@@ -159,6 +160,7 @@ class Vllm(ServerEngine):
             accepted=("vllm:spec_decode_num_accepted_tokens_total",),
             passes="vllm:spec_decode_num_drafts_total",
             positions="vllm:spec_decode_num_accepted_tokens_per_pos_total",
+            by_event=True,
             new_tokens="vllm:generation_tokens_total",
             length="Mean acceptance length (its log)",
             formula=_OVER_DRAFTS,
@@ -293,10 +295,7 @@ class Other(ServerEngine):
     """Any other one: what it counts is read as whichever engine says it so."""
 
     counters = tuple(
-        words
-        for engine in (Vllm, Sglang, LlamaCpp)
-        for words in engine.counters
-        if words.place != (METRICS,)
+        words for e in (Vllm, Sglang, LlamaCpp) for words in e.counters if words.place != (METRICS,)
     )
     has_top_k = False
 

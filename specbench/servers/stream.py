@@ -29,6 +29,7 @@ class Answer:
             end token without text.
         bursts: seconds from the request to each arrival of tokens; what arrives within a
             millisecond is one, as the accepted tokens of a step are.
+        arrived: ids of each event that brought some.
         counters: the events' parts that hold counters, in the server's words.
     """
 
@@ -41,6 +42,7 @@ class Answer:
     ttft_s: float = 0.0
     last_s: float = 0.0
     bursts: list[float] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
     counters: dict[str, object] = field(default_factory=dict)
 
     @property
@@ -87,7 +89,9 @@ def read_answer(events: Iterable[tuple[float, object]], longest: int = _MOST_ID)
         thought = _text(delta, "reasoning_content") or _text(delta, "reasoning")
         before = len(answer.output_ids)
         _take_ids(answer.output_ids, choice.get("token_ids", choice.get("tokens")))
-        if said or thought or len(answer.output_ids) > before:
+        if brought := len(answer.output_ids) - before:
+            answer.arrived.append(brought)
+        if said or thought or brought:
             answer.ttft_s = answer.ttft_s or at
             if not answer.bursts or at - answer.last_s > _TOGETHER_S:
                 answer.bursts.append(at)

@@ -148,12 +148,18 @@ class Fake:
         if with_ids:
             first["prompt_token_ids"] = [1, 2, 3, 4, 5]
         yield first
-        for i, word in enumerate(words):
-            last = i == len(words) - 1
-            choice = {"index": 0, "delta": {"content": f"{word} "}}
-            choice["finish_reason"] = "length" if last else None
+        sizes, at = [1] * len(words), 0
+        if with_ids and self.accepted is not None:  # the steps without a draft come first
+            sizes = [1, *[1] * self.idle, *(n + 1 for n in self.accepted)]
+        for size in sizes:
+            step, at = words[at : at + size], at + size
+            if not step:
+                break
+            choice = {"index": 0, "delta": {"content": " ".join([*step, ""])}}
+            choice["finish_reason"] = "length" if at >= len(words) else None
             if with_ids:
-                choice["token_ids"] = [int(word[1:]) if word[0] == "w" else i]
+                ids = [int(w[1:]) if w[0] == "w" else at - size + i for i, w in enumerate(step)]
+                choice["token_ids"] = ids
             yield {**base, "choices": [choice]}
         usage = {"prompt_tokens": 5, "completion_tokens": len(words)}
         counters = self.counters()

@@ -89,6 +89,32 @@ def test_single_steps_are_known_where_they_follow_from_the_counters():
 
 
 @pytest.mark.parametrize(
+    ("each", "arrived", "steps", "committed"),
+    [
+        # As a vLLM counted: the last of three steps accepted two tokens behind the end.
+        ([4, 4], [1, 1, 5, 3], 3, (1, 5, 3)),
+        # The last one brought one token of five.
+        ([2, 4], [1, 3, 1, 1], 3, (3, 1, 1)),
+        # Two events came as one: the counters know of a step more.
+        ([2, 0], [1, 3, 2], 3, ()),
+        # What the events show is not what was accepted.
+        ([3, 1], [1, 1, 3, 1, 2], 4, ()),
+        ([2], [], 6, ()),
+    ],
+)
+def test_tokens_accepted_behind_an_answers_end_do_not_hide_steps(each, arrived, steps, committed):
+    words = TABLE[0]
+    said = {"num_spec_steps": len(each), "per_step_accepted": each}
+    said |= {"num_draft_tokens": 16, "num_accepted_draft_tokens": sum(each)}
+    n_new = sum(arrived) or 9
+    found = convert(words, said, n_new, arrived)
+    assert (found.steps, found.committed) == (steps, committed)
+    # Where an event may hold a part of a step, events say nothing.
+    timings = {"draft_n": 16, "draft_n_accepted": sum(each)}
+    assert convert(of("llamacpp")[0], timings, 20, [1] * 20).steps == 19 - sum(each)
+
+
+@pytest.mark.parametrize(
     "said",
     [
         {},
