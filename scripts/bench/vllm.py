@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for label in run.labels:
         if label == run.baseline:
             continue
-        knobs = {k: v for k, v in run.knobs(label).items() if k not in _LEFT_OUT}
+        knobs = _typed(run.knobs(label))
         outputs, theirs = _answers(options, asked, most, knobs)
         own = [traces[*record.key[:3], label] for record in asked]
         results["methods"][label] = {
@@ -69,6 +69,17 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "here": counts(map(_steps, own), options.tokens),
         }
         yield results
+
+
+def _typed(knobs: dict[str, Any]) -> dict[str, Any]:
+    """Recorded knobs as a user types them: a method inside them by its name."""
+    found = {k: v for k, v in knobs.items() if k not in _LEFT_OUT}
+    for key, value in found.items():
+        if isinstance(value, dict) and "_target_" in value:
+            part = _typed(value)
+            del part["state_scope"]  # the whole's
+            found[key] = {"method": part.pop("name"), **part}
+    return found
 
 
 def _answers(
