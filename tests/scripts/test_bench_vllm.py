@@ -17,6 +17,7 @@ from tests.small_run import run_here
 K = 4
 COMPARE = (
     f"compare=[{{method: suffix_decoding, max_spec_tokens: {K}}}, "
+    f"{{method: adaptive, drafter: {{method: suffix_decoding, max_spec_tokens: {K}}}}}, "
     "{method: cacheback, table: dynamic, total_draft_len: 12, chaining_reserved: 2}]"
 )
 
@@ -84,7 +85,7 @@ def test_drafters_in_vllm_stand_beside_our_engine(run, monkeypatch, tmp_path, ca
     found = json.loads(out.read_text())
     assert found["vllm"] == "0.32.0" and str(tmp_path) not in found["command"]
     assert found["requests"] == found["plain_equal_to_ours"] == len(plain)
-    for label in ("pld", "suffix_decoding"):
+    for label in ("pld", "suffix_decoding", "adaptive"):
         of = found["methods"][label]
         assert of["equal_to_plain"] == of["same_steps"] == len(plain)
         mine = [line for line in lines if line["label"] == label]
