@@ -156,8 +156,24 @@ class _Feature(HeadDrafter):
             return alone(self._growing(feature, self._levels, asked[1:]))
 
 
+class _FirstHead:
+    """EAGLE-1's and EAGLE-2's head, which says the ids of ``vocabulary``."""
+
+    vocabulary: str | None
+
+    @property
+    def _weights(self) -> tuple[Hashable, ...]:
+        return (self.vocabulary,)
+
+    def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
+        ends, ids = ends_of(target, self.vocabulary)
+        head = eagle.load(folder, ends, dtype=target.dtype, device=target.device)
+        head.target_ids = ids
+        return head
+
+
 @dataclass(kw_only=True, eq=False)
-class Eagle(_Feature, FixedTreeDrafter):
+class Eagle(_FirstHead, _Feature, FixedTreeDrafter):
     """EAGLE: a trained head drafts a fixed tree from the target's hidden states."""
 
     name: str = "eagle"
@@ -183,13 +199,6 @@ class Eagle(_Feature, FixedTreeDrafter):
             numbers = count + torch.arange(len(inner), device=self._device)
             count += len(inner)
 
-    @property
-    def _weights(self) -> tuple[Hashable, ...]:
-        return (self.vocabulary,)
-
-    def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
-        return _first_head(folder, target, self.vocabulary)
-
     def _growing(
         self, feature: torch.Tensor, levels: int, counted: torch.Tensor | None = None
     ) -> ModelWork[torch.Tensor]:
@@ -207,14 +216,6 @@ class Eagle(_Feature, FixedTreeDrafter):
 
     def _tree_of(self, found: torch.Tensor, levels: int) -> DraftTree:
         return self._filled(found[: sum(self._tree.level_sizes[:levels])])
-
-
-def _first_head(folder: Path, target: TargetInfo, vocabulary: str | None) -> FeatureHead:
-    """EAGLE-1's and EAGLE-2's."""
-    ends, ids = ends_of(target, vocabulary)
-    head = eagle.load(folder, ends, dtype=target.dtype, device=target.device)
-    head.target_ids = ids
-    return head
 
 
 @dataclass(kw_only=True, eq=False)
@@ -331,7 +332,7 @@ def _first(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @dataclass(kw_only=True, eq=False)
-class Eagle2(_Grown):
+class Eagle2(_FirstHead, _Grown):
     """EAGLE-2: EAGLE's head drafts a tree that grows where the head is confident.
 
     Attributes:
@@ -342,13 +343,6 @@ class Eagle2(_Grown):
     name: str = "eagle2"
     head: str = "eagle"
     vocabulary: str | None = None
-
-    @property
-    def _weights(self) -> tuple[Hashable, ...]:
-        return (self.vocabulary,)
-
-    def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
-        return _first_head(folder, target, self.vocabulary)
 
 
 @dataclass(kw_only=True, eq=False)

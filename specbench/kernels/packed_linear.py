@@ -37,14 +37,15 @@ from specbench.kernels.autotune import (
     pack,
     plain,
 )
-from specbench.kernels.mapped_weights import give_back, unchanged_regions
 from specbench.kernels.panel_kernels import FLOAT32, form_of
 from specbench.kernels.weight_forms import (
     form_of_all,
+    give_back,
     note_form,
     noted_form,
     round_to,
     short_bytes,
+    unchanged_regions,
 )
 
 MAX_PREFILL_ROWS_PACKED = 512

@@ -68,8 +68,7 @@ class Target(PassMasks):
         cuda_settings.fix()
         self._reason, self._texts, self.graph_tokens = reason, texts, 0
         self.draft_weights = FLOAT32_WEIGHTS  # what heads read
-        self.model = model.eval()
-        config = model.config.get_text_config()
+        self.model, config = model.eval(), model.config.get_text_config()
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         embedding: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         self.device: torch.device = embedding.device

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from specbench.config.compose import compose
 from specbench.config.schema import packed_bytes
 from specbench.kernels import autotune, packed_linear
-from specbench.kernels.mapped_weights import give_back, unchanged_regions
+from specbench.kernels.weight_forms import give_back, unchanged_regions
 from specbench.models.target import Target
 from tests.conftest import tiny_model
 
