@@ -65,8 +65,8 @@ _SHOWN = re.compile(
 )
 # Not a text's own numbers: code, links, what a section begins with, versions, levels of intervals.
 _NOT_TEXT = re.compile(
-    r"^```.*?^```|^\|.*$|^\*\*(?:Machine|Command|Date):.*$|^#.*$|<!--.*?-->|`[^`]*`|\]\([^)]*\)"
-    r"|!\[[^]]*\]|\[\d{4}\.\d{5}\]"
+    r"^```.*?^```|^\|.*$|^\*\*(?:Machine|Command|Date):.*$|^#.*$|<!--.*?-->|`[^`]*`"
+    r"|\[\d{4}\.\d{5}\](?:\([^)]*\))?|\]\([^)]*\)|!\[[^]]*\]"
     r"|Python\s+3\.\d+(?:(?:,| or| and)+ 3\.\d+)*"
     r"|(?:torch|transformers|vLLM|llama\.cpp:? (?:wheel)?|Hydra|version)\s+[\d.]+|95 %"
     r"|\w+-\d\.\d[\w.-]*",

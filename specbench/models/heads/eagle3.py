@@ -24,13 +24,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM
 from specbench.errors import ConfigurationError
 from specbench.models.heads import checkpoint
 from specbench.models.heads.compiled_head import CompiledHead, compiled_head
-from specbench.models.heads.decoder import (
-    Attention,
-    DecoderLayer,
-    FeatureHead,
-    GatedMLP,
-    row_call,
-)
+from specbench.models.heads.decoder import Attention, DecoderLayer, FeatureHead, GatedMLP, row_call
 from specbench.models.heads.layer_shape import LayerShape, read_shape, read_size
 from specbench.models.heads.row_cache import Rows
 
