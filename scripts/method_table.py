@@ -50,6 +50,8 @@ def table(kept: str, whole: bool = False, root: Path = PROJECT) -> str:
     turns = sum(baseline["lossless"].values())
     model = run.manifest.model
     assert model is not None
+    form = run.manifest.setting("engine", "draft_weights")
+    drafts = f" Draft models and heads are read in {form}." if form not in (None, "float32") else ""
     lines = [
         f"<!-- from: {kept}",
         f"columns: {_COLUMNS}",
@@ -66,7 +68,7 @@ def table(kept: str, whole: bool = False, root: Path = PROJECT) -> str:
         "",
         f"{first} {display_name(run.model)}, {model.dtype}, on {run.manifest.hardware['cpu']}, "
         f"{model.threads} threads, this project's engine. Plain decoding reads the weights at "
-        f"{100 * baseline['bandwidth_share']:.0f} % of the fastest read of memory.",
+        f"{100 * baseline['bandwidth_share']:.0f} % of the fastest read of memory." + drafts,
     ]
     return "\n".join(lines) + "\n"
 
