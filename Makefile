@@ -118,7 +118,7 @@ bench-kernels: $(STAMP) ## Kernels that a pass launches on a GPU, a layer and in
 draft-model: $(STAMP) ## Train the bundled model's draft model again, in an hour or two
 	$(PY) -m scripts.draft_model.train $(ARGS)
 
-train-heads: $(STAMP) ## Train the bundled model's heads again, in two to four hours
+train-heads: $(STAMP) ## Train heads by the earlier recipe (docs/draft_model.md), in two to four hours
 	$(PY) -m scripts.draft_model.train_heads $(ARGS)
 
 check-architectures: $(STAMP) ## Which of transformers' architectures decode here: docs/architectures.md
