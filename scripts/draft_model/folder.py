@@ -29,8 +29,8 @@ left out. There is no tokenizer: it is the target's."""
 _HEAD = f"""\
 Made by `python -m scripts.draft_model.train_heads` (docs/draft_model.md) in the published format
 that `specbench/models/heads/` reads, its matrices kept as bytes with a scale a row
-(`specbench/models/checkpoints/int8.py`). Trained on the mix below (prose, and the
-target's answers), none of it from a benchmark. The curve is measured on held-out greedy answers, in float32:
+(`specbench/models/checkpoints/int8.py`). Trained on the mix below (prose, and the target's
+answers), none of it from a benchmark. The curve is measured on held-out greedy answers, in float32:
 `top1` is the share of a chain's first, second, … guesses that are the target's own choice, of
 those whose guesses before were right; `chain_mat` is the MAT of greedy decoding with chains of
 {HELD_STEPS}. Epoch 0 is the head before training."""
