@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_options(command)
     options = parser.parse_args(argv)
     facts = {
-        "command": " ".join(sys.argv),
+        "command": f"python -m scripts.bench {shlex.join(sys.argv[1:])}",
         "date": time.strftime("%Y-%m-%d"),
         "environment": environment.describe(),
     }
