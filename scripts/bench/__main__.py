@@ -15,6 +15,7 @@
 All figures of a section are measured in one process: compare ratios, not numbers of two runs.
 """
 
+import shlex
 import sys
 import time
 from collections.abc import Sequence
