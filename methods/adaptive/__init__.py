@@ -114,6 +114,7 @@ class Adaptive(Composite):
     """
 
     name: str = "adaptive"
+    version: int = 2
     paper_scope: str = "run"  # suffix decoding's
     drafter: Any = "suffix_decoding"
     policy: str = "threshold"

@@ -68,7 +68,7 @@ def test_a_pair_file_keeps_what_was_not_searched():
     node = OmegaConf.create(tune.pair_file(cfg, "eagle2", {"total": 4}, "why"))
     assert node.method == {
         **{"total": 4, "depth": 0, "top_k": 1},
-        "vocabulary": "assets/draft_smollm2_135m",
+        "vocabulary": "assets/heads_smollm2_135m/eagle3",
     }
     assert node.defaults == ["draft_smollm2_135m@pair", "_self_"]
     # A file of its own takes the place of the model's common one, which names the draft model.
