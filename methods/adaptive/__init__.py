@@ -17,10 +17,10 @@ marginal    vLLM's adaptive verification, vllm-project/vllm PR 47808,
             likeliest nodes as give the most tokens for the time of a step. ``objective: plain``
             buys a node while its survival times a plain step's time is above its own price.
             With ``batch.budget=global`` nodes are chosen over the drafts of all texts that are
-            decoded at once; without it each text pays alone. Every 16 steps the group asks the
-            surface whether a token of each that is right would pay, and drafts nothing where it
-            would not. A text that is last and whose drafts gain less time than they take rests
-            for some steps.
+            decoded at once, and trusted as far as the group's last nodes were right; without it
+            each text pays alone. Every 8 steps the group asks the surface whether a token of each
+            would pay that is right as often as they were, and drafts nothing where it would not.
+            A text that is last and whose drafts gain less time than they take rests for some steps.
 bandit      BanditSpec, arXiv 2505.15141; sail-sg/BanditSpec ``generate_utils.py``
             (``ucb_length_spec_generate``): the draft's depth, 1 to ``arms``, by an upper confidence
             bound on tokens per second.
@@ -64,7 +64,7 @@ from typing import Any
 
 import numpy as np
 
-from methods.adaptive.row_prices import Offer, RowPrices, behind
+from methods.adaptive.row_prices import Offer, Past, RowPrices, behind
 from specbench.arrays import BoolArray, FloatArray, IntArray
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
@@ -86,7 +86,7 @@ _OBJECTIVES = ("rate", "plain")
 _REWARDS = ("measured", "priced")
 _COUNTS = ("all", "arm")
 _LONGEST_REST = 16  # steps of a text without a draft
-_LOOK = 16  # steps after which a group asks anew whether any draft could pay
+_LOOK = 8  # steps after which a group asks anew whether any draft could pay
 
 
 @dataclass(kw_only=True, eq=False)
@@ -114,7 +114,7 @@ class Adaptive(Composite):
     """
 
     name: str = "adaptive"
-    version: int = 2
+    version: int = 3
     paper_scope: str = "run"  # suffix decoding's
     drafter: Any = "suffix_decoding"
     policy: str = "threshold"
@@ -212,6 +212,7 @@ class Adaptive(Composite):
         self._means, self._calls = np.zeros(self.arms), np.zeros(self.arms)
         self._started = 0.0
         self._hopes = True  # whether any draft of the group could pay
+        self._past = Past()
         self._rested = False  # whether the part was not asked in this step
         self._in_vain, self._rest = 0, 0  # drafts in a row that did not pay; steps without one
 
@@ -232,6 +233,7 @@ class Adaptive(Composite):
             asked.remaining = min(state.remaining, self._arm + 2)
         if self._shares and not state.step % _LOOK:
             self._hopes = yield self._asks(self._rows.hopes, DraftTree.empty(), state)
+            self._past = self._past.half()
         rests, self._rest = self._rest > 0, max(self._rest - 1, 0)
         self._rested = rests or not self._hopes
         if self._rested:
@@ -256,13 +258,15 @@ class Adaptive(Composite):
 
     def _asks(self, answer: Callable[..., Any], tree: DraftTree, state: DecodeState) -> ModelCall:
         """For an answer over all texts that are decoded at once."""
-        offer = Offer(tree, state.length, state.remaining)
+        offer = Offer(tree, state.length, state.remaining, self._past)
         return ModelCall((answer.__name__, self.surface), offer, answer, choice=True)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         verified = outcome.tree
         if self.policy == "threshold" and self.refit and len(verified):
             self._learn(verified, outcome.path)
+        if self._shares and len(verified):
+            self._past = self._past.plus(verified, len(outcome.path))
         seen = outcome
         if self._drafts_by_model and len(verified) < len(self._tree):
             # Its cache holds all that it drafted: the nodes that nobody verified are rejected ones.

@@ -12,7 +12,31 @@ from specbench.decoding.structs import DraftTree
 from specbench.replay.cost_surface import CostSurface
 
 CONTEXTS = 64  # a price holds for so many cached tokens
+DOUBT = 4  # right tokens that a group is credited with before it has verified any
 NO_NODES = np.empty(0, dtype=np.bool_)
+
+
+class Past(NamedTuple):
+    """What became of a text's nodes in its last steps.
+
+    Attributes:
+        verified: nodes that were bought.
+        expected: how many of them would be right by their ``survival``.
+        accepted: how many were.
+    """
+
+    verified: float = 0.0
+    expected: float = 0.0
+    accepted: float = 0.0
+
+    def half(self) -> Past:
+        """What is long ago counts less and less."""
+        return Past(*(number / 2 for number in self))
+
+    def plus(self, tree: DraftTree, accepted: int) -> Past:
+        assert tree.survival is not None
+        expected = self.expected + float(tree.survival.sum())
+        return Past(self.verified + len(tree), expected, self.accepted + accepted)
 
 
 class Offer(NamedTuple):
@@ -21,6 +45,7 @@ class Offer(NamedTuple):
     tree: DraftTree
     length: int
     remaining: int
+    past: Past = Past()
 
 
 class Bought(NamedTuple):
@@ -46,6 +71,9 @@ class RowPrices:
     others nothing, the least gain of n is taken to be their mean over the root of n (as in a
     Rayleigh law), and each text's part of the rest an n-th of that.
 
+    How likely nodes are, drafters say from few counts, and mostly too much. So what they say is
+    scaled by what became of the group's last nodes, and never up.
+
     Args:
         surface: with passes of several texts where there are several.
         drafter: the name of the method that drafts.
@@ -58,13 +86,15 @@ class RowPrices:
         self._known: dict[tuple[int, int], FloatArray] = {}
 
     def hopes(self, offers: Sequence[Offer]) -> list[bool]:
-        """For all texts alike, whether tokens that are right, one of each, would pay.
+        """For all texts alike, whether a token of each would pay for its row and its draft.
 
-        For their rows and their drafts, some of the texts at least.
+        Of some of the texts at least, and right as often as the group's last nodes were.
         """
         context, texts = _context(offers), len(offers)
         price = self.seconds(texts, context)[: texts + 1]
-        worth = np.sort(self._worth(_last(offers), context))[::-1] - self.drafting_s(context)
+        worth = np.sort(self._worth(_last(offers), context))[::-1]
+        worth = worth * _right([offer.past.verified for offer in offers], offers)
+        worth -= self.drafting_s(context)
         return [bool((np.cumsum(worth)[: len(price) - 1] > price[1:] - price[0]).any())] * texts
 
     def bought(self, offers: Sequence[Offer]) -> list[Bought]:
@@ -76,6 +106,7 @@ class RowPrices:
         each = [tree.survival if len(tree) else np.empty(0) for tree in trees]
         price, drafting_s = self.seconds(texts, context), self.drafting_s(context)
         worth = self._worth(last, context)
+        worth = worth * _right([offer.past.expected for offer in offers], offers)
         saved = np.concatenate([s * w for s, w in zip(each, worth, strict=True)])
         order = np.argsort(-saved, kind="stable")
         price = price[: len(order) + 1]
@@ -139,6 +170,12 @@ def behind(parents: IntArray, ended: BoolArray) -> BoolArray:
     for node, parent in enumerate(parents.tolist()):
         kept[node] = kept[parent] and (parent < 0 or not ended[parent])
     return kept[:-1]
+
+
+def _right(of: Sequence[float], offers: Sequence[Offer]) -> float:
+    """The share of so many that was accepted, at most 1."""
+    accepted = sum(offer.past.accepted for offer in offers)
+    return min((accepted + DOUBT) / (sum(of) + DOUBT), 1.0)
 
 
 def _context(offers: Sequence[Offer]) -> int:

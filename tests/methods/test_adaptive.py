@@ -313,7 +313,7 @@ def test_where_no_draft_could_pay_nobody_drafts(tmp_path):
             states[0].remaining = 9
         choose(seats, states=states)
     offered = [seat.report()["offered_per_step"] for seat in seats]
-    assert offered == [[0] * 32 + [2] * 8] * 2, "the group looks at steps 0, 16 and 32"
+    assert offered == [[0] * 24 + [2] * 16] * 2, "the group looks every eighth step"
 
 
 def choose(seats, remaining=(9, 9, 9), states=None):

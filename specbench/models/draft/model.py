@@ -72,6 +72,7 @@ class DraftModel:
         self._own_ids: torch.Tensor | None = None  # [target_vocab] target id -> own id
         self._host_own_ids: IntArray | None = None  # the same
         self._never: torch.Tensor | None = None  # own ids that are read but never proposed
+        self._never_ids: frozenset[int] = frozenset()  # the same
         self.shared = shared
         self._extra = 0  # own ids of the text beyond the target's
         self.vocab_size: int  # ids it can propose from, in its own numbering
@@ -109,6 +110,7 @@ class DraftModel:
         never = np.flatnonzero(~known)
         if len(never):
             self._never = torch.from_numpy(never).to(self.device)
+            self._never_ids = frozenset(never.tolist())
             self._known = torch.from_numpy(np.flatnonzero(known)).to(self.device)
         own = np.full(self.target_vocab, never[0] if len(never) else 0, dtype=np.int64)
         own[id_map[known]] = np.flatnonzero(known)
@@ -357,11 +359,13 @@ class DraftModel:
         choices = self._choices
         if choices is None or len(choices) != len(logits) or choices.min() < 0:
             return logits.argmax(-1)
+        if not self._never_ids.isdisjoint(choices.tolist()):
+            return logits.argmax(-1)
         return torch.from_numpy(choices)
 
     def _outgoing(self, scores: Scores, own: bool) -> torch.Tensor:
         logits = scores.logits[..., : self.vocab_size]
-        all_ids = self._never is None and self.vocab_size == self._target.vocab_size
+        all_ids = self.vocab_size == self._target.vocab_size
         self._choices = scores.choices if all_ids else None
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
