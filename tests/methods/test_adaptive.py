@@ -316,6 +316,35 @@ def test_where_no_draft_could_pay_nobody_drafts(tmp_path):
     assert offered == [[0] * 24 + [2] * 16] * 2, "the group looks every eighth step"
 
 
+@pytest.mark.parametrize(("accepted", "bought"), [(2, 40), (1, 40), (0, 6)])
+def test_drafts_are_trusted_as_far_as_the_groups_last_ones_were_right(accepted, bought, tmp_path):
+    """Two nodes are said to be right for certain; a right token saves .9 s, a row takes .3 s.
+
+    Half of them right still pay. Of none, the group is credited with fewer and fewer right ones,
+    then rests, forgets, and tries again.
+    """
+    file = surface(tmp_path, [1.0, 1.8, 2.1, 2.4, 2.7, 3.0, 3.3, 3.6], texts=2)
+    seats = [
+        Adaptive(drafter=Said(parents=CHAIN[:2], survival=(1, 1)), policy="marginal", surface=file)
+        for _ in range(2)
+    ]
+    states = [DecodeState(np.array([1]), 99) for _ in seats]
+    for seat, state in zip(seats, states, strict=True):
+        seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
+        seat.begin(state)
+    steps = []
+    for step in range(40):
+        for state in states:
+            state.step = step
+        drafts = choose(seats, states=states)
+        steps.append(any(map(len, drafts)))
+        for seat, state, tree in zip(seats, states, drafts, strict=True):
+            path = np.arange(min(accepted, len(tree)))
+            seat.observe(state, StepOutcome(tree, path, np.ones(len(path) + 1, int), None))
+    assert sum(steps) == bought
+    assert steps[0] and any(steps[24:]), "what was long ago counts less"
+
+
 def choose(seats, remaining=(9, 9, 9), states=None):
     """The drafts of texts that choose at once."""
     states = states or [DecodeState(np.array([1]), n) for n in remaining]

@@ -227,6 +227,24 @@ def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(everything_pa
     assert torch.equal(model.likeliest(rows[1]), found[1]), "nobody searches again"
 
 
+def test_an_id_that_is_never_proposed_is_not_a_choice(everything_packed):
+    """The pass chooses among all rows of the vocabulary, the one for every other id with them."""
+    network = tiny_model("llama", dtype=torch.float32, vocab_size=VOCAB)
+    target = Target(network, max_len=64, max_nodes=8, packed_bytes=1 << 22)
+    first = int(plain_logits(target, [1, 2, 3])[-1].argmax())  # some rows choose it
+    id_map = np.where(np.arange(VOCAB) == first, -1, np.arange(VOCAB))
+    model = DraftModel(target, target_vocab=VOCAB, id_map=id_map, max_nodes=8)
+    best = set()
+    for text in [np.array([1, 2, 3]), *np.random.default_rng(1).integers(0, VOCAB, (20, 5))]:
+        text = text[id_map[text] >= 0]
+        model.begin(text[:-1])
+        logits = model.catch_up(text, own=True)[None]
+        assert model._choices is not None
+        best |= set(model._choices.tolist())
+        assert torch.equal(model.likeliest(logits), logits.argmax(-1))
+    assert first in best and len(best) > 1
+
+
 def test_a_reduced_vocabulary_is_translated():
     id_map = np.array([-1, 9, 4, 30])  # row 0 stands for all that is not there
     model = tiny_draft(Needs(max_nodes=4), vocab_size=4, target_vocab=VOCAB, id_map=id_map)
