@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Job
 from runners.runner import Runner
-from runners.session.batching import check_batch
+from runners.session.batching import check_batch, check_budget
 from runners.session.blocks import BlockResult
 from runners.session.method_runs import (
     MethodRun,
@@ -41,12 +41,8 @@ from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.prediction_error import known_error
-from specbench.replay.replayer import (
-    APPROXIMATE,
-    ROUNDED,
-    Replayer,
-    replay_kind,
-)
+from specbench.replay.replay_kind import APPROXIMATE, ROUNDED, replay_kind
+from specbench.replay.replayer import Replayer
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.manifest import BASELINE, ModelInfo
 from specbench.results.statistics.roofline import number_format
@@ -195,8 +191,11 @@ def _replay(run: OpenRun) -> None:
         model=job.config.model,
         cache_dir=Path(job.config.cache_dir),
         seed=job.config.seed,
+        seats=job.config.batch.size,
+        budget_shared=job.config.batch.shared,
     )
     size = job.config.batch.size
+    check_budget(run.runs, job.config.batch.budget)
     kinds: dict[str, str] = {}
     seats: dict[str, list[MethodRun]] = {}
     for method_run in run.runs:
@@ -207,8 +206,8 @@ def _replay(run: OpenRun) -> None:
             method_run.heads = find_heads(job.config, method_run)
             others = [method_run.twin(None) for _ in range(size - 1)]
             seats[method_run.label] = [method_run, *others]
-            for seat in seats[method_run.label]:
-                seat.drafter = replayer.prepare(seat.drafter, method_run.heads)
+            for number, seat in enumerate(seats[method_run.label]):
+                seat.drafter = replayer.prepare(seat.drafter, method_run.heads, number)
     manifest.model = ModelInfo.from_json(traces.model)
     manifest.model.artefacts = describe_files(run.runs)
     manifest.traces = {

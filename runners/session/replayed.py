@@ -13,7 +13,8 @@ from runners.session.method_runs import MethodRun
 from specbench.errors import CaseFailed
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.lock_step import TextSteps, group_times
-from specbench.replay.replayer import APPROXIMATE, EXACT, ROUNDED, ReplayedTurn, Replayer
+from specbench.replay.replay_kind import APPROXIMATE, EXACT, ROUNDED
+from specbench.replay.replayer import Replayed, ReplayedTurn, Replayer
 from specbench.replay.traces import RecordedTurn, Traces
 from specbench.results.lines import Batched
 from specbench.results.manifest import BASELINE
@@ -52,14 +53,20 @@ class RecordedAnswers(Answers):
         return replace(record, timing=self._timing, prediction_error=self._error)
 
     def answer_one(self, turn: Turn) -> None:
+        asked = self._asked(turn)
+        replayed = self._replayer.replay_turn(
+            asked.drafter, asked.turn, empty=asked.empty, seed=asked.seed, seen=asked.seen
+        )
+        self._finish(turn, asked.turn, replayed)
+
+    def _asked(self, turn: Turn) -> Replayed:
         record, drafter = turn.record, turn.run.drafter
         recorded = self._recorded(record.label, record.case_id, record.turn)
         empty = drafter.starts_empty(record.turn)
-        seen = turn.run.seen(record)
-        replayed = self._replayer.replay_turn(
-            drafter, recorded, empty=empty, seed=record.seed, seen=seen
-        )
-        self._replayed(turn, replayed)
+        return Replayed(drafter, recorded, empty, record.seed, turn.run.seen(record))
+
+    def _finish(self, turn: Turn, recorded: RecordedTurn, replayed: ReplayedTurn) -> None:
+        record = turn.record
         kind = self._kinds[record.label]
         self.covered.append(replayed.covered)
         self._steps[record.label] += replayed.decoded.n_target_passes
@@ -76,9 +83,6 @@ class RecordedAnswers(Answers):
             phase_s=replayed.phase_s if self.job.config.measure.phases else None,
             drafter={**replayed.decoded.drafter, **({} if kind == EXACT else {"replay": kind})},
         )
-
-    def _replayed(self, turn: Turn, replayed: ReplayedTurn) -> None:
-        """See a turn that was replayed."""
 
     def _recorded(self, label: str, case_id: str, number: int) -> RecordedTurn:
         """What the label is replayed on: plain decoding's turn where it reads what only that has.
@@ -116,10 +120,7 @@ class RecordedAnswers(Answers):
 
 
 class GroupedAnswers(RecordedAnswers):
-    """Recorded turns in lock-step: each one's own steps, scheduled and priced as a group's.
-
-    Drafters' models are timed text by text, as they are recorded: what joint passes save of them is
-    not predicted.
+    """Recorded turns decoded and priced in lock-step.
 
     Args:
         seats: by label, with a drafter for each seat.
@@ -137,22 +138,33 @@ class GroupedAnswers(RecordedAnswers):
     ) -> None:
         super().__init__(job, replayer, traces, kinds, error)
         self._surface, self._seats = surface, seats
-        self._steps_of: dict[int, TextSteps] = {}
         self._size = job.config.batch.size
 
     def seated(self, run: MethodRun, seat: int) -> MethodRun:
         return self._seats[run.label][seat]
 
-    def _replayed(self, turn: Turn, replayed: ReplayedTurn) -> None:
-        assert replayed.steps is not None
-        self._steps_of[turn.seat] = replayed.steps
-
     def answer(self, turns: Sequence[Turn]) -> None:
-        super().answer(turns)
-        together = [turn for turn in turns if turn.error is None]
-        if not together:
+        asked: list[tuple[Turn, Replayed]] = []
+        for turn in turns:
+            if turn.error is None:
+                try:
+                    asked.append((turn, self._asked(turn)))
+                except Exception as error:
+                    turn.error = error
+        if not asked:
             return
-        times = group_times([self._steps_of[turn.seat] for turn in together], self._surface)
+        steps: list[TextSteps] = []
+        together: list[Turn] = []
+        made = self._replayer.replay_group([one for _, one in asked])
+        for (turn, one), replayed in zip(asked, made, strict=True):
+            if isinstance(replayed, Exception):
+                turn.error = replayed
+                continue
+            assert replayed.steps is not None
+            self._finish(turn, one.turn, replayed)
+            steps.append(replayed.steps)
+            together.append(turn)
+        times = group_times(steps, self._surface)
         for turn in together:
             decode_s = times.setup_s + math.fsum(times.step_s[: turn.record.n_target_passes])
             turn.record = replace(
@@ -163,7 +175,7 @@ class GroupedAnswers(RecordedAnswers):
                 wall_s=times.prefill_s + decode_s,
                 batch=Batched(
                     size=self._size,
-                    at_once=len(together),
+                    at_once=len(asked),
                     group=self.job.group_number(turn.batch, self._size),
                     place=turn.seat,
                     full_s=times.full_s,

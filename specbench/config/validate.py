@@ -188,11 +188,6 @@ def _check_leaf(key: str, value: Any) -> None:
 def _check_batch(cfg: DictConfig) -> None:
     """Texts are decoded in lock-step by this project's own loop on a loaded model."""
     size, runner = cfg.batch.size, cfg.runner.name
-    if cfg.batch.budget != schema.PER_SEQUENCE and runner == "replay":
-        raise ConfigurationError(
-            f"batch.budget={cfg.batch.budget} lets a text's steps depend on its neighbours', and "
-            "runner=replay takes those of each text alone. Type batch.budget=per_sequence."
-        )
     if size > 1 and runner not in ("offline", "replay"):
         other = "Servers have server.concurrency. " if runner == "serve" else ""
         raise ConfigurationError(

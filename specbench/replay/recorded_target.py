@@ -10,7 +10,7 @@ its steps are an approximation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -115,7 +115,7 @@ class RecordedTarget:
         Rows have the states of the token at their depth, which is theirs wherever the path is.
         """
         n = len(tree)
-        self._geometry.read(tree, self._vocab_size)
+        self.check(tree)
         k, width = (1, n + 1) if tree.rows is None else (tree.rows[0], tree.rows[1] + 1)
         self.passes.append((k, width, self._n_prompt + self._done))
         depths = self._geometry.depths[: n + 1]
@@ -126,6 +126,10 @@ class RecordedTarget:
             hidden[layer] = states[to_device(rows, states.device)]
         choices = self._output[self._done + 1 + depths]
         return RecordedScores(choices, self._vocab_size, depths, hidden)
+
+    def check(self, tree: DraftTree) -> None:
+        """Refuse a malformed draft (CaseFailed)."""
+        self._geometry.read(tree, self._vocab_size)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         self._done += len(path) + 1
@@ -159,6 +163,26 @@ class RecordedTarget:
         descending = torch.arange(ids.shape[1], 0, -1, dtype=torch.float32).expand(ids.shape)
         logits = torch.full((len(rows), self._vocab_size), -torch.inf)
         return logits.scatter_(1, ids, descending)
+
+
+class RecordedBatch:
+    """One recorded output a seat, in place of ``specbench.models.batch_target.BatchTarget``."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, seats: Sequence[RecordedTarget]) -> None:
+        self.seats = seats
+
+    def check(self, seat: int, tree: DraftTree) -> None:
+        self.seats[seat].check(tree)
+
+    def forward(
+        self, asked: Sequence[tuple[int, int, DraftTree]], *, hidden_layers: tuple[int, ...] = ()
+    ) -> list[RecordedScores]:
+        return [
+            self.seats[seat].forward(root, tree, hidden_layers=hidden_layers)
+            for seat, root, tree in asked
+        ]
 
 
 @dataclass(kw_only=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,11 +14,11 @@ from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
 from specbench.config.schema import BFLOAT16_WEIGHTS, FLOAT32_WEIGHTS, ModelConfig
-from specbench.decoding.composite import Composite
+from specbench.decoding.batch import BatchEngine, TurnRequest
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.head_drafter import HeadDrafter, heads_of
-from specbench.decoding.structs import NO_TOKENS, DraftContext, Loaded, Needs
+from specbench.decoding.head_drafter import heads_of
+from specbench.decoding.structs import NO_TOKENS, DraftContext, Loaded
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import NeedsNotMet, SpecBenchError
@@ -27,7 +27,14 @@ from specbench.models.checkpoints import weights
 from specbench.replay import states
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.lock_step import TextSteps
-from specbench.replay.recorded_target import PathLearner, RecordedTarget
+from specbench.replay.recorded_target import PathLearner, RecordedBatch, RecordedTarget
+from specbench.replay.replay_kind import (
+    APPROXIMATE,
+    ROUNDED,
+    check_layers,
+    how_to_record,
+    replay_kind,
+)
 from specbench.replay.traces import RecordedTurn, Traces
 from specbench.system.clock import CpuClock
 
@@ -35,9 +42,6 @@ if TYPE_CHECKING:
     import torch
 
     from specbench.models.stored_target import StoredTarget
-
-# How close a replay's steps are to the live run's, of drafters of tokens, of heads, of others.
-EXACT, ROUNDED, APPROXIMATE = "exact", "exact up to rounding", "approximate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,17 @@ class ReplayedTurn:
     steps: TextSteps | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A recorded turn that is to be replayed, see `Replayer.replay_turn`."""
+
+    drafter: Drafter
+    turn: RecordedTurn
+    empty: bool
+    seed: int
+    seen: IntArray
+
+
 class Replayer:
     """Prepares drafters for recorded outputs and replays them.
 
@@ -68,6 +83,8 @@ class Replayer:
         surface: predicts what target passes cost; None: steps only.
         model: the configuration's model node, for files that must be built in ``cache_dir``.
         seed: the run's.
+        seats: texts that are decoded at once.
+        budget_shared: whether drafters choose rows over the drafts of all of them.
     """
 
     def __init__(
@@ -78,6 +95,8 @@ class Replayer:
         model: ModelConfig,
         cache_dir: Path,
         seed: int,
+        seats: int = 1,
+        budget_shared: bool = False,
     ) -> None:
         self._loaded: Loaded = {}
         self._traces = traces
@@ -86,26 +105,40 @@ class Replayer:
         self._cache_dir = cache_dir
         self._limit = int(traces.config["generation"]["max_new_tokens"])
         self._eos = frozenset(traces.model["eos_ids"])
-        self._target = RecordedTarget(int(traces.model["vocab_size"]), 0)
+        vocab_size = int(traces.model["vocab_size"])
+        self._targets = [RecordedTarget(vocab_size, 0) for _ in range(seats)]
+        self._budget_shared = budget_shared
+        verifiers = [GreedyVerifier() for _ in range(seats)]
+        context_length, clock = traces.model["context_length"], lambda: CpuClock(phases=True)
         self._engine = Engine(
-            self._target,
-            GreedyVerifier(),
+            self._targets[0],
+            verifiers[0],
             eos_ids=self._eos,
-            context_length=traces.model["context_length"],
-            clock=lambda: CpuClock(phases=True),
+            context_length=context_length,
+            clock=clock,
+        )
+        self._batch = BatchEngine(
+            RecordedBatch(self._targets),
+            verifiers,
+            eos_ids=self._eos,
+            context_length=context_length,
+            clock=clock,
         )
         self._tokenizer = resolve.NamedTokenizer(
             traces.model["tokenizer_hash"], lambda: loading.load_tokenizer(model)
         )
         self._seed = seed
         self._stored: StoredTarget | None = None
-        self._states: tuple[RecordedTurn, dict[int, torch.Tensor]] | None = None
+        self._states: list[tuple[RecordedTurn, dict[int, torch.Tensor]]] = []
 
-    def prepare(self, drafter: Drafter, heads: Mapping[str, Path] | None = None) -> Drafter:
+    def prepare(
+        self, drafter: Drafter, heads: Mapping[str, Path] | None = None, seat: int = 0
+    ) -> Drafter:
         """Set a drafter up, wrapped where it learns from logits.
 
         Args:
             heads: folders of trained heads, by name as in ``needs.heads``.
+            seat: its place among the texts that are decoded at once.
 
         Raises:
             NeedsNotMet: it needs the model, a file that cannot be built here, or hidden states that
@@ -114,7 +147,7 @@ class Replayer:
         """
         kind = replay_kind(drafter, self._traces)
         needs = drafter.needs
-        self._target.reserve(needs.max_nodes)
+        self._targets[seat].reserve(needs.max_nodes)
         drafter.setup(
             DraftContext(
                 vocab_size=int(self._traces.model["vocab_size"]),
@@ -133,10 +166,11 @@ class Replayer:
                 target=self._stored_target() if kind == ROUNDED else None,
                 heads=heads or {},
                 loaded=self._loaded,
+                budget_shared=self._budget_shared,
             )
         )
         if kind == ROUNDED:  # behind `setup`: a head's configuration may say which states it reads
-            _check_layers(drafter, self._traces)
+            check_layers(drafter, self._traces)
         if kind != APPROXIMATE:
             return drafter
         return PathLearner(
@@ -144,7 +178,7 @@ class Replayer:
             version=drafter.version,
             state_scope=drafter.state_scope,
             inner=drafter,
-            target=self._target,
+            target=self._targets[seat],
         )
 
     def _stored_target(self) -> StoredTarget:
@@ -160,7 +194,7 @@ class Replayer:
                 raise NeedsNotMet(
                     f"{weights.key_of(node)}={node.id} has other weights than those that "
                     f"{self._traces.path} was recorded with, and heads read its embedding. "
-                    f"{_record(self._model.name)}"
+                    f"{how_to_record(self._model.name)}"
                 )
             self._stored = StoredTarget(
                 node,
@@ -180,12 +214,13 @@ class Replayer:
         if not layers or turn.states is None:
             return {}
         stored = self._stored_target()
-        if self._states is None or self._states[0] is not turn:
+        if not any(known is turn for known, _ in self._states):
             read = states.read_states(
                 turn.states, turn.prompt_ids, turn.output_ids, stored.dtype, stored.device
             )
-            self._states = turn, read
-        return {layer: self._states[1][states.place(layer, stored.n_layers)] for layer in layers}
+            self._states = [*self._states, (turn, read)][-len(self._targets) :]
+        (found,) = (read for known, read in self._states if known is turn)
+        return {layer: found[states.place(layer, stored.n_layers)] for layer in layers}
 
     def model_key(self) -> str:
         """As ``models.checkpoints.weights.model_key`` names the model, without its files."""
@@ -214,18 +249,7 @@ class Replayer:
             CaseFailed: the draft is malformed.
             SpecBenchError: the engine does not end with the recorded output.
         """
-        start = time.perf_counter()
-        if empty:
-            drafter.reset()
-        reset_s = time.perf_counter() - start
-        needs = drafter.needs
-        hidden = self._states_of(turn, needs.hidden_layers)
-        self._target.load(turn.output_ids, turn.candidates, hidden)
-        if self._surface is None:  # with one, the drafter's own time is measured
-            for head in heads_of(drafter):
-                head.foresee(len(turn.prompt_ids), hidden)
-        if needs.reference:
-            drafter.set_reference(turn.output_ids)
+        reset_s = self._load(0, drafter, turn, empty=empty)
         decoded = self._engine.decode(
             turn.prompt_ids,
             drafter,
@@ -233,12 +257,55 @@ class Replayer:
             seed=turn.seed if seed is None else seed,
             seen=seen,
         )
-        if decoded.output_ids != turn.output_ids.tolist():
-            raise SpecBenchError(
-                f"case {turn.case_id}, turn {turn.turn}: the replay does not end with the recorded "
-                "output. Are the traces of another version of this program?"
+        _check_output(decoded, turn)
+        if self._surface is None:
+            return ReplayedTurn(decoded)
+        return self._predict(
+            decoded, turn, self._targets[0], decoded.timings.phase_s or {}, reset_s
+        )
+
+    def replay_group(self, asked: Sequence[Replayed]) -> list[ReplayedTurn | Exception]:
+        """Decode recorded turns in lock-step, each at its seat; with a surface.
+
+        Returns:
+            Of each what came of it, or why it failed. Of the group's drafting time it has the part
+            of its steps.
+        """
+        requests = []
+        for seat, one in enumerate(asked):
+            reset_s = self._load(seat, one.drafter, one.turn, empty=one.empty)
+            requests.append(
+                TurnRequest(one.turn.prompt_ids, one.drafter, one.seed, one.seen, reset_s)
             )
-        return self._predict(decoded, turn, reset_s) if self._surface else ReplayedTurn(decoded)
+        turns = self._batch.decode(requests, max_new_tokens=self._limit).turns
+        steps = sum(t.n_target_passes for t in turns if not isinstance(t, Exception))
+        made: list[ReplayedTurn | Exception] = []
+        for target, one, turn in zip(self._targets, asked, turns, strict=False):
+            if isinstance(turn, Exception):
+                made.append(turn)
+                continue
+            _check_output(turn, one.turn)
+            share = len(turns) * turn.n_target_passes / max(steps, 1)
+            equal = turn.timings.phase_s or {}
+            phases = {name: s if name == "setup" else s * share for name, s in equal.items()}
+            made.append(self._predict(turn, one.turn, target, phases))
+        return made
+
+    def _load(self, seat: int, drafter: Drafter, turn: RecordedTurn, *, empty: bool) -> float:
+        """Have a seat say a turn's output; seconds that it took to empty the drafter."""
+        start = time.perf_counter()
+        if empty:
+            drafter.reset()
+        reset_s = time.perf_counter() - start
+        needs = drafter.needs
+        hidden = self._states_of(turn, needs.hidden_layers)
+        self._targets[seat].load(turn.output_ids, turn.candidates, hidden)
+        if self._surface is None:  # with one, the drafter's own time is measured
+            for head in heads_of(drafter):
+                head.foresee(len(turn.prompt_ids), hidden)
+        if needs.reference:
+            drafter.set_reference(turn.output_ids)
+        return reset_s
 
     def replay_turns(self, drafter: Drafter, turns: Iterable[RecordedTurn]) -> list[ReplayedTurn]:
         """Replay turns in their order, keeping the drafter's state as its scope says."""
@@ -266,10 +333,17 @@ class Replayer:
             times.append((phases.get("draft", 0.0) + phases.get("observe", 0.0)) / steps)
         return float(np.median(times))
 
-    def _predict(self, decoded: DecodeResult, turn: RecordedTurn, reset_s: float) -> ReplayedTurn:
+    def _predict(
+        self,
+        decoded: DecodeResult,
+        turn: RecordedTurn,
+        target: RecordedTarget,
+        measured: Mapping[str, float],
+        reset_s: float = 0.0,
+    ) -> ReplayedTurn:
+        """``measured``: seconds of the drafter's work by phase, ``reset_s`` beside them."""
         assert self._surface is not None
-        k, width, context = np.array(self._target.passes, dtype=np.float64).reshape(-1, 3).T
-        measured = decoded.timings.phase_s or {}
+        k, width, context = np.array(target.passes, dtype=np.float64).reshape(-1, 3).T
         phases = {
             "prefill": self._surface.prefill_s(len(turn.prompt_ids)),
             "setup": measured.get("setup", 0.0) + reset_s,
@@ -295,93 +369,9 @@ class Replayer:
         )
 
 
-def replay_kind(drafter: Drafter, traces: Traces) -> str:
-    """``exact``, ``exact up to rounding`` or ``approximate``.
-
-    Raises:
-        NeedsNotMet: the drafter needs the model; says what to do.
-    """
-    if drafter.needs.clock:
-        raise NeedsNotMet(
-            f"method={drafter.name} goes by the time that its steps take, and a replay takes none. "
-            "Type method.reward=priced, or run it live (runner=offline)."
+def _check_output(decoded: DecodeResult, turn: RecordedTurn) -> None:
+    if decoded.output_ids != turn.output_ids.tolist():
+        raise SpecBenchError(
+            f"case {turn.case_id}, turn {turn.turn}: the replay does not end with the recorded "
+            "output. Are the traces of another version of this program?"
         )
-    if _tokens_suffice(drafter):
-        return EXACT
-    if _states_suffice(drafter):
-        if traces.hidden_states is None:
-            raise NeedsNotMet(
-                f"method={drafter.name} reads the target's hidden states, and {traces.path} holds "
-                f"none. {_record(traces.config.get('model', {}).get('name', 'MODEL'))}"
-            )
-        return ROUNDED
-    needs = drafter.needs
-    not_recorded = needs.hidden_layers or needs.draft_model or needs.overlap
-    if isinstance(drafter, Composite) or not_recorded or not needs.logits:
-        raise NeedsNotMet(
-            f"method={drafter.name} needs {_wanted(needs)}, which a recorded output does not have: "
-            "it cannot be replayed. Run it live (runner=offline), or leave it out."
-        )
-    if needs.prompt_logits:
-        raise NeedsNotMet(
-            f"method={drafter.name} learns from the prompt's logits, which are not recorded. Type "
-            "method.learn_prompt=false, or run it live (runner=offline)."
-        )
-    wanted = getattr(drafter, "k", 1)
-    if traces.top < wanted:
-        raise NeedsNotMet(
-            f"method={drafter.name} learns from the {wanted} likeliest tokens at each position, "
-            f"and {traces.path} holds {traces.top}. Record them: run ar there with record=true."
-        )
-    return APPROXIMATE
-
-
-def _tokens_suffice(drafter: Drafter) -> bool:
-    if isinstance(drafter, Composite):
-        return all(_tokens_suffice(part) for part in drafter.parts)
-    if drafter.needs.hidden_layers:
-        return False
-    # The reference output is what the traces are.
-    return drafter.needs.tokens_only or drafter.needs.reference
-
-
-def _states_suffice(drafter: Drafter) -> bool:
-    """Whether it looks at committed tokens and their states alone, not at rejected nodes."""
-    if isinstance(drafter, Composite):
-        return all(_tokens_suffice(part) or _states_suffice(part) for part in drafter.parts)
-    needs = drafter.needs
-    return isinstance(drafter, HeadDrafter) and not (
-        needs.tree_hidden or needs.logits or needs.prompt_logits or needs.draft_model
-    )
-
-
-def _check_layers(drafter: Drafter, traces: Traces) -> None:
-    """Refuse a head that reads other hidden states than were recorded."""
-    assert traces.hidden_states is not None
-    n_layers, recorded = traces.hidden_states
-    wanted = {states.place(layer, n_layers) for layer in drafter.needs.hidden_layers}
-    if missing := sorted(wanted - recorded):
-        raise NeedsNotMet(
-            f"method={drafter.name} reads the hidden states {', '.join(map(str, missing))}, and "
-            f"{traces.path} holds {', '.join(map(str, sorted(recorded)))}. "
-            f"{_record(traces.config['model']['name'], sorted((wanted | recorded) - {n_layers}))}"
-        )
-
-
-def _record(model: str, layers: list[int] | None = None) -> str:
-    more = f" 'record_layers={layers}'" if layers else ""
-    return (
-        f"Type: python run.py method=ar model={model} record=states{more}, with the questions "
-        "wanted, and name its folder in runner.traces."
-    )
-
-
-def _wanted(needs: Needs) -> str:
-    """What of the model a drafter asked for, in words."""
-    kinds = {
-        "a draft model": needs.draft_model,
-        "hidden states": bool(needs.hidden_layers),
-        "logits": needs.logits or needs.prompt_logits,
-    }
-    found = [word for word, asked in kinds.items() if asked]
-    return " and ".join(found) or "the target's choices at its own draft nodes"

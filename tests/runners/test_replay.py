@@ -193,6 +193,21 @@ def test_groups_take_each_texts_own_steps_and_a_pass_for_all(live, again, surfac
     )
 
 
+def test_a_budget_of_all_texts_is_replayed_as_they_were_decoded(small, again, surface, tmp_path):
+    entry = f"{{method: adaptive, policy: marginal, surface: '{surface}'}}"
+    typed = [f"compare=[{entry}]", "batch.size=2"]
+    joint = [*typed, "batch.budget=global"]
+    assert run_here([*small, *joint, f"output_dir={tmp_path / 'joint'}"]) == 0
+    code, out = again(f"runner.surface={surface}", *joint)
+    assert code == 0
+    made = {key: found for key, found in steps(tmp_path / "joint").items() if key in steps(out)}
+    assert made == steps(out) and sum(drafted for _, drafted, *_ in made.values())
+    assert again(f"runner.surface={surface}", *typed, out="alone")[0] == 0
+    assert steps(tmp_path / "alone") != made, "a text's steps depend on its neighbours'"
+    with pytest.raises(ConfigurationError, match="no method of this run"):
+        again(f"runner.surface={surface}", "batch.size=2", "batch.budget=global", out="none")
+
+
 def test_passes_that_others_timed_price_a_replay_and_are_called_theirs(again, tmp_path):
     table, path = tmp_path / "steps.csv", tmp_path / "theirs.json"
     rows = [f"{r},{c},{1e-3 * (2 + r)}\n" for r in (1, 2, 130) for c in (0, 250)]
