@@ -8,10 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions
-from analysis.runs.estimates import unit_totals
 from specbench.arrays import FloatArray
-from specbench.results.estimate import FEWEST
-from specbench.results.statistics.bootstrap import LEVEL, Resamples
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,8 @@ class Crossing:
         entries: by batch, the smallest first.
         batch: where its speedup over ``ar`` first falls to 1, between its points by the batch's
             logarithm; 0 where it is below 1 at the first, infinite where it never is.
-        interval: of ``batch``, from groups drawn again at each; None where no point has one.
+        interval: where the ends of the speedups' intervals fall to 1, as if all points were off
+            together, for they have the same questions; None where no point has an interval.
     """
 
     entries: Sequence[ComparedLabel]
@@ -69,31 +67,14 @@ def over_batches(
 
 def _crossing(entries: Sequence[ComparedLabel]) -> Crossing:
     places = np.log2([float(entry.run.batch) for entry in entries])
-    every, drawn = [], []
+    rows = []
     for entry in entries:
-        totals = unit_totals(entry.run, entry.label)
-        every.append(_speedups(totals.sum(axis=0)[None]))
-        if len(totals) >= FEWEST:
-            strata = np.zeros(len(totals), dtype=np.int64)
-            seed = entry.run.seed + entry.run.batch  # other draws at another batch
-            drawn.append(_speedups(Resamples(strata, seed).totals(totals)))
-        else:
-            drawn.append(every[-1])
-    (batch,) = falls_to_one(places, np.stack(every, axis=1))
-    if all(len(column) == 1 for column in drawn):
-        return Crossing(entries, float(batch), None)
-    found = falls_to_one(places, np.stack(np.broadcast_arrays(*drawn), axis=1))
-    outside = (1 - LEVEL) / 2
-    # No number between two draws: one of them may be infinite.
-    ends = np.quantile(found, (outside, 1 - outside), method="nearest")
-    return Crossing(entries, float(batch), (float(ends[0]), float(ends[1])))
-
-
-def _speedups(totals: FloatArray) -> FloatArray:
-    """``[n]`` of tokens and seconds of a label and of the baseline, ``[n, 4]``."""
-    tokens, seconds, plain_tokens, plain_seconds = totals.T
-    found: FloatArray = tokens / seconds * plain_seconds / plain_tokens
-    return found
+        found = entry.measured("speedup")
+        assert found.value is not None
+        rows.append((found.value, *(found.interval or (found.value,) * 2)))
+    batch, low, high = (float(at) for at in falls_to_one(places, np.array(rows).T))
+    known = any(entry.measured("speedup").interval is not None for entry in entries)
+    return Crossing(entries, batch, (low, high) if known else None)
 
 
 def falls_to_one(places: FloatArray, speedups: FloatArray) -> FloatArray:

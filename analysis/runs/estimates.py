@@ -130,15 +130,6 @@ def _totals(timed: Iterable[CaseRecord], by: str) -> pd.DataFrame:
     )
 
 
-def unit_totals(run: Run, label: str) -> FloatArray:
-    """``[n, 4]`` tokens and seconds of a label and of the baseline, of each case, or group."""
-    timed = timed_turns(run.records, run.labels)
-    totals = _totals(timed, "unit").unstack("label")
-    columns = [(key, name) for name in (label, run.baseline) for key in ("tokens", "seconds")]
-    found: FloatArray = totals[columns].dropna().to_numpy(dtype=np.float64)
-    return found[(found > 0).all(axis=1)]
-
-
 def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
     """Mean accepted tokens of one label's turns."""
     found = pooled_ratio(records, decoded_tokens, steps, seed)

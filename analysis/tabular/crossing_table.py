@@ -11,8 +11,8 @@ from specbench.results.estimate import Cell
 
 CAPTION = (
     "Speedup of all texts together over ar at the same batch. break-even: the batch at which it "
-    "falls to 1, read off between batches by their logarithm, with the 95 % interval of draws of "
-    "groups (of cases at batch 1); fewer than three groups vary nothing."
+    "falls to 1, read off between batches by their logarithm, with the batches at which the "
+    "ends of the speedups' 95 % intervals do; fewer than three groups have none."
 )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from runners.job import Job
 from runners.session.blocks import Answers, Turn
 from runners.session.method_runs import MethodRun
-from specbench.errors import CaseFailed
+from specbench.errors import CaseFailed, DiskError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.lock_step import TextSteps, group_times
 from specbench.replay.replay_kind import APPROXIMATE, EXACT, ROUNDED
@@ -25,7 +25,7 @@ class RecordedAnswers(Answers):
     """Recorded turns replayed by the engine's own loop.
 
     Attributes:
-        covered: share of each turn's passes that lay inside the surface's grid.
+        covered: share of each turn's, or group's, passes that lay inside the surface's grid.
 
     Args:
         kinds: by label, how close its steps are to the live run's (`replay_kind`).
@@ -57,6 +57,7 @@ class RecordedAnswers(Answers):
         replayed = self._replayer.replay_turn(
             asked.drafter, asked.turn, empty=asked.empty, seed=asked.seed, seen=asked.seen
         )
+        self.covered.append(replayed.covered)
         self._finish(turn, asked.turn, replayed)
 
     def _asked(self, turn: Turn) -> Replayed:
@@ -68,7 +69,6 @@ class RecordedAnswers(Answers):
     def _finish(self, turn: Turn, recorded: RecordedTurn, replayed: ReplayedTurn) -> None:
         record = turn.record
         kind = self._kinds[record.label]
-        self.covered.append(replayed.covered)
         self._steps[record.label] += replayed.decoded.n_target_passes
         self._decode_s[record.label] += replayed.decode_s
         turn.finish_decoded(
@@ -144,27 +144,33 @@ class GroupedAnswers(RecordedAnswers):
         return self._seats[run.label][seat]
 
     def answer(self, turns: Sequence[Turn]) -> None:
-        asked: list[tuple[Turn, Replayed]] = []
+        asked: dict[int, Replayed] = {}
         for turn in turns:
             if turn.error is None:
                 try:
-                    asked.append((turn, self._asked(turn)))
+                    asked[turn.seat] = self._asked(turn)
+                except DiskError:
+                    raise
                 except Exception as error:
                     turn.error = error
         if not asked:
             return
         steps: list[TextSteps] = []
         together: list[Turn] = []
-        made = self._replayer.replay_group([one for _, one in asked])
-        for (turn, one), replayed in zip(asked, made, strict=True):
+        made = self._replayer.replay_group(asked)
+        for turn in turns:
+            if turn.seat not in asked:
+                continue
+            replayed = made[turn.seat]
             if isinstance(replayed, Exception):
                 turn.error = replayed
                 continue
             assert replayed.steps is not None
-            self._finish(turn, one.turn, replayed)
+            self._finish(turn, asked[turn.seat].turn, replayed)
             steps.append(replayed.steps)
             together.append(turn)
         times = group_times(steps, self._surface)
+        self.covered.append(times.covered)
         for turn in together:
             decode_s = times.setup_s + math.fsum(times.step_s[: turn.record.n_target_passes])
             turn.record = replace(

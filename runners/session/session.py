@@ -389,9 +389,9 @@ class Session:
         """Grow the engine's buffers where a text may be longer than foreseen; untimed."""
         wanted = min(tokens, self.context_length)
         if wanted > self._max_len:
-            self._target.reserve(wanted, self._max_nodes, self._batch)
             if self._batch_target is not None:
-                self._batch_target.reserve()
+                self._batch_target.reserve(wanted)  # first, since it may refuse
+            self._target.reserve(wanted, self._max_nodes, self._batch)
             if self._eager_target is not self._target:
                 self._eager_target.reserve(wanted, self._eager_target.max_nodes)
             for draft in self._drafts:

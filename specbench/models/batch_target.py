@@ -75,14 +75,15 @@ class BatchTarget:
         self._nodes = 0  # of a draft
         self.reserve()
 
-    def reserve(self) -> None:
-        """Make room for texts and drafts as long as the target's own may be; untimed.
+    def reserve(self, max_len: int = 0) -> None:
+        """Make room for texts of ``max_len`` tokens, or as long as the target's may be; untimed.
 
         Raises:
             ConfigurationError: there is none for them; seats stay as they are.
         """
         nodes = self._target.max_nodes if self._most is None else self._most
-        sizes = (self._target.cache.max_len, nodes)
+        asked = KVCache.length_for(max_len, self._target.max_nodes + 1) if max_len else 0
+        sizes = (max(asked, self._target.cache.max_len), nodes)
         if self.seats and sizes == (self.seats[0].cache.max_len, self._nodes):
             return
         self._refuse_more_than_fit(*sizes)
@@ -99,7 +100,7 @@ class BatchTarget:
 
     def _refuse_more_than_fit(self, length: int, nodes: int) -> None:
         target = self._target
-        cached = target.cache.nbytes // target.cache.batch
+        cached = target.cache.nbytes // target.cache.batch * length // target.cache.max_len
         scored = (nodes + 1) * target.vocab_size * target.dtype.itemsize
         held = sum(seat.cache.nbytes for seat in self.seats)  # given back before others are made
         fits = int((free_bytes(self.device) + held) // (cached + scored))

@@ -19,6 +19,8 @@ from specbench.decoding.device import to_device
 from specbench.kernels.compiled_call import Segment
 from specbench.models.hidden_states import decoder_layers
 
+_LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
+
 
 def in_place(path: IntArray) -> bool:
     """Whether the nodes of ``path`` are the first of their tree, so that no row has to move."""
@@ -45,6 +47,11 @@ class KVCache:
     Layers on several devices (``device_map``) get one such tensor for each device. ``max_len``
     counts committed tokens and the rows of one pass.
     """
+
+    @staticmethod
+    def length_for(max_len: int, rows: int) -> int:
+        """Tokens of a cache for texts of ``max_len`` and passes of ``rows`` behind them."""
+        return -(-(max_len + rows) // _LENGTH_STEP) * _LENGTH_STEP
 
     def __init__(
         self,

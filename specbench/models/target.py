@@ -36,8 +36,6 @@ from specbench.models.scores import Scores, batch_select
 from specbench.results.manifest import Passes
 from specbench.system import cuda_settings
 
-LENGTH_STEP = 256  # cache lengths are rounded up to this, so that few sizes are ever allocated
-
 
 class Target(PassMasks):
     """A causal language model with an exact, rewindable cache.
@@ -131,8 +129,7 @@ class Target(PassMasks):
         Does nothing where the present ones suffice. Never called inside a timed region.
         """
         rows = max_nodes + 1
-        length = -(-(max_len + rows) // LENGTH_STEP) * LENGTH_STEP
-        wanted = (length, rows, batch)
+        wanted = (KVCache.length_for(max_len, rows), rows, batch)
         if all(have >= want for have, want in zip(self._sizes, wanted, strict=True)):
             return
         length, rows, batch = (max(a, b) for a, b in zip(self._sizes, wanted, strict=True))

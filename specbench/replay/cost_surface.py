@@ -197,6 +197,13 @@ class CostSurface:
             inside = np.where(k > 1, self.batch.covers(k, width - 1, context), inside)
         return float(inside.mean()) if len(inside) else 1.0
 
+    def joint_covered(self, texts: FloatArray, rows: FloatArray, context: FloatArray) -> float:
+        """Share of `joint_pass_s`'s passes that lie inside the measured grids."""
+        inside = self.tree.covers(rows, context)
+        if self.texts is not None:
+            inside = np.where(texts > 1, self.texts.covers(texts, rows / texts, context), inside)
+        return float(inside.mean()) if len(inside) else 1.0
+
     def prefill_s(self, n_prompt: int) -> float:
         return float(self.prefill.predict(np.array([n_prompt], dtype=np.float64))[0])
 

@@ -1,7 +1,6 @@
-"""What texts cost that are decoded in lock-step: steps of each alone, scheduled and priced.
+"""What texts cost that are decoded in lock-step, by a cost surface.
 
-Steps are what each text takes alone, for a batch changes none. A step of a group reads the rows of
-all texts that are not over yet, and each of their drafters works in turn.
+A step of a group reads the rows of all texts that are not over yet.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from specbench.replay.cost_surface import CostSurface
 
 @dataclass(frozen=True, slots=True)
 class TextSteps:
-    """A text alone.
+    """A text of a group.
 
     Attributes:
         passes: ``[steps, 3]`` k, width and context of each, see ``RecordedTarget.passes``.
@@ -40,12 +39,14 @@ class GroupTimes:
         prefill_s, setup_s: of all texts.
         step_s: of each step; a text with n steps ends with the n-th.
         full_s: of the steps in which all texts run.
+        covered: share of the passes that lie inside the surface's grid.
     """
 
     prefill_s: float
     setup_s: float
     step_s: FloatArray
     full_s: float
+    covered: float
 
 
 def group_times(texts: Sequence[TextSteps], surface: CostSurface) -> GroupTimes:
@@ -65,10 +66,12 @@ def group_times(texts: Sequence[TextSteps], surface: CostSurface) -> GroupTimes:
             rows[:n] += np.where(k > 1, 1 + k * (width - 1), width)
             context[:n] += cached
             drafting[:n] += text.drafting_s / n
-    step_s = surface.joint_pass_s(running, rows, context / running) + drafting
+    passes = (running, rows, context / running)
+    step_s = surface.joint_pass_s(*passes) + drafting
     return GroupTimes(
         math.fsum(text.prefill_s for text in texts),
         math.fsum(text.setup_s for text in texts),
         step_s,
         math.fsum(step_s[: int(counts.min(initial=steps))]),
+        surface.joint_covered(*passes),
     )

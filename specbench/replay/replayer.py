@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,21 +108,12 @@ class Replayer:
         vocab_size = int(traces.model["vocab_size"])
         self._targets = [RecordedTarget(vocab_size, 0) for _ in range(seats)]
         self._budget_shared = budget_shared
-        verifiers = [GreedyVerifier() for _ in range(seats)]
-        context_length, clock = traces.model["context_length"], lambda: CpuClock(phases=True)
         self._engine = Engine(
             self._targets[0],
-            verifiers[0],
+            GreedyVerifier(),
             eos_ids=self._eos,
-            context_length=context_length,
-            clock=clock,
-        )
-        self._batch = BatchEngine(
-            RecordedBatch(self._targets),
-            verifiers,
-            eos_ids=self._eos,
-            context_length=context_length,
-            clock=clock,
+            context_length=traces.model["context_length"],
+            clock=_clock,
         )
         self._tokenizer = resolve.NamedTokenizer(
             traces.model["tokenizer_hash"], lambda: loading.load_tokenizer(model)
@@ -264,31 +255,48 @@ class Replayer:
             decoded, turn, self._targets[0], decoded.timings.phase_s or {}, reset_s
         )
 
-    def replay_group(self, asked: Sequence[Replayed]) -> list[ReplayedTurn | Exception]:
+    def replay_group(self, asked: Mapping[int, Replayed]) -> dict[int, ReplayedTurn | Exception]:
         """Decode recorded turns in lock-step, each at its seat; with a surface.
 
         Returns:
-            Of each what came of it, or why it failed. Of the group's drafting time it has the part
+            By seat what came of it, or why it failed. Of the group's drafting time it has the part
             of its steps.
         """
-        requests = []
-        for seat, one in enumerate(asked):
-            reset_s = self._load(seat, one.drafter, one.turn, empty=one.empty)
-            requests.append(
-                TurnRequest(one.turn.prompt_ids, one.drafter, one.seed, one.seen, reset_s)
-            )
-        turns = self._batch.decode(requests, max_new_tokens=self._limit).turns
+        made: dict[int, ReplayedTurn | Exception] = {}
+        requests: dict[int, TurnRequest] = {}
+        for seat, one in asked.items():
+            try:
+                reset_s = self._load(seat, one.drafter, one.turn, empty=one.empty)
+            except Exception as error:
+                made[seat] = error
+            else:
+                requests[seat] = TurnRequest(
+                    one.turn.prompt_ids, one.drafter, one.seed, one.seen, reset_s
+                )
+        if not requests:
+            return made
+        batch = BatchEngine(
+            RecordedBatch([self._targets[seat] for seat in requests]),
+            [GreedyVerifier() for _ in requests],
+            eos_ids=self._eos,
+            context_length=self._traces.model["context_length"],
+            clock=_clock,
+        )
+        turns = batch.decode([*requests.values()], max_new_tokens=self._limit).turns
         steps = sum(t.n_target_passes for t in turns if not isinstance(t, Exception))
-        made: list[ReplayedTurn | Exception] = []
-        for target, one, turn in zip(self._targets, asked, turns, strict=False):
+        for seat, turn in zip(requests, turns, strict=True):
             if isinstance(turn, Exception):
-                made.append(turn)
+                made[seat] = turn
                 continue
-            _check_output(turn, one.turn)
             share = len(turns) * turn.n_target_passes / max(steps, 1)
             equal = turn.timings.phase_s or {}
             phases = {name: s if name == "setup" else s * share for name, s in equal.items()}
-            made.append(self._predict(turn, one.turn, target, phases))
+            recorded = asked[seat].turn
+            try:
+                _check_output(turn, recorded)
+                made[seat] = self._predict(turn, recorded, self._targets[seat], phases)
+            except Exception as error:
+                made[seat] = error
         return made
 
     def _load(self, seat: int, drafter: Drafter, turn: RecordedTurn, *, empty: bool) -> float:
@@ -367,6 +375,10 @@ class Replayer:
                 phases["draft"] + phases["observe"] + phases["other"],
             ),
         )
+
+
+def _clock() -> CpuClock:
+    return CpuClock(phases=True)
 
 
 def _check_output(decoded: DecodeResult, turn: RecordedTurn) -> None:

@@ -352,10 +352,14 @@ def test_where_longer_texts_do_not_fit_the_shorter_ones_go_on(monkeypatch):
     drafters = adversaries(target, 2)
     wanted = alone(target, drafters)
     monkeypatch.setattr(batch_target, "free_bytes", lambda _: 0)
-    target.reserve(2048, 128)
     with pytest.raises(ConfigurationError, match=r"batch.size=2.*Type batch.size=1"):
-        batch.reserve()
+        batch.reserve(2048)
     same(together(batch, drafters), wanted)
+    # What was refused is not asked for again by a text that is shorter.
+    each = batch.seats[0].cache.nbytes + 129 * VOCAB * target.dtype.itemsize
+    monkeypatch.setattr(batch_target, "free_bytes", lambda _: 4 * each)
+    batch.reserve(target.cache.max_len)
+    assert 256 < batch.seats[0].cache.max_len < 1024
 
 
 # -- planted faults --------------------------------------------------------------------------------

@@ -93,7 +93,8 @@ def _outside_share(groups: Sequence[_Turns]) -> float | None:
 
 
 def _full_speed(groups: Sequence[_Turns]) -> float | None:
-    """Tokens a second of the steps in which all texts of a group run."""
+    """Tokens a second of the steps in which all texts of a group run; of full groups, if any."""
+    groups = [g for g in groups if len(g) == max(map(len, groups))]
     tokens = 0
     for group in groups:
         steps = min(turn.n_target_passes for turn in group)
@@ -106,7 +107,7 @@ BATCHED_TEXT = (
     "system: new tokens of all texts over the time of their groups. one user: of one text, while "
     "its group decodes it. full: while all texts of a group run, drafters' setup aside. tail: time "
     "after the first text ended; idle seats: of all seats' time. useless rows: rows of passes that "
-    "gave no token. models: the time in passes of heads and draft models. outside: of steps, in no "
+    "gave no token. models: the time in passes of heads and draft models, behind the prompts. outside: of steps, in no "
     "pass, of these or of the target. as ar: outputs equal to ar's at the same batch; the table "
     "above holds them against plain decoding of each text alone."
 )
