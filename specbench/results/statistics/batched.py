@@ -107,9 +107,9 @@ BATCHED_TEXT = (
     "system: new tokens of all texts over the time of their groups. one user: of one text, while "
     "its group decodes it. full: while all texts of a group run, drafters' setup aside. tail: time "
     "after the first text ended; idle seats: of all seats' time. useless rows: rows of passes that "
-    "gave no token. models: the time in passes of heads and draft models, behind the prompts. outside: of steps, in no "
-    "pass, of these or of the target. as ar: outputs equal to ar's at the same batch; the table "
-    "above holds them against plain decoding of each text alone."
+    "gave no token. models: the time in passes of heads and draft models, behind the prompts. "
+    "outside: of steps, in no pass, of these or of the target. as ar: outputs equal to ar's at the "
+    "same batch; the table above holds them against plain decoding of each text alone."
 )
 
 
