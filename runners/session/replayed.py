@@ -10,7 +10,7 @@ from dataclasses import replace
 from runners.job import Job
 from runners.session.blocks import Answers, Turn
 from runners.session.method_runs import MethodRun
-from specbench.errors import CaseFailed, DiskError
+from specbench.errors import CaseFailed
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.lock_step import TextSteps, group_times
 from specbench.replay.replay_kind import APPROXIMATE, EXACT, ROUNDED
@@ -19,6 +19,7 @@ from specbench.replay.traces import RecordedTurn, Traces
 from specbench.results.lines import Batched
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
+from specbench.storage.jsonl import DiskError
 
 
 class RecordedAnswers(Answers):

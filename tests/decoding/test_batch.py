@@ -14,7 +14,7 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
 from specbench.errors import CaseFailed, ConfigurationError
-from specbench.models import batch_target
+from specbench.models import batch_target, kv_cache
 from specbench.models.batch_target import BatchTarget
 from specbench.models.kv_cache import KVCache
 from specbench.models.target import Target
@@ -435,9 +435,34 @@ def gather_off_by_one(patch):
 FAULTS = {f.__name__: f for f in (neighbours_positions, neighbours_mask, gather_off_by_one)}
 
 
+def row_that_nobody_wrote(patch):
+    """The compiled pass's zeroed key: a row of the cache behind each text's own counts."""
+    inner = batch_target.Segment
+
+    def late(storage, text, past, *more):
+        return inner(storage, text, past + (past > 0), *more)
+
+    for module in (kv_cache, batch_target):
+        patch.setattr(module, "Segment", late)
+
+
 @pytest.mark.parametrize("fault", [None, *FAULTS])
 def test_planted_faults_are_found(fault, targets, monkeypatch):
     target, batch = targets()
+    assert outputs_are_those_alone(target, batch, FAULTS.get(fault), monkeypatch) == (fault is None)
+
+
+@pytest.mark.parametrize("fault", [None, *FAULTS, row_that_nobody_wrote.__name__])
+def test_planted_faults_are_found_in_passes_by_one_call(fault, everything_packed, monkeypatch):
+    model = tiny_model("llama", dtype=torch.float32, vocab_size=VOCAB)
+    target = Target(model, max_len=64, max_nodes=40, packed_bytes=1 << 22)
+    assert target.compiled is not None
+    plant = {**FAULTS, row_that_nobody_wrote.__name__: row_that_nobody_wrote}.get(fault)
+    batch = BatchTarget(target, 2)
+    assert outputs_are_those_alone(target, batch, plant, monkeypatch) == (fault is None)
+
+
+def outputs_are_those_alone(target, batch, plant, monkeypatch):
     plain = alone(target, [Drafter(name="ar")] * 2)
     shapes = ((-1, 0, 1), (-1, -1, 1))
     drafters = [
@@ -445,11 +470,10 @@ def test_planted_faults_are_found(fault, targets, monkeypatch):
         for turn, shape in zip(plain, shapes, strict=True)
     ]
     wanted = alone(target, drafters)
-    if fault:
-        FAULTS[fault](monkeypatch)
-    found = together(batch, drafters)
-    outputs = [turn.output_ids for turn in found]
-    assert (outputs == [turn.output_ids for turn in wanted]) == (fault is None)
+    if plant:
+        plant(monkeypatch)
+    outputs = [turn.output_ids for turn in together(batch, drafters)]
+    return outputs == [turn.output_ids for turn in wanted]
 
 
 def test_a_zeroed_key_that_still_counts_is_found(targets, monkeypatch):

@@ -193,6 +193,15 @@ def test_groups_take_each_texts_own_steps_and_a_pass_for_all(live, again, surfac
     )
 
 
+def test_a_learner_of_logits_sees_its_own_text_in_a_group(again, surface):
+    """Also in second turns, which only some of a group's cases have."""
+    learner = "compare=[{method: token_recycling, state_scope: prompt}]"
+    typed = (f"runner.surface={surface}", learner)
+    alone = steps(again(*typed, out="alone")[1])
+    assert steps(again(*typed, "batch.size=2")[1]) == alone
+    assert any(key[2] for key in alone)
+
+
 def test_a_budget_of_all_texts_is_replayed_as_they_were_decoded(small, again, surface, tmp_path):
     entry = f"{{method: adaptive, policy: marginal, surface: '{surface}'}}"
     typed = [f"compare=[{entry}]", "batch.size=2"]
