@@ -2,7 +2,7 @@
 
     python run.py method=token_recycling method.levels=[8,16,16,8] output_dir=RUN
     python scripts/best_tree.py RUN tree.json --label token_recycling --nodes 8
-    python run.py method=token_recycling method.tree=tree.json
+    python run.py method=token_recycling method.levels=null method.tree=tree.json
 
 For methods that fill a fixed tree: token_recycling, medusa, hydra, eagle. The run's tree should be
 wider and deeper than the one wanted: what it did not draft is taken as never accepted. The tree is
