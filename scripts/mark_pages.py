@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, n
 from analysis.runs.command import parser_of, reporting_errors
 from scripts.method_table import remade
 from specbench.paths import PROJECT
-from specbench.results.records import MANIFEST
+from specbench.results.records import MANIFEST, SUMMARY
 from specbench.storage.jsonl import read_json
 from specbench.system.environment import code_sha256
 
@@ -53,6 +53,8 @@ def _codes_of(record: Path) -> set[str]:
         words = record.with_suffix(".md")
         said = words.read_text(encoding="utf-8") if words.is_file() else ""
         return set(re.findall(r"\(code ([0-9a-f]{16})\)", said))
+    if record.name == SUMMARY:
+        record = record.parent
     noted = read_json(record / MANIFEST if record.is_dir() else record)
     code = noted.get("code") or (noted.get("environment") or {}).get("code")
     return {str(code)} if code else set()

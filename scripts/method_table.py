@@ -33,18 +33,21 @@ def remade(page: str, root: Path = PROJECT) -> str:
 
 
 def table(kept: str, whole: bool = False, root: Path = PROJECT) -> str:
-    """The best, the median and the losing methods of a kept run, or all, and what they ran on."""
+    """Some methods of a kept run, or all, and what they ran on."""
     (run,) = load_runs([root / kept])
     summary = read_json(root / kept / SUMMARY)
     overall = {row["label"]: row for row in summary["rows"] if row["task"] == "overall"}
     baseline = overall.pop(str(run.baseline))
     ranked = sorted(overall.values(), key=lambda row: -row["speedup"])
-    losing = [row for row in ranked if row["speedup_ci"][1] < 1]
+    slower = {
+        pair["first"]
+        for pair in summary["pairs"]
+        if pair["second"] == run.baseline and pair["verdict"] == "slower"
+    }
+    losing = [row for row in ranked if row["label"] in slower]
     shown = ranked[:_BEST] + ranked[len(ranked) // 2 :][:1] + losing
     shown = ranked if whole else [row for i, row in enumerate(shown) if row not in shown[:i]]
-    first = (
-        f"The first {_BEST} of {len(ranked)} methods, the median, and all {len(losing)} that lose."
-    )
+    first = f"The first {_BEST} of {len(ranked)} methods, the median, {len(losing)} shown to lose."
     if whole:
         first = f"{len(ranked)} methods, {len(losing)} of them shown to lose."
     turns = sum(baseline["lossless"].values())

@@ -71,7 +71,7 @@ def _crossing(entries: Sequence[ComparedLabel]) -> Crossing:
     for entry in entries:
         found = entry.measured("speedup")
         assert found.value is not None
-        rows.append((found.value, *(found.interval or (found.value,) * 2)))
+        rows.append((found.value, *(found.interval or (0.0, np.inf))))  # without one: anything
     batch, low, high = (float(at) for at in falls_to_one(places, np.array(rows).T))
     known = any(entry.measured("speedup").interval is not None for entry in entries)
     return Crossing(entries, batch, (low, high) if known else None)

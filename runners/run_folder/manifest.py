@@ -119,6 +119,8 @@ def check_resume(old: RunManifest, machine: Machine, force: bool) -> bool:
         cuda_settings=old.cuda_settings,
     )
     known, here = environment.fingerprint(then), environment.fingerprint(machine)
+    if old.code:  # an edit that was not committed
+        known["code"], here["code"] = old.code, machine["code"]
     noted = {key: value for key, value in here.items() if key in known}
     return _forced(config_diff(known, noted), force)
 

@@ -1,0 +1,48 @@
+"""Runs that repeat each other, summarised as one."""
+
+import numpy as np
+import pytest
+
+from analysis.runs.load import load_runs
+from scripts.pooled_runs import pooled
+from specbench.errors import ResultsError
+from specbench.results.statistics.summary import summarize
+from tests.small_run import run_here
+
+
+@pytest.fixture(scope="module")
+def twice(small, tmp_path_factory):
+    """The folder of two runs of other seeds, and of a third with another method."""
+    folder = tmp_path_factory.mktemp("twice")
+    typed = [*small, "measure.exclusive=false"]
+    for seed in (0, 1):
+        run_here([*typed, f"seed={seed}", f"dataset.shuffle={seed}", f"output_dir={folder}/{seed}"])
+    run_here([*typed, "compare=[sam]", f"output_dir={folder}/other"])
+    return folder
+
+
+def test_they_count_as_repeats_of_one_run(twice):
+    runs = load_runs([twice / "0", twice / "1"])
+    made = pooled(runs)
+    rows = {row["label"]: row for row in made["rows"]}
+    assert set(rows) == set(runs[0].labels) and made["leaders"]
+    turns = [r for run in runs for r in run.records if r.label == "pld"]
+    tokens, steps = sum(r.n_new - 1 for r in turns), sum(r.n_target_passes for r in turns)
+    assert rows["pld"]["mat"] == pytest.approx(tokens / steps)
+    low, high = rows["pld"]["speedup_ci"]
+    assert low < rows["pld"]["speedup"] < high
+    alone = [float(np.ptp(np.log(row["speedup_ci"]))) for row in _rows(runs)]
+    assert np.ptp(np.log([low, high])) > min(alone), "what runs do is in the interval"
+
+
+def _rows(runs):
+    for run in runs:
+        found = summarize(run.records, run.labels, run.baseline, run.seed, run.estimator)
+        yield next(r for r in found if (r["label"], r["task"]) == ("pld", "overall"))
+
+
+def test_runs_that_differ_are_refused(twice):
+    with pytest.raises(ResultsError, match="other labels"):
+        pooled(load_runs([twice / "0", twice / "other"]))
+    with pytest.raises(ResultsError, match="1 run"):
+        pooled(load_runs([twice / "0"]))
