@@ -55,7 +55,9 @@ def _codes_of(record: Path) -> set[str]:
         return set(re.findall(r"\(code ([0-9a-f]{16})\)", said))
     if record.name == SUMMARY:
         record = record.parent
-    noted = read_json(record / MANIFEST if record.is_dir() else record)
+    if record.is_dir():
+        record /= MANIFEST if (record / MANIFEST).is_file() else SUMMARY  # several runs' together
+    noted = read_json(record)
     code = noted.get("code") or (noted.get("environment") or {}).get("code")
     return {str(code)} if code else set()
 

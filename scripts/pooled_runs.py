@@ -1,6 +1,6 @@
 """One summary of runs that are repeats of each other, each in a process of its own.
 
-    python scripts/pooled_runs.py RUNS --out pooled.json
+    python scripts/pooled_runs.py RUNS --out FOLDER     # FOLDER/summary.json
 
 The runs differ in their seed, and so in the order of cases and labels, and in nothing else. They
 count as repeats of one run: intervals hold what prompts and what runs do, and two methods are
@@ -18,6 +18,7 @@ from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.comparisons import conditions
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
+from specbench.results.records import SUMMARY
 from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of
 from specbench.results.statistics.summary import summarize
 from specbench.storage.jsonl import JsonObject, write_json
@@ -58,10 +59,12 @@ def pooled(runs: Sequence[Run]) -> JsonObject:
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the summary")
     options = parser.parse_args()
-    write_json(options.out, pooled(load_runs(options.runs)))
-    print(options.out)
+    made = pooled(load_runs(options.runs))
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_json(options.out / SUMMARY, made)
+    print(options.out / SUMMARY)
     return 0
 
 
