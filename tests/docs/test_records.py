@@ -15,6 +15,7 @@ from scripts.method_table import remade
 from scripts.shown_numbers import PAGES, TABLE, in_text, read, refilled, shows, wrong_cells
 from specbench.paths import PROJECT
 from specbench.results.records import DONE
+from specbench.results.statistics.run_summary import run_summary
 from specbench.results.statistics.summary import summarize
 from specbench.system.environment import code_sha256
 
@@ -132,6 +133,22 @@ def test_a_kept_run_s_summary_is_that_of_its_cases(path):
         for key in ("n_cases", "n_timed", "mat", "tokens_per_s", "speedup", "lossless"):
             wanted = None if kept[key] is None else pytest.approx(kept[key], rel=1e-12)
             assert row[key] == wanted, (row["label"], key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", KEPT)
+def test_a_kept_run_s_intervals_and_verdicts_are_those_of_its_cases(path):
+    (run,) = load_runs([PROJECT / path])
+    made = run_summary(run.records, [], run.manifest)
+    kept = json.loads(text(f"{path}/summary.json"))
+    assert made["leaders"] == kept["leaders"]
+    for label, standing in kept["against_best"].items():
+        assert made["against_best"][label] == pytest.approx(standing, rel=1e-9), label
+    rows = {(row["label"], row["task"]): row for row in made["rows"]}
+    for row in kept["rows"]:
+        for key in (key for key in row if key.endswith("_ci") and row[key]):
+            found = rows[row["label"], row["task"]][key]
+            assert found == pytest.approx(row[key], rel=1e-9), (row["label"], row["task"], key)
 
 
 def pictures():
