@@ -14,9 +14,10 @@ from analysis.runs.load import load_runs
 from methods.suffix_decoding import SuffixDecoding
 from runners import replay
 from specbench.config.hydra_errors import translate_hydra_error
-from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
+from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused, SpecBenchError
 from specbench.replay.cost_surface import CostSurface, Grid
 from specbench.replay.imported_surface import Origin, imported_surface, read_steps_of_others
+from specbench.replay.replayer import Replayer
 from specbench.results import records
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
@@ -200,6 +201,26 @@ def test_a_learner_of_logits_sees_its_own_text_in_a_group(again, surface):
     alone = steps(again(*typed, out="alone")[1])
     assert steps(again(*typed, "batch.size=2")[1]) == alone
     assert any(key[2] for key in alone)
+
+
+def test_a_text_that_fails_leaves_its_group_alone(live, again, surface, monkeypatch):
+    alone = again(f"runner.surface={surface}", out="alone")[1]
+    case = records.read_records(alone)[0][0].case_id
+    inner = Replayer._load
+
+    def damaged(self, seat, drafter, turn, **named):
+        if (drafter.name, turn.case_id) == ("pld", case):
+            raise SpecBenchError("a damaged file")
+        return inner(self, seat, drafter, turn, **named)
+
+    monkeypatch.setattr(Replayer, "_load", damaged)
+    code, out = again(f"runner.surface={surface}", "batch.size=2")
+    assert code == 1
+    found, _ = records.read_records(out)
+    failed = {r.key for r in found if r.status == "failed"}
+    assert failed == {r.key for r in found if (r.label, r.case_id) == ("pld", case)}
+    wanted = steps(alone)
+    assert all(value == wanted[key] for key, value in steps(out).items() if key not in failed)
 
 
 def test_a_budget_of_all_texts_is_replayed_as_they_were_decoded(small, again, surface, tmp_path):
