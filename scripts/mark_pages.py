@@ -3,7 +3,7 @@
     python scripts/mark_pages.py
 
 Tables between ``<!-- made of RUN -->`` and ``<!-- end -->`` are written anew first. Below each
-table and picture of README.md and docs/ that was measured with other kernels, engine, methods or
+table, paragraph and picture of README.md and docs/ that was measured with other kernels, engine, methods or
 settings than this checkout has, the page says so; once the record was made again the sentence goes.
 A record that does not say its code counts as older. The pre-commit hook and `make fmt` run this.
 """
@@ -26,6 +26,10 @@ SENTENCE = "*Measured with older code.*"
 _TABLE = re.compile(
     r"(?P<shown><!-- from: (?P<records>.+)\n(?:.+\n)*\n(?:\|.*\n)+)(?P<marked>\n\*Measured.*\*\n)?"
 )
+_TEXT = re.compile(  # a paragraph
+    r"(?P<shown><!-- from: (?P<records>.+)\nnumbers: .+ -->\n(?:.+\n)*?.+?)"
+    r"(?P<marked> \*Measured.*\*)?(?=\n\n|\n?\Z)"
+)
 _PICTURE = re.compile(r"(?P<shown>^Record: (?P<records>`.+`\.))(?P<marked> \*Measured.*\*)?$", re.M)
 
 
@@ -37,10 +41,11 @@ def marked(page: str, code: str, root: Path = PROJECT) -> str:
         return found["shown"] + (f"\n{SENTENCE}\n" if older else "")
 
     def picture(found: re.Match[str]) -> str:
-        older = _is_older(re.findall("`([^`]+)`", found["records"]), code, root)
+        records = re.findall("`([^`]+)`", found["records"]) or found["records"].split()
+        older = _is_older(records, code, root)
         return found["shown"] + (f" {SENTENCE}" if older else "")
 
-    return _PICTURE.sub(picture, _TABLE.sub(table, page))
+    return _PICTURE.sub(picture, _TEXT.sub(picture, _TABLE.sub(table, page)))
 
 
 def _is_older(records: list[str], code: str, root: Path) -> bool:
