@@ -8,9 +8,10 @@ Words with = are keys of a run (model, data_dir, generation, ...). The questions
 set, which samples of Spec-Bench leave out: dataset=specbench dataset.part=selection.
 
 Each method gets as many settings of the space in its yaml (search), its own among them, and they
-are halved twice: all on a quarter of the cases, half on half of them, a quarter on all. A setting
-whose replay is exact is replayed from one recording of plain decoding, its passes priced by this
+are halved twice: all on a quarter of the cases, half on half of them, a quarter on all. A method
+that drafts from text is replayed from one recording of plain decoding, its passes priced by this
 machine's cost surface (PREDICTED); others are run, interleaved with plain decoding (measured).
+Heads, too: in a replay their weights stay in the processor's cache, and drafts look too cheap.
 Scores on these questions are no results, since settings were chosen by them.
 
 Everything lies in --out, and the same command goes on there. It writes a file for conf/pair for
@@ -44,7 +45,7 @@ from specbench.config.compare import is_part
 from specbench.data.cases import Case, load_cases
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.replay.cost_surface import CostSurface
-from specbench.replay.replay_kind import APPROXIMATE
+from specbench.replay.replay_kind import EXACT
 from specbench.replay.traces import load_traces
 from specbench.results.fitted_table import FittedTable
 from specbench.storage import jsonl
@@ -82,10 +83,10 @@ class Tuning:
                 rows[method] = _row(method, NOT_RUN, reason=reason)
                 continue
             try:
-                rough = replays.kind(method, {}) == APPROXIMATE
+                exact = replays.kind(method, {}) == EXACT
             except NeedsNotMet:
-                rough = True
-            ways[method] = LIVE if rough else REPLAYED
+                exact = False
+            ways[method] = REPLAYED if exact else LIVE
         for way in (REPLAYED, LIVE):
             chosen = {m: space for m, space in spaces.items() if ways.get(m) == way}
             found = self._search(
