@@ -11,7 +11,7 @@ Each method gets as many settings of the space in its yaml (search), its own amo
 are halved twice: all on a quarter of the cases, half on half of them, a quarter on all. A method
 that drafts from text is replayed from one recording of plain decoding, its passes priced by this
 machine's cost surface (PREDICTED); others are run, interleaved with plain decoding (measured).
-Heads, too: in a replay their weights stay in the processor's cache, and drafts look too cheap.
+Heads, too: a replay misjudges them, for their weights stay in the processor's cache there.
 Scores on these questions are no results, since settings were chosen by them.
 
 Everything lies in --out, and the same command goes on there. It writes a file for conf/pair for
