@@ -4,8 +4,9 @@
 
 Tables between ``<!-- made of RUN -->`` and ``<!-- end -->`` are written anew first. Below each
 table, paragraph and picture of README.md and docs/ that was measured with other kernels, engine,
-methods or settings than this checkout has, the page says so; once the record was made again the sentence goes.
-A record that does not say its code counts as older. The pre-commit hook and `make fmt` run this.
+methods or settings than this checkout has, the page says so; once the record was made again the
+sentence goes. A record that does not say its code counts as older. The pre-commit hook and
+`make fmt` run this.
 """
 
 import re
