@@ -47,7 +47,10 @@ def table(kept: str, whole: bool = False, root: Path = PROJECT) -> str:
     losing = [row for row in ranked if row["label"] in slower]
     shown = ranked[:_BEST] + ranked[len(ranked) // 2 :][:1] + losing
     shown = ranked if whole else [row for i, row in enumerate(shown) if row not in shown[:i]]
-    first = f"The first {_BEST} of {len(ranked)} methods, the median, {len(losing)} shown to lose."
+    first = (
+        f"The first {_BEST} of {len(ranked)} methods, the median, and the {len(losing)} that are "
+        "shown to lose."
+    )
     if whole:
         first = f"{len(ranked)} methods, {len(losing)} of them shown to lose."
     turns = sum(baseline["lossless"].values())
