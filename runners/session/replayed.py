@@ -14,7 +14,7 @@ from specbench.errors import CaseFailed
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.lock_step import TextSteps, group_times
 from specbench.replay.replay_kind import APPROXIMATE, EXACT, ROUNDED
-from specbench.replay.replayer import Replayed, ReplayedTurn, Replayer
+from specbench.replay.replayer import ReplayedTurn, Replayer, ReplayRequest
 from specbench.replay.traces import RecordedTurn, Traces
 from specbench.results.lines import Batched
 from specbench.results.manifest import BASELINE
@@ -61,11 +61,11 @@ class RecordedAnswers(Answers):
         self.covered.append(replayed.covered)
         self._finish(turn, asked.turn, replayed)
 
-    def _asked(self, turn: Turn) -> Replayed:
+    def _asked(self, turn: Turn) -> ReplayRequest:
         record, drafter = turn.record, turn.run.drafter
         recorded = self._recorded(record.label, record.case_id, record.turn)
         empty = drafter.starts_empty(record.turn)
-        return Replayed(drafter, recorded, empty, record.seed, turn.run.seen(record))
+        return ReplayRequest(drafter, recorded, empty, record.seed, turn.run.seen(record))
 
     def _finish(self, turn: Turn, recorded: RecordedTurn, replayed: ReplayedTurn) -> None:
         record = turn.record
@@ -145,7 +145,7 @@ class GroupedAnswers(RecordedAnswers):
         return self._seats[run.label][seat]
 
     def answer(self, turns: Sequence[Turn]) -> None:
-        asked: dict[int, Replayed] = {}
+        asked: dict[int, ReplayRequest] = {}
         for turn in turns:
             if turn.error is None:
                 try:

@@ -66,7 +66,7 @@ class ReplayedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayRequest:
     """A recorded turn that is to be replayed, see `Replayer.replay_turn`."""
 
     drafter: Drafter
@@ -255,7 +255,9 @@ class Replayer:
             decoded, turn, self._targets[0], decoded.timings.phase_s or {}, reset_s
         )
 
-    def replay_group(self, asked: Mapping[int, Replayed]) -> dict[int, ReplayedTurn | Exception]:
+    def replay_group(
+        self, asked: Mapping[int, ReplayRequest]
+    ) -> dict[int, ReplayedTurn | Exception]:
         """Decode recorded turns in lock-step, each at its seat; with a surface.
 
         Returns:

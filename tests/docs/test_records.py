@@ -68,10 +68,12 @@ def test_a_text_s_numbers_are_looked_up_by_their_words(words, absent):
 def test_a_number_that_was_typed_is_found(part):
     readme = text("README.md")
     table = TABLE.search(readme)
-    row = next(r for r in read(table["records"]) if r["task"] == "overall" and r["label"] == "pld")
+    row = next(
+        r for r in read(table["records"]) if r["task"] == "overall" and r["label"] == "union"
+    )
     value = row["mat"] if part == "mat" else row["speedup_ci"][1]
     end = " |" if part == "mat" else "]"
-    (line,) = [line for line in readme.splitlines() if line.startswith("| `pld` |")]
+    (line,) = [line for line in readme.splitlines() if line.startswith("| `union` |")]
     typed = line.replace(f"{value:.2f}{end}", f"{value + 0.02:.2f}{end}", 1)
     assert typed != line
     assert len(list(wrong_cells(readme.replace(line, typed)))) == 1
@@ -82,7 +84,7 @@ def test_a_number_that_was_typed_is_found(part):
 def test_tables_of_all_methods_are_those_that_the_command_makes(page):
     assert "<!-- made of " in text(page)
     assert marked(remade(text(page)), code_sha256()) == marked(text(page), code_sha256())
-    typed = text(page).replace("| `pld` |", "| `pdl` |")
+    typed = text(page).replace("| `union` |", "| `onion` |")
     assert remade(typed) != typed
 
 
