@@ -67,13 +67,10 @@ def over_batches(
 
 def _crossing(entries: Sequence[ComparedLabel]) -> Crossing:
     places = np.log2([float(entry.run.batch) for entry in entries])
-    rows = []
-    for entry in entries:
-        found = entry.measured("speedup")
-        assert found.value is not None
-        rows.append((found.value, *(found.interval or (0.0, np.inf))))  # without one: anything
-    batch, low, high = (float(at) for at in falls_to_one(places, np.array(rows).T))
-    known = any(entry.measured("speedup").interval is not None for entry in entries)
+    speedups = [entry.measured("speedup") for entry in entries]
+    rows = [(one.value, *(one.interval or (0.0, np.inf))) for one in speedups]  # without: anything
+    batch, low, high = (float(at) for at in falls_to_one(places, np.array(rows, np.float64).T))
+    known = any(one.interval is not None for one in speedups)
     return Crossing(entries, batch, (low, high) if known else None)
 
 

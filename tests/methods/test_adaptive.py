@@ -278,14 +278,7 @@ def test_what_a_text_rests_for_is_learnt_when_the_rest_is_over(tmp_path):
 def test_rows_go_to_the_text_that_keeps_the_others_waiting(tmp_path):
     """Two texts take 4 s, one 3.5 s: the last one's token saves 3.5 s, the other's .5 s."""
     file = surface(tmp_path, [3.5, 4.0, 4.6, 5.2, 7.6, 10, 12, 14], texts=2)
-    sure = (0.9, 0.8)
-    seats = [
-        Adaptive(drafter=Said(parents=CHAIN[:2], survival=sure), policy="marginal", surface=file)
-        for _ in range(2)
-    ]
-    for seat in seats:
-        seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
-        seat.begin(DecodeState(np.array([1]), 99))
+    seats, _ = two_texts(file, (0.9, 0.8))
     found = []
     for remaining in ((9, 9), (9, 8), (9, 8), (8, 8), (8, 8)):
         found.append([len(tree) for tree in choose(seats, remaining)])
@@ -298,14 +291,7 @@ def test_rows_go_to_the_text_that_keeps_the_others_waiting(tmp_path):
 def test_where_no_draft_could_pay_nobody_drafts(tmp_path):
     """A row more takes 1 s, and a token that is right for certain saves .9 s at most."""
     file = surface(tmp_path, [2.0, 2.1, 3.1, 4.1, 5.1, 6.1, 7.1, 8.1], texts=2)
-    seats = [
-        Adaptive(drafter=Said(parents=CHAIN[:2], survival=(1, 1)), policy="marginal", surface=file)
-        for _ in range(2)
-    ]
-    states = [DecodeState(np.array([1]), 99) for _ in seats]
-    for seat, state in zip(seats, states, strict=True):
-        seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
-        seat.begin(state)
+    seats, states = two_texts(file, (1, 1))
     for step in range(40):
         for state in states:
             state.step = step
@@ -324,14 +310,7 @@ def test_drafts_are_trusted_as_far_as_the_groups_last_ones_were_right(accepted, 
     then rests, forgets, and tries again.
     """
     file = surface(tmp_path, [1.0, 1.8, 2.1, 2.4, 2.7, 3.0, 3.3, 3.6], texts=2)
-    seats = [
-        Adaptive(drafter=Said(parents=CHAIN[:2], survival=(1, 1)), policy="marginal", surface=file)
-        for _ in range(2)
-    ]
-    states = [DecodeState(np.array([1]), 99) for _ in seats]
-    for seat, state in zip(seats, states, strict=True):
-        seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
-        seat.begin(state)
+    seats, states = two_texts(file, (1, 1))
     steps = []
     for step in range(40):
         for state in states:
@@ -343,6 +322,21 @@ def test_drafts_are_trusted_as_far_as_the_groups_last_ones_were_right(accepted, 
             seat.observe(state, StepOutcome(tree, path, np.ones(len(path) + 1, int), None))
     assert sum(steps) == bought
     assert steps[0] and any(steps[24:]), "what was long ago counts less"
+
+
+def two_texts(file, survival):
+    """Texts of a group that draft two nodes after each other, and their states."""
+    seats = [
+        Adaptive(
+            drafter=Said(parents=CHAIN[:2], survival=survival), policy="marginal", surface=file
+        )
+        for _ in range(2)
+    ]
+    states = [DecodeState(np.array([1]), 99) for _ in seats]
+    for seat, state in zip(seats, states, strict=True):
+        seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
+        seat.begin(state)
+    return seats, states
 
 
 def choose(seats, remaining=(9, 9, 9), states=None):
