@@ -77,8 +77,8 @@ class Medusa(FixedTreeDrafter):
 
     def _shape(self) -> StaticTree:
         # Until `setup` has read the head's configuration; all its trees have as many nodes.
-        tree = _OTHERS if self.tree == _BY_MODEL else self.tree
-        return tree_of_knobs(tree, self.levels, also=[_BY_MODEL])
+        tree = _OTHERS if self.tree == _BY_MODEL and self.levels is None else self.tree
+        return tree_of_knobs(tree, self.levels, type(self).tree, also=[_BY_MODEL])
 
     def setup(self, context: DraftContext) -> None:
         if self.tree == _BY_MODEL and self.levels is None:

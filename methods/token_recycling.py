@@ -180,7 +180,7 @@ class TokenRecycling(Drafter):
         own = [key for key in ("breadth", "depth", "levels") if getattr(self, key) is not None]
         if self.tree != "template" and own:
             raise ConfigurationError(
-                f"method.tree={self.tree} is a whole tree: leave out method.{own[0]}."
+                f"method.tree={self.tree} is a whole tree: type method.{own[0]}=null."
             )
         if self.levels is not None:
             if self.breadth is not None or self.depth is not None:
@@ -190,7 +190,7 @@ class TokenRecycling(Drafter):
                 )
             return self._made("levels", lambda: tree_of_levels(self.k, self.levels or []))
         if self.breadth is None and self.depth is None:
-            return tree_of_knobs(self.tree, None)
+            return tree_of_knobs(self.tree, None, "template")
         breadth = _BREADTH if self.breadth is None else self.breadth
         depth = _DEPTH if self.depth is None else self.depth
         self._require(depth >= 1, "depth", "at least 1")

@@ -49,7 +49,7 @@ def pooled(runs: Sequence[Run]) -> JsonObject:
     return {
         "code": first.manifest.code,
         "runs": [run.manifest.run_key for run in runs],
-        "rows": [row for row in summarize(records, *how) if row["task"] == "overall"],
+        "rows": summarize(records, *how),
         "pairs": pairs,
         "leaders": leaders_of(pairs),
         "against_best": standings_of(pairs),

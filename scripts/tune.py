@@ -114,6 +114,8 @@ class Tuning:
                     jobs.asked_from(self.cfg, asked, path.with_suffix(".jsonl")), items, path
                 )
 
+            for found in candidates.values():
+                replays.refuse_unfit(found)
             measure = LiveRuns(run, self.folder / "live")
         searched = successive_halving(candidates, self._ids, measure)
         return {method: (candidates[method], one) for method, one in searched.items()}

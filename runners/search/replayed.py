@@ -11,7 +11,7 @@ from runners.session.method_runs import MethodRun, find_heads, fitting, instanti
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
 from specbench.decoding.drafter import Drafter
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError, NeedsNotMet, SpecBenchError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replay_kind import replay_kind
 from specbench.replay.replayer import Replayer
@@ -66,6 +66,16 @@ class Replays:
                 if not path.is_file():
                     return artifact.command_for(build_model(self._config.model))
         return ""
+
+    def refuse_unfit(self, candidates: Sequence[Candidate]) -> None:
+        """Refuse settings that do not fit the method's files: one of them would end a whole run."""
+        for one in candidates:
+            try:
+                self._prepared(one)
+            except NeedsNotMet:
+                pass  # of replays alone
+            except ConfigurationError as error:
+                one.refused = str(error)
 
     def __call__(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> None:
         for one in candidates:

@@ -51,15 +51,17 @@ def load_spaces(methods: Iterable[str] | None = None) -> dict[str, Space]:
 def settings(
     space: Space, count: int, seed: int, usable: Callable[[Knobs], bool] = lambda _: True
 ) -> list[Knobs]:
-    """Up to ``count`` different settings: the method's own (no knobs), then points that fill it.
+    """Up to ``count`` different settings: the method's own (no knobs), the least, then others.
 
-    The points are a scrambled Halton sequence: however many are taken, they are spread evenly, and
-    more of them begin with the same ones. Where ``usable`` says no, the next one is taken.
+    The least has the first of all choices and the lowest of all numbers, since where rows are dear
+    the smallest draft often pays best. The others are a scrambled Halton sequence: however many are
+    taken, they fill the space evenly, and more of them begin with the same ones. Where ``usable``
+    says no, the next one is taken.
     """
     found: dict[str, Knobs] = {"{}": {}}
     contradicting: set[str] = set()
     points = qmc.Halton(len(space), rng=seed).random(count * _DRAWS)
-    for point in points:
+    for point in [[0.0] * len(space), *points]:
         if len(found) >= count:
             break
         knobs = {

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import hydra.utils
 import numpy as np
-import psutil
 
 from runners.job import Entry, Job
 from specbench import paths
@@ -39,6 +38,7 @@ from specbench.results.manifest import ArtifactInfo, DraftInfo, LabelInfo
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from specbench.storage.arrays import open_array_file, write_array_file
+from specbench.system import memory
 
 if TYPE_CHECKING:  # torch, which a replay does not need
     from transformers import PreTrainedTokenizerBase
@@ -191,7 +191,7 @@ def _check_size(entry: Entry, needs: Needs) -> None:
     """Refuse what no machine of this size can hold, before anything is built for it."""
     # A tree's mask has a number for every two of its nodes; its other buffers are smaller.
     masked = (needs.max_nodes + 1) ** 2 if needs.layout == "tree" else 0
-    wanted, total = masked * _MASK_BYTES + needs.memory, psutil.virtual_memory().total
+    wanted, total = masked * _MASK_BYTES + needs.memory, memory.total_bytes()
     if wanted > total:
         raise _too_large(
             entry,

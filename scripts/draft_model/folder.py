@@ -30,10 +30,11 @@ _HEAD = f"""\
 Made by `python -m scripts.draft_model.train_heads` (docs/draft_model.md) in the published format
 that `specbench/models/heads/` reads, its matrices kept as bytes with a scale a row
 (`specbench/models/checkpoints/int8.py`). Trained on the mix below (prose, and the target's
-answers), none of it from a benchmark. The curve is measured on held-out greedy answers, in float32:
+answers), none of it from a benchmark. The curve is measured on held-out texts, answers and prose:
 `top1` is the share of a chain's first, second, … guesses that are the target's own choice, of
-those whose guesses before were right; `chain_mat` is the MAT of greedy decoding with chains of
-{HELD_STEPS}. Epoch 0 is the head before training."""
+those whose guesses before were right; `chain_mat` is the tokens a step of chains of {HELD_STEPS}.
+Where the processor multiplies bfloat16, texts and states are those of the target in bfloat16.
+Epoch 0 is the head before training."""
 _TITLES = {
     "draft": "Draft model",
     "medusa": "Medusa-1 heads (shared LM head)",
@@ -85,6 +86,7 @@ def write_head(folder: Path, file: HeadFile, facts: dict[str, object]) -> None:
 
 def write_card(folder: Path, facts: dict[str, object]) -> None:
     """Add facts to a draft's or head's, and write its card anew from all of them."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / FACTS
     facts = (jsonl.read_json(path) if path.is_file() else {}) | facts
     jsonl.write_json(path, facts)

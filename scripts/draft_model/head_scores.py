@@ -1,15 +1,18 @@
 """What trained heads guess right on questions of a file, and what more texts would be worth.
 
     python -m scripts.draft_model.head_scores spec_bench.jsonl --heads FOLDER [FOLDER ...]
-    python -m scripts.draft_model.head_scores --curves WORK [--figure curves.png]
+    python -m scripts.draft_model.head_scores --curves FOLDER [--figure FILE.png] [--out FITS.json]
 
 The first prints the shares of right first, second, … guesses on the target's greedy answers to
 ``--batch`` of the questions (first turns; the answers are kept in ``--work``). The second reads the
-scores that a training left in its work folder, running or ended: those of the first epoch, where
-every token is new, are fitted by a - b * tokens**-c, which says what ten times as many would give.
+curves in the cards of FOLDER's heads: the scores of the first epoch, where every text is new, are
+fitted by a - b * tokens**-c and continued to ten times as many. That is a guide and no forecast:
+the learning rate is still high in the first epoch, and falls to nearly nothing in the last.
 """
 
 import argparse
+import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,10 +24,10 @@ from safetensors.torch import load_file
 from scipy.optimize import curve_fit
 
 from analysis.runs.command import parser_of, reporting_errors
-from scripts.draft_model.folder import HEADS_FOLDER
+from scripts.draft_model.folder import FACTS, HEADS_FOLDER
 from scripts.draft_model.head_families import Teacher, make
 from scripts.draft_model.head_lesson import Pupil, held_out, pack
-from scripts.draft_model.sources import group, numbers, prepare, read_texts
+from scripts.draft_model.sources import check, group, numbers, prepare, read_texts
 from scripts.draft_model.train_heads import RECIPES
 from specbench.config.compose import compose, typed
 from specbench.errors import ConfigurationError
@@ -34,6 +37,7 @@ from specbench.models.hidden_states import Embeddings
 from specbench.storage import jsonl
 
 _MORE = 10  # times the tokens, for the prediction
+_SCORE = re.compile(r"(\w+) (\[[^\]]*\]|[-+.\de]+)")
 
 
 def taught(
@@ -66,7 +70,9 @@ def taught(
 def score(options: argparse.Namespace) -> None:
     kept = (*options.layers, -1)
     prepare(options, kept)
-    texts, _ = read_texts([group(options.work, "other", 0)])
+    asked = group(options.work, "other", 0)
+    check(options, [asked], kept)
+    texts, _ = read_texts([asked])
     every = list(range(len(texts.prompts)))
     cfg = typed(compose(["model=smollm2_135m"]))
     target = loading.load_model(cfg).model
@@ -107,14 +113,21 @@ def curve_of(points: list[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, i
     return np.array([float(point["visits"]) for point in seen]), shares, first
 
 
+def points_of(card: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The points of the curve in a head's ``training.json``."""
+    return [
+        {name: json.loads(value) for name, value in _SCORE.findall(f"{epoch}, {line}")}
+        for epoch, line in card["curve"].items()
+    ]
+
+
 def curves(options: argparse.Namespace) -> None:
-    drawn = {}
+    drawn, fits = {}, []
     for name in RECIPES:
-        path = options.curves / f"{name}.pt"
+        path = options.curves / name / FACTS
         if not path.is_file():
             continue
-        left = torch.load(path, weights_only=True, mmap=True)
-        drawn[name] = curve_of(left["progress"]["curve"])
+        drawn[name] = curve_of(points_of(jsonl.read_json(path)))
         tokens, shares, first = drawn[name]
         print(f"{name}: first guess right, by tokens seen")
         for n, share in zip(tokens, shares, strict=True):
@@ -123,10 +136,18 @@ def curves(options: argparse.Namespace) -> None:
             a, b, c = fitted(tokens[:first], shares[:first])
             more = _MORE * tokens[first - 1]
             print(f"  {a:.3f} - {b:.3g} * n^-{c:.3f}; {more:,.0f} tokens: {a - b * more**-c:.3f}")
+            fit = {"a": a, "b": b, "c": c, "tokens": more, "predicted": a - b * more**-c}
+            ends = {"first_epoch": shares[first - 1], "seen": tokens[-1], "reached": shares[-1]}
+            fits.append({"label": name} | {k: float(v) for k, v in (ends | fit).items()})
     if not drawn:
-        raise ConfigurationError(f"{options.curves} has no training's state (eagle.pt, …).")
+        raise ConfigurationError(
+            f"{options.curves} has no trained head (eagle/{FACTS}, …). Type a folder that "
+            "train_heads wrote to with --out."
+        )
     if options.figure:
         _draw(drawn, options.figure)
+    if options.out:
+        jsonl.write_json(options.out, {"rows": fits})
 
 
 def _draw(drawn: Mapping[str, tuple[np.ndarray, np.ndarray, int]], figure: Path) -> None:
@@ -160,13 +181,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--batch", type=int, default=96, help="questions (default: %(default)s)")
     add("--new-tokens", type=int, default=160, help="of an answer (default: %(default)s)")
     add("--layers", type=numbers, default=(2, 19, 27), help="EAGLE-3's states: 2,19,27")
-    add("--curves", type=Path, metavar="WORK", help="the work folder of a training")
+    add("--curves", type=Path, metavar="FOLDER", help="of trained heads")
     add("--figure", type=Path, help="where the curves are drawn")
+    add("--out", type=Path, help="where the fits to the curves are written (.json)")
     nothing = {"groups": 0, "asked": 0, "read": 0, "share": (0, 1), "seed": 0, "data": None}
     parser.set_defaults(**nothing)
     options = parser.parse_args(argv)
     if options.curves is None and options.other is None:
-        parser.error("type a file of questions, or --curves WORK")
+        parser.error("type a file of questions, or --curves FOLDER")
     return options
 
 

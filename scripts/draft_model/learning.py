@@ -47,6 +47,7 @@ class Training:
         clip: norm of the gradients at most.
         judge: what a score is worth: the weights of the best one are what the training ends with.
             None ends with the last.
+        texts: names what is learnt and scored; a stopped training goes on only with the same.
     """
 
     recipe: Recipe
@@ -56,6 +57,7 @@ class Training:
     score: Callable[[], Score]
     clip: float
     judge: Callable[[Score], float] | None = None
+    texts: str = ""
 
 
 class Average:
@@ -132,7 +134,8 @@ def learn(
         looks[len(plans)] = epoch + 1
     places = list(looks)
     path = work / f"{recipe.name}.pt"
-    key = json.dumps([asdict(recipe), len(plans), int(lengths.sum())], sort_keys=True)
+    known = [asdict(recipe), len(plans), int(lengths.sum()), training.texts]
+    key = json.dumps(known, sort_keys=True)
     average = Average(model, recipe.average)
     progress, best = _resume(path, key, training, average)
     if progress.done:

@@ -8,6 +8,7 @@ are never learnt, and say when a training has learnt enough.
 """
 
 import argparse
+import hashlib
 import json
 import random
 import time
@@ -121,7 +122,7 @@ def prepare(options: argparse.Namespace, layers: Sequence[int] = ()) -> None:
     for at in missing:
         start = time.perf_counter()
         style, texts = author.write(at)
-        about = {"style": style, "layers": ",".join(map(str, layers))}
+        about = {"style": style, "dtype": dtype} | _made_with(options, at, layers)
         with jsonl.replacing(at.path) as partial:
             known = {k: v for k, v in vars(texts).items() if v is not None}
             save_file(known, partial, metadata=about)
@@ -131,6 +132,34 @@ def prepare(options: argparse.Namespace, layers: Sequence[int] = ()) -> None:
             f"{time.perf_counter() - start:.0f} s",
             flush=True,
         )
+
+
+def _made_with(options: argparse.Namespace, at: Group, layers: Sequence[int]) -> dict[str, str]:
+    """What was typed that a group depends on."""
+    known = {"layers": ",".join(map(str, layers)), "batch": options.batch}
+    known["new-tokens"] = options.new_tokens
+    if at.source == "other":
+        known["other"] = hashlib.sha256(options.other.read_bytes()).hexdigest()
+    else:
+        known |= {"seed": options.seed, "data": options.data}
+    return {key: str(value) for key, value in known.items()}
+
+
+def check(options: argparse.Namespace, groups: Sequence[Group], layers: Sequence[int]) -> None:
+    """Refuse groups that other words made than those typed now.
+
+    Raises:
+        ConfigurationError: says which.
+    """
+    for at in groups:
+        with safe_open(at.path, "pt") as opened:
+            stored = opened.metadata()
+        for key, value in _made_with(options, at, layers).items():
+            if stored.get(key) != value:
+                raise ConfigurationError(
+                    f"{at.path} was made with another --{key} ({stored.get(key)}, not {value}). "
+                    "Type that, or name another folder with --work."
+                )
 
 
 class Author:

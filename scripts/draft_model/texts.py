@@ -101,6 +101,11 @@ def split(texts: Texts) -> tuple[torch.Tensor, torch.Tensor]:
     return held, torch.tensor([prompt not in unseen for prompt in prompts])
 
 
+def sha256_of(texts: Texts) -> str:
+    """Of their tokens."""
+    return hashlib.sha256(texts.tokens.numpy().tobytes()).hexdigest()
+
+
 def facts_of(texts: Texts, styles: list[str], learnt: torch.Tensor) -> dict[str, object]:
     """What a card says of the texts, of which those with the numbers ``learnt`` are learnt."""
     return {
@@ -110,7 +115,7 @@ def facts_of(texts: Texts, styles: list[str], learnt: torch.Tensor) -> dict[str,
         "texts_learnt": len(learnt),
         "tokens": len(texts.tokens),
         "answer_tokens": int(is_answer(texts).sum()),
-        "texts_sha256": hashlib.sha256(texts.tokens.numpy().tobytes()).hexdigest(),
+        "texts_sha256": sha256_of(texts),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }

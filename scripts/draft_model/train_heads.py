@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
 
 from analysis.runs.command import parser_of, reporting_errors
 from scripts.draft_model.folder import HEADS_FOLDER, write_head
@@ -30,8 +29,8 @@ from scripts.draft_model.head_families import Teacher, make
 from scripts.draft_model.head_lesson import Pupil, frequent, held_out, loss_of, pack
 from scripts.draft_model.learning import Recipe, Score, Training, learn
 from scripts.draft_model.sources import (
-    Group,
     add_options,
+    check,
     group,
     groups_of,
     mix_of,
@@ -40,9 +39,8 @@ from scripts.draft_model.sources import (
     prepare,
     read_texts,
 )
-from scripts.draft_model.texts import Texts, facts_of, split
+from scripts.draft_model.texts import Texts, facts_of, sha256_of, split
 from specbench.config.compose import compose, typed
-from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.hidden_states import Embeddings
 
@@ -142,6 +140,7 @@ def training_of(
         score=score,
         clip=0.5,
         judge=(lambda score: cast(float, score["other_chain_mat"])) if other else None,
+        texts=",".join([sha256_of(texts), sha256_of(other) if other else "", str(test)]),
     )
 
 
@@ -149,7 +148,7 @@ def train(options: argparse.Namespace, names: list[str]) -> None:
     groups = groups_of(options)
     texts, styles = read_texts(groups)
     held_apart = [group(options.work, "other", 0)] if options.other else []
-    _check_layers([*groups, *held_apart], options)
+    check(options, [*groups, *held_apart], _kept(options))
     cfg = typed(compose(["model=smollm2_135m"]))
     tokenizer = loading.load_tokenizer(cfg)
     target = loading.load_model(cfg, tokenizer).model
@@ -165,6 +164,8 @@ def train(options: argparse.Namespace, names: list[str]) -> None:
     if options.apart:
         compared = f"{len(near)}, left out; of {', '.join(path.name for path in options.apart)}"
         about_texts["texts_with_13_words_of_a_question"] = compared
+    if other is not None:
+        about_texts["other"] = f"{options.other.name}, {sha256_of(other)}"
     about_texts["mix"] = mix_of(texts, styles, rows)
     spaced = _spaced(rows, _SAMPLE)
     positions = int(texts.starts.diff()[rows].sum())
@@ -197,17 +198,6 @@ def _spaced(rows: torch.Tensor, count: int) -> list[int]:
     """So many of the rows at most, from all over them."""
     chosen: list[int] = rows[:: max(1, -(-len(rows) // count))].tolist()
     return chosen
-
-
-def _check_layers(groups: list[Group], options: argparse.Namespace) -> None:
-    for at in groups:
-        with safe_open(at.path, "pt") as opened:
-            stored = opened.metadata().get("layers")
-        if stored != ",".join(map(str, _kept(options))):
-            raise ConfigurationError(
-                f"--layers {options.layers}: {at.path} was kept with the states "
-                f"{stored or 'of no layers'}. Type those, or name another folder with --work."
-            )
 
 
 def _kept(options: argparse.Namespace) -> tuple[int, ...]:

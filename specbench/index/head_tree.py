@@ -41,7 +41,7 @@ class FixedTreeDrafter(HeadDrafter):
         return self._tree
 
     def _shape(self) -> StaticTree:
-        return tree_of_knobs(self.tree, self.levels)
+        return tree_of_knobs(self.tree, self.levels, type(self).tree)
 
     @property
     def max_nodes(self) -> int:

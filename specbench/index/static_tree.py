@@ -170,16 +170,24 @@ def tree_file(tree: str) -> Path | None:
     return typed_file(tree)
 
 
-def tree_of_knobs(tree: str, levels: Sequence[int] | None, also: Sequence[str] = ()) -> StaticTree:
+def tree_of_knobs(
+    tree: str, levels: Sequence[int] | None, own: str, also: Sequence[str] = ()
+) -> StaticTree:
     """The tree of ``method.tree``, or of ``method.levels`` where that is given.
 
     Args:
         tree: one of `TREES`, or a file for `load_tree`.
+        own: what ``tree`` is where nobody sets it.
         also: other values that the method takes, for the message.
 
     Raises:
-        ConfigurationError: there is no such tree.
+        ConfigurationError: there is no such tree, or both say what it is.
     """
+    if levels is not None and tree != own:
+        raise ConfigurationError(
+            f"method.tree={tree} and method.levels={levels} are two trees. Type "
+            "method.levels=null, or leave out method.tree."
+        )
     if levels is None:
         file = tree_file(tree)
         if file is None and tree not in TREES:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 import torch
 
 from specbench.arrays import IntArray
@@ -29,6 +28,7 @@ from specbench.kernels.compiled_pass import CompiledPass
 from specbench.models.kv_cache import KVCache, TextCaches
 from specbench.models.scores import Scores
 from specbench.models.target import Target
+from specbench.system import memory
 
 
 class Seat:
@@ -63,13 +63,17 @@ class BatchTarget:
 
     Args:
         max_nodes: of a text's draft; by default the target's.
+        draft_bytes: what draft models will keep beside it, for each token of a text.
 
     Raises:
         ConfigurationError: the machine has no memory for so many texts; names how many fit.
     """
 
-    def __init__(self, target: Target, size: int, max_nodes: int | None = None) -> None:
+    def __init__(
+        self, target: Target, size: int, max_nodes: int | None = None, draft_bytes: int = 0
+    ) -> None:
         self._target, self._size, self._most = target, size, max_nodes
+        self._draft_bytes = draft_bytes
         self.device = target.device
         self.seats: list[Seat] = []
         self._nodes = 0  # of a draft
@@ -100,14 +104,17 @@ class BatchTarget:
 
     def _refuse_more_than_fit(self, length: int, nodes: int) -> None:
         target = self._target
-        cached = target.cache.nbytes // target.cache.batch * length // target.cache.max_len
+        cached = target.token_bytes * length
         scored = (nodes + 1) * target.vocab_size * target.dtype.itemsize
-        held = sum(seat.cache.nbytes for seat in self.seats)  # given back before others are made
-        fits = int((free_bytes(self.device) + held) // (cached + scored))
+        text = cached + scored + self._draft_bytes * length
+        # What seats hold is given back before others are made.
+        held = sum(s.cache.nbytes + self._draft_bytes * s.cache.max_len for s in self.seats)
+        fits = int((free_bytes(self.device) + held) // text)
         if fits < self._size:
+            drafts = ", of draft models, too" if self._draft_bytes else ""
             raise ConfigurationError(
-                f"batch.size={self._size}: a text takes {(cached + scored) / 1e9:.2f} GB (keys and "
-                f"values of {length} tokens, logits of {nodes + 1} rows), and the memory "
+                f"batch.size={self._size}: a text takes {text / 1e9:.2f} GB (keys and values of "
+                f"{length} tokens{drafts}; logits of {nodes + 1} rows), and the memory "
                 f"that is free holds {fits}. Type batch.size={max(1, fits)}, or fewer "
                 "generation.max_new_tokens."
             )
@@ -297,4 +304,4 @@ def free_bytes(device: torch.device) -> int:
     """Memory that nobody has taken where the model is."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return memory.free_bytes()

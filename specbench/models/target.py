@@ -120,8 +120,12 @@ class Target(PassMasks):
     def memory_bytes(self, rows: int) -> int:
         """Weights with their packed copies, and a cache of ``rows`` tokens."""
         weights = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        per_row = self.cache.nbytes // (self.cache.max_len * self.cache.batch)
-        return int(weights + self.packed_weights["bytes"] + rows * per_row)
+        return int(weights + self.packed_weights["bytes"] + rows * self.token_bytes)
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of a token of a text."""
+        return self.cache.nbytes // (self.cache.max_len * self.cache.batch)
 
     def reserve(self, max_len: int, max_nodes: int, batch: int = 1) -> None:
         """Allocate buffers for texts of ``max_len`` tokens and trees of ``max_nodes`` nodes.

@@ -19,7 +19,7 @@ from specbench.models.batch_target import BatchTarget
 from specbench.models.kv_cache import KVCache
 from specbench.models.target import Target
 from specbench.system.clock import Clock
-from tests.conftest import CARRIERS, engine, tiny_model
+from tests.conftest import ARCHITECTURES, CARRIERS, engine, tiny_model
 from tests.contract import driver
 from tests.decoding.test_engine import Adversary
 from tests.methods.test_adaptive import surface
@@ -102,13 +102,12 @@ def test_each_text_is_its_single_run(architecture, count, targets):
 @pytest.fixture
 def drafters(targets, tmp_path_factory, monkeypatch):
     """Drafters of one method, ready for the prompts."""
-    target, _ = targets()
     cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
     heads = tmp_path_factory.getbasetemp() / "heads-32"
 
-    def get(name, *, joined, count=3, shared=False, **knobs):
-        """``joined``: with the weights of heads and draft model in common."""
-        made, first = [], None
+    def get(name, *, joined, count=3, shared=False, of="llama", **knobs):
+        """``joined``: with the weights of heads and draft model in common; ``of``: the target."""
+        made, first, (target, _) = [], None, targets(of)
         for prompt in PROMPTS[:count]:
             drafter = driver.instantiate(name, **knobs)
             context = driver.toy_context(drafter, cache, monkeypatch)
@@ -161,6 +160,19 @@ def test_every_method_drafts_as_it_does_alone(name, targets, drafters):
         # Each text by itself, in as many passes of the model as it takes.
         single = sum(made(batch, [one]).model_passes for one in drafters(name, joined=True))
         assert 0 < made(batch, joint).model_passes <= single / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("name", [m for m in driver.method_names() if m not in OVERLAPPED])
+def test_every_method_on_every_architecture_in_groups_of_each_size(
+    name, architecture, targets, drafters
+):
+    target, batch = targets(architecture)
+    wanted = alone(target, drafters(name, joined=False, count=5, of=architecture))
+    for count in (1, 2, 5):
+        joint = drafters(name, joined=True, count=count, of=architecture)
+        same(together(batch, joint), wanted[:count])
 
 
 def test_heads_of_all_texts_have_their_weights_in_common(targets, tmp_path):
@@ -344,6 +356,8 @@ def test_what_does_not_fit_is_refused_with_the_number_that_does(targets, monkeyp
     BatchTarget(target, 3)
     with pytest.raises(ConfigurationError, match=r"batch.size=5.*Type batch.size=3"):
         BatchTarget(target, 5)
+    with pytest.raises(ConfigurationError, match=r"draft models, too.*Type batch.size=2"):
+        BatchTarget(target, 3, draft_bytes=target.token_bytes // 4)
 
 
 def test_where_longer_texts_do_not_fit_the_shorter_ones_go_on(monkeypatch):

@@ -6,8 +6,10 @@ import pytest
 
 from methods.cacheback import Cacheback
 from methods.card import Card
+from methods.eagle import Eagle
 from methods.jacobi import Jacobi
 from methods.lookahead import Lookahead
+from methods.medusa import Medusa
 from methods.ngrammys import NGrammys
 from methods.opt_tree import OptTree
 from methods.ouroboros import Ouroboros
@@ -46,6 +48,8 @@ REFUSED = [
     (Lookahead, {"window": 0}, "method.window=0"),
     (Lookahead, {"guesses": 0}, "method.guesses=0"),
     (Lookahead, {"ngram": 1}, "method.ngram=1 .* at least 2"),
+    (Eagle, {"tree": "medusa_63", "levels": [2, 1]}, r"two trees. Type method\.levels=null"),
+    (Medusa, {"tree": "by_model", "levels": [2]}, r"by_model .* two trees"),
     (NGrammys, {"strategy": "mixt"}, "mixt", "mixed"),
     (NGrammys, {"layout": "batched"}, "batched", "batch"),
     (NGrammys, {"k": 0}, "k=0"),

@@ -9,12 +9,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from methods.medusa import Medusa
+from runners.search.entries import Entries
+from runners.search.halving import Candidate
+from runners.search.replayed import Replays
 from scripts import import_states
+from specbench.config import compose
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading, stored_target
 from specbench.models.heads import eagle3
 from specbench.models.heads.layer_shape import read_shape
 from specbench.replay import states
+from specbench.replay.cost_surface import CostSurface
 from specbench.replay.traces import load_traces
 from specbench.results import records
 from specbench.results.manifest import RunManifest
@@ -125,6 +130,20 @@ def test_with_a_surface_each_draft_is_made_in_its_step(live, again, surface, mon
     expected = steps(live)
     assert {key: expected[key] for key in steps(out)} == steps(out)
     assert all(r.decode_s > 0 for r in records.read_records(out)[0] if r.n_target_passes)
+
+
+def test_a_tree_that_the_head_is_too_short_for_is_refused_before_a_run(live, with_heads, surface):  # noqa: F811
+    typed = [word for word in with_heads if not word.startswith("method=")]
+    search = Replays(
+        Entries(compose.compose(["method=ar", *typed])),
+        load_traces(live),
+        CostSurface.read(surface),
+    )
+    made = [Candidate("medusa", {"levels": levels}) for levels in ([2, 1], [1] * 5)]
+    other = Candidate("sps", {"gamma": 2})  # it needs the model, which only a run has
+    search.refuse_unfit([*made, other])
+    assert [one.refused for one in (made[0], other)] == ["", ""]
+    assert "has 4 heads" in made[1].refused
 
 
 def test_states_are_those_of_the_text(live, checkpoint):

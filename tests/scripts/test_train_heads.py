@@ -146,9 +146,15 @@ def test_a_curve_says_what_ten_times_the_tokens_would_give(tmp_path, capsys):
         {"epoch": epoch, "visits": n, "top1": [0.0], "other_top1": [0.6 - 4 * n**-0.3]}
         for epoch, n in zip(epochs, tokens, strict=True)
     ]
-    torch.save({"progress": {"curve": curve}}, tmp_path / "eagle.pt")
-    figure = tmp_path / "curves.png"
-    assert head_scores.main(["--curves", str(tmp_path), "--figure", str(figure)]) == 0
+    folder.write_card(
+        tmp_path / "eagle", {"name": "eagle"} | learning.Progress(curve=curve).facts()
+    )
+    figure, fits = tmp_path / "curves.png", tmp_path / "fits.json"
+    typed = ["--curves", str(tmp_path), "--figure", str(figure), "--out", str(fits)]
+    assert head_scores.main(typed) == 0
+    (row,) = json.loads(fits.read_text())["rows"]
+    assert row["predicted"] == pytest.approx(0.6 - 4 * 1e7**-0.3, abs=1e-3)
+    assert row["reached"] == pytest.approx(0.6 - 4 * 2e6**-0.3)
     expected = f"10,000,000 tokens: {0.6 - 4 * 1e7**-0.3:.3f}"
     assert expected in capsys.readouterr().out and figure.stat().st_size > 5000
     assert head_scores.main(["--curves", str(tmp_path / "none")]) == 2

@@ -13,12 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from specbench.config.schema import ModelConfig, RunConfig
 from specbench.errors import ConfigurationError
 from specbench.models import memory
 from specbench.models.checkpoints import weights
+from specbench.system import memory as host
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +80,7 @@ def _check_disk(model: ModelConfig) -> None:
 
 
 def _check_host(model: ModelConfig, wanted: int, why: str) -> None:
-    free = psutil.virtual_memory().available
+    free = host.free_bytes()
     if wanted > free:
         raise ConfigurationError(
             f"model={model.name} takes {_gib(wanted)} of this machine's memory in {model.dtype}, "

@@ -152,6 +152,10 @@ class DraftModel:
     def memory_bytes(self, rows: int) -> int:
         return self._target.memory_bytes(rows)
 
+    @property
+    def token_bytes(self) -> int:
+        return self._target.token_bytes
+
     def report(self) -> dict[str, int]:
         return {
             "draft_forwards": self.forwards,
@@ -363,6 +367,7 @@ class DraftModel:
             return logits.argmax(-1)
         return torch.from_numpy(choices)
 
+    @torch.inference_mode()
     def _outgoing(self, scores: Scores, own: bool) -> torch.Tensor:
         logits = scores.logits[..., : self.vocab_size]
         all_ids = self.vocab_size == self._target.vocab_size
@@ -370,7 +375,7 @@ class DraftModel:
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
         if self._never is not None:
-            logits = logits.index_fill(-1, self._never, -torch.inf)
+            logits.index_fill_(-1, self._never, -torch.inf)  # the pass made them for nobody else
         return logits if own else self.to_target_vocab(logits, -torch.inf)
 
     def _host_ids(self, tokens: IntArray) -> IntArray:

@@ -123,3 +123,18 @@ def test_the_shipped_draft_changes_no_output_and_is_of_use(tmp_path):
         own = [r for r in found if r.label == label]
         assert sum(r.n_new - 1 for r in own) > 1.15 * sum(r.n_target_passes for r in own), label
         assert all(r.drafter["draft_forwards"] > 0 for r in own)
+
+
+def test_alone_at_the_first_position_nearly_every_token_has_one_follower(loaded):
+    """Why `conf/pair/ngrammys_smollm2_135m.yaml` keeps the begin token before each."""
+    model, _, _ = loaded
+    ids = torch.arange(0, len(load_tokenizer(compose([]))), 96)
+    with torch.inference_mode():
+        alone = torch.cat(
+            [model.model(input_ids=part[:, None]).logits[:, -1] for part in ids.split(128)]
+        )
+        begun = torch.stack([torch.full_like(ids, 1), ids], 1)
+        behind = torch.cat([model.model(input_ids=part).logits[:, -1] for part in begun.split(128)])
+    counts = [rows.argmax(-1).bincount().max() / len(ids) for rows in (alone, behind)]
+    assert counts[0] > 0.98
+    assert counts[1] < 0.5
