@@ -105,11 +105,8 @@ class Session:
         self._plain_drafter = Drafter(name="plain")
         self._tolerance = fixed_tolerance(target.dtype)
         self._seats: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
-        self._batch_target = (
-            BatchTarget(target, size, draft_bytes=sum(d.token_bytes for d in self._drafts))
-            if size > 1
-            else None
-        )
+        kept = sum(draft.token_bytes for draft in self._drafts)
+        self._batch_target = BatchTarget(target, size, draft_bytes=kept) if size > 1 else None
         if self._batch_target is not None:
             self._batch_engine = BatchEngine(
                 self._batch_target,

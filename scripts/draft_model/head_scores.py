@@ -122,7 +122,8 @@ def points_of(card: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def curves(options: argparse.Namespace) -> None:
-    drawn, fits = {}, []
+    drawn: dict[str, tuple[np.ndarray, np.ndarray, int]] = {}
+    fits: list[jsonl.JsonObject] = []
     for name in RECIPES:
         path = options.curves / name / FACTS
         if not path.is_file():

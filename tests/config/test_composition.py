@@ -214,7 +214,7 @@ def test_a_part_that_is_typed_is_not_mixed_with_the_tuned_one(budgets):
     # Without a name the knobs are those of the part that is there.
     fewer = compose_entry(compose([]), {"method": "sam_eagle2", "auxiliary": {"total": 4}})
     assert (
-        typed(fewer).method["auxiliary"] | {"method": "eagle2", "depth": 3, "total": 4}
+        typed(fewer).method["auxiliary"] | {"method": "eagle2", "depth": 0, "total": 4}
         == (typed(fewer).method["auxiliary"])
     )
 
@@ -347,7 +347,7 @@ BUDGETS = [
     ("typed", "rows", "drafts", "kinds"),
     [
         # Rows of eagle2, cacheback and mine; and whether there is a draft model.
-        ([], (4, 6, 9), True, ["tuned", "tuned", "typed"]),
+        ([], (2, 6, 9), True, ["tuned", "tuned", "typed"]),
         (["budgets=published"], (60, 96, 9), True, ["published", "published", "typed"]),
         (
             ["budgets=published", "method.total=8"],
