@@ -324,9 +324,11 @@ def _record(named: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _numbers(path: str) -> tuple[float, ...]:
-    """All numbers of a record, those in its sentences too."""
-    found = []
-    for value in Record([path]).values:
+    """All numbers of a record, those in its sentences and in a run's notes too."""
+    found, values = [], Record([path]).values
+    if not path.endswith((".json", ".csv")):
+        values += json.loads(page_text(f"{path}/{SUMMARY}")).get("notes", [])
+    for value in values:
         flat = value if isinstance(value, list) else [value]
         for one in flat:
             if isinstance(one, float | int):
