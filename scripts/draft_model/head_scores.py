@@ -113,7 +113,7 @@ def curve_of(points: list[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, i
     return np.array([float(point["visits"]) for point in seen]), shares, first
 
 
-def points_of(card: Mapping[str, Any]) -> list[dict[str, Any]]:
+def points_of(card: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The points of the curve in a head's ``training.json``."""
     return [
         {name: json.loads(value) for name, value in _SCORE.findall(f"{epoch}, {line}")}
