@@ -67,7 +67,7 @@ def test_a_pair_file_keeps_what_was_not_searched():
     cfg = compose.compose(["method=ar"])
     node = OmegaConf.create(tune.pair_file(cfg, "eagle2", {"total": 4}, "why"))
     assert node.method == {
-        **{"total": 4, "depth": 4, "top_k": 4},
+        **{"total": 4, "depth": 0, "top_k": 1},
         "vocabulary": "assets/heads_smollm2_135m/eagle3",
     }
     assert node.defaults == ["draft_smollm2_135m@pair", "_self_"]
