@@ -8,7 +8,6 @@ are never learnt, and say when a training has learnt enough.
 """
 
 import argparse
-import hashlib
 import json
 import random
 import time
@@ -37,6 +36,7 @@ from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.storage import jsonl
+from specbench.storage.hashes import file_sha256
 
 LEARNT = ("texts", "asked", "read")
 _QUESTION_TOKENS = 64  # at most; longer ones are cut off and left out
@@ -139,7 +139,7 @@ def _made_with(options: argparse.Namespace, at: Group, layers: Sequence[int]) ->
     known = {"layers": ",".join(map(str, layers)), "batch": options.batch}
     known["new-tokens"] = options.new_tokens
     if at.source == "other":
-        known["other"] = hashlib.sha256(options.other.read_bytes()).hexdigest()
+        known["other"] = file_sha256(options.other)
     else:
         known |= {"seed": options.seed, "data": options.data}
     return {key: str(value) for key, value in known.items()}
