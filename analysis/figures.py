@@ -4,8 +4,10 @@ Runs of an experiment become the figure of the paper that it stands for (:mod:`a
 Other runs that agree in model, data and hardware share figures. A sweep over one knob or two is
 drawn along its knobs. Where there are other labels too, all are ranked, drawn prompt by prompt,
 against MAT and, where they are few, as bars by task. Several settings of a method are drawn by
-draft budget, and a server's throughput by the number of questions that it is asked at once. Trained
-heads have their acceptance by position, and in several sizes what a tree gains over a chain.
+draft budget, and a server's throughput by the number of questions that it is asked at once. A
+sweep over ``batch.size`` has one figure, which shows where drafting stops paying; name one of its
+runs for that run's figures. Trained heads have their acceptance by position, and in several sizes
+what a tree gains over a chain.
 
 ``--width column`` or ``page`` draws at the width of a paper's column or page. Words stand beside
 each picture in a file of their own.
@@ -32,6 +34,7 @@ from analysis.plots.throughput import throughput_pictures
 from analysis.runs.captions import caption
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons
+from analysis.runs.crossings import over_batches
 from analysis.runs.load import Run
 
 MOST = 12  # labels whose bars can be told apart
@@ -71,7 +74,10 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
     comparisons = make_comparisons(others)
     yield from throughput_pictures(comparisons)
     yield from crossing_pictures(comparisons)
+    crossed = {id(each) for found, _ in over_batches(comparisons) for each in found}
     for comparison in comparisons:
+        if id(comparison) in crossed:  # its own figures: those of one run's folder
+            continue
         for name, figure in pictures_of(comparison):
             users = comparison.runs[0].concurrency
             load = f"_at_{users}" if users > 1 else ""

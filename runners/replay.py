@@ -201,6 +201,8 @@ def _replay(run: OpenRun) -> None:
     for method_run in run.runs:
         with needs_of(method_run.entry), fitting(method_run.entry):
             kinds[method_run.label] = replay_kind(method_run.drafter, traces)
+            if surface is not None and method_run.drafter.needs.layout == "batch":
+                surface.batch_passes()  # or no case of the run would have a time
             if size > 1:
                 check_batch(method_run, size)
             method_run.heads = find_heads(job.config, method_run)

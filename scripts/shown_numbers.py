@@ -324,10 +324,13 @@ def _record(named: str) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _numbers(path: str) -> tuple[float, ...]:
-    """All numbers of a record, those in its sentences and in a run's notes too."""
+    """All numbers of a record, those in its sentences, notes and words beside it, too."""
     found, values = [], Record([path]).values
     if not path.endswith((".json", ".csv")):
-        values += json.loads(page_text(f"{path}/{SUMMARY}")).get("notes", [])
+        summary = json.loads(page_text(f"{path}/{SUMMARY}"))
+        values += [*summary.get("notes", []), summary.get("caption", "")]
+    if path.endswith(".csv") and (PROJECT / path).with_suffix(".md").is_file():
+        values.append(page_text(f"{path.removesuffix('.csv')}.md"))
     for value in values:
         flat = value if isinstance(value, list) else [value]
         for one in flat:

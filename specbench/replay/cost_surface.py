@@ -21,7 +21,7 @@ from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import isotonic_regression
 
 from specbench.arrays import BoolArray, FloatArray
-from specbench.errors import ConfigurationError
+from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.results.manifest import ROWS, RowTimes
 from specbench.storage import jsonl
 from specbench.system.noted import Machine
@@ -158,19 +158,27 @@ class CostSurface:
         """Seconds of passes; ``k`` is 1 for trees, whose ``width`` counts root and nodes.
 
         Raises:
-            ConfigurationError: there is a batch pass, and the surface has none.
+            NeedsNotMet: there is a batch pass, and the surface has none.
         """
         seconds = self.tree.predict(width, context)
         wide = k > 1
         if wide.any():
-            if self.batch is None:
-                raise ConfigurationError(
-                    f"the surface of {self.model.get('name')} has no batch passes, and a method of "
-                    "this run drafts in the batch layout. Measure a surface with runner.batch_k "
-                    "and runner.batch_w, or choose the method's tree layout."
-                )
-            seconds[wide] = self.batch.predict(k[wide], width[wide] - 1, context[wide])
+            seconds[wide] = self.batch_passes().predict(k[wide], width[wide] - 1, context[wide])
         return seconds
+
+    def batch_passes(self) -> Grid:
+        """The grid of the batch layout's passes.
+
+        Raises:
+            NeedsNotMet: the surface has none.
+        """
+        if self.batch is None:
+            raise NeedsNotMet(
+                f"the surface of {self.model.get('name')} has no batch passes, and a method of "
+                "this run drafts in the batch layout. Measure a surface with runner.batch_k "
+                "and runner.batch_w, or choose the method's tree layout."
+            )
+        return self.batch
 
     def joint_pass_s(self, texts: FloatArray, rows: FloatArray, context: FloatArray) -> FloatArray:
         """Seconds of passes over ``rows`` of so many texts together, behind ``context`` each.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-from analysis.plots.crossing import crossing_pictures
+from analysis.figures import figures_of
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.crossings import falls_to_one
 from analysis.runs.estimates import tokens_per_s
@@ -54,9 +54,10 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     assert summary["rows"][0]["n_cases"] == 5
     assert [row["equal"] for row in summary["batched"]] == [7, 7, 7]
     assert "BATCH 2" in summary["caption"] and "groups" in summary["caption"]
-    comparisons = make_comparisons(load_runs([tmp_path]))
+    runs = load_runs([tmp_path])
+    comparisons = make_comparisons(runs)
     assert len(comparisons) == 2, "runs of another batch stand in another table"
-    ((name, figure),) = crossing_pictures(comparisons)
+    ((name, figure),) = figures_of(runs)
     assert name == "batch_crossing" and "Breaks even at batch: pld" in figure.caption
     lines = [line.get_xdata() for line in figure.axes[0].get_lines()]
     assert [1.0, 2.0] in [list(line) for line in lines]

@@ -154,6 +154,22 @@ def test_times_are_the_surfaces_and_say_so(again, surface, capsys):
     assert "PREDICTED" in capsys.readouterr().out
 
 
+def test_what_drafts_in_batches_is_left_out_where_the_surface_has_no_such_passes(
+    again, surface, tmp_path
+):
+    only_trees = jsonl.read_json(surface)
+    only_trees["batch"] = None
+    jsonl.write_json(tmp_path / "trees.json", only_trees)
+    code, out = again(
+        f"runner.surface={tmp_path / 'trees.json'}",
+        "compare=[{method: ngrammys, strategy: context, k: 3, w: 4}]",
+    )
+    assert code == 1
+    summary = jsonl.read_json(out / records.SUMMARY)
+    assert {row["label"] for row in summary["rows"] if row["speedup"]} == {"ar", "pld"}
+    assert any(n.startswith("LEFT OUT: ngrammys. the surface") for n in summary["notes"])
+
+
 def test_costs_of_another_engine_than_the_recording_are_noted(again, surface, tmp_path):
     shorter = jsonl.read_json(surface)
     shorter["model"]["weights"] = "bfloat16"
