@@ -71,10 +71,9 @@ class Target(PassMasks):
         embedding: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = model.dtype
-        self._kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self._head_dim = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
+        heads = config.num_attention_heads
+        self._kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.windows = window_sizes(model)
         self._layer_devices = layer_devices(model, config.num_hidden_layers, self.device)
         install(model)

@@ -27,7 +27,7 @@ class CompiledHead(CompiledCall):
         layers: `DecoderLayer`s; a first one without ``input_layernorm`` of weights reads its state
             as it is, and one with ``hidden_norm`` reads the embedding, too.
         join: makes the first layer's state of embedding and feature; None: it is the feature.
-        keys: rows of a text's cache.
+        keys: rows of its own text's cache; other texts may have more.
     """
 
     def __init__(
@@ -76,8 +76,11 @@ class CompiledHead(CompiledCall):
             tokens: ``[rows, hidden]`` embeddings, for layers that read them.
         """
         n, words = len(rows), self._words
-        if n > self._rows:  # of several texts
-            self._reserve(n, self._keys)
+        # The rows may be of several texts, each with a cache of its own size.
+        keys = max(segment.past + segment.held + segment.rows for segment in rows.segments)
+        if n > self._rows or keys > self._keys:
+            self._keys = max(keys, self._keys)
+            self._reserve(max(n, self._rows), self._keys)
         if self._joins:
             assert tokens is not None
             joined = torch.cat([tokens, features], dim=-1)

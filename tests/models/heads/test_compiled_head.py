@@ -1,5 +1,6 @@
 """A head's layers in one compiled call guess what they guess layer by layer."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -96,8 +97,6 @@ def test_guesses_are_those_of_the_layers(kind, more, threads):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3 of 1"])
 def test_texts_in_one_call_are_each_as_alone(kind, monkeypatch):
     """Also where one text's rows are too many for a call, and more rows than were reserved for."""
-    import copy
-
     monkeypatch.setattr(compiled_head, "MOST_ROWS", 4)
     head, width = _head(kind)
     heads = [head, copy.copy(head), copy.copy(head)]
@@ -126,6 +125,42 @@ def test_texts_in_one_call_are_each_as_alone(kind, monkeypatch):
             answers = calls[0].answer([calls[i].asked for i in chosen])
             for i, answer in zip(chosen, answers, strict=True):
                 assert torch.equal(answer, alone[i])
+
+
+def test_a_short_text_s_head_has_room_for_the_keys_of_a_longer_text(monkeypatch):
+    """The first text's head runs the call of all: nothing may be written behind its scratch."""
+    behind = []
+    real = torch.empty
+
+    def with_bytes_behind(*sizes, **more):
+        if more.get("dtype") is not torch.uint8:
+            return real(*sizes, **more)
+        (size,) = sizes
+        made = torch.full((size + 1_000_000,), 7, dtype=torch.uint8)
+        behind.append(made[size:])
+        return made[:size]
+
+    monkeypatch.setattr(torch, "empty", with_bytes_behind)
+    head, width = _head("eagle")
+    texts = [head, copy.copy(head)]
+    with torch.inference_mode():
+        for part, room in zip(texts, (60, 3000), strict=True):
+            part.reserve(room, 4)
+        torch.manual_seed(3)
+
+        def more(n):
+            return torch.randint(0, _VOCAB, (n,)), torch.randn(n, width)
+
+        texts[1].catch_up(*more(2900))
+        asked = [more(2), more(3)]
+        alone = [part.catch_up(*each) for part, each in zip(texts, asked, strict=True)]
+        texts[0].cache.truncate(0)
+        texts[1].cache.truncate(2900)
+        calls = [next(part.catching_up(*each)) for part, each in zip(texts, asked, strict=True)]
+        answers = calls[0].answer([call.asked for call in calls])
+    for one, other in zip(answers, alone, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
+    assert behind and all((rest == 7).all() for rest in behind)
 
 
 def test_a_window_or_a_part_that_is_not_packed_keeps_the_layers():
