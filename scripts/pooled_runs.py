@@ -1,6 +1,7 @@
 """One summary of runs that are repeats of each other, each in a process of its own.
 
-    python scripts/pooled_runs.py RUNS --out FOLDER     # FOLDER/summary.json
+    python scripts/pooled_runs.py RUNS --out FOLDER                        # FOLDER/summary.json
+    python scripts/pooled_runs.py RUNS --without translation --out FOLDER  # of the other tasks
 
 The runs differ in their seed, and so in the order of cases and labels, and in nothing else. They
 count as repeats of one run: intervals hold what prompts and what runs do, and two methods are
@@ -24,11 +25,12 @@ from specbench.results.statistics.summary import summarize
 from specbench.storage.jsonl import JsonObject, write_json
 
 
-def pooled(runs: Sequence[Run]) -> JsonObject:
-    """What ``summary.json`` says of a run, over all of them.
+def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
+    """What ``summary.json`` says of a run, over all of them, ``without`` the cases of some tasks.
 
     Raises:
-        ResultsError: fewer than two, or they differ in labels, cases or conditions.
+        ResultsError: fewer than two, or they differ in labels, cases or conditions; or no case is
+            of such a task.
     """
     if len(runs) < 2:
         raise ResultsError(f"{len(runs)} run: name the folder of two or more finished ones.")
@@ -43,7 +45,11 @@ def pooled(runs: Sequence[Run]) -> JsonObject:
         ):
             if own != theirs:
                 raise ResultsError(f"{run.path} has other {what} than {first.path}.")
-    records = [replace(r, repeat=i) for i, run in enumerate(runs) for r in run.records]
+    tasks = {r.task for r in first.records}
+    if unknown := sorted(set(without) - tasks):
+        raise ResultsError(f"no case is of {', '.join(unknown)}; tasks: {', '.join(sorted(tasks))}")
+    kept = [(i, r) for i, run in enumerate(runs) for r in run.records if r.task not in without]
+    records = [replace(record, repeat=i) for i, record in kept]
     how = (first.labels, first.baseline, first.seed, first.estimator)
     pairs = compare_pairs(records, *how)
     return {
@@ -59,9 +65,10 @@ def pooled(runs: Sequence[Run]) -> JsonObject:
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
+    parser.add_argument("--without", nargs="+", default=[], metavar="TASK", help="leave it out")
     parser.add_argument("--out", type=Path, required=True, help="folder of the summary")
     options = parser.parse_args()
-    made = pooled(load_runs(options.runs))
+    made = pooled(load_runs(options.runs), options.without)
     options.out.mkdir(parents=True, exist_ok=True)
     write_json(options.out / SUMMARY, made)
     print(options.out / SUMMARY)

@@ -32,6 +32,19 @@ def test_they_count_as_repeats_of_one_run(twice):
     assert sum(rows["pld"]["lossless"].values()) == len(turns)
 
 
+def test_a_task_is_left_out(twice):
+    runs = load_runs([twice / "0", twice / "1"])
+    tasks = {r.task for r in runs[0].records}
+    assert len(tasks) > 1
+    out, *others = sorted(tasks)
+    turns = [r for run in runs for r in run.records if r.label == "pld" and r.task in others]
+    rows = {(r["label"], r["task"]): r for r in pooled(runs, [out])["rows"]}
+    assert ("pld", out) not in rows
+    assert sum(rows["pld", "overall"]["lossless"].values()) == len(turns)
+    with pytest.raises(ResultsError, match="no case is of songs"):
+        pooled(runs, ["songs"])
+
+
 def test_runs_that_differ_are_refused(twice):
     with pytest.raises(ResultsError, match="other labels"):
         pooled(load_runs([twice / "0", twice / "other"]))
