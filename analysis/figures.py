@@ -73,8 +73,9 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
             yield "_".join(filter(None, [reproduction.name, part])), picture
     comparisons = make_comparisons(others)
     yield from throughput_pictures(comparisons)
-    yield from crossing_pictures(comparisons)
-    crossed = {id(each) for found, _ in over_batches(comparisons) for each in found}
+    swept = list(over_batches(comparisons))
+    yield from crossing_pictures(swept)
+    crossed = {id(each) for found, _ in swept for each in found}
     for comparison in comparisons:
         if id(comparison) in crossed:  # its own figures: those of one run's folder
             continue

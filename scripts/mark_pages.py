@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, n
 
 from analysis.runs.command import parser_of, reporting_errors
 from scripts.method_table import remade
+from scripts.shown_numbers import words_beside
 from specbench.paths import PROJECT
 from specbench.results.records import MANIFEST, SUMMARY
 from specbench.storage.jsonl import read_json
@@ -55,10 +56,8 @@ def _is_older(records: list[str], code: str, root: Path) -> bool:
 
 def _codes_of(record: Path) -> set[str]:
     """The code that a run's folder or a file was measured with; none where it does not say so."""
-    if record.suffix == ".csv":  # its words lie beside it
-        words = record.with_suffix(".md")
-        said = words.read_text(encoding="utf-8") if words.is_file() else ""
-        return set(re.findall(r"\(code ([0-9a-f]{16})\)", said))
+    if record.suffix == ".csv":
+        return set(re.findall(r"\(code ([0-9a-f]{16})\)", words_beside(record)))
     if record.name == SUMMARY:
         record = record.parent
     if record.is_dir():

@@ -48,8 +48,12 @@ def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
     tasks = {r.task for r in first.records}
     if unknown := sorted(set(without) - tasks):
         raise ResultsError(f"no case is of {', '.join(unknown)}; tasks: {', '.join(sorted(tasks))}")
-    kept = [(i, r) for i, run in enumerate(runs) for r in run.records if r.task not in without]
-    records = [replace(record, repeat=i) for i, record in kept]
+    records = [
+        replace(r, repeat=i)
+        for i, run in enumerate(runs)
+        for r in run.records
+        if r.task not in without
+    ]
     how = (first.labels, first.baseline, first.seed, first.estimator)
     pairs = compare_pairs(records, *how)
     return {

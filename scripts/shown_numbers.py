@@ -80,6 +80,12 @@ def page_text(name: str) -> str:
     return (PROJECT / name).read_text(encoding="utf-8")
 
 
+def words_beside(table: Path) -> str:
+    """The words of a CSV file, which lie in a file beside it; empty where there is none."""
+    words = table.with_suffix(".md")
+    return words.read_text(encoding="utf-8") if words.is_file() else ""
+
+
 def read(path: str) -> Any:
     """A record: a run's summary, a JSON file, or the rows of a CSV file."""
     if path.endswith(".csv"):
@@ -329,8 +335,8 @@ def _numbers(path: str) -> tuple[float, ...]:
     if not path.endswith((".json", ".csv")):
         summary = json.loads(page_text(f"{path}/{SUMMARY}"))
         values += [*summary.get("notes", []), summary.get("caption", "")]
-    if path.endswith(".csv") and (PROJECT / path).with_suffix(".md").is_file():
-        values.append(page_text(f"{path.removesuffix('.csv')}.md"))
+    if path.endswith(".csv"):
+        values.append(words_beside(PROJECT / path))
     for value in values:
         flat = value if isinstance(value, list) else [value]
         for one in flat:

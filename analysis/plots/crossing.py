@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.layout import Drawing, shown
 from analysis.runs.comparisons import ComparedRuns
-from analysis.runs.crossings import Crossing, over_batches
+from analysis.runs.crossings import Crossing
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 
@@ -18,13 +18,15 @@ _TEXT = (
 )
 
 
-def crossing_pictures(comparisons: Sequence[ComparedRuns]) -> Iterator[tuple[str, Drawing]]:
-    """A figure for runs that differ in their batch alone, with the name of its file.
+def crossing_pictures(
+    swept: Sequence[tuple[list[ComparedRuns], dict[str, Crossing]]],
+) -> Iterator[tuple[str, Drawing]]:
+    """A figure for runs that differ in their batch alone (`over_batches`), with its file's name.
 
     Those whose times are predicted stand in a panel of their own beside the measured ones.
     """
     alike: dict[tuple[object, ...], list[tuple[ComparedRuns, Mapping[str, Crossing]]]] = {}
-    for found, labels in over_batches(comparisons):
+    for found, labels in swept:
         run = found[0].runs[0]
         key = (run.model, run.dataset, run.hardware, run.dtype, run.temperature, run.max_new_tokens)
         alike.setdefault(key, []).append((found[0], labels))

@@ -37,6 +37,11 @@ class Segment:
     rows: int
     visible: torch.Tensor | None = None
 
+    @property
+    def keys(self) -> int:
+        """Rows of the cache that the pass reads or writes for its text."""
+        return self.past + self.held + self.rows
+
 
 class CompiledCall:
     """Layers that one compiled call runs; one call at a time.
@@ -118,7 +123,7 @@ class CompiledCall:
 
     def _reserve(self, rows: int, keys: int) -> None:
         """Buffers for calls of so many rows, and of texts of so many keys."""
-        words, self._rows = self._words, rows
+        words, self._rows, self._keys = self._words, rows, keys
         queries = int(words[pass_kernels.HEADS]) * self._head_dim
         both = queries + 2 * int(words[pass_kernels.KV_HEADS]) * self._head_dim
         inner = int(words[pass_kernels.INNER])

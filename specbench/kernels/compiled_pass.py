@@ -133,7 +133,7 @@ class CompiledPass(CompiledCall):
             hidden_layers: numbers of hidden states, see ``Needs.hidden_layers``.
         """
         words, rows = self._words, len(ids)
-        keys = max(segment.past + segment.held + segment.rows for segment in segments)
+        keys = max(segment.keys for segment in segments)
         if rows > self._most_rows or keys > self._most_keys:
             return None
         kept = keep or rows

@@ -44,7 +44,6 @@ class CompiledHead(CompiledCall):
             head_dim=shape.head_dim,
             numbers=[shape.rms_norm_eps, shape.rms_norm_eps, shape.head_dim**-0.5],
         )
-        self._keys = keys
         self._table[:] = [self._layer(layer) for layer in layers]
         self._joins = join is not None
         if join is not None:
@@ -77,10 +76,9 @@ class CompiledHead(CompiledCall):
         """
         n, words = len(rows), self._words
         # The rows may be of several texts, each with a cache of its own size.
-        keys = max(segment.past + segment.held + segment.rows for segment in rows.segments)
+        keys = max(segment.keys for segment in rows.segments)
         if n > self._rows or keys > self._keys:
-            self._keys = max(keys, self._keys)
-            self._reserve(max(n, self._rows), self._keys)
+            self._reserve(max(n, self._rows), max(keys, self._keys))
         if self._joins:
             assert tokens is not None
             joined = torch.cat([tokens, features], dim=-1)
