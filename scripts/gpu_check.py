@@ -193,7 +193,9 @@ def measure(args: argparse.Namespace, part: Part, git: Any, versions: str) -> di
     log, found = (file_of(args.out, part.name, ending) for ending in (".log", ".found.json"))
     log.parent.mkdir(parents=True, exist_ok=True)
     found.unlink(missing_ok=True)  # of another commit
-    environ = os.environ | {"PYTHONPATH": str(PROJECT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    places = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]  # packages may lie there
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
+    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     start, samples, timed_out = time.monotonic(), [], False
     with log.open("w") as errors, log.with_suffix(".out").open("w+") as out:
         process = subprocess.Popen(part.command, cwd=PROJECT, stdout=out, stderr=errors,

@@ -118,7 +118,7 @@ def visibility(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     n = parents.shape[0]
     reach = torch.eye(n + 1, device=parents.device)
     rows = torch.arange(1, n + 1, device=parents.device)
-    reach[rows, parents + 1] = 1.0
+    reach[rows, parents + 1] = reach.new_ones(())  # a Python number would be sent from the host
     for _ in range(max(n, 1).bit_length()):
         reach = (reach @ reach).clamp_(max=1.0)
     return reach.bool(), reach.sum(1).long() - 1

@@ -133,6 +133,8 @@ class Kernels(TorchDispatchMode):
             raise RuleBroken(APART, f"{name} of tensors on devices {sorted(devices)}")
         world = self._world
         if name in _INDEXED:
+            if name != "index" and used[args[2]] is None:
+                world.wait("a number of the host", world.stream(world.current).clock)
             for index in args[1]:
                 if isinstance(index, torch.Tensor):
                     if index.dtype in (torch.bool, torch.uint8):

@@ -313,6 +313,9 @@ MISTAKES = {
     "a capture asks for a number": (in_the_pass(lambda s: int(s.numbers[0])), a_text, CAPTURE),
     "a capture uploads a number": (
         in_the_pass(lambda s: torch.tensor([1], device=s.numbers.device)), a_text, CAPTURE),
+    "a capture writes a Python number at indices": (
+        in_the_pass(lambda s: s.numbers.clone().__setitem__(s.numbers[:1] * 0, 1)), a_text,
+        CAPTURE),
     "a capture selects by a mask": (
         in_the_pass(lambda s: s.numbers[s.numbers > 0]), a_text, CAPTURE),
     "a capture draws": (in_the_pass(lambda s: s.numbers.double().uniform_()), a_text, CAPTURE),

@@ -115,8 +115,15 @@ def _check(folder: Path, memo_dir: Path) -> None:
 def _convert(gguf: Path, digest: str, folder: Path) -> None:
     import torch
     import transformers
+    from gguf import GGUFReader
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    # transformers 5.17 takes the first token of a chat for the one that ends a text.
+    reader = GGUFReader(gguf)
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        if field := reader.get_field(f"tokenizer.ggml.{key}_token_id"):
+            token = tokenizer.convert_ids_to_tokens(int(field.contents()))
+            setattr(tokenizer, f"{name}_token", token)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )

@@ -301,7 +301,7 @@ class DraftModel:
             hung = torch.where(above >= first, 0, self._depths[outside + 1])
             depth = own_depth[1:] + (own.long() * hung).sum(1)
         rows = self._numbers[: end - first]
-        seen[rows, rows + first] = True
+        seen[rows, rows + first] = seen.new_ones(())  # as in `visibility`
         self._visible[first + 1 : end + 1] = seen
         self._depths[first + 1 : end + 1] = depth
         return seen[:, :end], self._depths[1 : end + 1]
