@@ -111,14 +111,18 @@ def toy_context(
     monkeypatch: pytest.MonkeyPatch,
     seed: int = 0,
     sampling: Sampling = GREEDY,
+    of: str = "llama",
 ) -> DraftContext:
-    """A context whose artifacts are built by their own builders, from a few made-up paragraphs."""
+    """A context whose artifacts are built by their own builders, from a few made-up paragraphs.
+
+    ``of``: the target's architecture. A ``cache_dir`` is for one of them.
+    """
     words = np.random.default_rng(5).zipf(1.4, (40, 60)) % 90
     paragraphs = [" ".join(f"w{i}" for i in row) for row in words]
     monkeypatch.setattr(documentation, "installed_prose", lambda: iter([("toy", paragraphs)]))
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
     monkeypatch.setattr(
-        bigram_table, "load_beside", lambda _: tiny_model("llama", vocab_size=VOCABULARY)
+        bigram_table, "load_beside", lambda _: tiny_model(of, vocab_size=VOCABULARY)
     )
     files = resolve.resolve(
         drafter.needs.artifacts,

@@ -16,6 +16,7 @@ from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.models import batch_target, kv_cache
 from specbench.models.batch_target import BatchTarget
+from specbench.models.heads.layer_shape import read_shape
 from specbench.models.kv_cache import KVCache
 from specbench.models.target import Target
 from specbench.system.clock import Clock
@@ -102,19 +103,19 @@ def test_each_text_is_its_single_run(architecture, count, targets):
 @pytest.fixture
 def drafters(targets, tmp_path_factory, monkeypatch):
     """Drafters of one method, ready for the prompts."""
-    cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
-    heads = tmp_path_factory.getbasetemp() / "heads-32"
+    base = tmp_path_factory.getbasetemp()
 
     def get(name, *, joined, count=3, shared=False, of="llama", **knobs):
         """``joined``: with the weights of heads and draft model in common; ``of``: the target."""
         made, first, (target, _) = [], None, targets(of)
         for prompt in PROMPTS[:count]:
             drafter = driver.instantiate(name, **knobs)
-            context = driver.toy_context(drafter, cache, monkeypatch)
+            cache = base / ("contract-artifacts" if of == "llama" else f"artifacts-{of}")
+            context = driver.toy_context(drafter, cache, monkeypatch, of=of)
             if context.heads:  # of this target's size
-                context = replace(
-                    context, heads=tiny_heads.save_each(heads, 32, VOCAB, sizes=(4, 2, 8, 48))
-                )
+                layer = tiny_heads.of_shape(read_shape(target.config, of))
+                folder = base / f"heads-{of}"
+                context = replace(context, heads=tiny_heads.save_each(folder, 32, VOCAB, **layer))
             first = first or context
             if joined:
                 draft = first.draft_model and first.draft_model.twin()
