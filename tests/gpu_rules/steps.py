@@ -32,6 +32,7 @@ from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from specbench.models.draft.model import DraftModel
 from specbench.system.clock import CpuClock
+from specbench.system.environment import code_sha256
 from tests.conftest import VOCAB
 from tests.gpu_rules.decoders import DEVICE, FUSED, PROMPT, heads, model
 from tests.gpu_rules.memory import World
@@ -107,7 +108,8 @@ def main() -> None:
     rows = [[name, *map(str, counts.values())] for name, counts in found.items()]
     print_table(f"a step on {DEVICE} (a pretended GPU; outside graphs)", ["method", *COLUMNS], rows)
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        noted = {"code": code_sha256(), **found}
+        options.out.write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
