@@ -156,10 +156,13 @@ class Cost(Runner):
                 markup=False,
                 highlight=False,
             )
-        batch = "none" if surface.batch is None else f"{surface.batch.error:.1%}"
+        batch, texts = (
+            "none" if grid is None else f"{grid.error:.1%}"
+            for grid in (surface.batch, surface.texts)
+        )
         console.print(
             f"relative error between grid points: tree {surface.tree.error:.1%}, batch {batch}, "
-            f"prompt {surface.prefill.error:.1%}",
+            f"several texts {texts}, prompt {surface.prefill.error:.1%}",
             highlight=False,
         )
         free = [surface.nodes_within_budget(context) for context in contexts]

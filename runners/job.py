@@ -18,6 +18,7 @@ from specbench.config.schema import (
 )
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
+from specbench.results.lines import Batched
 from specbench.results.manifest import BASELINE
 
 EAGER_BASELINE = "ar_eager"
@@ -185,6 +186,12 @@ class Job:
         """
         i, n = self.shard
         return place % self.groups_of_a_repeat(size) * n + i
+
+    def seat(self, group: int, place: int, at_once: int) -> Batched:
+        """Where a turn is decoded: ``group`` in `groups`, ``place`` in the group."""
+        size = self.config.batch.size
+        number = self.group_number(group, size)
+        return Batched(size=size, at_once=at_once, group=number, place=place, full_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,7 @@ def _replay(run: OpenRun) -> None:
             "model": {**surface.model, "row_times": surface.row_times()},
             "machine": dict(surface.machine),
         }
-    error = None if surface is None else known_error(surface).within(surface.tree.error)
+    error = None if surface is None else known_error(surface).within(_grid_error(surface, size))
     if size == 1:
         source = RecordedAnswers(job, replayer, traces, kinds, error)
     elif surface is None:
@@ -258,6 +258,11 @@ def _replay(run: OpenRun) -> None:
     run.save_manifest()
 
 
+def _grid_error(surface: CostSurface, size: int) -> float:
+    """Of the grid that prices the target's passes."""
+    return (surface.tree if size == 1 or surface.texts is None else surface.texts).error
+
+
 def _notes(
     job: Job,
     surface: CostSurface | None,
@@ -273,8 +278,8 @@ def _notes(
         where = hardware["gpus"][0]["name"] if hardware["gpus"] else hardware["cpu"]
         notes.append(
             f"PREDICTED times: passes by the cost surface of {surface.model['name']} on {where} "
-            f"(relative error {surface.tree.error:.1%}), drafting measured on this machine; "
-            f"{known_error(surface).words}."
+            f"(relative error {_grid_error(surface, job.config.batch.size):.1%}), drafting "
+            f"measured on this machine; {known_error(surface).words}."
         )
         if surface.model["name"] != job.config.model.name:
             notes.append(

@@ -1,7 +1,8 @@
 """The growing files of a run: what a resumed run still has to do, and how a block is added.
 
 The interleaved block, all labels of one case in one repeat, is the unit: one that was cut off is
-dropped and measured again whole, so that pairs stay paired.
+dropped and measured again whole, so that pairs stay paired. So is a group of cases that are decoded
+in lock-step.
 """
 
 from __future__ import annotations
@@ -97,6 +98,10 @@ class ResultFiles:
         folder = self._folder
         complete = {block.place for block in self._job.blocks()}
         complete -= {block.place for block in self.pending} | self._without_trace()
+        if self._job.config.batch.size > 1:  # a group's times are of one measurement
+            for group in self._job.groups(self._job.config.batch.size):
+                places = {block.place for block in group}
+                complete -= places if not places <= complete else set()
         started = {(record.repeat, record.case_id) for record in self.done}
         redone = max(len(started - complete), int(truncated))
         if redone:

@@ -335,11 +335,16 @@ class BatchAnswers(EngineAnswers):
                     raise
                 except Exception as error:
                     turn.error = error
+        for turn in turns:  # one that fails leaves its group out of all comparisons, too
+            batch = self.job.seat(turn.batch, turn.seat, len(asked))
+            turn.record = replace(turn.record, batch=batch)
         if not asked:
             return
         self._watch.begin()
         try:
             made = self._session.decode_together([request for _, request in asked])
+        except DiskError:
+            raise
         except Exception as error:  # of a pass, which is all texts' at once
             for turn, _ in asked:
                 turn.error = error
@@ -351,17 +356,17 @@ class BatchAnswers(EngineAnswers):
             if isinstance(decoded, Exception):
                 turn.error = decoded
                 continue
-            batch = Batched(
-                size=self._size,
-                at_once=len(asked),
-                group=self.job.group_number(turn.batch, self._size),
-                place=turn.seat,
+            batch = replace(
+                self.job.seat(turn.batch, turn.seat, len(asked)),
                 full_s=made.full_s,
                 model_s=made.model_s,
                 model_passes=made.model_passes,
                 pass_s=made.pass_s,
             )
-            self._finish(turn, decoded, decoded.timings, around, batch)
+            try:
+                self._finish(turn, decoded, decoded.timings, around, batch)
+            except Exception as error:
+                turn.error = error
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)

@@ -16,7 +16,6 @@ from specbench.replay.lock_step import TextSteps, group_times
 from specbench.replay.replay_kind import APPROXIMATE, EXACT, ROUNDED
 from specbench.replay.replayer import ReplayedTurn, Replayer, ReplayRequest
 from specbench.replay.traces import RecordedTurn, Traces
-from specbench.results.lines import Batched
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
 from specbench.storage.jsonl import DiskError
@@ -139,7 +138,6 @@ class GroupedAnswers(RecordedAnswers):
     ) -> None:
         super().__init__(job, replayer, traces, kinds, error)
         self._surface, self._seats = surface, seats
-        self._size = job.config.batch.size
 
     def seated(self, run: MethodRun, seat: int) -> MethodRun:
         return self._seats[run.label][seat]
@@ -154,6 +152,9 @@ class GroupedAnswers(RecordedAnswers):
                     raise
                 except Exception as error:
                     turn.error = error
+        for turn in turns:  # one that fails leaves its group out of all comparisons, too
+            batch = self.job.seat(turn.batch, turn.seat, len(asked))
+            turn.record = replace(turn.record, batch=batch)
         if not asked:
             return
         steps: list[TextSteps] = []
@@ -180,11 +181,7 @@ class GroupedAnswers(RecordedAnswers):
                 decode_s=decode_s,
                 drafter_setup_s=times.setup_s,
                 wall_s=times.prefill_s + decode_s,
-                batch=Batched(
-                    size=self._size,
-                    at_once=len(asked),
-                    group=self.job.group_number(turn.batch, self._size),
-                    place=turn.seat,
-                    full_s=times.full_s,
+                batch=replace(
+                    self.job.seat(turn.batch, turn.seat, len(asked)), full_s=times.full_s
                 ),
             )

@@ -36,6 +36,7 @@ from specbench.decoding.turn import (
 )
 from specbench.decoding.verify import Verifier
 from specbench.errors import CaseFailed
+from specbench.storage.jsonl import DiskError
 from specbench.system.clock import END, OTHER, PREFILL, SETUP, STEP, Clock, Timings, make_clock
 
 log = logging.getLogger(__name__)
@@ -133,13 +134,12 @@ class BatchEngine:
             group.leave()
             clock.step_done()
         times = _GroupTimes.of(clock.laps(), sum(request.reset_s for request in requests))
-        phases = clock.phases
+        told: dict[int, DecodeResult] = {}
+        for seat, turn in group.ended.items():
+            with group.alone(seat):  # its drafter reports of itself
+                told[seat] = turn.told(times.until(turn, len(requests), clock.phases))
         return BatchResult(
-            [
-                group.errors.get(seat)
-                or group.ended[seat].told(times.until(group.ended[seat], len(requests), phases))
-                for seat in range(len(requests))
-            ],
+            [told.get(seat) or group.errors[seat] for seat in range(len(requests))],
             math.fsum(times.step_s[:full_steps]),
             None if self.target.device.type == "cuda" else group.pass_s,
             group.model_passes,
@@ -231,7 +231,7 @@ class _Alone:
         pass
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if not isinstance(error, Exception):
+        if not isinstance(error, Exception) or isinstance(error, DiskError):
             return False
         self._group.failed(self._seat, error)
         return True

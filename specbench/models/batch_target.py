@@ -84,6 +84,7 @@ class BatchTarget:
 
         Raises:
             ConfigurationError: there is none for them; seats stay as they are.
+            RuntimeError: the machine had less than it said; seats stay as long as they were.
         """
         nodes = self._target.max_nodes if self._most is None else self._most
         asked = KVCache.length_for(max_len, self._target.max_nodes + 1) if max_len else 0
@@ -91,13 +92,21 @@ class BatchTarget:
         if self.seats and sizes == (self.seats[0].cache.max_len, self._nodes):
             return
         self._refuse_more_than_fit(*sizes)
-        length, self._nodes = sizes
+        before = (self.seats[0].cache.max_len, self._nodes) if self.seats else None
         self.seats = []  # both at once might not fit
-        target = self._target
+        try:
+            self._allocate(*sizes)
+        except RuntimeError:  # the allocators of torch
+            if before is not None:
+                self.seats = []
+                self._allocate(*before)  # a run's other groups go on
+            raise
+
+    def _allocate(self, length: int, nodes: int) -> None:
+        target, self._nodes = self._target, nodes
         self.seats = [Seat(target, target.new_cache(length)) for _ in range(self._size)]
-        rows = self._size * (self._nodes + 1)
         self._compiled = (
-            CompiledPass(target.model, length, rows, target.windows)
+            CompiledPass(target.model, length, self._size * (nodes + 1), target.windows)
             if target.compiled is not None
             else None
         )

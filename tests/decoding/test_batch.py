@@ -225,6 +225,14 @@ def test_sampling_draws_what_each_text_draws_alone(targets):
     same(together(batch, drafters, verifier), alone(target, drafters, verifier()))
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_drawn_drafts_are_accepted_as_they_are_alone(count, targets, drafters):
+    target, batch = targets()
+    verifier = lambda: RejectionVerifier(Sampling(temperature=0.8))  # noqa: E731
+    wanted = alone(target, drafters("sps", joined=False, count=count), verifier())
+    same(together(batch, drafters("sps", joined=True, count=count), verifier), wanted)
+
+
 # -- ends and failures -----------------------------------------------------------------------------
 
 
@@ -242,20 +250,43 @@ def test_texts_leave_at_their_own_end(targets):
 
 @dataclass(kw_only=True, eq=False)
 class Failing(Drafter):
-    """Fails in the way asked for, at its third step."""
+    """Fails in the way asked for: in the hook of that name, or with its third draft."""
 
     name: str = "failing"
     how: str = "error"
 
+    def begin(self, state):
+        self._fail("begin")
+
+    def observe(self, *seen):
+        self._fail("observe")
+
+    def end(self, state):
+        self._fail("end")
+
+    def report(self):
+        self._fail("report")
+        return {}
+
+    def _fail(self, hook):
+        if hook == self.how:
+            raise ValueError("a bug of the method")
+
     def propose(self, state):
         if state.step < 2:
             return DraftTree.empty()
-        if self.how == "error":
-            raise ValueError("a bug of the method")
-        return DraftTree.chain(np.array([3, VOCAB if self.how == "token" else 4] * 200)[:150])
+        self._fail("error")
+        if self.how in HOOKS:
+            return DraftTree.empty()
+        return DraftTree.chain(np.array([3, VOCAB] * 75))
 
 
-@pytest.mark.parametrize(("how", "kind"), [("error", ValueError), ("token", CaseFailed)])
+HOOKS = ("error", "begin", "observe", "end", "report")
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"), [("token", CaseFailed), *((hook, ValueError) for hook in HOOKS)]
+)
 def test_one_that_fails_leaves_the_others_as_they_are(how, kind, targets):
     target, batch = targets()
     drafters = adversaries(target, 4)
@@ -375,6 +406,23 @@ def test_where_longer_texts_do_not_fit_the_shorter_ones_go_on(monkeypatch):
     monkeypatch.setattr(batch_target, "free_bytes", lambda _: 4 * each)
     batch.reserve(target.cache.max_len)
     assert 256 < batch.seats[0].cache.max_len < 1024
+
+
+def test_where_the_machine_had_less_memory_than_it_said_the_shorter_ones_go_on(monkeypatch):
+    target = Target(tiny_model("llama", vocab_size=VOCAB), max_len=64, max_nodes=128)
+    batch = BatchTarget(target, 2)
+    drafters = adversaries(target, 2)
+    wanted, inner = alone(target, drafters), Target.new_cache
+
+    def short_of_memory(self, length, *more):
+        if length > 1000:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return inner(self, length, *more)
+
+    monkeypatch.setattr(Target, "new_cache", short_of_memory)
+    with pytest.raises(RuntimeError, match="allocate"):
+        batch.reserve(2048)
+    same(together(batch, drafters), wanted)
 
 
 # -- planted faults --------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def test_records_from_before_a_field_of_batches_are_read():
         now = CaseRecord.from_json(line)
     assert now.batch == batch
     (_, own) = batched_labels([replace(now, label="ar"), now], ["ar", "pld"], "ar")
-    assert (own["outside_share"], own["model_share"]) == (None, 0.0)
+    assert (own["outside_share"], own["model_share"]) == (None, None)
     del line["batch"]  # of one text
     assert CaseRecord.from_json(line).batch is None
 

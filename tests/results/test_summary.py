@@ -738,6 +738,12 @@ def test_a_failed_case_leaves_its_group_out():
     assert (found["n_cases"], found["n_dropped"]) == (6, 2)
 
 
+def test_intervals_over_groups_know_no_categories():
+    turns = [replace(turn, task="qa") for turn in grouped()]
+    renamed = [replace(turn, category=f"c{turn.batch.group // 2}") for turn in turns]
+    assert row(summarize(renamed, LABELS), "pld") == row(summarize(turns, LABELS), "pld")
+
+
 def test_a_disturbed_case_leaves_its_group_out_of_times():
     turns = grouped()
     turns[1] = replace(turns[1], status="disturbed")

@@ -1,5 +1,6 @@
 """Runs with batch.size above 1: groups, records, resuming, refusals; outputs are batch 1's."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,8 +14,10 @@ from analysis.runs.crossings import falls_to_one
 from analysis.runs.estimates import tokens_per_s
 from analysis.runs.load import load_runs
 from analysis.tabular.crossing_table import crossing_tables
+from runners.job import label_order
 from runners.session.session import Session
 from specbench.data.cases import Case
+from specbench.decoding.batch import BatchEngine
 from specbench.errors import ConfigurationError
 from specbench.results import records
 from specbench.results.manifest import RunManifest
@@ -71,6 +74,53 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     )
     assert per_user.interval is not None, "three groups"
     assert all(record.batch.model_passes > 0 for record in made if record.label == "sps")
+    rows = {row["label"]: row for row in summary["batched"]}
+    assert rows["ar"]["useless_rows"] == 0 < rows["sps"]["useless_rows"] < 1
+    manifest = RunManifest.read(group)
+    for record in made:
+        batch = record.batch
+        order = label_order(tuple(manifest.labels), manifest.seed, batch.group, record.repeat)
+        assert record.position == order.index(record.label)
+        beside = [
+            r for r in made if (r.unit, r.turn, r.label) == (record.unit, record.turn, record.label)
+        ]
+        steps_s = max(r.decode_s - r.drafter_setup_s for r in beside)
+        assert (batch.model_s > 0) == (record.label == "sps")
+        assert batch.pass_s > 0 and batch.pass_s + batch.model_s < steps_s
+
+
+def test_a_group_that_was_cut_off_within_its_last_write_is_measured_again_whole(small, tmp_path):
+    folder = tmp_path / "run"
+    typed = [*small, "batch.size=2", "dataset.limit=4", f"output_dir={folder}"]
+    with interrupted_after(1):
+        run_here(typed)
+    lines = (folder / records.CASES).read_text().splitlines(keepends=True)
+    last = json.loads(lines[-1])["case_id"]
+    kept = [line for line in lines if json.loads(line)["case_id"] != last]
+    assert kept, "another case of the group"
+    (folder / records.CASES).write_text("".join(kept))
+    assert run_here(typed) == 0
+    made: dict[tuple[str, int, str], set[tuple[float, int]]] = {}
+    for r in read_records(folder)[0]:
+        made.setdefault((r.unit, r.turn, r.label), set()).add((r.batch.pass_s, r.batch.at_once))
+    assert all(len(found) == 1 for found in made.values())
+
+
+def test_a_fault_of_lock_step_alone_is_found_in_each_label(small, tmp_path, monkeypatch):
+    """``ar`` in lock-step has it, too: outputs are held against decoding alone."""
+    inner, folder = BatchEngine.decode, tmp_path / "run"
+
+    def faulty(self, *asked, **options):
+        result = inner(self, *asked, **options)
+        for turn in result.turns:
+            turn.output_ids[-1] = 3 + (turn.output_ids[-1] == 3)
+        return result
+
+    monkeypatch.setattr(BatchEngine, "decode", faulty)
+    assert run_here([*small, "batch.size=2", "dataset.limit=2", f"output_dir={folder}"]) == 1
+    made = read_records(folder)[0]
+    assert {r.lossless.verdict for r in made if r.label == "ar"} == {"bug"}
+    assert {r.lossless.verdict for r in made} == {"bug"}
 
 
 def test_a_text_for_which_there_is_no_memory_fails_alone(small, tmp_path, monkeypatch):
@@ -92,6 +142,11 @@ def test_a_text_for_which_there_is_no_memory_fails_alone(small, tmp_path, monkey
     assert failed == {key for key, r in whole.items() if r.n_prompt > longest}
     assert all(r.output_ids == whole[r.key].output_ids for r in made if r.key not in failed)
     assert failed and "Type batch.size=1" in errors
+    summary = jsonl.read_json(folder / records.SUMMARY)
+    units = {r.unit for r in made if r.status == "failed"}
+    dropped = {r.case_id for r in made if r.unit in units}
+    for row in summary["rows"]:
+        assert (row["n_cases"], row["n_dropped"]) == (4 - len(dropped), len(dropped))
 
 
 def test_where_a_speedup_falls_to_one():

@@ -160,12 +160,14 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     timed_ones = timed_turns(everything, labels)
     timed = {(turn.repeat, turn.unit) for turn in timed_ones}
     # Groups are of all lengths, whatever their tasks: they are of the whole run.
-    mixed = len({t.task for t in everything}) > 1 and any(t.batch is not None for t in everything)
+    grouped = any(t.batch is not None for t in everything)
+    mixed = grouped and len({t.task for t in everything}) > 1
     repeats = sorted({turn.repeat for turn in everything})
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
     for case, turns in sorted(by_case.items()):
         size = len({turn.case_id for turn in turns})
-        task, category = (OVERALL, OVERALL) if mixed else (turns[0].task, turns[0].category)
+        task = OVERALL if mixed else turns[0].task
+        category = OVERALL if grouped else turns[0].category
         if not is_complete(turns, labels):
             dropped += [task] * size
             continue

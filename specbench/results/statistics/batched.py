@@ -53,7 +53,7 @@ def batched_labels(
                 useless_rows=1 - sum(sum(t.committed_per_step) for t in turns) / rows
                 if rows
                 else None,
-                model_share=_model_s(groups) / whole_s if whole_s and rows else None,
+                model_share=_model_share(groups, whole_s),
                 outside_share=_outside_share(groups),
                 equal=sum(r.output_ids == plain[r.key[:3]] for r in compared),
                 compared=len(compared),
@@ -74,10 +74,12 @@ def _full_s(groups: Sequence[_Turns]) -> float:
     return math.fsum(turn.batch.full_s for group in groups for turn in group[:1] if turn.batch)
 
 
-def _model_s(groups: Sequence[_Turns]) -> float:
-    """Of the drafters' models; 0 where nobody counted."""
-    firsts = (turn.batch for group in groups for turn in group[:1])
-    return math.fsum(batch.model_s or 0.0 for batch in firsts if batch)
+def _model_share(groups: Sequence[_Turns], whole_s: float) -> float | None:
+    """Of the drafters' models; None where nobody counted."""
+    firsts = [turn.batch for group in groups for turn in group[:1]]
+    found = [batch.model_s if batch else None for batch in firsts]
+    counted = [seconds for seconds in found if seconds is not None]
+    return math.fsum(counted) / whole_s if whole_s and len(counted) == len(found) else None
 
 
 def _outside_share(groups: Sequence[_Turns]) -> float | None:

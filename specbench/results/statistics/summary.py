@@ -14,10 +14,10 @@ How records become numbers (words as in :mod:`specbench.results.records`):
   turns' own, ``mat_token_weighted`` the mean over tokens of the turn's that each stands in.
 - No interval is made of fewer than three cases.
 - Cases decoded at once (``batch.size`` above 1) are added up group by group, and the group is the
-  unit: its tokens are those of all its texts, its time is from the first prompt to the last token
-  of any. ``tokens_per_s`` is then the system's, ``speedup`` over plain decoding of the same groups,
-  intervals draw groups, and a failed case leaves its group out. Groups hold cases of several tasks,
-  so a run of several has rows of the whole run alone.
+  unit: its tokens are those of all its texts, its time is from the end of all prompts to the last
+  token of any. ``tokens_per_s`` is then the system's, ``speedup`` over plain decoding of the same
+  groups, intervals draw groups, and a failed case leaves its group out. Groups hold cases of
+  several tasks, so a run of several has rows of the whole run alone.
 - ``joules_per_token`` is energy over new tokens, prefill included, of turns whose energy is known;
   ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).
 - ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
