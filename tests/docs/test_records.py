@@ -91,11 +91,11 @@ def test_tables_of_all_methods_are_those_that_the_command_makes(page):
 
 def test_a_verdict_that_was_typed_is_found():
     page = text(FINDINGS)
-    row = next(line for line in page.splitlines() if line.startswith("| RACER"))
+    row = next(line for line in page.splitlines() if line.startswith("| CARD"))
     typed = row.replace("| slower, p ", "| undecided, p ")
     assert typed != row
     (wrong,) = wrong_cells(page.replace(row, typed))
-    assert wrong.startswith("racer | overall against: undecided, p ")
+    assert wrong.startswith("card | overall against: undecided, p ")
 
 
 @pytest.mark.parametrize("page", PAGES)
