@@ -193,9 +193,9 @@ def measure(args: argparse.Namespace, part: Part, git: Any, versions: str) -> di
     log, found = (file_of(args.out, part.name, ending) for ending in (".log", ".found.json"))
     log.parent.mkdir(parents=True, exist_ok=True)
     found.unlink(missing_ok=True)  # of another commit
-    places = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]  # packages may lie there
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(places)}
-    environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    # Packages may lie where the caller's variable says.
+    places = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    environ = os.environ | {"PYTHONPATH": places, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     start, samples, timed_out = time.monotonic(), [], False
     with log.open("w") as errors, log.with_suffix(".out").open("w+") as out:
         process = subprocess.Popen(part.command, cwd=PROJECT, stdout=out, stderr=errors,

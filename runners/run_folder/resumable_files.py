@@ -101,7 +101,8 @@ class ResultFiles:
         if self._job.config.batch.size > 1:  # a group's times are of one measurement
             for group in self._job.groups(self._job.config.batch.size):
                 places = {block.place for block in group}
-                complete -= places if not places <= complete else set()
+                if not places <= complete:
+                    complete -= places
         started = {(record.repeat, record.case_id) for record in self.done}
         redone = max(len(started - complete), int(truncated))
         if redone:

@@ -1,9 +1,12 @@
-"""Which methods can be decoded in groups of texts."""
+"""Groups of texts in lock-step: which methods can be decoded so, and where a turn sits."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from runners.job import Job
+from runners.session.blocks import Turn, each
 from runners.session.method_runs import MethodRun
 from specbench.config.schema import PER_SEQUENCE
 from specbench.errors import ConfigurationError, NeedsNotMet
@@ -39,3 +42,15 @@ def check_batch(run: MethodRun, size: int) -> None:
             f"batch.size={size} cases are decoded at once, each with a drafter of its own. Type "
             "state_scope=prompt, and method.state_scope=prompt where it keeps its own. " + remedy
         )
+
+
+def seat_turns(job: Job, turns: Sequence[Turn], ask: Callable[[Turn], None]) -> list[Turn]:
+    """``ask`` `each` turn of a group for what it needs; those that can be decoded.
+
+    The others' records name the group, too: one that failed leaves it out of all comparisons.
+    """
+    each(turns, ask)
+    able = [turn for turn in turns if turn.error is None]
+    for turn in turns:
+        turn.record = replace(turn.record, batch=job.seat(turn.batch, turn.seat, len(able)))
+    return able

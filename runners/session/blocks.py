@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runners.job import CaseBlock, Job, derive_seed
@@ -20,7 +21,7 @@ from runners.session.method_runs import MethodRun, restore
 from specbench.errors import CaseFailed
 from specbench.results.lines import ErrorLine, StepTrace
 from specbench.results.records import CaseRecord, Lossless
-from specbench.storage.jsonl import DiskError
+from specbench.storage.jsonl import DiskError, failure
 
 if TYPE_CHECKING:  # torch, which a finished run does not need
     from specbench.decoding.turn import DecodeResult
@@ -169,14 +170,7 @@ class Answers:
 
     def answer(self, turns: Sequence[Turn]) -> None:
         """Answer turns of one label that are asked at once; those with an ``error`` are not."""
-        for turn in turns:
-            if turn.error is None:
-                try:
-                    self.answer_one(turn)
-                except DiskError:
-                    raise
-                except Exception as error:
-                    turn.error = error
+        each(turns, self.answer_one)
 
     def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
         """The labels in the order of a block, or of a batch by its first block."""
@@ -206,6 +200,13 @@ class Answers:
     def warm_up(self, run: MethodRun) -> None:
         """Decode something that is not measured."""
         raise NotImplementedError
+
+
+def each(turns: Sequence[Turn], ask: Callable[[Turn], None]) -> None:
+    """``ask`` each turn that has no ``error``; what that raises is the turn's own."""
+    for turn in turns:
+        if turn.error is None:
+            turn.error = failure(partial(ask, turn))
 
 
 def answered(record: CaseRecord) -> CaseRecord:

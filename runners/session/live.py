@@ -17,6 +17,7 @@ from runners.job import EAGER_BASELINE, CaseBlock, Job, label_order
 from runners.run_folder.baseline_answers import BaselineCache
 from runners.run_folder.manifest import check_passes, check_subject
 from runners.session import device_lock
+from runners.session.batching import seat_turns
 from runners.session.blocks import WARM_UP_TEXT, Answers, BlockResult, Turn, answered
 from runners.session.method_runs import MethodRun, keep_state
 from runners.session.open_run import OpenRun, complete
@@ -27,7 +28,7 @@ from specbench.results import records
 from specbench.results.lines import Batched
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.results.records import CaseRecord, Lossless
-from specbench.storage.jsonl import DiskError
+from specbench.storage.jsonl import DiskError, failure
 from specbench.system import cuda_settings, environment, interference
 from specbench.system.clock import Timings
 from specbench.system.interference import Interference, SystemMonitor
@@ -323,50 +324,43 @@ class BatchAnswers(EngineAnswers):
         return self._session.seated(run, seat)
 
     def answer(self, turns: Sequence[Turn]) -> None:
-        asked: list[tuple[Turn, TurnRequest]] = []
-        for turn in turns:
-            if turn.error is None:
-                try:
-                    request = self._request(turn)
-                    # Here, so that a text for which there is no memory fails alone.
-                    self._session.make_room(len(request.prompt) + self._longest)
-                    asked.append((turn, request))
-                except DiskError:
-                    raise
-                except Exception as error:
-                    turn.error = error
-        for turn in turns:  # one that fails leaves its group out of all comparisons, too
-            batch = self.job.seat(turn.batch, turn.seat, len(asked))
-            turn.record = replace(turn.record, batch=batch)
+        requests: list[TurnRequest] = []
+
+        def ask(turn: Turn) -> None:
+            request = self._request(turn)
+            # Here, so that a text for which there is no memory fails alone.
+            self._session.make_room(len(request.prompt) + self._longest)
+            requests.append(request)
+
+        asked = seat_turns(self.job, turns, ask)
         if not asked:
             return
         self._watch.begin()
         try:
-            made = self._session.decode_together([request for _, request in asked])
+            made = self._session.decode_together(requests)
         except DiskError:
             raise
         except Exception as error:  # of a pass, which is all texts' at once
-            for turn, _ in asked:
+            for turn in asked:
                 turn.error = error
             return
         around = self._watch.end()
         if around.energy_j is not None:
             around = replace(around, energy_j=around.energy_j / len(asked))
-        for (turn, _), decoded in zip(asked, made.turns, strict=True):
+        for turn, decoded in zip(asked, made.turns, strict=True):
             if isinstance(decoded, Exception):
                 turn.error = decoded
                 continue
+            assert turn.record.batch is not None
             batch = replace(
-                self.job.seat(turn.batch, turn.seat, len(asked)),
+                turn.record.batch,
                 full_s=made.full_s,
                 model_s=made.model_s,
                 model_passes=made.model_passes,
                 pass_s=made.pass_s,
             )
-            try:
-                self._finish(turn, decoded, decoded.timings, around, batch)
-            except Exception as error:
-                turn.error = error
+            finish = functools.partial(self._finish, turn, decoded, decoded.timings, around, batch)
+            turn.error = failure(finish)
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from runners.job import Job
+from runners.session.batching import seat_turns
 from runners.session.blocks import Answers, Turn
 from runners.session.method_runs import MethodRun
 from specbench.errors import CaseFailed
@@ -18,7 +19,6 @@ from specbench.replay.replayer import ReplayedTurn, Replayer, ReplayRequest
 from specbench.replay.traces import RecordedTurn, Traces
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
-from specbench.storage.jsonl import DiskError
 
 
 class RecordedAnswers(Answers):
@@ -144,25 +144,17 @@ class GroupedAnswers(RecordedAnswers):
 
     def answer(self, turns: Sequence[Turn]) -> None:
         asked: dict[int, ReplayRequest] = {}
-        for turn in turns:
-            if turn.error is None:
-                try:
-                    asked[turn.seat] = self._asked(turn)
-                except DiskError:
-                    raise
-                except Exception as error:
-                    turn.error = error
-        for turn in turns:  # one that fails leaves its group out of all comparisons, too
-            batch = self.job.seat(turn.batch, turn.seat, len(asked))
-            turn.record = replace(turn.record, batch=batch)
-        if not asked:
+
+        def ask(turn: Turn) -> None:
+            asked[turn.seat] = self._asked(turn)
+
+        able = seat_turns(self.job, turns, ask)
+        if not able:
             return
         steps: list[TextSteps] = []
         together: list[Turn] = []
         made = self._replayer.replay_group(asked)
-        for turn in turns:
-            if turn.seat not in asked:
-                continue
+        for turn in able:
             replayed = made[turn.seat]
             if isinstance(replayed, Exception):
                 turn.error = replayed
@@ -181,7 +173,5 @@ class GroupedAnswers(RecordedAnswers):
                 decode_s=decode_s,
                 drafter_setup_s=times.setup_s,
                 wall_s=times.prefill_s + decode_s,
-                batch=replace(
-                    self.job.seat(turn.batch, turn.seat, len(asked)), full_s=times.full_s
-                ),
+                batch=turn.record.batch and replace(turn.record.batch, full_s=times.full_s),
             )

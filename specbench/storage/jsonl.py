@@ -46,6 +46,21 @@ class DiskError(SpecBenchError):
     """Results cannot be written (disk full, quota, I/O error); what was written stays valid."""
 
 
+def failure(work: Callable[[], object]) -> Exception | None:
+    """What ``work`` raised; None: nothing.
+
+    Raises:
+        DiskError: no case's failure, for it ends the run.
+    """
+    try:
+        work()
+    except DiskError:
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
 def parse_json(data: bytes) -> Any:
     """The value of a JSON text that the rest of the program can work with and write again.
 
