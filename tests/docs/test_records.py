@@ -5,6 +5,7 @@ import re
 import shlex
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -251,3 +252,29 @@ def test_the_ratios_to_rivals_are_of_the_runs_beside_them(tmp_path):
     )
     # The last digits are the processor's.
     pd.testing.assert_frame_equal(again, shown, rtol=1e-9)
+
+
+def test_what_a_page_says_of_a_7b_pass_is_made_of_the_gpu_s_measurements():
+    folder = "docs/measurements/h200"
+    tree = json.loads(text("surfaces/vicuna7b-h200.json"))["tree"]
+    one, *_ = passes = np.median(tree["samples_s"], axis=2)
+    for rows, seconds in zip(tree["axes"]["rows"], passes, strict=True):
+        shown = json.loads(text(f"{folder}/rows.json"))[f"rows_{rows}"]
+        for at, context in enumerate(tree["axes"]["context"]):
+            assert shown[f"at_{context}_ms"] == pytest.approx(1e3 * seconds[at], abs=1e-3)
+            assert shown[f"at_{context}_ratio"] == pytest.approx(seconds[at] / one[at], abs=1e-3)
+    bandwidth, kernels, loops = (
+        json.loads(text(f"{folder}/parts/{part}.json"))["result"]
+        for part in ("bandwidth", "kernels-vicuna7b", "loops-vicuna7b")
+    )
+    shown, row = json.loads(text(f"{folder}/shares.json")), kernels["by_rows"]["1"]
+    read = max(bandwidth["read_bytes_per_s"])
+    ideal_us = 1e6 * loops["weight_bytes"] / read
+    assert shown["read_gb_per_s"] == pytest.approx(read / 1e9, abs=0.1)
+    assert shown["products_share_of_read"] == pytest.approx(
+        ideal_us / row["us"]["product"], abs=1e-3
+    )
+    assert shown["pass_share_of_read"] == pytest.approx(ideal_us / row["wall_us"], abs=1e-3)
+    for loop in ("generate", "generate_static"):
+        (rate,) = loops["tokens_per_s"][loop]
+        assert shown[f"{loop}_tokens_per_s"] == pytest.approx(rate, abs=0.1)
