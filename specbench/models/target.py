@@ -140,7 +140,7 @@ class Target(PassMasks):
         self._free()  # both at once might not fit
         try:
             self._allocate(length, rows, batch)
-        except torch.OutOfMemoryError:
+        except RuntimeError:  # the allocators of torch, a GPU's and a CPU's
             if any(before):
                 self._allocate(*before)  # a run's other cases go on
             raise
