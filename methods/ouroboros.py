@@ -137,7 +137,7 @@ class Ouroboros(ModelDrafter):
             )
         self._draft = context.draft_model
         self._seed = context.seed
-        self._ends = np.array(sorted(context.eos_ids), dtype=np.int64)
+        self._ends = context.eos_ids
         self._pool = NgramPool.compiled(context.vocab_size, self.ngram - 1, self.guesses)
 
     def reset(self) -> None:
@@ -184,8 +184,8 @@ class Ouroboros(ModelDrafter):
             else:
                 self._draft.commit_path(NO_TOKENS, np.append(np.arange(held + 1), accepted))
                 held += 1 + len(accepted)
-            ends = np.flatnonzero(np.isin(bonus, self._ends))
-            if len(ends):
+            ends = [place for place, token in enumerate(bonus.tolist()) if token in self._ends]
+            if ends:
                 chain.append(bonus[: ends[0] + 1])
                 break
             chain.append(bonus)
@@ -216,7 +216,7 @@ class Ouroboros(ModelDrafter):
         numbers = np.concatenate((before, parents + held + len(unread)))
         read = np.concatenate((unread, tokens))
         logits = yield from self._draft.extending(read, numbers, own=True)
-        choices = self._draft.to_target_ids(logits[root:].argmax(-1)).cpu().numpy()
+        choices = self._draft.to_target_ids(self._draft.likeliest(logits)[root:]).cpu().numpy()
         path = np.empty(len(tokens), dtype=np.int64)
         path = path[: longest_match(tokens, parents, aux, choices, path)]
         self._pool.insert(self._window.advance(choices))

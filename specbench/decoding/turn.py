@@ -238,6 +238,7 @@ class Decoding:
             self.drafter.observe_prompt(state.buffer[: state.n_prompt], scores.logits)
         if needs.hidden_layers and scores.hidden is not None:
             self.drafter.observe_prompt_hidden(state.buffer[: state.n_prompt], scores.hidden)
+        del self._scores  # the next pass may use their memory
         self.drafter.begin(state)
         self.finished = self._over()
 
@@ -281,6 +282,7 @@ class Decoding:
                 finished=self.finished,
             ),
         )
+        del self._scores
         self.result.add(tree, int(scores.depths.max()), path, count)
 
     def end(self) -> None:

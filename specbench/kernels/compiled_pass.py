@@ -14,7 +14,8 @@ the tables of cosines and sines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class PassOutputs:
-    """What a pass gives, in new memory."""
+    """What a pass gives, in memory of its own as long as somebody holds it."""
 
     logits: torch.Tensor  # [kept, vocab]
     choices: IntArray  # [kept] their greedy ids, -1 where the largest logit is not finite
@@ -104,6 +105,22 @@ class CompiledPass(CompiledCall):
         words[pass_kernels.FINAL_NORM] = self._address(decoder.norm.weight)
         words[pass_kernels.LM_HEAD : pass_kernels.LM_HEAD_BIAS + 1] = self._product(head)
         self._reserve(max_rows, max_len)
+        self._logits = np.empty((0, 0), dtype=np.float32)
+        self._lent: Callable[[], object] = lambda: None  # the part of it that a tensor still holds
+
+    def _memory_of_logits(self, rows: int) -> torch.Tensor:
+        """``[rows, vocab]``, padded; the last pass's again, where nobody holds that any more.
+
+        The system gives pages to a large tensor and takes them back, which costs milliseconds.
+        """
+        width = -(-self._vocab // WIDTH) * WIDTH
+        if self._lent() is not None:
+            return torch.empty(rows, width, dtype=torch.float32)
+        if len(self._logits) < rows:
+            self._logits = torch.empty(rows, width, dtype=torch.float32).numpy()
+        lent = self._logits[:rows]
+        self._lent = weakref.ref(lent)
+        return torch.from_numpy(lent)
 
     def _layer(self, layer: Any) -> list[int]:
         products: Any = products_of_layer(layer)
@@ -140,7 +157,7 @@ class CompiledPass(CompiledCall):
         # By torch, which refuses what is outside.
         states = self._embedding.index_select(0, ids)
         cos, sin = (table.index_select(0, positions) for table in self._turned)
-        logits = torch.empty(kept, -(-self._vocab // WIDTH) * WIDTH, dtype=torch.float32)
+        logits = self._memory_of_logits(kept)
         choices = np.empty(kept, dtype=np.int64)
         self._wanted[:] = 0
         hidden = {

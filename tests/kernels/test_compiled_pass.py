@@ -167,6 +167,19 @@ def test_a_chain_is_its_rows_one_by_one_to_the_last_bit():
         target.commit(DraftTree.empty(), np.array([], dtype=np.int64))
 
 
+def test_logits_stay_while_held_and_their_memory_serves_the_next_pass():
+    target, _, _ = _targets()
+    target.prefill(PROMPT)
+    logits = target.forward(3, TREE).logits
+    address, part = logits.data_ptr(), logits[2:4]
+    before = part.clone()
+    del logits  # a view is held still
+    other = target.forward(4, TREE).logits
+    assert torch.equal(part, before) and not torch.equal(other[2:4], before)
+    del part
+    assert target.forward(3, DraftTree.empty()).logits.data_ptr() == address
+
+
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
 def test_choices_tell_ties_and_what_is_not_finite(bad, everything_packed):
     model = odd_model(torch.float32)
