@@ -3,7 +3,7 @@
 LIVE is a measured run, REPLAY a replay of its outputs with a cost surface, or both are sweeps over
 ``batch.size``; labels are matched by name over the cases that both have. A residual is predicted
 over measured minus one. Exit code 1 where the median of their absolute values exceeds ``--limit``.
-``-o DIR`` draws them.
+``-o DIR`` draws them, ``--json FILE`` writes them down.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -30,6 +31,7 @@ from specbench.results.names import display_name
 from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.tasks import OVERALL
+from specbench.storage import jsonl
 
 _LIMIT = 0.07
 _DOTS = 16  # with names, that can be told apart; of more, methods have the names
@@ -121,6 +123,21 @@ def render(residuals_of: Sequence[Residual]) -> Table:
     return table
 
 
+def as_record(residuals_of: Sequence[Residual]) -> dict[str, Any]:
+    """What ``--json`` writes: speedups of each label, residuals, and the median of their sizes."""
+    labels = [
+        {
+            "label": each.label,
+            "measured": each.speedup[0],
+            "measured_ci": each.interval,
+            "predicted": each.speedup[1],
+            "residual": each.of_speedup,
+        }
+        for each in residuals_of
+    ]
+    return {"median_error": median_error(residuals_of), "labels": labels}
+
+
 def draw(residuals_of: Sequence[Residual], live: Run) -> Drawing:
     """Predicted against measured speedups."""
     few = len(residuals_of) <= _DOTS
@@ -145,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("replay", help="folder of its replay with a cost surface")
     parser.add_argument("--limit", type=float, default=_LIMIT, help="of the median error")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="draw them, into DIR")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write them into FILE")
     options = parser.parse_args(arguments)
     return reporting_errors(lambda: _compare(options))
 
@@ -179,6 +197,8 @@ def _compare(options: argparse.Namespace) -> int:
         f"(limit: {options.limit:.0%})",
         highlight=False,
     )
+    if options.json is not None:
+        jsonl.write_json(options.json, as_record(rows))
     if options.output is not None:
         with styled():
             for path in save(draw(rows, pairs[0][0]), options.output, "predicted_and_measured"):

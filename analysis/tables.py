@@ -35,6 +35,7 @@ from specbench.results.statistics.summary import ESTIMATORS
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 500
 
+_BREAK_EVEN = "break_even"  # a file of its own: a line of it is no label of a run
 _SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
 
 
@@ -111,7 +112,6 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
             by_engine.setdefault(comparison.runs[0].engine, []).append(comparison)
         tables = [comparison_table(*alike) for alike in by_engine.values()]
         tables += filter(None, [engine_table(comparisons)])
-        tables += crossing_tables(comparisons)
         if options.tasks:
             tables += [task_table(c, f"{c.title}: by task") for c in comparisons]
         if options.pairs:
@@ -120,6 +120,8 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
         if stem in pages:  # of measured runs; these are steps without times
             stem = "tables_steps"
         pages[stem] = _Page(tables, records_sheet(comparisons))
+        if crossings := list(crossing_tables(comparisons)):
+            pages[stem.replace("tables", _BREAK_EVEN)] = _Page(crossings)
     if options.columns is not None:
         names = _names(options.columns, pages.values())
         pages = {stem: page.only(names) for stem, page in pages.items()}
@@ -133,7 +135,10 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
                 path.write_text(_text(name, [page], wide), encoding="utf-8")
                 sys.stdout.write(f"{path}\n")
     elif wanted:
-        sys.stdout.write("\n".join(_text(name, [*pages.values()], wide) for name in wanted))
+        all_pages = [*pages.values()]
+        sheets = [page for stem, page in pages.items() if not stem.startswith(_BREAK_EVEN)]
+        chosen = [(name, sheets if name == "csv" else all_pages) for name in wanted]
+        sys.stdout.write("\n".join(_text(name, those, wide) for name, those in chosen))
     else:
         console = Console()
         if not console.is_terminal:

@@ -40,7 +40,11 @@ def test_by_hand(tmp_path, capsys):
     assert [r.of_tokens_per_s for r in found] == pytest.approx([2 / 1.9 - 1, 1 / 1.1 - 1])
     assert residuals.median_error(found) == pytest.approx(0.075)
     assert residuals.main([str(live), str(again)]) == 1
-    assert residuals.main([str(live), str(again), "--limit", "0.08"]) == 0
+    written = tmp_path / "residuals.json"
+    assert residuals.main([str(live), str(again), "--limit", "0.08", "--json", str(written)]) == 0
+    record = json.loads(written.read_text())
+    assert record["median_error"] == pytest.approx(0.075)
+    assert [one["residual"] for one in record["labels"]] == pytest.approx([0.1, -0.05])
     shown = capsys.readouterr().out
     assert "+10.0%" in shown
     assert "7.5%" in shown

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
+from analysis import tables
 from analysis.figures import figures_of
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.crossings import falls_to_one
@@ -67,6 +68,9 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     plt.close("all")
     (table,) = crossing_tables(comparisons)
     assert {"method", "batch 1", "batch 2", "break-even batch [95 %]"} <= set(table.frame.columns)
+    assert tables.main([str(tmp_path), "-o", str(tmp_path / "files"), "--csv"]) == 0
+    lines_of_file = (tmp_path / "files" / "break_even.csv").read_text().splitlines()
+    assert lines_of_file[0].startswith("method,") and lines_of_file[1].startswith("pld,")
     per_user = tokens_per_s(r for r in made if r.label == "pld")
     assert per_user.value == pytest.approx(
         sum(r.n_new - 1 for r in made if r.label == "pld")
