@@ -123,8 +123,12 @@ def render(residuals_of: Sequence[Residual]) -> Table:
     return table
 
 
-def as_record(residuals_of: Sequence[Residual]) -> dict[str, Any]:
-    """What ``--json`` writes: speedups of each label, residuals, and the median of their sizes."""
+def as_record(residuals_of: Sequence[Residual], runs: Sequence[Run]) -> dict[str, Any]:
+    """What ``--json`` writes: speedups of each label, residuals, and the median of their sizes.
+
+    With the code of ``runs``, where all have the same.
+    """
+    codes = {run.manifest.code for run in runs}
     labels = [
         {
             "label": each.label,
@@ -135,7 +139,8 @@ def as_record(residuals_of: Sequence[Residual]) -> dict[str, Any]:
         }
         for each in residuals_of
     ]
-    return {"median_error": median_error(residuals_of), "labels": labels}
+    made: dict[str, Any] = {"median_error": median_error(residuals_of), "labels": labels}
+    return made | ({"code": codes.pop()} if len(codes) == 1 else {})
 
 
 def draw(residuals_of: Sequence[Residual], live: Run) -> Drawing:
@@ -198,7 +203,7 @@ def _compare(options: argparse.Namespace) -> int:
         highlight=False,
     )
     if options.json is not None:
-        jsonl.write_json(options.json, as_record(rows))
+        jsonl.write_json(options.json, as_record(rows, [run for pair in pairs for run in pair]))
     if options.output is not None:
         with styled():
             for path in save(draw(rows, pairs[0][0]), options.output, "predicted_and_measured"):

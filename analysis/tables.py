@@ -124,7 +124,7 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
             pages[stem.replace("tables", _BREAK_EVEN)] = _Page(crossings)
     if options.columns is not None:
         names = _names(options.columns, pages.values())
-        pages = {stem: page.only(names) for stem, page in pages.items()}
+        pages = {s: page.only(names) for s, page in pages.items() if {*names} & {*page.columns}}
     wide = options.wide or options.columns is not None
     wanted = [name for name in _SUFFIXES if getattr(options, name)]
     if options.output is not None:

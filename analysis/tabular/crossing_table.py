@@ -8,6 +8,7 @@ from analysis.runs.comparisons import ComparedRuns
 from analysis.runs.crossings import over_batches
 from analysis.tabular.table import ResultTable
 from specbench.results.estimate import Cell
+from specbench.results.fitted_table import INTERVAL
 
 CAPTION = (
     "Speedup of all texts together over ar at the same batch. break-even: the batch at which it "
@@ -23,8 +24,10 @@ def crossing_tables(comparisons: Sequence[ComparedRuns]) -> Iterator[ResultTable
         for label, crossing in labels.items():
             row: dict[str, Cell] = {"method": label, "break-even batch [95 %]": str(crossing)}
             for entry in crossing.entries:
-                row[f"batch {entry.run.batch}"] = entry.measured("speedup")
+                row[f"batch {entry.run.batch}{INTERVAL}"] = entry.measured("speedup")
             rows.append(row)
         first = found[0].runs[0]
         title = f"{first.model} on {first.dataset}: break-even batches"
-        yield ResultTable.of(title, f"{first.hardware}. {CAPTION}", rows, short=tuple(rows[0]))
+        codes = sorted({run.code for comparison in found for run in comparison.runs})
+        caption = f"{first.hardware}. {CAPTION} Code: {', '.join(codes)}."
+        yield ResultTable.of(title, caption, rows, short=tuple(rows[0]))

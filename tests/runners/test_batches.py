@@ -67,7 +67,9 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     assert [1.0, 2.0] in [list(line) for line in lines]
     plt.close("all")
     (table,) = crossing_tables(comparisons)
-    assert {"method", "batch 1", "batch 2", "break-even batch [95 %]"} <= set(table.frame.columns)
+    assert {"method", "batch 1 [95 %]", "batch 2 [95 %]", "break-even batch [95 %]"} <= set(
+        table.frame.columns
+    )
     assert tables.main([str(tmp_path), "-o", str(tmp_path / "files"), "--csv"]) == 0
     lines_of_file = (tmp_path / "files" / "break_even.csv").read_text().splitlines()
     assert lines_of_file[0].startswith("method,") and lines_of_file[1].startswith("pld,")
