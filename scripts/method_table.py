@@ -48,8 +48,8 @@ def table(kept: str, whole: bool = False, root: Path = PROJECT) -> str:
     shown = ranked[:_BEST] + ranked[len(ranked) // 2 :][:1] + losing
     shown = ranked if whole else [row for i, row in enumerate(shown) if row not in shown[:i]]
     first = (
-        f"The first {_BEST} of {len(ranked)} methods, the median, and the {len(losing)} that are "
-        "shown to lose."
+        f"The first {_BEST} of {len(ranked)} methods, the median, and all that are shown to lose "
+        f"({len(losing)})."
     )
     if whole:
         first = f"{len(ranked)} methods, {len(losing)} of them shown to lose."
