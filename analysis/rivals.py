@@ -125,7 +125,7 @@ def _show(options: argparse.Namespace) -> int:
     found = [rivalries(run, options.method) for run in runs]
     rows = [_row(run, rivalry) for run, those in zip(runs, found, strict=True) for rivalry in those]
     table = Table(caption="ratios of tokens/s, with 95 % intervals")
-    shown = [heading for heading in rows[0] if not heading.endswith((" low", " high"))]
+    shown = [h for h in rows[0] if not h.endswith((" low", " high", "code"))]
     for heading in shown:
         table.add_column(heading, no_wrap=True)
     for row in rows:
@@ -150,7 +150,7 @@ def _row(run: Run, rivalry: Rivalry) -> dict[str, str | int | float]:
     ):
         low, high = interval or ("too few", "too few")
         row |= {name: ratio, f"{name} low": low, f"{name} high": high}
-    return row | {"cases": rivalry.n_cases}
+    return row | {"cases": rivalry.n_cases, "code": run.manifest.code or ""}
 
 
 def _cell(row: Mapping[str, str | int | float], heading: str) -> Text:

@@ -9,6 +9,7 @@ sentence goes. A record that does not say its code counts as older. The pre-comm
 `make fmt` run this.
 """
 
+import csv
 import re
 import sys
 from pathlib import Path
@@ -57,7 +58,9 @@ def _is_older(records: list[str], code: str, root: Path) -> bool:
 def _codes_of(record: Path) -> set[str]:
     """The code that a run's folder or a file was measured with; none where it does not say so."""
     if record.suffix == ".csv":
-        return set(re.findall(r"\(code ([0-9a-f]{16})\)", words_beside(record)))
+        with record.open(newline="", encoding="utf-8") as file:
+            noted = {row["code"] for row in csv.DictReader(file) if "code" in row}
+        return noted | set(re.findall(r"\(code ([0-9a-f]{16})\)", words_beside(record)))
     if record.name == SUMMARY:
         record = record.parent
     if record.is_dir():

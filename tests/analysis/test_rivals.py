@@ -1,5 +1,6 @@
 """A method against the best of all other labels, plain decoding among them."""
 
+import pandas as pd
 import pytest
 
 from analysis import rivals
@@ -36,6 +37,12 @@ def test_it_is_compared_with_the_fastest_of_the_others(run, capsys):
     assert rivals.main([str(run), "--method", "adaptive", "--least", "1.19"]) == 0
     assert rivals.main([str(run), "--method", "adaptive", "--least", "1.21"]) == 1
     assert "1.200" in capsys.readouterr().out
+
+
+def test_its_file_says_which_code_was_measured(run, tmp_path):
+    edit_manifest(run, code="1" * 16)
+    assert rivals.main([str(run), "--method", "adaptive", "--csv", str(tmp_path / "r.csv")]) == 0
+    assert set(pd.read_csv(tmp_path / "r.csv", dtype=str)["code"]) == {"1" * 16}
 
 
 def test_a_rival_is_chosen_by_the_cases_that_it_is_not_measured_on(run):

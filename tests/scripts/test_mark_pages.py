@@ -19,6 +19,7 @@ def record(tmp_path):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         if path.suffix == ".csv":
+            path.write_text(noted if "\n" in noted else "a\n1\n")
             path.with_suffix(".md").write_text(f"Code: commit 0123456789{noted}.")
         else:
             path.write_text(json.dumps(noted))
@@ -34,6 +35,7 @@ def record(tmp_path):
         ("run/manifest.json", {"code": "1" * 16}),
         ("bench.json", {"environment": {"code": "1" * 16}}),
         ("table.csv", f" (code {'1' * 16})"),
+        ("rivals.csv", f"a,code\n1,{'1' * 16}\n"),
     ],
 )
 def test_a_page_is_marked_where_the_code_has_moved_on(record, name, noted):
