@@ -17,7 +17,7 @@ from specbench.results.records import SUMMARY
 from specbench.results.summary_schema import SummaryRow
 from specbench.storage.jsonl import read_json
 
-_BEST = 5  # rows at the top; then the median, then all that lose
+_BEST = 5  # rows at the top; then the median, then all whose interval lies below 1
 _MADE = re.compile(
     r"(<!-- made of (?P<run>[^\s,]+)(?P<whole>, whole)? -->\n).*?(?P<end><!-- end -->)", re.S
 )
@@ -39,20 +39,20 @@ def table(kept: str, whole: bool = False, root: Path = PROJECT) -> str:
     overall = {row["label"]: row for row in summary["rows"] if row["task"] == "overall"}
     baseline = overall.pop(str(run.baseline))
     ranked = sorted(overall.values(), key=lambda row: -row["speedup"])
-    slower = {
-        pair["first"]
-        for pair in summary["pairs"]
-        if pair["second"] == run.baseline and pair["verdict"] == "slower"
-    }
-    losing = [row for row in ranked if row["label"] in slower]
+    verdicts = [pair["verdict"] for pair in summary["pairs"] if pair["second"] == run.baseline]
+    losing = [row for row in ranked if row["speedup_ci"] and row["speedup_ci"][1] < 1]
     shown = ranked[:_BEST] + ranked[len(ranked) // 2 :][:1] + losing
     shown = ranked if whole else [row for i, row in enumerate(shown) if row not in shown[:i]]
-    first = (
-        f"The first {_BEST} of {len(ranked)} methods, the median, and all that are shown to lose "
-        f"({len(losing)})."
+    first = f"All {len(ranked)} methods."
+    if not whole:
+        first = (
+            f"The first {_BEST} of {len(ranked)} methods, the median, and all whose interval lies "
+            f"below 1 ({len(losing)})."
+        )
+    first += (
+        f" Where all are compared with plain decoding at once, {verdicts.count('faster')} are "
+        f"shown to gain and {verdicts.count('slower')} to lose."
     )
-    if whole:
-        first = f"{len(ranked)} methods, {len(losing)} of them shown to lose."
     turns = sum(baseline["lossless"].values())
     model = run.manifest.model
     assert model is not None

@@ -119,7 +119,9 @@ class Record:
         self.values: list[Any] = []
         self._places: dict[str, set[int]] = defaultdict(set)  # of a word
         for path in paths:
-            name = Path(path).parent.name if Path(path).stem == "training" else Path(path).stem
+            name = Path(path).stem
+            if name in ("training", "summary"):  # as each folder has one
+                name = Path(path).parent.name
             self._add(read(path), {f"@{name}"})
 
     def _add(self, node: Any, words: set[str]) -> None:

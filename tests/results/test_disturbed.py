@@ -67,7 +67,9 @@ def test_the_numbers_without_the_rule_are_of_the_first_measurements():
     said = " ".join(
         disturbance_words([found], [("pld", 2.0, found["without_rule"]["pld"])])
     )  # fmt: skip
-    assert "ar 1 of 9, pld 1 of 9" in said
+    assert "when first measured: 1 of 9 of each label." in said
+    (unlike, *_) = disturbance_words([found | {"flagged": {"ar": 0, "pld": 1}}], [])
+    assert "ar 0 of 9, pld 1 of 9" in unlike
     assert "1 case was measured again (2 turns of all labels)" in said
     assert "without the rule, each turn counted as first measured: pld 0.86 [" in said
 

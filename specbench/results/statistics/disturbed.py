@@ -116,6 +116,8 @@ def disturbance_words(
     if not (flagged.total() or again):
         return []
     by_label = ", ".join(f"{label} {flagged[label]} of {turns[label]}" for label in turns)
+    if len(alike := {(flagged[label], turns[label]) for label in turns}) == 1:
+        by_label = "{} of {} of each label".format(*alike.pop())
     sentences = [f"Turns that were disturbed when first measured: {by_label}."]
     if again:
         cases = f"{again} case{'s were' if again > 1 else ' was'}"
