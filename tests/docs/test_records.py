@@ -254,17 +254,27 @@ def test_the_ratios_to_rivals_are_of_the_runs_beside_them(tmp_path):
     pd.testing.assert_frame_equal(again, shown, rtol=1e-9)
 
 
-def test_break_even_batches_and_residuals_are_of_the_runs_beside_them(tmp_path):
+@pytest.mark.parametrize(
+    ("live", "replay", "kept"),
+    [
+        ("batch_crossing", "batch_predicted", "batch_crossing"),
+        ("replay_validation/live", "replay_validation/replay", "replay_validation"),
+    ],
+)
+def test_the_errors_of_predictions_are_of_the_runs_beside_them(live, replay, kept, tmp_path):
+    runs, again = PROJECT / "docs/measurements/cpu-epyc-2core", tmp_path / "residuals.json"
+    residuals.main([str(runs / live), str(runs / replay), "--json", str(again)])
+    made, kept = (json.loads(path.read_text()) for path in (again, runs / kept / "residuals.json"))
+    assert made["median_error"] == pytest.approx(kept["median_error"], rel=1e-9)
+    first, second = (pd.json_normalize(record["labels"]) for record in (made, kept))
+    pd.testing.assert_frame_equal(first, second, rtol=1e-9)
+
+
+def test_break_even_batches_are_of_the_runs_beside_them(tmp_path):
     live, replay = (
         PROJECT / f"docs/measurements/cpu-epyc-2core/batch_{name}"
         for name in ("crossing", "predicted")
     )
-    again = tmp_path / "residuals.json"
-    assert residuals.main([str(live), str(replay), "--json", str(again)]) == 0
-    made, kept = (json.loads(path.read_text()) for path in (again, live / again.name))
-    assert made["median_error"] == pytest.approx(kept["median_error"], rel=1e-9)
-    first, second = (pd.json_normalize(record["labels"]) for record in (made, kept))
-    pd.testing.assert_frame_equal(first, second, rtol=1e-9)
     assert tables.main([str(live), str(replay), "-o", str(tmp_path), "--csv"]) == 0
     for name, folder in (("break_even", live), ("break_even_predicted", replay)):
         made, kept = map(pd.read_csv, (tmp_path / f"{name}.csv", folder / "break_even.csv"))
