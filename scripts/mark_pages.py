@@ -57,10 +57,10 @@ def _is_older(records: list[str], code: str, root: Path) -> bool:
 
 def _codes_of(record: Path) -> set[str]:
     """The code that a run's folder or a file was measured with; none where it does not say so."""
-    if record.suffix == ".csv":
+    if record.suffix in (".csv", ".md"):
+        said = set(re.findall(r"\(code ([0-9a-f]{16})\)", words_beside(record)))
         with record.open(newline="", encoding="utf-8") as file:
-            noted = {row["code"] for row in csv.DictReader(file) if "code" in row}
-        return noted | set(re.findall(r"\(code ([0-9a-f]{16})\)", words_beside(record)))
+            return said | {row["code"] for row in csv.DictReader(file) if "code" in row}
     if record.name == SUMMARY:
         record = record.parent
     if record.is_dir():

@@ -101,12 +101,12 @@ def read(path: str) -> Any:
 
 
 def _row(cells: dict[str, str]) -> dict[str, Any]:
-    """With numbers as numbers and ``X low``, ``X high`` as ``X_ci``."""
+    """With numbers as numbers and ``X low``, ``X_low``, … as ``X_ci``."""
     row: dict[str, Any] = {}
     for key, cell in cells.items():
         value = float(cell) if re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", cell) else cell
-        if key.endswith((" low", " high")):
-            row.setdefault(f"{key.rsplit(' ', 1)[0]}_ci", []).append(value)
+        if bound := re.fullmatch("(.+)[ _](?:low|high)", key):
+            row.setdefault(f"{bound[1]}_ci", []).append(value)
         else:
             row[key] = int(cell) if cell.isdigit() else value
     return row

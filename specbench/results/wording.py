@@ -293,8 +293,7 @@ def rounding_words(model: ModelInfo | None) -> list[str]:
     ]
 
 
-_LISTED = 24  # labels in a sentence; of a sweep the first
-_SET_BY_HAND = {"typed": "set by hand"}  # of `LabelInfo.budget` what is not its own word
+_LISTED = 24  # labels in a sentence
 
 
 def budget_words(
@@ -309,7 +308,7 @@ def budget_words(
     by_kind: dict[str, list[str]] = {}
     drafted: list[str] = []
     for name, kind in [(name, kind) for name, kind in budgets.items() if kind is not None]:
-        by_kind.setdefault(_SET_BY_HAND.get(kind, kind), []).append(name)
+        by_kind.setdefault("set by hand" if kind == "typed" else kind, []).append(name)
         done = [record for record in records[name] if record.status != "failed"]
         if steps := sum(record.n_target_passes for record in done):
             verified = f"{name} {sum(record.n_drafted for record in done) / steps:.1f}"
@@ -319,7 +318,9 @@ def budget_words(
         return ""
     words = f"Budgets: {next(iter(by_kind))}"
     if len(by_kind) > 1:
-        words = f"MIXED budgets: {'; '.join(f'{k}: {_listed(n)}' for k, n in by_kind.items())}"
+        many = {k: f"{k}: {_listed(n)}" for k, n in by_kind.items()}
+        many |= {k: f"{len(n)} {k}" for k, n in by_kind.items() if len(n) > _LISTED}
+        words = f"MIXED budgets: {'; '.join(many.values())}"
     return f"{words}. Drafted tokens a step: {_listed(drafted)}." if drafted else f"{words}."
 
 

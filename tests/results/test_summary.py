@@ -20,7 +20,7 @@ from specbench.results.statistics.pairs import compare_pairs, leaders_of, standi
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.results.statistics.served import served_labels, system_verdict
 from specbench.results.statistics.summary import summarize, task_order
-from specbench.results.wording import SPEEDUPS, parted
+from specbench.results.wording import SPEEDUPS, budget_words, parted
 from tests.small_run import case_record
 
 
@@ -532,6 +532,11 @@ class TestRunSummary:
         assert missing not in caption
         more = [*cases, *pair("e", task="rag")]
         assert missing in self.of(more, **options)["caption"]
+
+    def test_the_settings_of_a_sweep_are_counted_and_not_listed(self):
+        budgets = {f"pld ({i})": "typed" for i in range(30)} | {"pld (30)": "published"}
+        said = budget_words(budgets, {name: [] for name in budgets})
+        assert said == "MIXED budgets: 30 set by hand; published: pld (30)."
 
     @pytest.mark.parametrize(
         ("budgets", "said"),

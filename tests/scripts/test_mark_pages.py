@@ -18,7 +18,7 @@ def record(tmp_path):
     def write(name, noted):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        if path.suffix == ".csv":
+        if path.suffix in (".csv", ".md"):
             path.write_text(noted if "\n" in noted else "a\n1\n")
             path.with_suffix(".md").write_text(f"Code: commit 0123456789{noted}.")
         else:
@@ -35,6 +35,7 @@ def record(tmp_path):
         ("run/manifest.json", {"code": "1" * 16}),
         ("bench.json", {"environment": {"code": "1" * 16}}),
         ("table.csv", f" (code {'1' * 16})"),
+        ("table.md", f" (code {'1' * 16})"),
         ("rivals.csv", f"a,code\n1,{'1' * 16}\n"),
     ],
 )
