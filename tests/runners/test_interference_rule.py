@@ -282,7 +282,7 @@ def test_a_disturbed_block_is_replaced_and_its_first_measurement_kept(run_noisy,
     row = jsonl.read_json(folder / records.SUMMARY)["rows"][-1]
     assert (row["n_cases"], row["n_disturbed"]) == (3, 0)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "disturbed when first measured: ar 1 of 3, pld 1 of 3." in printed
+    assert "disturbed when first measured: 1 of 3 of each label." in printed
     assert "1 case was measured again (2 turns of all labels)" in printed
     found = jsonl.read_json(folder / records.SUMMARY)["disturbed"]
     assert (found["flagged"], found["turns_again"]) == ({"ar": 1, "pld": 1}, 2)
