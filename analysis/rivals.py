@@ -150,7 +150,7 @@ def _row(run: Run, rivalry: Rivalry) -> dict[str, str | int | float]:
     ):
         low, high = interval or ("too few", "too few")
         row |= {name: ratio, f"{name} low": low, f"{name} high": high}
-    return row | {"cases": rivalry.n_cases, "code": run.manifest.code or ""}
+    return row | {"cases": rivalry.n_cases, "code": run.code}
 
 
 def _cell(row: Mapping[str, str | int | float], heading: str) -> Text:

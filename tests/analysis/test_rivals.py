@@ -40,9 +40,10 @@ def test_it_is_compared_with_the_fastest_of_the_others(run, capsys):
 
 
 def test_its_file_says_which_code_was_measured(run, tmp_path):
-    edit_manifest(run, code="1" * 16)
+    edit_manifest(run, code="1" * 16, git={"commit": "a" * 40})
     assert rivals.main([str(run), "--method", "adaptive", "--csv", str(tmp_path / "r.csv")]) == 0
-    assert set(pd.read_csv(tmp_path / "r.csv", dtype=str)["code"]) == {"1" * 16}
+    (said,) = set(pd.read_csv(tmp_path / "r.csv")["code"])
+    assert said.endswith(f"(code {'1' * 16})")
 
 
 def test_a_rival_is_chosen_by_the_cases_that_it_is_not_measured_on(run):

@@ -36,7 +36,7 @@ def record(tmp_path):
         ("bench.json", {"environment": {"code": "1" * 16}}),
         ("table.csv", f" (code {'1' * 16})"),
         ("table.md", f" (code {'1' * 16})"),
-        ("rivals.csv", f"a,code\n1,{'1' * 16}\n"),
+        ("rivals.csv", f"a,code\n1,commit 0123456789 (code {'1' * 16})\n"),
     ],
 )
 def test_a_page_is_marked_where_the_code_has_moved_on(record, name, noted):
