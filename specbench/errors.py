@@ -72,6 +72,13 @@ class CaseFailed(SpecBenchError):
         self.kind = kind
 
 
+class DeviceLost(SpecBenchError):
+    """A GPU answers no more, as after an illegal memory access: the process ends with the cause.
+
+    Whatever is asked of it afterwards fails, too, and says nothing of what failed first.
+    """
+
+
 def nearest(name: str, valid: Iterable[str]) -> str | None:
     """The entry of ``valid`` closest to ``name``, or None where nothing is close."""
     matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)

@@ -194,8 +194,12 @@ class Answers:
     def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
         """Let a drafter that looks at more than tokens see a finished turn again, untimed."""
 
-    def recover(self) -> None:
-        """Give back what a failed turn left allocated."""
+    def recover(self, error: Exception, running: str, before: str) -> None:
+        """Give back what ``running`` left allocated, which raised ``error``.
+
+        Raises:
+            DeviceLost: no turn can be answered any more; ``before`` is what had been answered last.
+        """
 
     def warm_up(self, run: MethodRun) -> None:
         """Decode something that is not measured."""
@@ -241,6 +245,7 @@ class BlockRunner:
     done: list[CaseRecord]
     forced: bool = False
     _repeat: int | None = None
+    _last: str = "nothing"  # what was answered last
 
     def warm_up(self, rounds: int) -> None:
         """Have every label decode text that is never measured, then forget it all.
@@ -256,7 +261,9 @@ class BlockRunner:
                     raise
                 except Exception as error:
                     log.warning("warm-up of %s failed: %s", run.label, error)
-                    self.source.recover()
+                    self.source.recover(error, f"the warm-up of {run.label}", self._last)
+                else:
+                    self._last = f"the warm-up of {run.label}"
         for run in self.runs.values():
             run.forget()
 
@@ -332,16 +339,16 @@ class BlockRunner:
     def _close(self, turn: Turn, result: BlockResult) -> None:
         """Take an answered turn into the result, or what made it fail."""
         record = turn.record
+        where = f"{record.case_id}, turn {record.turn}, {record.label}"
         if turn.error is not None:
             result.add_error(record, turn.error, self.source.during)
-            where = f"{record.case_id}, turn {record.turn}, {record.label}"
             log.warning("%s: %s", where, turn.error)
-            self.source.recover()
+            self.source.recover(turn.error, where, self._last)
             self._restore(turn.run, record, result.records)
         else:
             if turn.trace is not None:
                 result.steps.append(turn.trace)
-            turn.run.last = record
+            turn.run.last, self._last = record, where
         result.records.append(record)
 
     def _continue(self, turn: Turn) -> None:
@@ -395,6 +402,7 @@ class BlockRunner:
             except Exception as error:
                 result.add_error(record, error, "audit")
                 log.warning("%s, %s: the audit failed: %s", record.case_id, record.label, error)
-                self.source.recover()
+                where = f"the audit of {record.case_id}, {record.label}"
+                self.source.recover(error, where, self._last)
             else:
                 result.records[i] = replace(record, lossless=lossless)

@@ -283,8 +283,8 @@ class EngineAnswers(Answers):
             run.drafter.set_reference(self._plain.get(record.case_id, record.turn, prompt))
         self._session.decode(prompt, run.drafter, record.seed, seen=run.seen(record))
 
-    def recover(self) -> None:
-        self._session.recover()
+    def recover(self, error: Exception, running: str, before: str) -> None:
+        self._session.recover(error, running, before)
 
     def warm_up_lengths(self, lengths: Sequence[int]) -> None:
         """Choose from the prompts' lengths three at most to warm up at: they stand for all."""

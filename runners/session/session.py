@@ -27,6 +27,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier
 from specbench.decoding.verify.choice import build_verifier
+from specbench.kernels.cuda_graphs import check_device
 from specbench.models import loading
 from specbench.models.batch_target import BatchTarget
 from specbench.models.checks.audit_tolerance import (
@@ -362,8 +363,13 @@ class Session:
             for head in several:
                 head.check_layers(text, [states[layer] for layer in layers])
 
-    def recover(self) -> None:
-        """Give back what a failed case left allocated."""
+    def recover(self, error: Exception, running: str, before: str) -> None:
+        """Give back what a failed case left allocated; the arguments as of `check_device`.
+
+        Raises:
+            DeviceLost: nothing more can be measured.
+        """
+        check_device(self._target.device, error, running, before)
         for target in {self._target, self._eager_target}:
             target.cache.clear()
         if self._batch_target is not None:

@@ -3,6 +3,9 @@
 A graph is tied to addresses and shapes. What changes from run to run lies in buffers that it reads,
 what it finds out in buffers that its next run overwrites; and so may the run of another graph of
 the same recorder, whose graphs have their memory in common.
+
+`device_lives` says whether a GPU can be asked for anything more, `check_device` ends what asks one
+that cannot.
 """
 
 from __future__ import annotations
@@ -14,11 +17,40 @@ from typing import Any, Protocol
 
 import torch
 
-from specbench.errors import ConfigurationError, first_line, message_line
+from specbench.errors import ConfigurationError, DeviceLost, first_line, message_line
 
 log = logging.getLogger(__name__)
 
 _WARM_UPS = 3  # runs before a capture: libraries choose kernels and allocate on the first ones
+
+
+def device_lives(device: torch.device) -> bool:
+    """Whether a GPU still answers; a CPU does. Waits for the GPU."""
+    try:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
+
+
+def check_device(device: torch.device, error: Exception, running: str, before: str) -> None:
+    """Go on behind ``error`` where it was one piece of work's own.
+
+    Args:
+        running: what raised it; ``before``: what had run before that.
+
+    Raises:
+        DeviceLost: no other work can succeed in this process. It names the first error.
+    """
+    if isinstance(error, DeviceLost):
+        raise error
+    if not device_lives(device):
+        raise DeviceLost(
+            f"{device} answers no more since {running} failed with {first_line(error)}. Before "
+            f"it ran {before}, whose work may be the cause. What was written is valid, and the "
+            "same command goes on behind it."
+        ) from error
 
 
 class GraphPlace(Protocol):
@@ -129,6 +161,7 @@ class GraphRecorder:
 
         Raises:
             ConfigurationError: the device has no memory left.
+            DeviceLost: it answers no more.
         """
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -136,11 +169,13 @@ class GraphRecorder:
             with torch.inference_mode():
                 made.capture(self._pool)
         except RuntimeError as error:
+            graph = f"the CUDA graph of {name}"
+            check_device(self.device, error, graph, ", ".join(self.graphs[-1:]) or "no graph")
             # The allocator may still count the old one as being recorded to, and refuse it.
             self._pool = torch.cuda.graph_pool_handle()
             if _no_memory(error):
                 raise ConfigurationError(
-                    f"the device has no memory left for the CUDA graph of {name} "
+                    f"the device has no memory left for {graph} "
                     f"({message_line(error)}). Type engine=eager, a smaller "
                     "generation.max_new_tokens, or fewer methods in compare=[...]."
                 ) from error

@@ -66,6 +66,7 @@ class Stream:
 
     def work(self) -> int:
         """One more piece of work: behind all that the host has waited for."""
+        self.world.answer()
         self.follow(self.world.host)
         self.clock[self] += 1
         return self.clock[self]
@@ -157,6 +158,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.waits: list[str] = []
         self.waiting_is_an_error = False
+        self.lost: str | None = None  # what everything fails with, once the context is lost
         self.local = threading.local()
         self.defaults = [Stream(self, index) for index in range(DEVICES)]
         self.streams = list(self.defaults)
@@ -203,8 +205,14 @@ class World:
 
     # -- the host ----------------------------------------------------------------------------
 
+    def answer(self) -> None:
+        """Whatever is asked of a lost device fails."""
+        if self.lost is not None:
+            raise RuntimeError(self.lost)
+
     def wait(self, what: str, clock: dict[Stream, int]) -> None:
         """The host waits until ``clock`` is reached."""
+        self.answer()
         if self.capturing is not None:
             raise RuleBroken(CAPTURE, f"the host waits for {what}")
         if self.waiting_is_an_error:

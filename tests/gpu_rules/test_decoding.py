@@ -8,7 +8,7 @@ from methods.random_drafts import RandomDrafts
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import MatchVerifier
-from specbench.errors import ConfigurationError
+from specbench.errors import ConfigurationError, DeviceLost
 from specbench.models.draft.loading import _placed
 from specbench.models.static_pass import StaticPass
 from specbench.models.target import Target
@@ -126,6 +126,21 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(gpu, plain, monkeypat
     assert not target.graphs
     assert set(target.reasons) == {f"1 x {n} rows, 256 keys" for n in (1, 2, 4, 8, 16, 32)}
     assert decode(target, TEXT["random_drafts"]()).output_ids == plain
+
+
+def test_a_capture_that_loses_the_gpu_is_not_passed_over(pretended, monkeypatch):
+    """All that is captured behind it would fail, too, and be blamed."""
+
+    def lost(self):
+        if self.rows == 4:
+            pretended.lost = "CUDA error: an illegal memory access was encountered"
+        return real(self)
+
+    real = StaticPass.device_part
+    monkeypatch.setattr(StaticPass, "device_part", lost)
+    said = r"graph of 1 x 4 rows, 256 keys failed with .*illegal.* ran 1 x 2 rows, 256 keys"
+    with pytest.raises(DeviceLost, match=said):
+        decoders.target(max_nodes=20)
 
 
 @pytest.mark.parametrize("said", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])

@@ -15,7 +15,7 @@ from scripts.bench import gpu as bench_gpu
 from specbench.config.compose import compose
 from specbench.config.schema import MeasureConfig, ModelConfig, RunConfig
 from specbench.decoding.device import seconds
-from specbench.errors import ConfigurationError
+from specbench.errors import ConfigurationError, DeviceLost
 from specbench.models import loading
 from specbench.models.batch_target import free_bytes
 from specbench.models.given_back import given_back
@@ -63,6 +63,30 @@ def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu, monkeyp
     assert answers(tmp_path / "cpu").items() <= answers(tmp_path / DEVICE).items()
     manifest = json.loads((tmp_path / DEVICE / "manifest.json").read_text())
     assert manifest["cuda_settings"]["cudnn_attention"] is False
+
+
+def test_a_lost_gpu_ends_the_run_with_the_first_error(small, tmp_path, pretended, monkeypatch):
+    asked, propose = [], TokenRecycling.propose
+
+    def lost(self, state):
+        asked.append(1)
+        pretended.lost = "CUDA error: an illegal memory access was encountered"
+        return propose(self, state)
+
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+    monkeypatch.setattr(TokenRecycling, "propose", lost)
+    typed = ["compare=[token_recycling]", f"model.device={DEVICE}"]
+    for warm_ups, where, before in (
+        (1, "the warm-up of token_recycling", "the warm-up of pld"),
+        (0, r"81, turn 0, token_recycling", "81, turn 0, (ar|pld|ar_eager)"),
+    ):
+        pretended.lost, asked[:] = None, []
+        said = f"since {where} failed with .*illegal memory access.* Before it ran {before}"
+        with pytest.raises(DeviceLost, match=said):
+            run_here(
+                small, *typed, f"measure.warmup={warm_ups}", f"output_dir={tmp_path}/{warm_ups}"
+            )
+        assert len(asked) == 1
 
 
 def test_the_clock_of_a_gpu_counts_events(gpu):

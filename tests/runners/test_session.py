@@ -52,7 +52,7 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
 
     for target in (made._target, made._eager_target):
         target.cache.storage[:] = torch.nan
-    made.recover()
+    made.recover(RuntimeError(), "a turn", "nothing")
     for target in (made._target, made._eager_target):
         assert not target.cache.storage.any()
 
