@@ -137,6 +137,10 @@ gpu-steps: $(STAMP) ## What a step launches, sends and waits for on a GPU, by me
 gpu-check: ## Numerics, bandwidth, loops, kernels, rows and steps on this machine's GPU, in parts
 	$(if $(wildcard $(STAMP)),$(PY),$(PYTHON)) -m scripts.gpu_check --out docs/measurements/$(GPU) $(ARGS)
 
+# Whatever has no rule: a target that went is answered with what to type instead.
+.DEFAULT:
+	@$(PYTHON) -m specbench.config.removed make $@
+
 clean: ## Remove caches of the tools (never results/, .venv/ or .cache/)
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

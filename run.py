@@ -26,6 +26,7 @@ if __name__ != "run":  # in a job's own process, too
 import hydra
 
 from runners.launch import dispatch, listing
+from specbench.config import removed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -50,8 +51,16 @@ def advised() -> bool:
     return command.shown(sys.argv[1:])
 
 
+def answered() -> None:
+    """Do what was typed: a list, advice or a run."""
+    removed.refuse_words("run.py", sys.argv[1:])
+    removed.refuse_overrides(sys.argv[1:])
+    if not (listing.shown(sys.argv[1:]) or advised()):
+        main()
+
+
 if __name__ == "__main__":
-    code = dispatch.run_application(lambda: listing.shown(sys.argv[1:]) or advised() or main())
+    code = dispatch.run_application(answered)
     if code > 128:  # stopped: a second signal must not change the code
         stopping.hold()
     sys.exit(code)

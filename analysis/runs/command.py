@@ -11,14 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.load import Run, usable_runs
-from specbench.errors import SpecBenchError
+from specbench.config.removed import refuse_words
+from specbench.errors import ConfigurationError, SpecBenchError
 
 _AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
 
-def parser_of(about: str | None) -> argparse.ArgumentParser:
-    """A parser whose help shows ``about``, a module's docstring, as it was written."""
-    return argparse.ArgumentParser(description=about, formatter_class=_AS_WRITTEN)
+class _Parser(argparse.ArgumentParser):
+    """A parser that says what to type instead of what ``command`` had."""
+
+    command = ""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.command:
+            try:
+                refuse_words(self.command, sys.argv[1:] if args is None else args)
+            except ConfigurationError as error:
+                self.exit(error.exit_code, f"error: {error}\n")
+        return super().parse_known_args(args, namespace)
+
+
+def parser_of(about: str | None, command: str = "") -> argparse.ArgumentParser:
+    """A parser whose help shows ``about``, a module's docstring, as it was written.
+
+    ``command`` is the module's name: words and options that it had are then answered from the
+    table of removed names.
+    """
+    parser = _Parser(description=about, formatter_class=_AS_WRITTEN)
+    parser.command = command
+    return parser
 
 
 def add_command(commands: Any, name: str, about: str) -> argparse.ArgumentParser:
@@ -31,7 +52,8 @@ def add_command(commands: Any, name: str, about: str) -> argparse.ArgumentParser
 
 def runs_parser(command: str, description: str) -> argparse.ArgumentParser:
     """The parser of ``python -m analysis.<command> RUNS...``; the command adds its own options."""
-    parser = argparse.ArgumentParser(prog=f"python -m analysis.{command}", description=description)
+    parser = _Parser(prog=f"python -m analysis.{command}", description=description)
+    parser.command = f"analysis.{command}"
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUNS", help="run folders, or folders of them")
     add("--incomplete", action="store_true", help="also use runs that have not reached their end")

@@ -13,6 +13,7 @@ from specbench import paths
 from specbench.config.compose import PART_KNOBS, compose, has_yaml, option_names
 from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
+from specbench.config.removed import removed_key
 from specbench.config.schema import PAPER_SCOPE, PUBLISHED, TUNED, TYPED
 from specbench.errors import ConfigurationError, unknown_name
 
@@ -36,7 +37,8 @@ class NamedMethod(NamedTuple):
         if not isinstance(name, str):
             raise ConfigurationError(refusal)
         if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
-            raise unknown_name(f"method in {place}", name, option_names("method"))
+            options = option_names("method")
+            raise removed_key("method", name) or unknown_name(f"method in {place}", name, options)
         knobs = {str(k): entry[k] for k in entry if k != "method"} if name is not entry else {}
         return NamedMethod(name, knobs)
 
@@ -74,7 +76,9 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     verifier = knobs.pop("verifier", None)
     for key in knobs:
         if key not in valid:
-            raise unknown_name(f"key in the compare entry for {name}:", key, [*valid, "verifier"])
+            where = f"key in the compare entry for {name}:"
+            gone = removed_key(f"method.{key}")
+            raise gone or unknown_name(where, key, [*valid, "verifier"])
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     if verifier is not None:

@@ -15,6 +15,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
+from specbench.config.removed import removed_key
 from specbench.config.schema import RUNNERS
 from specbench.errors import ConfigurationError, message_line, nearest, unknown_name
 
@@ -34,12 +35,6 @@ _BARE = {
     "option `none` (pair=none, logger=none), or leave it out with ~GROUP.",
     "Invalid plugin": "Type a launcher or sweeper by its name, e.g. hydra/launcher=submitit_local.",
     "Unexpected type for root": f"An override sets a key below a value that is null. {_OVER_NULL}",
-}
-
-# Keys that have another name now, and what to type.
-_RENAMED = {
-    "pair.tuned": "It is called budgets now, one key for all labels: type budgets=published where "
-    "it was false, and leave it out where it was true",
 }
 
 _PLUGINS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
@@ -95,7 +90,7 @@ def _missing_option(error: MissingConfigException) -> ConfigurationError:
         return ConfigurationError(
             f"{group}={name} comes with a plugin. Type: pip install -e '.[{_PLUGINS[name]}]'"
         )
-    return unknown_name(group, name, options)
+    return removed_key(group, name) or unknown_name(group, name, options)
 
 
 def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> ConfigurationError:
@@ -106,8 +101,8 @@ def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> ConfigurationE
 
 def unknown_key(key: str, valid: Iterable[str]) -> ConfigurationError:
     """A ConfigurationError for a key that does not exist; ``valid`` are those that do."""
-    if key in _RENAMED:
-        return ConfigurationError(f"unknown key {key!r}. {_RENAMED[key]}.")
+    if gone := removed_key(key):
+        return gone
     prefix, _, last = key.rpartition(".")
     shown = [k for k in valid if not k.startswith("_") and k != "hydra"]
     close = nearest(last, shown)

@@ -18,6 +18,7 @@ from specbench.config.dataset_schema import ORDERS, PARTS, SPECIAL_TOKENS
 from specbench.config.draft import check_device, draft_weights
 from specbench.config.hydra_errors import unknown_key
 from specbench.config.knobs import check_method
+from specbench.config.removed import removed_key
 from specbench.errors import ConfigurationError, unknown_name
 
 _ONE_OF: Mapping[str, Sequence[str | None]] = {
@@ -169,7 +170,9 @@ def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _check_leaf(key: str, value: Any) -> None:
-    """Refuse what no file can hold and no formula takes."""
+    """Refuse what went, what no file can hold and what no formula takes."""
+    if gone := removed_key(key, value):
+        raise gone
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigurationError(f"{key}={value} is out of range: it must be a finite number.")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -1,0 +1,100 @@
+"""Names that went before 1.0, and what to type instead: one table, deleted at 1.0.
+
+Whoever removes a key, a value, a verb, an option or a make target adds a row; the command that an
+option went from says its name to `parser_of`. Nothing heavy is imported: ``make`` asks this file
+with the system's own Python, which may have no environment.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from specbench.errors import ConfigurationError
+
+
+class Removed(NamedTuple):
+    """A name that is answered with what to type instead.
+
+    Attributes:
+        kind: ``key`` of a configuration, with ``=VALUE`` where only that value or option of a
+            group went; ``command``, the words that begin a command line or an option with its
+            value (``run.py VERB``, ``analysis.tables --OPTION``); or ``target`` of make.
+        name: what was typed.
+        instead: the end of the sentence "NAME is gone: …", without its full stop.
+    """
+
+    kind: str
+    name: str
+    instead: str
+
+    def __str__(self) -> str:
+        shown = f"make {self.name}" if self.kind == "target" else self.name
+        return f"{shown} is gone: {self.instead}."
+
+
+REMOVED = (
+    Removed(
+        "key",
+        "pair.tuned",
+        "it is called budgets now, one key for all labels; type budgets=published where it was "
+        "false, and leave it out where it was true",
+    ),
+)
+
+
+def removed_key(key: str, value: object = None) -> ConfigurationError | None:
+    """The error for a key, or a key's value, that went; None where it did not."""
+    typed = str(value).lower() if isinstance(value, bool) else value
+    for row in REMOVED:
+        if row.kind == "key" and row.name in (key, f"{key}={typed}"):
+            return ConfigurationError(str(row))
+    return None
+
+
+def refuse_words(command: str, arguments: Sequence[str]) -> None:
+    """Refuse a verb or an option that ``command`` (``run.py``, ``analysis.tables``) had.
+
+    Raises:
+        ConfigurationError: one of the arguments went, which says what to type.
+    """
+    words = [word for text in arguments for word in _words(text)]
+    for row in REMOVED:
+        name, *gone = row.name.split()
+        if row.kind == "command" and name == command and _holds(words, gone):
+            raise ConfigurationError(str(row))
+
+
+def refuse_overrides(arguments: Sequence[str]) -> None:
+    """Refuse a key or a value among overrides as they are typed (``+a.b=c``, ``~a``, ``a=b``).
+
+    Raises:
+        ConfigurationError: one of them went, which says what to type.
+    """
+    for text in arguments:
+        key, _, value = text.lstrip("+~").partition("=")
+        if error := removed_key(key, value):
+            raise error
+
+
+def _words(text: str) -> list[str]:
+    return text.split("=", 1) if text.startswith("--") else [text]
+
+
+def _holds(words: list[str], gone: list[str]) -> bool:
+    """Whether ``gone`` stands in ``words``, a verb at their beginning."""
+    places = range(len(words)) if gone[0].startswith("-") else range(1)
+    return any(words[at : at + len(gone)] == gone for at in places)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``make TARGET``: say what to type instead of a target that is not there; returns 2."""
+    target = arguments[-1]
+    rows = [str(row) for row in REMOVED if (row.kind, row.name) == ("target", target)]
+    sys.stderr.write(f"{rows[0] if rows else f'no target {target!r}: `make` lists them.'}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
