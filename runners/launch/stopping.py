@@ -5,11 +5,14 @@ Only the standard library is imported, so that a stop while the rest is imported
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import functools
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn, TypeAlias
@@ -19,6 +22,9 @@ Handler: TypeAlias = Callable[[int, FrameType | None], None]
 # Windows has no SIGHUP, and cannot make signals wait.
 STOP_SIGNALS = tuple(s for s in signal.Signals if s.name in ("SIGHUP", "SIGINT", "SIGTERM"))
 _CAN_WAIT = hasattr(signal, "pthread_sigmask")
+_AGAIN_S = 0.1  # until a stop that Python swallowed is raised once more
+
+_heard: list[int] = []  # the stop that unwinds this process, once it was raised
 
 
 class Interrupted(KeyboardInterrupt):
@@ -41,7 +47,9 @@ def end_at_once() -> None:
 
 def unwind_once() -> None:
     """From now on a stop signal raises `Interrupted`, and those behind it are passed over."""
+    _heard.clear()
     _install(_raise_once)
+    sys.unraisablehook = functools.partial(_swallowed, sys.unraisablehook)
 
 
 def pass_over() -> None:
@@ -61,12 +69,17 @@ def unwinding(*, again: bool = False) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    hook, heard = sys.unraisablehook, [*_heard]
+    sys.unraisablehook = functools.partial(_swallowed, hook)
+    _heard.clear()
     previous = _install(_raise if again else _raise_once)
     try:
         yield
     finally:
         for signum, handler in previous.items():
             signal.signal(signum, handler)
+        sys.unraisablehook = hook
+        _heard[:] = heard
 
 
 @contextlib.contextmanager
@@ -109,10 +122,31 @@ def _raise(signum: int, frame: FrameType | None) -> NoReturn:
     raise Interrupted(signum)
 
 
-def _raise_once(signum: int, frame: FrameType | None) -> NoReturn:
+def _raise_once(signum: int, frame: FrameType | None) -> None:
     # A terminal's Ctrl-C reaches parent and child, and the parent asks again.
-    pass_over()
-    raise Interrupted(signum)
+    if not _heard:
+        _heard.append(signum)
+        raise Interrupted(signum)
+
+
+def _swallowed(hook: Callable[[Any], Any], unraisable: Any) -> None:
+    """Have a stop raised again that came within ``__del__`` or a weakref's callback."""
+    stop = unraisable.exc_value
+    if not isinstance(stop, Interrupted):
+        hook(unraisable)
+        return
+    # Not here: what is raised in this function is swallowed as well.
+    _thread.start_new_thread(_ask_again, (stop.signum,))
+
+
+def _ask_again(signum: int) -> None:
+    time.sleep(_AGAIN_S)
+    _heard.clear()
+    main = threading.main_thread().ident
+    if _CAN_WAIT and main is not None:
+        signal.pthread_kill(main, signum)  # which wakes it, too
+    else:
+        signal.raise_signal(signum)
 
 
 def _nothing(signum: int, frame: FrameType | None) -> None:

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from runners.launch import child_process
+from runners.launch import child_process, stopping
 from runners.launch.child_process import JobCrashed, JobRefused, run_in_child
 from tests.small_run import ROOT
 
@@ -49,9 +50,9 @@ def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 def sleep(path):
-    with open(path, "w") as file:
-        file.write(str(os.getpid()))
     try:
+        with open(path, "w") as file:
+            file.write(str(os.getpid()))
         time.sleep(60)
     except BaseException as error:
         with open(path + ".end", "w") as file:
@@ -221,6 +222,73 @@ sys.exit(130)
 def test_a_second_signal_while_python_ends_leaves_the_code(environment):
     done = subprocess.run([sys.executable, "-c", LATE], env=environment, cwd=ROOT, timeout=60)
     assert done.returncode == 130
+
+
+SWALLOWED = """
+import signal, sys, time, weakref
+from runners.launch import stopping
+
+class Slow:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.001)
+
+def slow(_):
+    signal.raise_signal(signal.SIGTERM)
+
+def swallow():
+    if sys.argv[1] == "del":
+        Slow()
+    else:
+        kept = Plain()
+        found = weakref.ref(kept, slow)
+        del kept
+
+class Plain: pass
+
+try:
+    with stopping.unwinding(again=sys.argv[2] == "again"):
+        swallow()
+        print("swallowed", flush=True)
+        while True:
+            time.sleep(60)
+except stopping.Interrupted as stop:
+    print("stopped", flush=True)
+    sys.exit(stopping.exit_code(stop))
+"""
+
+
+@pytest.mark.parametrize("where", ["del", "weakref"])
+@pytest.mark.parametrize("how", ["once", "again"])
+def test_a_stop_that_python_swallows_stops_all_the_same(environment, where, how):
+    command = [sys.executable, "-c", SWALLOWED, where, how]
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, timeout=60, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (143, "swallowed\nstopped\n")
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("delay_ms", range(0, 200, 10))
+def test_a_second_stop_behind_a_swallowed_one_is_heard(delay_ms):
+    """Whenever it comes: while the first one waits to be raised again, then, or later."""
+    killer = threading.Timer(delay_ms / 1000, os.kill, (os.getpid(), signal.SIGTERM))
+
+    class Last:
+        def __del__(self):
+            signal.raise_signal(signal.SIGTERM)
+
+    unwound = []
+    with pytest.raises(stopping.Interrupted), stopping.unwinding():
+        try:
+            Last()
+            killer.start()
+            time.sleep(10)
+            pytest.fail("the stop was not heard")
+        finally:
+            killer.join()
+            unwound.append(delay_ms)  # which no second one disturbs
+    assert unwound == [delay_ms]
 
 
 def spawned(child):
