@@ -1,0 +1,386 @@
+"""Whether this checkout measures what an earlier one did: the proof behind the smaller house.
+
+    git worktree add ../before 466cf286 && ln -s "$PWD"/.venv "$PWD"/.cache ../before
+    python -m scripts.proof golden|corpus|speed|typed --before ../before
+
+golden: all methods on four questions, decoded, sampled, in a batch, replayed and served, by both;
+corpus: the numbers of all kept records; speed: passes, a run and its start, in turns; typed: what
+users type. What the earlier checkout says is kept below ``--keep``. Exit code 1: they differ.
+"""
+
+import argparse
+import csv
+import io
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from analysis.runs.command import parser_of
+from specbench.config.removed import REMOVED, Removed
+from specbench.paths import PROJECT
+from specbench.storage import jsonl
+
+BEFORE, NOW = "before", "now"
+FIELDS = ("output_ids", "accepted_per_step", "n_drafted", "finish_reason", "n_new", "text")
+
+METHODS = (
+    "pld,ngram_mod,ngram_map,suffix_decoding,suffix_else_head,adaptive,sam,sam_eagle2,rest,ssd,"
+    "cacheback,ngrammys,token_recycling,logitspec,racer,lookahead,jacobi,medusa,hydra,eagle,eagle2,"
+    "eagle3,sps,opt_tree,ouroboros,card,random_drafts,{method: pearl, gamma: 3}"
+)  # PEARL's own gamma is by the clock
+REPLAYED = (
+    "ngram_mod,ngram_map,suffix_decoding,adaptive,sam,sam_eagle2,rest,ssd,cacheback,ngrammys,"
+    "medusa,hydra,eagle,eagle2,eagle3,union,suffix_else_head"
+)
+ASKED = {"demo_01", "demo_05", "demo_07", "demo_09"}
+LIVE = [
+    "method=union", f"compare=[{METHODS}]", "dataset=jsonl",
+    "dataset.path=<keep>/questions.jsonl", "dataset.order=file",
+]  # fmt: skip
+QUIET = [
+    "measure.warmup=0", "measure.exclusive=false",
+    "measure.disturbed={steal: null, others: null, slowdown: null}",
+]  # fmt: skip
+SCENARIOS: Mapping[str, Sequence[str]] = {
+    "greedy": [*LIVE, "record=states", "generation.max_new_tokens=20"],
+    "published": [*LIVE, "seed=1", "budgets=published", "generation.max_new_tokens=10"],
+    "sampled": [*LIVE, "generation=sampling", "generation.temperature=1", "dataset.limit=2",
+                "generation.max_new_tokens=8"],
+    "batch": [*LIVE, "batch.size=4", "generation.max_new_tokens=8"],
+    "replay": ["runner=replay", "runner.traces=<side>/greedy", "method=pld",
+               f"compare=[{REPLAYED}]",
+               "runner.surface=surfaces/smollm2_135m-cpu-epyc-1thread.json"],
+    "served": ["runner=serve", "server=openai", "server.base_url=<url>", "server.speculation=toy",
+               "server.plain_url=<plain>", "dataset=jsonl", "dataset.path=<keep>/questions.jsonl"],
+}  # fmt: skip
+
+
+class Toy(BaseHTTPRequestHandler):
+    """Twelve words for each question, one an event, as a server with OpenAI's interface."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._send("application/json", [{"data": [{"id": "toy"}]}], "", self.path == "/v1/models")
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        seed = sum(json.dumps(asked["messages"]).encode())
+        words = [{"content": f"w{(seed + 7 * number) % 97} "} for number in range(12)]
+        ends: list[tuple[object, str | None]] = [*((word, None) for word in words), ({}, "length")]
+        events: list[Any] = [{"choices": [{"delta": d, "finish_reason": r}]} for d, r in ends]
+        events.append({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 12}})
+        self._send("text/event-stream", [*events, "[DONE]"], "data: ", True)
+
+    def _send(self, kind: str, values: list[Any], before: str, known: bool) -> None:
+        self.send_response(200 if known else 404)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        for value in values:
+            time.sleep(0.002)
+            text = value if isinstance(value, str) else json.dumps(value)
+            self.wfile.write(f"{before}{text}\n\n".encode())
+            self.wfile.flush()
+
+
+def golden(options: argparse.Namespace) -> int:
+    """All labels of all scenarios; those of the earlier checkout are run once."""
+    servers = {name: ThreadingHTTPServer(("127.0.0.1", 0), Toy) for name in ("url", "plain")}
+    for server in servers.values():
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    urls = {name: f"http://127.0.0.1:{s.server_port}/v1" for name, s in servers.items()}
+    lines = (PROJECT / "assets" / "demo.jsonl").read_text(encoding="utf-8").splitlines()
+    asked = [line for line in lines if json.loads(line)["question_id"] in ASKED]
+    options.keep.mkdir(parents=True, exist_ok=True)
+    jsonl.write_text(options.keep / "questions.jsonl", "\n".join(asked) + "\n")
+    differences = 0
+    for name in options.scenarios or SCENARIOS:
+        sides = {}
+        for side, checkout in ((BEFORE, options.before), (NOW, PROJECT)):
+            folder = options.keep / side / name
+            if side == NOW or not (folder / "DONE").exists():
+                place = {"keep": options.keep, "side": options.keep / side, **urls}
+                words = [*SCENARIOS[name], *QUIET]
+                for key, value in place.items():
+                    words = [word.replace(f"<{key}>", str(value)) for word in words]
+                shutil.rmtree(folder, ignore_errors=True)
+                _run(checkout, ["run.py", *words, f"output_dir={folder}"])
+            sides[side] = _turns(folder)
+        differences += _compare_turns(name, *sides.values())
+    return int(differences > 0)
+
+
+def _turns(folder: Path) -> dict[tuple[object, ...], dict[str, Any]]:
+    lines = (folder / "cases.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
+    return {
+        (r["label"], r["case_id"], r["turn"], r["repeat"]): r | (r.get("served") or {})
+        for r in records
+    }
+
+
+def _compare_turns(name: str, before: dict[Any, Any], now: dict[Any, Any]) -> int:
+    wrong: Counter[tuple[str, str]] = Counter()
+    for key in before.keys() | now.keys():
+        if key not in before or key not in now:
+            wrong[key[0], "new" if key in now else "gone"] += 1
+            continue
+        for field in FIELDS:
+            if before[key].get(field) != now[key].get(field):
+                wrong[key[0], field] += 1
+    labels = {key[0] for key in before}
+    tokens = sum(turn["n_new"] for turn in before.values())
+    failed = sum(turn["status"] != "ok" for turn in now.values())
+    print(
+        f"{name}: {len(labels)} labels, {len(before)} turns, {tokens} tokens, {failed} failed; "
+        f"{len(wrong)} differences"
+    )
+    for (label, field), count in sorted(wrong.items()):
+        print(f"    {label}: {field} in {count} turns")
+    return len(wrong)
+
+
+# Columns and fields that went, and the rows of the sheet that say so.
+GONE: Mapping[str, str] = {}
+RENAMED = {"p_holm": "p_family"}
+# Run in either checkout: the numbers of folders by path, as it computes them.
+CORPUS = """
+import contextlib, io, json, sys
+from pathlib import Path
+sys.path.insert(0, ".")
+from analysis import tables
+from analysis.runs.load import load_runs
+from specbench.results.manifest import RunManifest
+from specbench.results.statistics.run_summary import run_summary
+RunManifest.check_files = lambda *_: None  # h200/methods has another summary than it vouches for
+found = {}
+root = Path("docs/measurements")
+folders = sorted(path.parent for path in root.rglob("manifest.json"))
+for folder in folders:
+    (run,) = load_runs([folder])
+    kept = json.loads((folder / "summary.json").read_text())
+    found[str(folder)] = {"kept": kept}
+    found[str(folder)]["again"] = run_summary(run.records, [], run.manifest, run.superseded)
+several = {path.parent for path in folders if len([*path.parent.glob("*/manifest.json")]) > 1}
+for folder in [*folders, *sorted(several)]:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = tables.main([str(folder), "--csv"])
+    found.setdefault(str(folder), {})["tables"] = said.getvalue() if code == 0 else f"exit {code}"
+json.dump(found, sys.stdout, default=lambda value: value.to_json())
+"""
+
+
+def corpus(options: argparse.Namespace) -> int:
+    """Numbers of kept records: as kept, as summed up again and as tables write them."""
+    kept = options.keep / BEFORE / "corpus.json"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        jsonl.write_text(kept, _run(options.before, ["-c", CORPUS]))
+    before = json.loads(kept.read_text(encoding="utf-8"))
+    now = json.loads(_run(PROJECT, ["-c", CORPUS]))
+    differences = 0
+    for part in ("kept", "again", "tables"):
+        compared: Counter[str] = Counter()
+        for folder, found in before.items():
+            old, new = (dict(_numbers(side.get(part))) for side in (found, now.get(folder, {})))
+            compared["folders"] += part in found
+            for key in sorted(old.keys() | new.keys()):
+                gone = any(re.search(name, key) for name in GONE)
+                same = _equal(old.get(key, "absent"), new.get(key, "absent"))
+                compared["gone" if gone else "equal" if same else "different"] += 1
+                if not gone and not same and compared["different"] <= options.show:
+                    print(f"    {folder} {part}{key}: {old.get(key)} became {new.get(key)}")
+        differences += compared["different"]
+        print(f"corpus, {part}: {', '.join(f'{n} {word}' for word, n in compared.items())}")
+    return int(differences > 0)
+
+
+def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, object]]:
+    """Every number, truth value and null of JSON, or of CSV text, with its place."""
+    if isinstance(value, str) and not place and "\n" in value:
+        for number, row in enumerate(csv.DictReader(io.StringIO(value))):
+            for column, cell in row.items():
+                if re.fullmatch(r"-?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)", cell or ""):
+                    yield f"[{number}].{column}", float(cell)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            if key not in ("schema_version", "caption", "notes"):
+                yield from _numbers(part, f"{place}.{RENAMED.get(key, key)}")
+    elif isinstance(value, list):
+        for number, part in enumerate(value):
+            yield from _numbers(part, f"{place}[{number}]")
+    elif not isinstance(value, str):
+        yield place, value
+
+
+def _equal(old: object, new: object) -> bool:
+    if isinstance(old, int | float) and isinstance(new, int | float):
+        both = math.isnan(old) and math.isnan(new)
+        return both or math.isclose(old, new, rel_tol=1e-12, abs_tol=1e-12)
+    return old == new
+
+
+BENCH = ["run.py", "method=cacheback", "compare=[pld]", "dataset.limit=4", "measure.warmup=0",
+         "generation.max_new_tokens=32"]  # fmt: skip
+START = ["run.py", "method=pld", "dataset.limit=1", "generation.max_new_tokens=8"]
+PASSES = """
+import sys, time
+sys.path.insert(0, ".")
+import numpy as np
+from runners.session.pass_times import pass_s, random_tree
+from specbench.config.compose import compose, typed
+from specbench.models.loading import load_model, load_tokenizer
+from specbench.models.target import Target
+config = typed(compose([]))
+model = load_model(config, load_tokenizer(config)).model
+target = Target(model, max_len=512, max_nodes=64, packed_bytes=2 << 30)
+rng = np.random.default_rng(0)
+prompt = rng.integers(100, 1000, 256)
+begun = time.perf_counter()
+target.prefill(prompt)
+print("prompt of 256 tokens, ms", 1e3 * (time.perf_counter() - begun))
+trees = {rows: random_tree(rows - 1, 49152, rng) for rows in (1, 2, 4, 8, 16, 64)}
+times = {rows: [] for rows in trees}
+for number in range(12):
+    for rows, tree in trees.items():
+        times[rows].append(pass_s(target, tree, 256))
+for rows, found in times.items():
+    print(f"pass of {rows} rows, ms", 1e3 * np.median(found[2:]))
+"""
+
+
+def speed(options: argparse.Namespace) -> int:
+    """Milliseconds, tokens/s and seconds in turns, either checkout first in turn; none asserted."""
+    found: dict[str, dict[str, list[float]]] = {}
+    sides = [(BEFORE, options.before), (NOW, PROJECT)]
+    for number in range(options.turns):
+        for side, checkout in sides[:: -1 if number % 2 else 1]:
+            values: dict[str, Any] = {}
+            for line in _run(checkout, ["-c", PASSES]).splitlines():
+                what, _, value = line.rpartition(" ")
+                values[what] = value
+            for name, words in (("bench", BENCH), ("start", START)):
+                folder = options.keep / "speed" / f"{os.getpid()}-{side}-{name}-{number}"
+                begun = time.perf_counter()
+                _run(checkout, [*words, f"output_dir={folder}"])
+                values[f"{name} as a whole, s"] = time.perf_counter() - begun
+                rows = json.loads((folder / "summary.json").read_text())["rows"]
+                if name == "bench":
+                    values |= {f"tokens/s of {row['label']}": row["tokens_per_s"] for row in rows}
+            for name, value in values.items():
+                found.setdefault(name, {}).setdefault(side, []).append(float(value))
+    for name, by_side in found.items():
+        old, new = (statistics.median(by_side[side]) for side, _ in sides)
+        print(f"{name:32} {old:9.2f} {new:9.2f}  {new / old:.3f}")
+    return 0
+
+
+def typed(options: argparse.Namespace) -> int:
+    """What went of commands, options and keys must be in the table of removed names."""
+    unanswered = 0
+    for what, read in (("commands", _commands), ("options", _options), ("keys", _keys)):
+        old, new = read(options.before), read(PROJECT)
+        print(f"{what}: {len(old)} before, {len(new)} now")
+        for name in sorted(old - new):
+            said = next((str(row) for row in REMOVED if _answers(row, name)), "")
+            # A line of a page may go or read otherwise while all its words work.
+            said = said or ("reworded?" if what == "commands" else "NOT ANSWERED")
+            unanswered += said == "NOT ANSWERED"
+            print(f"  - {name}: {said}")
+        print(*(f"  + {name}\n" for name in sorted(new - old)), sep="", end="")
+    return int(unanswered > 0)
+
+
+def _answers(row: Removed, line: str) -> bool:
+    words = re.split(r"[\s'=]+", line) if row.kind != "key" else re.split(r"[\s'+~]+", line)
+    if row.kind == "key":
+        return any(row.name in (word, word.partition("=")[0]) for word in words)
+    return set(row.name.split()) <= {*words} and (row.kind != "target" or words[0] == "make")
+
+
+def _commands(checkout: Path) -> set[str]:
+    pages = [*checkout.glob("*.md"), *(checkout / "docs").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    blocks = re.findall(r"^```bash\n(.*?)^```$", text, re.S | re.M)
+    whole = re.sub(r" *\\\n *", " ", "".join(blocks))
+    lines = {line.split(" #")[0].strip() for line in whole.splitlines() if line[:1] != "#"}
+    makefile = (checkout / "Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z-]+):.*?## ", makefile, re.M)
+    return (lines | {f"make {target}" for target in targets}) - {""}
+
+
+def _options(checkout: Path) -> set[str]:
+    conf = checkout / "conf"
+    files = {path.relative_to(conf) for path in conf.rglob("[!_]*.yaml")}
+    return {f"{path.parent}={path.stem}" for path in files}
+
+
+KEYS = """
+import sys
+sys.path.insert(0, ".")
+from omegaconf import OmegaConf
+from specbench.config.compose import compose, option_names
+def walk(node, place=""):
+    for key in node:
+        name = f"{place}{key}"
+        print(name)
+        if not OmegaConf.is_missing(node, key) and OmegaConf.is_dict(node[key]):
+            walk(node[key], name + ".")
+walk(compose([]))
+for method in option_names("method"):
+    walk(compose([f"method={method}"]).method, "method.")
+"""
+
+
+def _keys(checkout: Path) -> set[str]:
+    return set(_run(checkout, ["-c", KEYS]).splitlines())
+
+
+def _run(checkout: Path, words: Sequence[str]) -> str:
+    """Standard output of ``python WORDS`` in a checkout; a run may end with 1 (a case failed).
+
+    Raises:
+        RuntimeError: it ended otherwise.
+    """
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=checkout, env=variables, capture_output=True, text=True
+    )
+    if done.returncode not in (0, 1) or (words[0] == "-c" and done.returncode):
+        raise RuntimeError(f"{checkout}: {shlex.join(words)[:200]}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
+    proofs: Mapping[str, Callable[[argparse.Namespace], int]]
+    proofs = {proof.__name__: proof for proof in (golden, corpus, speed, typed)}
+    add = parser.add_argument
+    add("proof", choices=proofs)
+    add("--before", type=Path, required=True, metavar="CHECKOUT", help="of 466cf286")
+    add("--keep", type=Path, default=PROJECT / ".cache" / "proof", help="results, outside git")
+    add("--scenarios", nargs="+", choices=SCENARIOS, help="of golden; default: all")
+    add("--turns", type=int, default=3, help="of speed")
+    add("--show", type=int, default=20, help="differing numbers that corpus prints, of each part")
+    options = parser.parse_args(argv)
+    options.before, options.keep = options.before.resolve(), options.keep.resolve()
+    return proofs[options.proof](options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
