@@ -86,10 +86,10 @@ lint: $(STAMP) ## Style, formatting and the rules about who may import whom
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports
 
-fmt: $(STAMP) ## Apply the formatter and the safe fixes; mark what older code measured
+fmt: $(STAMP) ## Apply the formatter and the safe fixes; write the pages' tables from their records
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
-	$(PY) scripts/mark_pages.py
+	$(PY) scripts/pages.py
 
 type: $(STAMP) ## Types of the five packages, strict
 	$(PY) -m mypy

@@ -14,7 +14,7 @@ from methods.union import Union
 from specbench import paths
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import DecodeState, DraftContext
+from specbench.decoding.structs import DraftContext
 from specbench.decoding.verify import GreedyVerifier
 from tests.contract import driver, test_methods
 from tests.decoding.table_models import TableDraft, TableTarget, table
@@ -85,58 +85,11 @@ def test_the_tests_find_the_examples_and_pass(root, tests):
     assert int(re.findall(r"(\d+) passed", done.stdout)[-1]) > 10
 
 
-def test_the_examples_have_the_style_that_lint_asks_for(root):
-    for check in (["check"], ["format", "--check"]):
-        config = ["--config", str(paths.PROJECT / "pyproject.toml")]
-        command = [sys.executable, "-m", "ruff", *check, *config, str(root / "methods")]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_later_turn_of_a_dialogue_shows_the_example_what_is_new(make, monkeypatch):
-    drafter, read = make("successor_walk"), []
-    monkeypatch.setattr(drafter, "_learn", lambda tokens: read.append(tokens.tolist()))
-    loop = Engine(TableTarget(table(0, 8, 3.0)), GreedyVerifier(), eos_ids=frozenset())
-    first = np.array([3, 1, 4], dtype=np.int64)
-    said = loop.decode(first, drafter, max_new_tokens=2).output_ids
-    text = np.array([*first, *said], dtype=np.int64)
-    read.clear()
-    loop.decode(np.array([*text, 6, 2]), drafter, max_new_tokens=1, seen=text)
-    assert read[0][:3] == [said[-1], 6, 2] and len(read[0]) == 4
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 @pytest.mark.usefixtures("make")
 def test_the_example_s_yaml_and_class_agree(name):
     """As the contract asks of every method; the slow test above has all of it."""
     test_methods.test_yaml_and_class_agree(name)
-
-
-def committed(drafter, stream, n_prompt):
-    """Tokens that each step commits, with ``stream`` in the target's place."""
-    stream = np.array(stream, dtype=np.int64)
-    return driver.play(drafter, stream[:n_prompt], stream[n_prompt:]).accepted
-
-
-def test_the_example_drafts_a_periodic_stream_in_full(make):
-    """Prompt 1 2 3 1, first new token 2: every later token follows its last successor."""
-    drafter = make("successor_walk")
-    drafter.setup(DraftContext(vocab_size=16, eos_ids=frozenset({0})))
-    drafter.reset()
-    stream = [1, 2, 3] * 20
-    # 55 tokens after the first new one, 8 drafted + 1 of the target's own a step: 6 steps and 1.
-    assert committed(drafter, stream, n_prompt=4) == [9] * 6 + [1]
-
-
-def test_the_example_learns_across_the_border_of_a_step_and_forgets(make):
-    """5 9 is first seen as (last token of one step, first of the next)."""
-    drafter = make("successor_walk")
-    # Prompt 5, first new token 9. Two empty drafts commit 7, then 5; 9 -> 7 and 7 -> 5 lie over the
-    # borders of steps. With them the third draft is 9 7 5 ...; without, it would be 9 alone.
-    assert committed(drafter, [5, 9, 7, 5, 9, 7, 5], n_prompt=1) == [1, 1, 3]
-    drafter.reset()
-    state = DecodeState(np.array([5], dtype=np.int64), 4)
-    assert len(drafter.propose(state)) == 0
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "in_a_union"])

@@ -2,8 +2,8 @@
 
 import pytest
 
+from analysis.pooled import pooled
 from analysis.runs.load import load_runs
-from scripts.pooled_runs import pooled
 from specbench.errors import ResultsError
 from tests.small_run import run_here
 

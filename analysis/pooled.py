@@ -1,7 +1,7 @@
 """One summary of runs that are repeats of each other, each in a process of its own.
 
-    python scripts/pooled_runs.py RUNS --out FOLDER                        # FOLDER/summary.json
-    python scripts/pooled_runs.py RUNS --without translation --out FOLDER  # of the other tasks
+    python -m analysis.pooled RUNS --out FOLDER                        # FOLDER/summary.json
+    python -m analysis.pooled RUNS --without translation --out FOLDER  # of the other tasks
 
 The runs differ in their seed, and so in the order of cases and labels, and in nothing else. They
 count as repeats of one run: intervals hold what prompts and what runs do, and two methods are
@@ -12,8 +12,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.comparisons import conditions
@@ -67,6 +65,7 @@ def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
 
 
 def main() -> int:
+    """Write the summary; 0."""
     parser = parser_of(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
     parser.add_argument("--without", nargs="+", default=[], metavar="TASK", help="leave it out")
