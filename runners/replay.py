@@ -70,8 +70,7 @@ class Replay(Runner):
         if cfg.runner.traces is None:
             raise ConfigurationError(
                 "runner=replay needs recorded outputs: type runner.traces=RUN, with the folder of "
-                "a finished greedy run, or a pack made by scripts/export_traces.py; or "
-                "runner=replay_recorded, which records them first."
+                "a finished greedy run, or runner=replay_recorded, which records them first."
             )
         if cfg.measure.energy:
             raise ConfigurationError(

@@ -25,7 +25,6 @@ from specbench.results.wording import (
     prediction_words,
     rounding_words,
     template_words,
-    timings_words,
     users_words,
     verdict_words,
 )
@@ -82,7 +81,6 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
     fallbacks = [word for run in comparison.runs for word in fallback_words(run.records)]
     moved = [word for run in comparison.runs for word in rounding_words(run.manifest.model)]
     prices = [roofline.price_words(run.manifest) for run in comparison.runs]
-    whose = [timings_words(run.manifest) for run in comparison.runs]
     elsewhere = engine_words(record for run in comparison.runs for record in run.records)
     return [
         f"{made_up}{first.model} ({', '.join(_conditions(first))}) on {first.dataset}"
@@ -109,7 +107,6 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         *filter(None, [batch_words(record for run in comparison.runs for record in run.records)]),
         interval_words(repeats[-1], _counts(comparison, times), groups=first.batch > 1),
         *filter(None, [_predictions(comparison, times)]),
-        *(dict.fromkeys(filter(None, whose)) if times else []),
         *(slow_baseline_words(comparison) if times else []),
         *(dict.fromkeys(filter(None, prices)) if times else []),
         *(dict.fromkeys(fallbacks) if times else []),

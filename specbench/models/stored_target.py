@@ -7,7 +7,7 @@ out of the weight files, and nothing else of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,6 @@ from specbench.models.checkpoints import int8, weights
 
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 _LM_HEADS = ("lm_head", "embed_out")
-_FINAL_NORM = "model.norm.weight"
-_NORMED = 0.01  # how far a normed state's mean square is from 1, in half precision
 _CONFIG = "config.json"
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
@@ -88,30 +86,6 @@ class StoredTarget:
     def n_layers(self) -> int:
         return int(self.config["num_hidden_layers"])
 
-    @torch.inference_mode()
-    def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """``[..., hidden]`` of the last layer's states as the LM head reads them.
-
-        Raises:
-            NeedsNotMet: the model's final norm is not the root mean square's, or they are normed.
-        """
-        files, eps = dict(_files(self._model, _FINAL_NORM.__eq__)), self.config.get("rms_norm_eps")
-        if _FINAL_NORM not in files or eps is None:
-            raise NeedsNotMet(
-                f"{weights.key_of(self._model)}={self._model.id} has no {_FINAL_NORM} with "
-                "rms_norm_eps, so that states before its final norm cannot be taken over."
-            )
-        wide = states.to(self.device, torch.float32)
-        norm = self._read(files, _FINAL_NORM)
-        before = (wide / norm.float()).square().mean(-1)
-        if ((before - 1).abs() < _NORMED).all():
-            raise NeedsNotMet(
-                f"the states of layer {self.n_layers} are behind the final norm already, and those "
-                "before it are asked for, as vLLM's extract_hidden_states gives them."
-            )
-        scaled = torch.nn.functional.rms_norm(wide, (wide.shape[-1],), eps=float(eps))
-        return norm * scaled.to(self.dtype)
-
     @property
     def n_parameters(self) -> int:
         raise self._needs_model("the number of the target's parameters")
@@ -162,17 +136,14 @@ class StoredTarget:
         )
 
 
-def _files(
-    model: ModelConfig, wanted: Callable[[str], bool] | None = None
-) -> Iterator[tuple[str, Path]]:
+def _files(model: ModelConfig) -> Iterator[tuple[str, Path]]:
     """The file of each tensor; of the hub's only those that are listed in no index are fetched."""
     place, _ = weights.source(model)
-    wanted = wanted or _is_end
     for name in _INDEXES:
         index = _file(model, name, optional=True)
         if index is not None:
             named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            kept = {key: file for key, file in named.items() if wanted(key)}
+            kept = {key: file for key, file in named.items() if _is_end(key)}
             fetched = {file: _file(model, file) for file in set(kept.values())}
             yield from ((key, fetched[file]) for key, file in kept.items())
             return
@@ -181,7 +152,7 @@ def _files(
     else:
         files = [path for n in _WHOLE if (path := _file(model, n, optional=True)) is not None][:1]
     for file in files:
-        yield from ((key, file) for key in _keys(file) if wanted(key))
+        yield from ((key, file) for key in _keys(file) if _is_end(key))
 
 
 def _is_end(key: str) -> bool:

@@ -140,20 +140,12 @@ def machine_key(surface: CostSurface) -> dict[str, Any]:
 def known_error(surface: CostSurface, path: Path | None = None) -> PredictionError:
     """The error that was measured with the surface's model on its machine, else `UNKNOWN`.
 
-    Timings of others hold no hash of weights. Where model, threads and processor are stated and
-    the same, the machine's error holds for them too.
-
     Raises:
         ResultsError: the file of errors is damaged.
     """
     path = KEPT if path is None else path
     key = machine_key(surface)
-    known = _read(path)
-    if "imported" in surface.model:
-        if key["threads"] is None:
-            return PredictionError()
-        known = [({k: v for k, v in of.items() if k != "weights"}, error) for of, error in known]
-    found = [error for where, error in known if where == key]
+    found = [error for where, error in _read(path) if where == key]
     return found[-1] if found else PredictionError()
 
 

@@ -1,18 +1,11 @@
-"""Recorded greedy outputs, from a run folder or a trace pack: what replay reads. Free of torch.
-
-A trace pack is one file of JSON lines (gzipped where its name ends in ``.gz``) that holds what
-replay needs of a run and nothing else: ids of prompts and outputs, the tokenizer's hash, the names
-of model and data set. No text, no time, no machine.
-"""
+"""Recorded greedy outputs of a run folder: what replay reads. Free of torch."""
 
 from __future__ import annotations
 
 import functools
-import gzip
 import hashlib
 import json
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict, cast
@@ -29,9 +22,6 @@ from specbench.storage import jsonl
 from specbench.storage.arrays import read_header
 from specbench.storage.jsonl import RecordError
 
-PACK_FORMAT = "specbench-traces"
-PACK_VERSION = 1
-
 _TEXT, _NUMBER = (str, "a text"), (int, "a whole number")
 _ASKED = {  # of a header
     **dict.fromkeys(("config.model.name", "config.dataset.name"), _TEXT),
@@ -43,8 +33,6 @@ _ASKED = {  # of a header
 }
 # Of a record, as a turn of it has them.
 _OF_RECORD = ("label", "method", "task", "category", "case_id", "turn", "stream_index", "seed")
-# Machine paths and sources inside the configuration's nodes.
-_PLACES = ("cache_dir", "path", "source", "fetch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +46,7 @@ class RecordedTurn:
         output_ids: ``[n_new]``, the greedy output.
         candidates: ``[n_new, top]`` the likeliest ids at each output position, the chosen one
             first; None where the run was made without ``record=true``.
-        states: file of its hidden states; None without ``record=states``, and in packs.
+        states: file of its hidden states; None without ``record=states``.
     """
 
     label: str
@@ -95,9 +83,9 @@ class Traces:
     """The greedy outputs of a run.
 
     Attributes:
-        path: the run folder or the pack.
-        config: the nodes ``model``, ``dataset``, ``generation`` and (but in older packs) ``engine``
-            of the run's configuration, and its ``seed``.
+        path: the run folder.
+        config: the nodes ``model``, ``dataset``, ``generation`` and ``engine`` of the run's
+            configuration, and its ``seed``.
         run_key: of the run.
         prompt_set_hash: of its questions.
         turns: by ``(label, case_id, turn)``; first repeat, failed ones left out.
@@ -164,18 +152,18 @@ class Traces:
 
 
 def load_traces(path: Path | str) -> Traces:
-    """Read a run folder or a trace pack; the last ones read are kept in memory.
+    """Read a run folder; the last ones read are kept in memory.
 
     Raises:
-        ConfigurationError: neither, recorded with sampling, or nothing in it can be replayed.
+        ConfigurationError: it is none, recorded with sampling, or nothing in it can be replayed.
         RecordError: a damaged file.
     """
     path = Path(path)
-    files = [path / MANIFEST, path / CASES] if path.is_dir() else [path]
+    files = [path / MANIFEST, path / CASES]
     if not all(file.is_file() for file in files):
         raise ConfigurationError(
-            f"runner.traces={path} must be a run folder (with {MANIFEST} and {CASES}) or a trace "
-            "pack. Name a finished greedy run, or a file made by scripts/export_traces.py."
+            f"runner.traces={path} must be the folder of a finished greedy run (with {MANIFEST} "
+            f"and {CASES})."
         )
     files += [path / CANDIDATES, *sorted((path / states.FOLDER).glob("*.states"))]
     stamps = tuple((f.stat().st_mtime_ns, f.stat().st_size) for f in files if f.is_file())
@@ -184,7 +172,7 @@ def load_traces(path: Path | str) -> Traces:
 
 @functools.lru_cache(maxsize=4)
 def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
-    traces = _read_folder(path) if path.is_dir() else _read_pack(path)
+    traces = _read_folder(path)
     temperature = traces.config["generation"].get("temperature", 0)
     if temperature:
         raise ConfigurationError(
@@ -197,9 +185,6 @@ def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
             "its command."
         )
     return traces
-
-
-# --- a run folder ---------------------------------------------------------------------------------
 
 
 class _Header(TypedDict):
@@ -283,99 +268,8 @@ def _read_folder(path: Path) -> Traces:
     return _traces(path, header, [turn for turn in turns if turn.case_id not in failed])
 
 
-# --- a trace pack ---------------------------------------------------------------------------------
-
-
-def write_pack(traces: Traces, path: Path, labels: Iterable[str] | None = None) -> int:
-    """Write a pack, gzipped where it ends in ``.gz``; returns the number of turns in it.
-
-    ``labels`` keeps only these; None keeps all.
-
-    Raises:
-        ConfigurationError: no turn is left.
-    """
-    kept = None if labels is None else set(labels)
-    turns = [t for t in traces.turns.values() if kept is None or t.label in kept]
-    if not turns:
-        raise ConfigurationError(
-            f"none of the labels {', '.join(sorted(kept or ()))} is in {traces.path}: it has "
-            f"{', '.join(sorted({t.label for t in traces.turns.values()}))}."
-        )
-    lines = [json.dumps(line, separators=(",", ":")) for line in _pack_lines(traces, turns)]
-    data = ("\n".join(lines) + "\n").encode()
-    if path.suffix == ".gz":
-        data = gzip.compress(data, mtime=0)  # the same traces give the same bytes
-    temporary = path.with_name(path.name + ".tmp")
-    with jsonl.reporting(path):
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    return len(turns)
-
-
-def _pack_lines(traces: Traces, turns: Iterable[RecordedTurn]) -> Iterator[dict[str, Any]]:
-    config = {
-        key: {k: v for k, v in node.items() if k not in _PLACES} if isinstance(node, dict) else node
-        for key, node in traces.config.items()
-    }
-    yield {
-        "format": PACK_FORMAT,
-        "version": PACK_VERSION,
-        "model": dict(traces.model),
-        "config": config,
-        "run_key": traces.run_key,
-        "prompt_set_hash": traces.prompt_set_hash,
-        "failed": list(traces.failed),
-    }
-    for turn in turns:
-        line = {name: getattr(turn, name) for name in RecordedTurn.__dataclass_fields__}
-        del line["states"]
-        for name in ("prompt_ids", "output_ids", "candidates"):
-            line[name] = None if line[name] is None else line[name].tolist()
-        yield line
-
-
-def _read_pack(path: Path) -> Traces:
-    try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise RecordError(f"{path} is not a trace pack, or is damaged: {error}.") from error
-    header: _Header | None = None
-    turns: dict[tuple[str, str, int], RecordedTurn] = {}
-    for number, raw in enumerate(data.splitlines(), start=1):
-        try:
-            line = jsonl.parse_json(raw)
-            if number == 1:
-                if line.get("format") != PACK_FORMAT or line.get("version") != PACK_VERSION:
-                    raise ValueError(f"not a header of {PACK_FORMAT} {PACK_VERSION}")
-                header = _checked_header(line)
-                continue
-            turn = _turn(line)
-            if turns.setdefault((turn.label, turn.case_id, turn.turn), turn) is not turn:
-                raise ValueError(
-                    f"{turn.label}, case {turn.case_id}, turn {turn.turn} is there twice"
-                )
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise RecordError(
-                f"{path}, line {number}: not a trace pack, or damaged: {field_error(error)}."
-            ) from error
-    if header is None:
-        raise RecordError(f"{path} is not a trace pack: it is empty.")
-    return _traces(path, header, turns.values())
-
-
-def _turn(line: dict[str, Any]) -> RecordedTurn:
-    lines.packed_line(line)
-    if line["candidates"] is not None:
-        line["candidates"] = np.asarray(line["candidates"], dtype=np.int64)
-    for name in ("prompt_ids", "output_ids"):
-        line[name] = np.asarray(line[name], dtype=np.int64)
-    return RecordedTurn(**line)
-
-
 def _checked_header(header: Any) -> _Header:
-    """What a pack or a manifest says; a ValueError names what a replay asks and does not find."""
+    """What a manifest says; a ValueError names what a replay asks and does not find."""
     for path, (kind, said) in _ASKED.items():
         value: Any = header
         for key in path.split("."):

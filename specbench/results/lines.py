@@ -92,28 +92,10 @@ class AnswerLine(TypedDict):
     output_ids: Ids
 
 
-@with_config(ConfigDict(extra="allow"))
-class PackedLine(TypedDict):
-    """A turn of a trace pack."""
-
-    label: Text
-    case_id: Text
-    turn: Count
-    method: Text
-    task: Text
-    category: Text
-    stream_index: Count
-    seed: Seed
-    prompt_ids: Ids
-    output_ids: Ids
-    candidates: Rows | None
-
-
 turn_line: Callable[[object], TurnLine] = TypeAdapter(TurnLine).validate_python
 error_line: Callable[[object], ErrorLine] = TypeAdapter(ErrorLine).validate_python
 candidates_line: Callable[[object], CandidatesLine] = TypeAdapter(CandidatesLine).validate_python
 answer_line: Callable[[object], AnswerLine] = TypeAdapter(AnswerLine).validate_python
-packed_line: Callable[[object], PackedLine] = TypeAdapter(PackedLine).validate_python
 ids: Callable[[object], list[int]] = TypeAdapter(Ids).validate_python
 
 

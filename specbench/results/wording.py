@@ -142,12 +142,6 @@ def prediction_words(records: Iterable[CaseRecord]) -> str:
     return f"Predicted speedups: their intervals also hold the predictions' own error, {errors}."
 
 
-def timings_words(manifest: RunManifest) -> str:
-    """Whose timings the predicted times are made of, where others took them; else ""."""
-    said = ((manifest.surface or {}).get("model") or {}).get("imported")
-    return f"TIMINGS OF OTHERS, not measured by us: {said['source']}." if said else ""
-
-
 _AGAINST_TEXT = (
     "best: all others are shown slower; highest: the fastest here, which not all others are shown "
     "slower than; undecided: the data cannot part it from the fastest; p: corrected for the number "
@@ -379,7 +373,7 @@ def run_caption(
         repeats = 1 + max(record.repeat for record in records)
         counts = (row["n_timed"] for row in rows)
         parts.append(interval_words(repeats, counts, groups=bool(batched)))
-    parts += filter(None, [prediction_words(records), timings_words(manifest)])
+    parts += filter(None, [prediction_words(records)])
     if temperature := manifest.setting("generation", "temperature"):
         filters = "".join(
             f", {key}={value}"

@@ -116,14 +116,6 @@ def test_an_error_holds_for_its_model_on_its_machine(tmp_path):
     assert "over 44 settings" in first.words
     for other in (surface("a third"), surface(threads=1), surface(name="n")):
         assert known_error(other, path).pairs == 0
-    theirs = {"imported": {"source": "somebody"}}
-    assert known_error(surface(**theirs), path) == first
-    for other in (surface(**theirs, threads=None), surface("a third", **theirs)):
-        assert known_error(other, path).pairs == 0
-    keep_error(surface("weighed", weights="abc"), first, path)
-    assert known_error(surface("weighed", **theirs), path) == first, "they state no weights"
-    keep_error(surface("unstated", threads=None), first, path)
-    assert known_error(surface("unstated", **theirs, threads=None), path).pairs == 0
     keep_error(surface(), PredictionError(50), path)
     assert known_error(surface(), path).pairs == 50, "in place of the earlier one"
     assert first.within() == pytest.approx(0.05 * stats.t.ppf(0.975, 44) / stats.norm.ppf(0.975))

@@ -1,14 +1,13 @@
-"""Trace packs: what they hold, what they leave out, and files that are refused."""
+"""Recorded outputs of a run folder, and folders that are refused."""
 
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from specbench.errors import ConfigurationError
-from specbench.replay.traces import load_traces, write_pack
-from specbench.results.records import CANDIDATES, CASES, MANIFEST
+from specbench.replay.traces import load_traces
+from specbench.results.records import CASES, MANIFEST
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
 from tests.small_run import case_record
@@ -67,30 +66,6 @@ def test_a_case_that_failed_is_left_out_whole_and_counted(run):
     assert traces.model["vocab_size"] == 50, "older runs have it in their configuration"
 
 
-@pytest.mark.parametrize("name", ["pack.jsonl", "pack.jsonl.gz"])
-def test_a_pack_replays_like_its_run_and_names_no_place(run, tmp_path, name):
-    top = {"label": "ar", "case_id": "a", "turn": 0, "repeat": 0, "top": [[5, 1], [6, 1], [2, 0]]}
-    jsonl.rewrite_jsonl(run / CANDIDATES, [top])
-    traces = load_traces(run)
-    assert write_pack(traces, tmp_path / name) == 4
-    pack = load_traces(tmp_path / name)
-    assert pack.sha == traces.sha
-    assert pack.failed == traces.failed
-    assert pack.find("ar", "a", 0).candidates.tolist() == top["top"]
-    assert pack.find("ar", "a", 0).prompt_ids.dtype == np.int64
-    assert (pack.model, pack.run_key) == (traces.model, traces.run_key)
-    assert "/here" not in json.dumps([dict(pack.config), dict(pack.model)])
-    if name.endswith("jsonl"):
-        assert "/here" not in (tmp_path / name).read_text()
-
-
-def test_a_pack_of_some_labels(run, tmp_path):
-    write_pack(load_traces(run), tmp_path / "pack.jsonl", ["ar"])
-    assert load_traces(tmp_path / "pack.jsonl").labels == ("ar",)
-    with pytest.raises(ConfigurationError, match=r"sam.*ar, pld"):
-        write_pack(load_traces(run), tmp_path / "none.jsonl", ["sam"])
-
-
 def test_changed_files_are_read_again(run):
     before = load_traces(run).sha
     assert load_traces(run) is load_traces(run)
@@ -99,12 +74,9 @@ def test_changed_files_are_read_again(run):
 
 
 def test_what_cannot_be_replayed_is_refused(run, tmp_path):
-    with pytest.raises(ConfigurationError, match="must be a run folder"):
-        load_traces(tmp_path / "nowhere")
-    torn = tmp_path / "torn.jsonl"
-    torn.write_text('{"format": "something else"}\n')
-    with pytest.raises(RecordError, match="not a trace pack"):
-        load_traces(torn)
+    for place in (tmp_path / "nowhere", run / CASES):
+        with pytest.raises(ConfigurationError, match="must be the folder of a finished"):
+            load_traces(place)
     manifest = json.loads((run / MANIFEST).read_text())
     manifest["config"]["generation"]["temperature"] = 0.7
     (run / MANIFEST).write_text(json.dumps(manifest))
@@ -130,38 +102,14 @@ def test_what_cannot_be_replayed_is_refused(run, tmp_path):
         ("run_key", 5, "run_key is"),
     ],
 )
-def test_the_damaged_key_is_named(run, tmp_path, place, value, said):
-    pack = tmp_path / "pack.jsonl"
-    write_pack(load_traces(run), pack)
-    for path, source in ((run / MANIFEST, run), (pack, pack)):
-        first, *rest = path.read_text().splitlines()
-        header = json.loads(first)
-        *above, key = place.split(".")
-        node = header
-        for name in above:
-            node = node[name]
-        node[key] = value
-        path.write_text("\n".join([json.dumps(header), *rest]))
-        with pytest.raises(RecordError, match=said) as refusal:
-            load_traces(source)
-        assert str(path) in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("stream_index", [], "stream_index is"),
-        ("seed", None, "seed is None"),
-        ("task", 1, "task is 1, it must be text"),
-        ("candidates", [], "candidates is .., it must be longer"),
-        ("output_ids", [2**40], "output_ids.* at most"),
-    ],
-)
-def test_the_damaged_line_of_a_pack_is_named(run, tmp_path, field, value, said):
-    pack = tmp_path / "pack.jsonl"
-    write_pack(load_traces(run), pack)
-    lines = pack.read_text().splitlines()
-    lines[2] = json.dumps(json.loads(lines[2]) | {field: value})
-    pack.write_text("\n".join(lines))
-    with pytest.raises(RecordError, match=rf"pack.jsonl, line 3: .*{said}"):
-        load_traces(pack)
+def test_the_damaged_key_is_named(run, place, value, said):
+    manifest = json.loads((run / MANIFEST).read_text())
+    *above, key = place.split(".")
+    node = manifest
+    for name in above:
+        node = node[name]
+    node[key] = value
+    (run / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(RecordError, match=said) as refusal:
+        load_traces(run)
+    assert str(run / MANIFEST) in str(refusal.value)

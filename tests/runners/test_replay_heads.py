@@ -12,7 +12,6 @@ from methods.medusa import Medusa
 from runners.search.entries import Entries
 from runners.search.halving import Candidate
 from runners.search.replayed import Replays
-from scripts import import_states
 from specbench.config import compose
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading, stored_target
@@ -305,87 +304,3 @@ def test_on_the_bundled_model_the_steps_are_the_live_runs_up_to_rounding(tmp_pat
     print(f"{differing} of {total} steps differ")
     assert total >= 1000
     assert differing <= 0.02 * total
-
-
-def as_vllm_writes(live, checkpoint, folder, layers, change=lambda key, value: value):
-    """A file for each turn as vLLM's connector writes it: the last layer's before the norm."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
-    unnormed = []
-    model.model.norm.register_forward_pre_hook(lambda _, args: unnormed.append(args[0][0]))
-    folder.mkdir()
-    for turns in load_traces(live).cases().values():
-        for turn in turns:
-            text = np.concatenate([turn.prompt_ids, turn.output_ids])[:-1]
-            with torch.inference_mode():
-                said = model(torch.from_numpy(text)[None], output_hidden_states=True)
-            read = [rows[0] for rows in said.hidden_states[:-1]] + [unnormed[-1]]
-            kept = {
-                "hidden_states": torch.stack([read[i] for i in layers], dim=1),
-                "token_ids": torch.from_numpy(text),
-            }
-            kept = {name: change(name, value).contiguous() for name, value in kept.items()}
-            save_file(kept, folder / f"cmpl-{turn.case_id}-{turn.turn}.safetensors")
-    return folder
-
-
-def test_heads_replay_from_what_vllm_recorded(
-    live, again, checkpoint, tmp_path, monkeypatch, capsys
-):
-    files = as_vllm_writes(live, checkpoint, tmp_path / "vllm", (0, 1, 2))
-    bare = tmp_path / "bare"
-    shutil.copytree(live, bare)
-    shutil.rmtree(bare / states.FOLDER)
-    monkeypatch.setattr(loading, "load_model", None)  # no network is loaded
-    assert import_states.main([str(bare), str(files), "--layers", "0", "1", "2"]) == 0
-    assert "the LM head says 100.0% of their tokens; 0 files" in capsys.readouterr().out
-    expected = steps(live)
-    assert steps(again(COMPARE, traces=bare)) == expected
-
-
-@pytest.mark.parametrize(
-    ("fault", "layers", "said"),
-    [
-        ("turned round", "0 1 2", "the LM head says"),
-        ("normed", "0 1 2", "behind the final norm already"),
-        ("another layer", "0 1 2", "the LM head says"),
-        ("fewer", "0 1 2", "names 3"),
-        ("no last", "0 1", "extract layer 2 too"),
-        ("prompts alone", "0 1 2", "include_output_tokens"),
-        ("no file", "0 1 2", "no file holds case"),
-        ("not vLLM's", "0 1 2", "has no token_ids"),
-    ],
-)
-def test_states_of_another_kind_are_refused_and_nothing_is_written(
-    live, checkpoint, tmp_path, capsys, fault, layers, said
-):
-    def change(name, value):
-        if fault == "another layer" and name == "hidden_states":
-            return value[:, [1, 2, 0]]
-        if fault == "prompts alone":
-            return value[:4]
-        return value
-
-    vllm = tmp_path / "vllm"
-    as_vllm_writes(live, checkpoint, vllm, (0, 1) if fault == "fewer" else (0, 1, 2), change)
-    for file in (
-        vllm.iterdir() if fault in ("no file", "not vLLM's", "turned round", "normed") else ()
-    ):
-        held = load_file(file)
-        if fault == "not vLLM's":
-            del held["token_ids"]
-        if fault == "turned round":
-            held["hidden_states"][:, 2] = -held["hidden_states"][:, 2]
-        if fault == "normed":  # the weights of this norm are ones
-            rows = held["hidden_states"][:, 2]
-            held["hidden_states"][:, 2] = torch.nn.functional.rms_norm(rows, rows.shape[-1:])
-        save_file(held, file)
-    if fault == "no file":
-        next(vllm.iterdir()).unlink()
-    bare = tmp_path / "bare"
-    shutil.copytree(live, bare)
-    shutil.rmtree(bare / states.FOLDER)
-    assert import_states.main([str(bare), str(vllm), "--layers", *layers.split()]) == 2
-    assert said in capsys.readouterr().err
-    assert not (bare / states.FOLDER).exists()
