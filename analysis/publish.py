@@ -44,7 +44,6 @@ from analysis.runs.settings import without_names
 from analysis.tabular.records_sheet import records_sheet
 from specbench.errors import ResultsError
 from specbench.results.records import (
-    CANDIDATES,
     CASES,
     DISTURBED,
     ERRORS,
@@ -58,7 +57,7 @@ from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.tasks import OVERALL
 
 UNREACHABLE = 3  # exit code where W&B cannot be used online
-FILES = (MANIFEST, CASES, DISTURBED, STEPS, SUMMARY, ERRORS, CANDIDATES, SURFACE)
+FILES = (MANIFEST, CASES, DISTURBED, STEPS, SUMMARY, ERRORS, SURFACE)
 PREDICTED = "predicted_"  # before the key of a number that rests on predicted times
 _FIGURES = (
     "mat", "tokens_per_s", "speedup", "end_to_end_speedup", "geomean_speedup", "speedup_eager",

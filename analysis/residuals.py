@@ -1,9 +1,10 @@
 """Predicted speedups beside measured ones: ``python -m analysis.residuals LIVE REPLAY``.
 
-LIVE is a measured run, REPLAY a replay of its outputs with a cost surface, or both are sweeps over
-``batch.size``; labels are matched by name over the cases that both have. A residual is predicted
-over measured minus one. Exit code 1 where the median of their absolute values exceeds ``--limit``.
-``-o DIR`` draws them, ``--json FILE`` writes them down.
+LIVE is a measured run, REPLAY a replay of its outputs with a cost surface; labels are matched by
+name over the cases that both have. A residual is predicted over measured minus one; the surface's
+error is the root mean square of their logarithms. Exit code 1 where the median of the residuals'
+sizes exceeds ``--limit``. ``--keep`` notes the error where intervals of predicted speedups find it,
+``-o DIR`` draws the residuals, ``--json FILE`` writes them down.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate, Interval
 from specbench.results.names import display_name
+from specbench.results.prediction_error import keep_error
 from specbench.results.statistics.summary import summarize
 from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.tasks import OVERALL
@@ -109,6 +111,11 @@ def median_error(residuals_of: Sequence[Residual]) -> float:
     return float(np.median([abs(residual.of_speedup) for residual in residuals_of]))
 
 
+def surface_error(residuals_of: Sequence[Residual]) -> float:
+    """Root mean square of the logarithms of predicted over measured speedups."""
+    return float(np.sqrt(np.mean([np.log1p(each.of_speedup) ** 2 for each in residuals_of])))
+
+
 def render(residuals_of: Sequence[Residual]) -> Table:
     """The residuals as a table."""
     table = Table("label", caption="a residual is predicted over measured, minus one")
@@ -139,7 +146,11 @@ def as_record(residuals_of: Sequence[Residual], runs: Sequence[Run]) -> dict[str
         }
         for each in residuals_of
     ]
-    made: dict[str, Any] = {"median_error": median_error(residuals_of), "labels": labels}
+    made: dict[str, Any] = {
+        "median_error": median_error(residuals_of),
+        "surface_error": surface_error(residuals_of),
+        "labels": labels,
+    }
     return made | ({"code": codes.pop()} if len(codes) == 1 else {})
 
 
@@ -166,49 +177,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("live", help="folder of the measured run")
     parser.add_argument("replay", help="folder of its replay with a cost surface")
     parser.add_argument("--limit", type=float, default=_LIMIT, help="of the median error")
+    parser.add_argument("--keep", action="store_true", help="note the error for the surface")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="draw them, into DIR")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write them into FILE")
     options = parser.parse_args(arguments)
     return reporting_errors(lambda: _compare(options))
 
 
-def _by_batch(path: str) -> dict[int, Run]:
-    """The runs of a folder by ``batch.size``, of which each has one."""
-    found = load_runs([path])
-    batches = sorted({run.batch for run in found})
-    if len(found) != len(batches) or not found:
-        raise ResultsError(
-            f"{path} holds {len(found)} runs; name the folder of one, or of a sweep over "
-            "batch.size alone."
-        )
-    return {batch: run for batch in batches for run in found if run.batch == batch}
-
-
 def _compare(options: argparse.Namespace) -> int:
-    live, replay = map(_by_batch, (options.live, options.replay))
-    pairs = [(run, replay[batch]) for batch, run in live.items() if batch in replay]
-    if not pairs:
-        raise ResultsError(f"{options.live} and {options.replay} have no batch.size in common.")
-    rows = [
-        replace(row, label=f"{row.label}, batch {pair[0].batch}") if len(pairs) > 1 else row
-        for pair in pairs
-        for row in residuals(*pair)
-    ]
+    live, replay = _only_run(options.live), _only_run(options.replay)
+    rows = residuals(live, replay)
     error = median_error(rows)
     console = Console(width=118)
     console.print(render(rows))
     console.print(
         f"median absolute residual of the speedup over {len(rows)} labels: {error:.1%} "
-        f"(limit: {options.limit:.0%})",
+        f"(limit: {options.limit:.0%}); error of the surface's predictions: "
+        f"{surface_error(rows):.1%}",
         highlight=False,
     )
+    if options.keep:
+        surface = replay.manifest.surface or {}
+        keep_error(surface["model"], surface["machine"], surface_error(rows))
     if options.json is not None:
-        jsonl.write_json(options.json, as_record(rows, [run for pair in pairs for run in pair]))
+        jsonl.write_json(options.json, as_record(rows, [live, replay]))
     if options.output is not None:
         with styled():
-            for path in save(draw(rows, pairs[0][0]), options.output, "predicted_and_measured"):
+            for path in save(draw(rows, live), options.output, "predicted_and_measured"):
                 console.print(str(path), highlight=False, soft_wrap=True)
     return 0 if error <= options.limit else 1
+
+
+def _only_run(path: str) -> Run:
+    found = load_runs([path])
+    if len(found) != 1:
+        raise ResultsError(f"{path} holds {len(found)} runs; name the folder of one.")
+    return found[0]
 
 
 if __name__ == "__main__":

@@ -381,7 +381,6 @@ def _made_up_traces(model: RecordedModel, context: int, rng: np.random.Generator
         text = phrases[order].reshape(-1)[:length]
         turns[BASELINE, str(i), 0] = RecordedTurn(
             label=BASELINE,
-            method=BASELINE,
             task="made_up",
             category="made_up",
             case_id=str(i),

@@ -1,17 +1,17 @@
 """The runner of recorded outputs: any drafter against them, without a model, in this process.
 
 Steps are exactly the live run's for drafters that look at tokens alone, and up to rounding for
-heads, where hidden states were recorded (``record=states``); for drafters that learn from logits
-they are an approximation (``specbench.replay.recorded_target``), and methods that need the model in
-other ways are refused. Without a cost surface there are steps and no times. With one, the
-target's part of every time is predicted and the drafter's is measured here.
+heads, where hidden states were recorded (``record=states``); methods that need the model in other
+ways are refused. Without a cost surface there are steps and no times. With one, the target's part
+of every time is predicted and the drafter's is measured here.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Job
 from runners.runner import Runner
-from runners.session.batching import check_batch, check_budget
-from runners.session.blocks import BlockResult
+from runners.session.blocks import Answers, BlockResult, Turn
 from runners.session.method_runs import (
     MethodRun,
     build_method_runs,
@@ -32,19 +31,17 @@ from runners.session.method_runs import (
     needs_of,
 )
 from runners.session.open_run import OpenRun, complete
-from runners.session.replayed import GroupedAnswers, RecordedAnswers
 from specbench.config import compose
 from specbench.config.dataset_schema import ORDERS
 from specbench.config.schema import ReplayConfig, RunConfig
 from specbench.config.validate import check_values
 from specbench.data.cases import Case
-from specbench.errors import ConfigurationError
+from specbench.errors import CaseFailed, ConfigurationError
 from specbench.replay.cost_surface import CostSurface
-from specbench.replay.prediction_error import known_error
-from specbench.replay.replay_kind import APPROXIMATE, ROUNDED, replay_kind
-from specbench.replay.replayer import Replayer
-from specbench.replay.traces import Traces, load_traces
+from specbench.replay.replayer import EXACT, ROUNDED, Replayer, replay_kind
+from specbench.replay.traces import RecordedTurn, Traces, load_traces
 from specbench.results.manifest import BASELINE, ModelInfo
+from specbench.results.records import CaseRecord
 from specbench.results.statistics.roofline import number_format
 from specbench.storage.hashes import file_sha256
 
@@ -178,6 +175,95 @@ def _traces(config: RunConfig) -> Traces:
     return load_traces(config.runner.traces)
 
 
+class RecordedAnswers(Answers):
+    """Recorded turns replayed by the engine's own loop.
+
+    Attributes:
+        covered: share of each turn's passes that lay inside the surface's grid.
+
+    Args:
+        kinds: by label, how close its steps are to the live run's (`replay_kind`).
+        surface: of the predicted times; None: there are none.
+    """
+
+    during = "replay"
+
+    def __init__(
+        self,
+        job: Job,
+        replayer: Replayer,
+        traces: Traces,
+        kinds: Mapping[str, str],
+        surface: CostSurface | None,
+    ) -> None:
+        super().__init__(job)
+        self._replayer, self._traces, self._kinds = replayer, traces, kinds
+        self._timing = "none" if surface is None else "predicted"
+        self._error = None if surface is None else surface.stated_error[0]
+        self.covered: list[float] = []
+        self._steps: dict[str, int] = defaultdict(int)
+        self._decode_s: dict[str, float] = defaultdict(float)
+
+    def begin(self, record: CaseRecord) -> CaseRecord:
+        return replace(record, timing=self._timing, prediction_error=self._error)
+
+    def answer_one(self, turn: Turn) -> None:
+        record, drafter = turn.record, turn.run.drafter
+        recorded = self._recorded(record.label, record.case_id, record.turn)
+        replayed = self._replayer.replay_turn(
+            drafter,
+            recorded,
+            empty=drafter.starts_empty(record.turn),
+            seed=record.seed,
+            seen=turn.run.seen(record),
+        )
+        self.covered.append(replayed.covered)
+        kind = self._kinds[record.label]
+        self._steps[record.label] += replayed.decoded.n_target_passes
+        self._decode_s[record.label] += replayed.decode_s
+        turn.finish_decoded(
+            replayed.decoded,
+            None,
+            n_prompt=len(recorded.prompt_ids),
+            prompt_ids=recorded.prompt_ids.tolist(),
+            prefill_s=replayed.prefill_s,
+            decode_s=replayed.decode_s,
+            drafter_setup_s=replayed.setup_s,
+            wall_s=replayed.prefill_s + replayed.decode_s,
+            phase_s=replayed.phase_s if self.job.config.measure.phases else None,
+            drafter={**replayed.decoded.drafter, **({} if kind == EXACT else {"replay": kind})},
+        )
+
+    def _recorded(self, label: str, case_id: str, number: int) -> RecordedTurn:
+        """What the label is replayed on: plain decoding's turn where it reads hidden states."""
+        source = BASELINE if self._kinds[label] == ROUNDED else label
+        recorded = self._traces.find(source, case_id, number)
+        if recorded is None:
+            raise CaseFailed("no_trace", f"neither {label} nor {BASELINE} was recorded for it")
+        return recorded
+
+    def quicker_steps(self) -> dict[str, float]:
+        """Labels whose steps are predicted to take less than plain decoding's, by that share.
+
+        Their speedup exceeds their MAT. A draft makes no pass shorter, so it is the context: they
+        take fewer steps where texts are long, or plain decoding's own share of the time was noisy.
+        """
+        step_s = {label: self._decode_s[label] / n for label, n in self._steps.items() if n}
+        plain = step_s.get(BASELINE)
+        if not plain:
+            return {}
+        return {label: 1.0 - s / plain for label, s in step_s.items() if s < plain}
+
+    def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
+        recorded = self._recorded(record.label, record.case_id, record.turn)
+        seen = run.seen(record)
+        self._replayer.replay_turn(run.drafter, recorded, empty=False, seed=record.seed, seen=seen)
+
+    def warm_up(self, run: MethodRun) -> None:
+        first = self._recorded(run.label, self.job.cases[0].case_id, 0)
+        self._replayer.replay_turn(run.drafter, first, empty=True)
+
+
 def _replay(run: OpenRun) -> None:
     job, manifest = run.job, run.manifest
     traces = _traces(job.config)
@@ -190,25 +276,15 @@ def _replay(run: OpenRun) -> None:
         model=job.config.model,
         cache_dir=Path(job.config.cache_dir),
         seed=job.config.seed,
-        seats=job.config.batch.size,
-        budget_shared=job.config.batch.shared,
     )
-    size = job.config.batch.size
-    check_budget(run.runs, job.config.batch.budget)
     kinds: dict[str, str] = {}
-    seats: dict[str, list[MethodRun]] = {}
     for method_run in run.runs:
         with needs_of(method_run.entry), fitting(method_run.entry):
             kinds[method_run.label] = replay_kind(method_run.drafter, traces)
             if surface is not None and method_run.drafter.needs.layout == "batch":
                 surface.batch_passes()  # or no case of the run would have a time
-            if size > 1:
-                check_batch(method_run, size)
             method_run.heads = find_heads(job.config, method_run)
-            others = [method_run.twin(None) for _ in range(size - 1)]
-            seats[method_run.label] = [method_run, *others]
-            for number, seat in enumerate(seats[method_run.label]):
-                seat.drafter = replayer.prepare(seat.drafter, method_run.heads, number)
+            method_run.drafter = replayer.prepare(method_run.drafter, method_run.heads)
     manifest.model = ModelInfo.from_json(traces.model)
     manifest.model.artefacts = describe_files(run.runs)
     manifest.traces = {
@@ -223,28 +299,19 @@ def _replay(run: OpenRun) -> None:
             "model": {**surface.model, "row_times": surface.row_times()},
             "machine": dict(surface.machine),
         }
-    error = None if surface is None else known_error(surface).within(_grid_error(surface, size))
-    if size == 1:
-        source = RecordedAnswers(job, replayer, traces, kinds, error)
-    elif surface is None:
-        raise ConfigurationError(
-            f"batch.size={size} changes no step, and without runner.surface=FILE there are no "
-            "times. Name a surface, or type batch.size=1."
-        )
-    else:
-        source = GroupedAnswers(job, replayer, traces, kinds, error, surface, seats)
+    source = RecordedAnswers(job, replayer, traces, kinds, surface)
     # Not the written records: state kept for a run goes through all blocks, whoever wrote them.
     runner = replace(run.runner(source), done=[])
     runner.warm_up(job.config.measure.warmup)
     missing = {block.place for block in run.files.pending}
     start = time.perf_counter()
     batch = BlockResult()
-    groups = [[block] for block in job.blocks()] if size == 1 else job.groups(size)
-    for i, blocks in enumerate(groups, start=1):
-        made = runner.run(blocks, i - 1)
+    blocks = list(job.blocks())
+    for i, block in enumerate(blocks, start=1):
+        made = runner.run([block], i - 1)
         runner.done.extend(made.records)
         batch.extend(made.of(missing))
-        if i % _BLOCKS_PER_WRITE == 0 or i == len(groups):
+        if i % _BLOCKS_PER_WRITE == 0 or i == len(blocks):
             run.files.append(batch.records, batch.errors, batch.steps)
             batch = BlockResult()
     manifest.replay_s = time.perf_counter() - start
@@ -255,11 +322,6 @@ def _replay(run: OpenRun) -> None:
         for label, share in source.quicker_steps().items()
     ]
     run.save_manifest()
-
-
-def _grid_error(surface: CostSurface, size: int) -> float:
-    """Of the grid that prices the target's passes."""
-    return (surface.tree if size == 1 or surface.texts is None else surface.texts).error
 
 
 def _notes(
@@ -276,9 +338,8 @@ def _notes(
         hardware = surface.machine["hardware"]
         where = hardware["gpus"][0]["name"] if hardware["gpus"] else hardware["cpu"]
         notes.append(
-            f"PREDICTED times: passes by the cost surface of {surface.model['name']} on {where} "
-            f"(relative error {_grid_error(surface, job.config.batch.size):.1%}), drafting "
-            f"measured on this machine; {known_error(surface).words}."
+            f"PREDICTED times: passes by the cost surface of {surface.model['name']} on {where}, "
+            f"drafting measured on this machine; {surface.stated_error[1]}."
         )
         if surface.model["name"] != job.config.model.name:
             notes.append(
@@ -302,12 +363,6 @@ def _notes(
         notes.append(
             f"{', '.join(rounded)}: steps EXACT UP TO ROUNDING: heads read hidden states that were "
             "recorded along plain decoding, and passes of several rows round otherwise."
-        )
-    rough = [label for label, kind in kinds.items() if kind == APPROXIMATE]
-    if rough:
-        notes.append(
-            f"{', '.join(rough)}: APPROXIMATE steps, since the logits of rejected draft nodes are "
-            "not in a trace."
         )
     if traces.failed:
         notes.append(

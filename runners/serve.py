@@ -110,7 +110,7 @@ def _check_groups(cfg: DictConfig) -> None:
     for key, value, why in (
         ("measure.phases", cfg.measure.phases, "a server does not say how long its phases take"),
         ("measure.energy", cfg.measure.energy, "the server's devices are not read here"),
-        ("record", cfg.record, "a server does not say the likeliest ids"),
+        ("record", cfg.record, "a server does not say hidden states"),
         ("dataset.raw", cfg.dataset.raw, "servers put questions into their own chat template"),
         ("shard", cfg.shard, "questions that are asked at once belong together"),
     ):

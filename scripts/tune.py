@@ -45,7 +45,7 @@ from specbench.config.compare import is_part
 from specbench.data.cases import Case, load_cases
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.replay.cost_surface import CostSurface
-from specbench.replay.replay_kind import EXACT
+from specbench.replay.replayer import EXACT
 from specbench.replay.traces import load_traces
 from specbench.results.fitted_table import FittedTable
 from specbench.storage import jsonl

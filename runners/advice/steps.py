@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from scipy import stats
 
 from runners.advice.answer import LIVE, REPLAYED, Advice, Option, Speed, finalists, prompts_for
 from runners.advice.bench import Bench, folder_of
@@ -16,7 +17,6 @@ from runners.advice.budget import FEWEST_PROMPTS, START_S, Budget
 from runners.run_folder.folder import is_complete
 from runners.search.entries import Entries, mapping_of
 from runners.search.halving import Candidate, Searched, successive_halving
-from runners.search.intervals import predicted
 from runners.search.live import fill_in
 from runners.search.replayed import Replays
 from runners.search.space import Space, load_spaces
@@ -25,10 +25,10 @@ from runners.search.trials import OUT_OF_TIME, remembered
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.replay.cost_surface import CostSurface
-from specbench.replay.prediction_error import known_error
 from specbench.replay.traces import Traces, load_traces
-from specbench.results.estimate import FEWEST
+from specbench.results.estimate import FEWEST, Interval
 from specbench.results.records import SUMMARY
+from specbench.results.statistics.bootstrap import LEVEL, log_ratios, strata_of
 from specbench.results.summary_schema import Summary, SummaryRow
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
@@ -247,21 +247,20 @@ class _Steps:
         """Predicted speedups on the prompts that nothing was chosen by."""
         ids = [case.case_id for case in self._confirming]
         self._measure()([*self._best.values()], ids)
-        known = known_error(self._surface)
-        error = known.within(float(self._surface.tree.error))
+        error, words = self._surface.stated_error
         for option in self._options:
             one = self._best.get(option.method)
             if one is None or one.refused:
                 continue
-            option.predicted = self._predicted(one, ids, error)
+            option.predicted = self._speed(one, ids, error)
             for task in dict.fromkeys(self._tasks[case] for case in ids):
                 own = [case for case in ids if self._tasks[case] == task]
-                option.predicted_by_task[task] = self._predicted(one, own, error)
+                option.predicted_by_task[task] = self._speed(one, own, error)
 
         if any(option.predicted for option in self._options):
-            self._notes.append(f"PREDICTED: {known.words}.")
+            self._notes.append(f"PREDICTED: {words}.")
 
-    def _predicted(self, one: Candidate, ids: Sequence[str], error: float) -> Speed:
+    def _speed(self, one: Candidate, ids: Sequence[str], error: float) -> Speed:
         value, interval = predicted(one, ids, self._tasks, error, self._seed)
         return Speed(value, interval, len(ids))
 
@@ -331,6 +330,27 @@ class _Steps:
             folder=str(self._folder),
             notes=self._notes,
         )
+
+
+def predicted(
+    one: Candidate, cases: Sequence[str], tasks: Mapping[str, str], error: float, seed: int = 0
+) -> tuple[float, Interval | None]:
+    """The speedup on the cases, and its 95 % interval; None of fewer than three cases.
+
+    Args:
+        tasks: of each case.
+        error: relative error of the prediction, see `CostSurface.stated_error`.
+    """
+    value, costs = one.speedup(cases), [one.costs[case] for case in cases]
+    plain = np.array([c.tokens / c.plain_tokens * c.plain_seconds for c in costs])
+    own = np.array([c.seconds for c in costs])
+    above, below = (np.stack([times[:, None]] * 2) for times in (plain, own))  # in its only repeat
+    ratios = log_ratios(above, below, strata_of([tasks[case] for case in cases]), seed)
+    if ratios is None:
+        return value, None
+    t = float(stats.t.ppf((1 + LEVEL) / 2, ratios.freedom[0])) * float(ratios.errors[0])
+    half = math.hypot(t, float(stats.norm.ppf((1 + LEVEL) / 2)) * error)
+    return value, (value * math.exp(-half), value * math.exp(half))
 
 
 def _note_measured(

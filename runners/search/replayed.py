@@ -13,8 +13,7 @@ from specbench.config.compose import build_model
 from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError, NeedsNotMet, SpecBenchError
 from specbench.replay.cost_surface import CostSurface
-from specbench.replay.replay_kind import replay_kind
-from specbench.replay.replayer import Replayer
+from specbench.replay.replayer import Replayer, replay_kind
 from specbench.replay.traces import RecordedTurn, Traces
 from specbench.results.manifest import BASELINE
 

@@ -41,7 +41,7 @@ from specbench.models.draft.latency import latency_ratio
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
-from specbench.replay.recording import Recording, record_output
+from specbench.replay.states import states_along
 from specbench.results.manifest import ModelInfo, RowTimes
 from specbench.results.records import EAGER_DRAFT_PASSES, EAGER_PASSES, CaseRecord, Lossless
 from specbench.storage.jsonl import JsonObject
@@ -339,12 +339,12 @@ class Session:
         """Refuse hidden states that the model does not have, in the name of ``who``."""
         self._target.hidden_states.check(layers, who)
 
-    def record(
-        self, prompt: IntArray, output: IntArray, top: int, layers: tuple[int, ...]
-    ) -> Recording:
-        """What the model says along an output, untimed, see `record_output`."""
+    def states_along(
+        self, prompt: IntArray, output: IntArray, layers: tuple[int, ...]
+    ) -> dict[int, torch.Tensor]:
+        """The hidden states of a text, untimed, see `specbench.replay.states.states_along`."""
         self.make_room(len(prompt) + len(output))
-        return record_output(self._target, prompt, output, top, layers)
+        return states_along(self._target, prompt, output, layers)
 
     def check_heads(self, runs: Sequence[MethodRun], prompt: IntArray) -> None:
         """Warn of heads that were trained on other layers than they read; untimed.
@@ -357,7 +357,7 @@ class Session:
             return
         answer = self.plain(prompt, _GUESSED)
         layers = tuple(range(self.n_layers + 1))
-        states = self.record(prompt, answer, 1, layers).states
+        states = self.states_along(prompt, answer, layers)
         text = np.concatenate([prompt, answer])[:-1]
         if len(text) > 2:  # a head guesses from the third token on
             for head in several:

@@ -1,4 +1,4 @@
-"""Measure what no run of ``run.py`` shows, in eleven sections.
+"""Measure what no run of ``run.py`` shows, in ten sections.
 
     python -m scripts.bench engine       # a pass by rows, host work a step
     python -m scripts.bench others       # plain decoding against transformers and llama.cpp
@@ -8,7 +8,6 @@
     python -m scripts.bench drafters     # drafting time per step of each method
     python -m scripts.bench undrafted    # a step without a draft against plain decoding's
     python -m scripts.bench kernels      # kernels that a pass would launch on a GPU
-    python -m scripts.bench predicted_pairs   # predicted speedups beside live ones
     python -m scripts.bench vllm RUN     # our drafters inside vLLM, where it is installed
     python -m scripts.bench gpu PART     # bandwidth, loops or kernels of a GPU (make gpu-check)
 
@@ -30,7 +29,6 @@ from scripts.bench import (
     kernels,
     others,
     passes,
-    predicted_pairs,
     start,
     steps,
     undrafted,
@@ -48,7 +46,6 @@ SECTIONS = {
     "drafters": drafters,
     "undrafted": undrafted,
     "kernels": kernels,
-    "predicted_pairs": predicted_pairs,
     "vllm": vllm,
     "gpu": gpu,
 }

@@ -26,7 +26,7 @@ DRAFT_WEIGHTS = (FLOAT32_WEIGHTS, Q8_0_WEIGHTS)
 PER_SEQUENCE, _ = BATCH_BUDGETS = ("per_sequence", "global")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "block", "typical")
-RECORD_STATES = "states"  # of ``record``: hidden states too
+RECORD_STATES = "states"  # of ``record``
 TUNED, PUBLISHED = BUDGETS = ("tuned", "published")  # values of ``budgets``
 TYPED = "typed"  # what a label's knobs are besides: set by hand
 STATE_SCOPES = ("turn", "prompt", "run")  # how long a method keeps what it learnt
@@ -384,7 +384,7 @@ class RunConfig:
     budgets: str = "tuned"
     state_scope: str = "prompt"
     repeats: int = 1
-    record: Any = False  # true, false or RECORD_STATES
+    record: Any = False  # or RECORD_STATES
     record_layers: list[int] | None = None
     seed: int = 0
     shard: str | None = None

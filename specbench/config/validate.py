@@ -105,14 +105,12 @@ def check_values(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, key)
         if value is not None and value < least:
             raise ConfigurationError(f"{key}={value} is out of range: it must be at least {least}.")
-    if not isinstance(cfg.record, bool) and cfg.record != schema.RECORD_STATES:
-        raise unknown_name(
-            "value of record:", str(cfg.record), ("false", "true", schema.RECORD_STATES)
-        )
-    if cfg.record_layers is not None and cfg.record != schema.RECORD_STATES:
+    if cfg.record not in (False, schema.RECORD_STATES):
+        raise unknown_name("value of record:", str(cfg.record), ("false", schema.RECORD_STATES))
+    if cfg.record_layers is not None and not cfg.record:
         raise ConfigurationError(
             f"record_layers={cfg.record_layers} says which hidden states are recorded, and "
-            f"record={str(cfg.record).lower()} records none. Type record={schema.RECORD_STATES}."
+            f"record=false records none. Type record={schema.RECORD_STATES}."
         )
     if cfg.repeats > _MOST_REPEATS:
         raise ConfigurationError(
@@ -191,11 +189,11 @@ def _check_leaf(key: str, value: Any) -> None:
 def _check_batch(cfg: DictConfig) -> None:
     """Texts are decoded in lock-step by this project's own loop on a loaded model."""
     size, runner = cfg.batch.size, cfg.runner.name
-    if size > 1 and runner not in ("offline", "replay"):
+    if size > 1 and runner != "offline":
         other = "Servers have server.concurrency. " if runner == "serve" else ""
         raise ConfigurationError(
-            f"batch.size={size} is of runner=offline and runner=replay, and runner={runner} "
-            f"decodes one text at a time. {other}Type batch.size=1."
+            f"batch.size={size} is of runner=offline, and runner={runner} decodes one text at a "
+            f"time. {other}Type batch.size=1, or runner=offline to decode a batch live."
         )
 
 

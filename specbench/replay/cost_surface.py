@@ -11,6 +11,7 @@ Free of torch: replay and tuning read surfaces on machines that have neither the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from scipy.optimize import isotonic_regression
 from specbench.arrays import BoolArray, FloatArray
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.results.manifest import ROWS, RowTimes
+from specbench.results.prediction_error import stated_error
 from specbench.storage import jsonl
 from specbench.system.noted import Machine
 
@@ -205,12 +207,10 @@ class CostSurface:
             inside = np.where(k > 1, self.batch.covers(k, width - 1, context), inside)
         return float(inside.mean()) if len(inside) else 1.0
 
-    def joint_covered(self, texts: FloatArray, rows: FloatArray, context: FloatArray) -> float:
-        """Share of `joint_pass_s`'s passes that lie inside the measured grids."""
-        inside = self.tree.covers(rows, context)
-        if self.texts is not None:
-            inside = np.where(texts > 1, self.texts.covers(texts, rows / texts, context), inside)
-        return float(inside.mean()) if len(inside) else 1.0
+    @functools.cached_property
+    def stated_error(self) -> tuple[float, str]:
+        """The error of speedups that it predicts, and words: see `prediction_error`."""
+        return stated_error(self.model, self.machine, self.tree.error)
 
     def prefill_s(self, n_prompt: int) -> float:
         return float(self.prefill.predict(np.array([n_prompt], dtype=np.float64))[0])

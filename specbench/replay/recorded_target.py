@@ -3,25 +3,20 @@
 Greedy decoding with a drafter commits the same tokens whatever the drafter, so a draft can be
 verified against the recorded output. For drafters of tokens alone every step is exactly the live
 run's. Heads also read the hidden states of committed tokens, which were recorded along plain
-decoding: the same up to rounding. A drafter that learns from logits can be fed those of the
-committed path, where they were recorded; the live run also shows it the rows of rejected nodes, so
-its steps are an approximation.
+decoding: the same up to rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn
 
 import numpy as np
 import torch
 
 from specbench.arrays import IntArray
-from specbench.decoding.composite import Composite
 from specbench.decoding.device import to_device
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DecodeState, DraftTree, Needs, StepOutcome
+from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import ROOT_ALONE, TreeGeometry
 from specbench.errors import CaseFailed
 
@@ -71,34 +66,22 @@ class RecordedTarget:
         self._vocab_size = vocab_size
         self._max_nodes = -1
         self.reserve(max_nodes)
-        self._output: IntArray = np.zeros(_BEYOND, dtype=np.int64)
-        self._candidates: IntArray | None = None
-        self._states: Mapping[int, torch.Tensor] = {}
-        self._n_prompt = 0
-        self._done = 0
-        self.passes: list[tuple[int, int, int]] = []
+        self.load(np.zeros(0, dtype=np.int64))
 
     def reserve(self, max_nodes: int) -> None:
         if max_nodes > self._max_nodes:
             self._max_nodes = max_nodes
             self._geometry = TreeGeometry(max_nodes)
 
-    def load(
-        self,
-        output: IntArray,
-        candidates: IntArray | None = None,
-        states: Mapping[int, torch.Tensor] | None = None,
-    ) -> None:
+    def load(self, output: IntArray, states: Mapping[int, torch.Tensor] | None = None) -> None:
         """The plain greedy output ``[n_new]`` of the turn that is decoded next.
 
-        Args:
-            candidates: ``[n_new, top]``, the likeliest ids at each position, the chosen one first.
-            states: ``[n_prompt + n_new - 1, hidden]`` by number as drafters ask for them.
+        ``states``: ``[n_prompt + n_new - 1, hidden]`` by number as drafters ask for them.
         """
         self._output = np.concatenate([output, np.zeros(_BEYOND + self._max_nodes, np.int64)])
-        self._candidates, self._states = candidates, states or {}
-        self._done = 0
-        self.passes = []
+        self._states = states or {}
+        self._n_prompt = self._done = 0
+        self.passes: list[tuple[int, int, int]] = []
 
     def prefill(
         self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
@@ -146,85 +129,3 @@ class RecordedTarget:
                 "(runner=offline)",
             )
         return {layer: self._states[layer] for layer in layers}
-
-    def path_logits(self, accepted: int) -> torch.Tensor:
-        """Stand-in logits ``[accepted + 1, vocab]`` of the rows that the last step kept.
-
-        They have the recorded candidates in the recorded order; all other ids are at -inf.
-
-        Raises:
-            CaseFailed: no candidates were recorded.
-        """
-        if self._candidates is None:
-            raise CaseFailed("no_model", "no candidates were recorded with this output")
-        # Position p's candidates are what the pass over token p - 1 said.
-        rows = self._candidates[self._done - accepted : self._done + 1]
-        ids = torch.from_numpy(rows)
-        descending = torch.arange(ids.shape[1], 0, -1, dtype=torch.float32).expand(ids.shape)
-        logits = torch.full((len(rows), self._vocab_size), -torch.inf)
-        return logits.scatter_(1, ids, descending)
-
-
-class RecordedBatch:
-    """One recorded output a seat, in place of ``specbench.models.batch_target.BatchTarget``."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, seats: Sequence[RecordedTarget]) -> None:
-        self.seats = seats
-
-    def check(self, seat: int, tree: DraftTree) -> None:
-        self.seats[seat].check(tree)
-
-    def forward(
-        self, asked: Sequence[tuple[int, int, DraftTree]], *, hidden_layers: tuple[int, ...] = ()
-    ) -> list[RecordedScores]:
-        return [
-            self.seats[seat].forward(root, tree, hidden_layers=hidden_layers)
-            for seat, root, tree in asked
-        ]
-
-
-@dataclass(kw_only=True, eq=False)
-class PathLearner(Composite):
-    """A drafter that learns from logits, shown the accepted path's alone."""
-
-    inner: Drafter
-    target: RecordedTarget
-
-    @property
-    def parts(self) -> tuple[Drafter, ...]:
-        return (self.inner,)
-
-    @property
-    def own_needs(self) -> Needs:
-        """The drafter's, without its files, which are added back as a part's."""
-        return replace(self.inner.needs, artifacts=())
-
-    @property
-    def needs(self) -> Needs:
-        """The drafter's; the logits do not come from the engine."""
-        return replace(super().needs, logits=False, first_logits=False)
-
-    def begin(self, state: DecodeState) -> None:
-        if self.inner.needs.first_logits:
-            self.inner.observe_prompt(state.buffer[: state.n_prompt], self.target.path_logits(0))
-        super().begin(state)
-
-    def propose(self, state: DecodeState) -> DraftTree:
-        return self.inner.propose(state)
-
-    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
-        """Show the drafter a chain of the accepted nodes with their recorded candidates."""
-        path = outcome.path
-        if outcome.finished:
-            return
-        kept = DraftTree.chain(np.asarray(outcome.tree.tokens)[path])
-        logits = self.target.path_logits(len(path))
-        seen = replace(
-            outcome, tree=kept, path=np.arange(len(path)), next_tokens=None, logits=logits
-        )
-        self.inner.observe(state, seen)
-
-    def report(self) -> dict[str, Any]:
-        return dict(self.inner.report())

@@ -14,10 +14,10 @@ from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
 from specbench.config.schema import BFLOAT16_WEIGHTS, FLOAT32_WEIGHTS, ModelConfig
-from specbench.decoding.batch import BatchEngine, TurnRequest
+from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.head_drafter import heads_of
+from specbench.decoding.head_drafter import HeadDrafter, heads_of
 from specbench.decoding.structs import NO_TOKENS, DraftContext, Loaded
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier
@@ -26,15 +26,7 @@ from specbench.models import loading
 from specbench.models.checkpoints import weights
 from specbench.replay import states
 from specbench.replay.cost_surface import CostSurface
-from specbench.replay.lock_step import TextSteps
-from specbench.replay.recorded_target import PathLearner, RecordedBatch, RecordedTarget
-from specbench.replay.replay_kind import (
-    APPROXIMATE,
-    ROUNDED,
-    check_layers,
-    how_to_record,
-    replay_kind,
-)
+from specbench.replay.recorded_target import RecordedTarget
 from specbench.replay.traces import RecordedTurn, Traces
 from specbench.system.clock import CpuClock
 
@@ -42,6 +34,9 @@ if TYPE_CHECKING:
     import torch
 
     from specbench.models.stored_target import StoredTarget
+
+
+EXACT, ROUNDED = "exact", "exact up to rounding"  # of drafters of tokens, of heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,6 @@ class ReplayedTurn:
         prefill_s, decode_s, setup_s: predicted by the surface, drafting measured; 0 without one.
         phase_s: the same by phase; None without a surface.
         covered: share of the passes that lie inside the surface's grid; 1 without one.
-        steps: for a schedule of several texts; None without a surface.
     """
 
     decoded: DecodeResult
@@ -62,18 +56,6 @@ class ReplayedTurn:
     setup_s: float = 0.0
     phase_s: Mapping[str, float] | None = None
     covered: float = 1.0
-    steps: TextSteps | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayRequest:
-    """A recorded turn that is to be replayed, see `Replayer.replay_turn`."""
-
-    drafter: Drafter
-    turn: RecordedTurn
-    empty: bool
-    seed: int
-    seen: IntArray
 
 
 class Replayer:
@@ -83,8 +65,6 @@ class Replayer:
         surface: predicts what target passes cost; None: steps only.
         model: the configuration's model node, for files that must be built in ``cache_dir``.
         seed: the run's.
-        seats: texts that are decoded at once.
-        budget_shared: whether drafters choose rows over the drafts of all of them.
     """
 
     def __init__(
@@ -95,8 +75,6 @@ class Replayer:
         model: ModelConfig,
         cache_dir: Path,
         seed: int,
-        seats: int = 1,
-        budget_shared: bool = False,
     ) -> None:
         self._loaded: Loaded = {}
         self._traces = traces
@@ -105,31 +83,25 @@ class Replayer:
         self._cache_dir = cache_dir
         self._limit = int(traces.config["generation"]["max_new_tokens"])
         self._eos = frozenset(traces.model["eos_ids"])
-        vocab_size = int(traces.model["vocab_size"])
-        self._targets = [RecordedTarget(vocab_size, 0) for _ in range(seats)]
-        self._budget_shared = budget_shared
+        self._target = RecordedTarget(traces.model["vocab_size"], 0)
         self._engine = Engine(
-            self._targets[0],
+            self._target,
             GreedyVerifier(),
             eos_ids=self._eos,
             context_length=traces.model["context_length"],
-            clock=_clock,
+            clock=lambda: CpuClock(phases=True),
         )
         self._tokenizer = resolve.NamedTokenizer(
             traces.model["tokenizer_hash"], lambda: loading.load_tokenizer(model)
         )
         self._seed = seed
         self._stored: StoredTarget | None = None
-        self._states: list[tuple[RecordedTurn, dict[int, torch.Tensor]]] = []
+        self._states: tuple[RecordedTurn, dict[int, torch.Tensor]] | None = None
 
-    def prepare(
-        self, drafter: Drafter, heads: Mapping[str, Path] | None = None, seat: int = 0
-    ) -> Drafter:
-        """Set a drafter up, wrapped where it learns from logits.
+    def prepare(self, drafter: Drafter, heads: Mapping[str, Path] | None = None) -> Drafter:
+        """Set a drafter up and return it.
 
-        Args:
-            heads: folders of trained heads, by name as in ``needs.heads``.
-            seat: its place among the texts that are decoded at once.
+        ``heads``: folders of trained heads, by name as in ``needs.heads``.
 
         Raises:
             NeedsNotMet: it needs the model, a file that cannot be built here, or hidden states that
@@ -138,10 +110,10 @@ class Replayer:
         """
         kind = replay_kind(drafter, self._traces)
         needs = drafter.needs
-        self._targets[seat].reserve(needs.max_nodes)
+        self._target.reserve(needs.max_nodes)
         drafter.setup(
             DraftContext(
-                vocab_size=int(self._traces.model["vocab_size"]),
+                vocab_size=self._traces.model["vocab_size"],
                 eos_ids=self._eos,
                 tokenizer_hash=self._traces.model["tokenizer_hash"],
                 max_len=self._traces.model["context_length"],
@@ -157,20 +129,11 @@ class Replayer:
                 target=self._stored_target() if kind == ROUNDED else None,
                 heads=heads or {},
                 loaded=self._loaded,
-                budget_shared=self._budget_shared,
             )
         )
         if kind == ROUNDED:  # behind `setup`: a head's configuration may say which states it reads
             check_layers(drafter, self._traces)
-        if kind != APPROXIMATE:
-            return drafter
-        return PathLearner(
-            name=drafter.name,
-            version=drafter.version,
-            state_scope=drafter.state_scope,
-            inner=drafter,
-            target=self._targets[seat],
-        )
+        return drafter
 
     def _stored_target(self) -> StoredTarget:
         """The target's embedding and LM head, of the very weights that were recorded."""
@@ -190,7 +153,7 @@ class Replayer:
             self._stored = StoredTarget(
                 node,
                 device=loading.choose_device(node.device),
-                dtype=getattr(torch, recorded["dtype"]),
+                dtype=getattr(torch, str(recorded["dtype"])),
                 draft_weights=engine.get("draft_weights", FLOAT32_WEIGHTS),
                 rounded=torch.bfloat16 if recorded.get("weights") == BFLOAT16_WEIGHTS else None,
             )
@@ -205,12 +168,12 @@ class Replayer:
         if not layers or turn.states is None:
             return {}
         stored = self._stored_target()
-        if not any(known is turn for known, _ in self._states):
+        if self._states is None or self._states[0] is not turn:
             read = states.read_states(
                 turn.states, turn.prompt_ids, turn.output_ids, stored.dtype, stored.device
             )
-            self._states = [*self._states, (turn, read)][-len(self._targets) :]
-        (found,) = (read for known, read in self._states if known is turn)
+            self._states = (turn, read)
+        found = self._states[1]
         return {layer: found[states.place(layer, stored.n_layers)] for layer in layers}
 
     def model_key(self) -> str:
@@ -240,7 +203,18 @@ class Replayer:
             CaseFailed: the draft is malformed.
             SpecBenchError: the engine does not end with the recorded output.
         """
-        reset_s = self._load(0, drafter, turn, empty=empty)
+        start = time.perf_counter()
+        if empty:
+            drafter.reset()
+        reset_s = time.perf_counter() - start
+        needs = drafter.needs
+        hidden = self._states_of(turn, needs.hidden_layers)
+        self._target.load(turn.output_ids, hidden)
+        if self._surface is None:  # with one, the drafter's own time is measured
+            for head in heads_of(drafter):
+                head.foresee(len(turn.prompt_ids), hidden)
+        if needs.reference:
+            drafter.set_reference(turn.output_ids)
         decoded = self._engine.decode(
             turn.prompt_ids,
             drafter,
@@ -248,74 +222,32 @@ class Replayer:
             seed=turn.seed if seed is None else seed,
             seen=seen,
         )
-        _check_output(decoded, turn)
+        if decoded.output_ids != turn.output_ids.tolist():
+            raise SpecBenchError(
+                f"case {turn.case_id}, turn {turn.turn}: the replay does not end with the recorded "
+                "output. Are the traces of another version of this program?"
+            )
         if self._surface is None:
             return ReplayedTurn(decoded)
-        return self._predict(
-            decoded, turn, self._targets[0], decoded.timings.phase_s or {}, reset_s
+        measured = decoded.timings.phase_s or {}
+        k, width, context = np.array(self._target.passes, dtype=np.float64).reshape(-1, 3).T
+        phases = {
+            "prefill": self._surface.prefill_s(len(turn.prompt_ids)),
+            "setup": measured.get("setup", 0.0) + reset_s,
+            "draft": measured.get("draft", 0.0),
+            # The surface's passes contain the verdict and the cache's work.
+            "verify": float(self._surface.pass_s(k, width, context).sum()),
+            "observe": measured.get("observe", 0.0),
+            "other": measured.get("other", 0.0),
+        }
+        return ReplayedTurn(
+            decoded,
+            prefill_s=phases["prefill"],
+            decode_s=sum(phases.values()) - phases["prefill"],
+            setup_s=phases["setup"],
+            phase_s=phases,
+            covered=self._surface.covered(k, width, context),
         )
-
-    def replay_group(
-        self, asked: Mapping[int, ReplayRequest]
-    ) -> dict[int, ReplayedTurn | Exception]:
-        """Decode recorded turns in lock-step, each at its seat; with a surface.
-
-        Returns:
-            By seat what came of it, or why it failed. Of the group's drafting time it has the part
-            of its steps.
-        """
-        made: dict[int, ReplayedTurn | Exception] = {}
-        requests: dict[int, TurnRequest] = {}
-        for seat, one in asked.items():
-            try:
-                reset_s = self._load(seat, one.drafter, one.turn, empty=one.empty)
-            except Exception as error:
-                made[seat] = error
-            else:
-                requests[seat] = TurnRequest(
-                    one.turn.prompt_ids, one.drafter, one.seed, one.seen, reset_s
-                )
-        if not requests:
-            return made
-        batch = BatchEngine(
-            RecordedBatch([self._targets[seat] for seat in requests]),
-            [GreedyVerifier() for _ in requests],
-            eos_ids=self._eos,
-            context_length=self._traces.model["context_length"],
-            clock=_clock,
-        )
-        turns = batch.decode([*requests.values()], max_new_tokens=self._limit).turns
-        steps = sum(t.n_target_passes for t in turns if not isinstance(t, Exception))
-        for seat, turn in zip(requests, turns, strict=True):
-            if isinstance(turn, Exception):
-                made[seat] = turn
-                continue
-            share = len(turns) * turn.n_target_passes / max(steps, 1)
-            equal = turn.timings.phase_s or {}
-            phases = {name: s if name == "setup" else s * share for name, s in equal.items()}
-            recorded = asked[seat].turn
-            try:
-                _check_output(turn, recorded)
-                made[seat] = self._predict(turn, recorded, self._targets[seat], phases)
-            except Exception as error:
-                made[seat] = error
-        return made
-
-    def _load(self, seat: int, drafter: Drafter, turn: RecordedTurn, *, empty: bool) -> float:
-        """Have a seat say a turn's output; seconds that it took to empty the drafter."""
-        start = time.perf_counter()
-        if empty:
-            drafter.reset()
-        reset_s = time.perf_counter() - start
-        needs = drafter.needs
-        hidden = self._states_of(turn, needs.hidden_layers)
-        self._targets[seat].load(turn.output_ids, turn.candidates, hidden)
-        if self._surface is None:  # with one, the drafter's own time is measured
-            for head in heads_of(drafter):
-                head.foresee(len(turn.prompt_ids), hidden)
-        if needs.reference:
-            drafter.set_reference(turn.output_ids)
-        return reset_s
 
     def replay_turns(self, drafter: Drafter, turns: Iterable[RecordedTurn]) -> list[ReplayedTurn]:
         """Replay turns in their order, keeping the drafter's state as its scope says."""
@@ -343,49 +275,76 @@ class Replayer:
             times.append((phases.get("draft", 0.0) + phases.get("observe", 0.0)) / steps)
         return float(np.median(times))
 
-    def _predict(
-        self,
-        decoded: DecodeResult,
-        turn: RecordedTurn,
-        target: RecordedTarget,
-        measured: Mapping[str, float],
-        reset_s: float = 0.0,
-    ) -> ReplayedTurn:
-        """``measured``: seconds of the drafter's work by phase, ``reset_s`` beside them."""
-        assert self._surface is not None
-        k, width, context = np.array(target.passes, dtype=np.float64).reshape(-1, 3).T
-        phases = {
-            "prefill": self._surface.prefill_s(len(turn.prompt_ids)),
-            "setup": measured.get("setup", 0.0) + reset_s,
-            "draft": measured.get("draft", 0.0),
-            # The surface's passes contain the verdict and the cache's work.
-            "verify": float(self._surface.pass_s(k, width, context).sum()),
-            "observe": measured.get("observe", 0.0),
-            "other": measured.get("other", 0.0),
-        }
-        return ReplayedTurn(
-            decoded,
-            prefill_s=phases["prefill"],
-            decode_s=sum(phases.values()) - phases["prefill"],
-            setup_s=phases["setup"],
-            phase_s=phases,
-            covered=self._surface.covered(k, width, context),
-            steps=TextSteps(
-                np.stack((k, width, context), axis=1),
-                phases["prefill"],
-                phases["setup"],
-                phases["draft"] + phases["observe"] + phases["other"],
-            ),
+
+def replay_kind(drafter: Drafter, traces: Traces) -> str:
+    """``exact`` or ``exact up to rounding``.
+
+    Raises:
+        NeedsNotMet: the drafter needs the model; says what to do.
+    """
+    if drafter.needs.clock:
+        raise NeedsNotMet(
+            f"method={drafter.name} goes by the time that its steps take, and a replay takes none. "
+            "Type method.reward=priced, or run it live (runner=offline)."
+        )
+    kind = _kind(drafter)
+    if kind is None:
+        raise NeedsNotMet(
+            f"method={drafter.name} needs {_wanted(drafter)}, which a recorded output does not "
+            "have, so it cannot be replayed and is tried live: type runner=offline, or leave it "
+            "out."
+        )
+    if kind == ROUNDED and traces.hidden_states is None:
+        raise NeedsNotMet(
+            f"method={drafter.name} reads the target's hidden states, and {traces.path} holds "
+            f"none. {how_to_record(traces.config.get('model', {}).get('name', 'MODEL'))}"
+        )
+    return kind
+
+
+def _kind(drafter: Drafter) -> str | None:
+    """None where committed tokens, their states and the reference output do not suffice."""
+    needs = drafter.needs
+    if isinstance(drafter, Composite):
+        kinds = {_kind(part) for part in drafter.parts}
+        return None if None in kinds else ROUNDED if ROUNDED in kinds else EXACT
+    if not needs.hidden_layers and (needs.tokens_only or needs.reference):
+        return EXACT
+    # A head that reads rejected nodes, or logits, reads what was not recorded.
+    more = needs.tree_hidden or needs.logits or needs.prompt_logits or needs.draft_model
+    return ROUNDED if isinstance(drafter, HeadDrafter) and not more else None
+
+
+def check_layers(drafter: Drafter, traces: Traces) -> None:
+    """Refuse a head that reads other hidden states than were recorded."""
+    assert traces.hidden_states is not None
+    n_layers, recorded = traces.hidden_states
+    wanted = {states.place(layer, n_layers) for layer in drafter.needs.hidden_layers}
+    if missing := sorted(wanted - recorded):
+        layers = sorted((wanted | recorded) - {n_layers})
+        raise NeedsNotMet(
+            f"method={drafter.name} reads the hidden states {', '.join(map(str, missing))}, and "
+            f"{traces.path} holds {', '.join(map(str, sorted(recorded)))}. "
+            f"{how_to_record(traces.config['model']['name'], layers)}"
         )
 
 
-def _clock() -> CpuClock:
-    return CpuClock(phases=True)
+def how_to_record(model: str, layers: list[int] | None = None) -> str:
+    """The command that records a model's hidden states, for an error message."""
+    more = f" 'record_layers={layers}'" if layers else ""
+    return (
+        f"Type: python run.py method=ar model={model} record=states{more}, with the questions "
+        "wanted, and name its folder in runner.traces."
+    )
 
 
-def _check_output(decoded: DecodeResult, turn: RecordedTurn) -> None:
-    if decoded.output_ids != turn.output_ids.tolist():
-        raise SpecBenchError(
-            f"case {turn.case_id}, turn {turn.turn}: the replay does not end with the recorded "
-            "output. Are the traces of another version of this program?"
-        )
+def _wanted(drafter: Drafter) -> str:
+    """What of the model a drafter asks for, in words."""
+    needs = drafter.needs
+    kinds = {
+        "a draft model": needs.draft_model,
+        "hidden states": bool(needs.hidden_layers),
+        "logits": needs.logits or needs.prompt_logits,
+    }
+    found = [word for word, asked in kinds.items() if asked]
+    return " and ".join(found) or "the target's choices at its own draft nodes"

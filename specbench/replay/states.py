@@ -2,7 +2,7 @@
 
 They are kept in the target's own type (bfloat16, which numpy lacks, as float32): a head that reads
 them computes what it would have computed beside the model, up to the rounding of passes of other
-shapes.
+shapes. Torch is imported where it is needed: traces are read without it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specbench.arrays import IntArray
+from specbench.decoding.structs import DraftTree
 from specbench.errors import ArtifactError
 from specbench.storage import jsonl
 from specbench.storage.arrays import open_array_file, read_header, write_array_file
 
-if TYPE_CHECKING:  # traces are read without torch
+if TYPE_CHECKING:
     import torch
+
+    from specbench.models.scores import Scores
+    from specbench.models.target import Target
 
 FOLDER = "states"
 _KIND, _VERSION = "hidden_states", 1
@@ -35,6 +39,39 @@ def path_of(run: Path, stream_index: int, turn: int) -> Path:
 def place(layer: int, n_layers: int) -> int:
     """The number from 0 of hidden states that ``Needs.hidden_layers`` may count from the end."""
     return layer % (n_layers + 1)
+
+
+def states_along(
+    target: Target, prompt: IntArray, output: IntArray, layers: tuple[int, ...]
+) -> dict[int, torch.Tensor]:
+    """The hidden states of a text, by passes over the text itself.
+
+    Args:
+        target: the model; its cache is overwritten.
+        prompt: ``[n_prompt]`` ids.
+        output: ``[n_new]`` the greedy output.
+        layers: those wanted, see ``Needs.hidden_layers``.
+
+    Returns:
+        ``[n_prompt + n_new - 1, hidden]`` by number, of all tokens but the last.
+    """
+    import torch
+
+    found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+
+    def keep(scores: Scores) -> None:
+        for layer, rows in (scores.hidden or {}).items():
+            found[layer].append(rows.clone())  # a captured pass writes over the one before
+
+    with torch.inference_mode():
+        keep(target.prefill(prompt, hidden_layers=layers))
+        chunk = target.max_nodes  # 0 where ar alone is run: a token a pass
+        for start in range(0, len(output) - 1, chunk + 1):
+            tokens = output[start : min(start + chunk + 1, len(output) - 1)]
+            tree = DraftTree.chain(tokens[1:])
+            keep(target.forward(int(tokens[0]), tree, hidden_layers=layers))
+            target.commit(tree, np.arange(len(tree)))
+        return {layer: torch.cat(rows).cpu() for layer, rows in found.items()}
 
 
 def write_states(

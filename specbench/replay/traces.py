@@ -5,34 +5,27 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Required, TypedDict, cast
+from typing import Any
 
 import numpy as np
+from pydantic import ConfigDict, TypeAdapter, with_config
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on only
 
 from specbench.arrays import IntArray
 from specbench.errors import ConfigurationError, field_error
 from specbench.replay import states
-from specbench.results import lines
+from specbench.results.lines import Count, Ids, Seed, Text
 from specbench.results.manifest import BASELINE, RunManifest
-from specbench.results.records import CANDIDATES, CASES, DONE, MANIFEST, read_records
-from specbench.storage import jsonl
+from specbench.results.records import CASES, DONE, MANIFEST, read_records
 from specbench.storage.arrays import read_header
 from specbench.storage.jsonl import RecordError
 
-_TEXT, _NUMBER = (str, "a text"), (int, "a whole number")
-_ASKED = {  # of a header
-    **dict.fromkeys(("config.model.name", "config.dataset.name"), _TEXT),
-    **dict.fromkeys(("run_key", "prompt_set_hash", "model.tokenizer_hash"), _TEXT),
-    **dict.fromkeys(("config.generation.max_new_tokens", "config.seed"), _NUMBER),
-    **dict.fromkeys(("model.vocab_size", "model.context_length"), _NUMBER),
-    "model.eos_ids": (list, "a list of token ids"),
-    "failed": (list, "a list of cases"),
-}
+_NODES: tuple[str, ...] = ("model", "dataset", "generation", "engine", "seed")  # of configurations
 # Of a record, as a turn of it has them.
-_OF_RECORD = ("label", "method", "task", "category", "case_id", "turn", "stream_index", "seed")
+_OF_RECORD = ("label", "task", "category", "case_id", "turn", "stream_index", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +33,13 @@ class RecordedTurn:
     """One recorded turn.
 
     Attributes:
-        label, method: of the run it was recorded in.
-        task, category, case_id, turn, stream_index, seed: as in the record.
+        label, task, category, case_id, turn, stream_index, seed: as in the record.
         prompt_ids: ``[n_prompt]``.
         output_ids: ``[n_new]``, the greedy output.
-        candidates: ``[n_new, top]`` the likeliest ids at each output position, the chosen one
-            first; None where the run was made without ``record=true``.
         states: file of its hidden states; None without ``record=states``.
     """
 
     label: str
-    method: str
     task: str
     category: str
     case_id: str
@@ -59,23 +48,54 @@ class RecordedTurn:
     seed: int
     prompt_ids: IntArray
     output_ids: IntArray
-    candidates: IntArray | None = None
     states: Path | None = None
 
 
 class RecordedModel(TypedDict, total=False):
-    """The manifest's part about the target; the rest (packing, threads) moves no token."""
+    """The manifest's part about the target; the rest (packing, threads) moves no token.
 
-    id: str | None
-    revision: str | None
-    dtype: str
-    weights: str | None  # `engine.weights`, where passes read others than float32
-    eos_ids: Required[list[int]]
-    context_length: Required[int]
-    vocab_size: Required[int]
-    tokenizer_hash: Required[str]
-    template_sha: str | None
-    weights_hash: str | None
+    ``weights``: `engine.weights`, where passes read others than float32.
+    """
+
+    id: Text | None
+    revision: Text | None
+    dtype: Text | None
+    weights: Text | None
+    template_sha: Text | None
+    weights_hash: Text | None
+    eos_ids: Ids
+    context_length: Count
+    vocab_size: Count
+    tokenizer_hash: Text
+
+
+class _Named(TypedDict):
+    name: Text
+
+
+class _Generation(TypedDict):
+    max_new_tokens: Count
+
+
+@with_config(ConfigDict(extra="allow"))
+class _Config(TypedDict):
+    model: _Named
+    dataset: _Named
+    generation: _Generation
+    seed: Seed
+
+
+class _Header(TypedDict):
+    """What a replay asks of a manifest."""
+
+    model: RecordedModel
+    config: _Config
+    run_key: Text
+    prompt_set_hash: Text
+
+
+_OF_MODEL: tuple[str, ...] = tuple(RecordedModel.__annotations__)
+_header: Callable[[object], _Header] = TypeAdapter(_Header).validate_python
 
 
 @dataclass(frozen=True)
@@ -106,9 +126,8 @@ class Traces:
         digest = hashlib.sha256()
         for turn in self.turns.values():
             digest.update(f"{turn.label}/{turn.case_id}/{turn.turn}/{turn.stream_index}".encode())
-            for ids in (turn.prompt_ids, turn.output_ids, turn.candidates):
-                data = b"" if ids is None else np.ascontiguousarray(ids, dtype="<i8").tobytes()
-                digest.update(data)
+            for ids in (turn.prompt_ids, turn.output_ids):
+                digest.update(np.ascontiguousarray(ids, dtype="<i8").tobytes())
             if turn.states is not None:
                 digest.update(json.dumps(read_header(turn.states), sort_keys=True).encode())
         return digest.hexdigest()[:16]
@@ -130,12 +149,6 @@ class Traces:
         for turn in sorted(chosen, key=lambda t: (t.stream_index, t.turn)):
             found.setdefault(turn.case_id, []).append(turn)
         return found
-
-    @property
-    def top(self) -> int:
-        """Candidates recorded at every position; 0 where some turn has none."""
-        turns = [turn for group in self.cases().values() for turn in group]
-        return min(0 if t.candidates is None else t.candidates.shape[1] for t in turns)
 
     @functools.cached_property
     def hidden_states(self) -> tuple[int, frozenset[int]] | None:
@@ -165,14 +178,13 @@ def load_traces(path: Path | str) -> Traces:
             f"runner.traces={path} must be the folder of a finished greedy run (with {MANIFEST} "
             f"and {CASES})."
         )
-    files += [path / CANDIDATES, *sorted((path / states.FOLDER).glob("*.states"))]
-    stamps = tuple((f.stat().st_mtime_ns, f.stat().st_size) for f in files if f.is_file())
-    return _load(path.resolve(), stamps)
+    files += sorted((path / states.FOLDER).glob("*.states"))
+    return _load(path.resolve(), tuple((f.stat().st_mtime_ns, f.stat().st_size) for f in files))
 
 
 @functools.lru_cache(maxsize=4)
 def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
-    traces = _read_folder(path)
+    traces = _read(path)
     temperature = traces.config["generation"].get("temperature", 0)
     if temperature:
         raise ConfigurationError(
@@ -187,99 +199,45 @@ def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
     return traces
 
 
-class _Header(TypedDict):
-    model: RecordedModel
-    config: Mapping[str, Any]
-    run_key: str
-    prompt_set_hash: str
-    failed: list[str]
-
-
-def _traces(path: Path, header: _Header, turns: Iterable[RecordedTurn]) -> Traces:
+def _read(path: Path) -> Traces:
+    manifest = RunManifest.read(path)
+    config = {key: manifest.config[key] for key in _NODES if key in manifest.config}
+    try:
+        header = _header(
+            {
+                "model": {key: getattr(manifest.model, key, None) for key in _OF_MODEL},
+                "config": config,
+                "run_key": manifest.run_key,
+                "prompt_set_hash": manifest.prompt_set_hash,
+            }
+        )
+    except ValueError as error:
+        raise RecordError(
+            f"{path / MANIFEST}: {field_error(error)}: the run never loaded its model, or the file "
+            "is damaged. Name another run."
+        ) from error
+    if (path / DONE).exists():
+        manifest.check_files(path, (CASES,))
+    records, _ = read_records(path, run_key=manifest.run_key, labels=manifest.labels)
+    records = [record for record in records if not record.repeat]
+    failed = tuple(dict.fromkeys(r.case_id for r in records if r.status == "failed"))
+    turns = {}
+    for record in records:
+        if record.case_id in failed:  # a case is replayed whole or not at all
+            continue
+        kept = states.path_of(path, record.stream_index, record.turn)
+        turns[record.label, record.case_id, record.turn] = RecordedTurn(
+            **{name: getattr(record, name) for name in _OF_RECORD},
+            prompt_ids=np.asarray(record.prompt_ids, dtype=np.int64),
+            output_ids=np.asarray(record.output_ids, dtype=np.int64),
+            states=kept if record.label == BASELINE and kept.is_file() else None,
+        )
     return Traces(
         path=path,
         model=header["model"],
-        config=header["config"],
+        config=config,
         run_key=header["run_key"],
         prompt_set_hash=header["prompt_set_hash"],
-        turns={(t.label, t.case_id, t.turn): t for t in turns},
-        failed=tuple(header["failed"]),
+        turns=turns,
+        failed=failed,
     )
-
-
-def _read_folder(path: Path) -> Traces:
-    manifest = RunManifest.read(path)
-    try:
-        config = manifest.config
-        if manifest.model is None:
-            raise KeyError("model")
-        model = {key: getattr(manifest.model, key) for key in RecordedModel.__annotations__}
-        if model["vocab_size"] is None:  # not in manifests of older runs
-            model["vocab_size"] = config["model"]["shape_config"]["vocab_size"]
-        header = _checked_header(
-            {
-                "model": model,
-                "config": {
-                    **{key: config[key] for key in ("model", "dataset", "generation", "seed")},
-                    "engine": config.get("engine", {}),
-                },
-                "run_key": manifest.run_key,
-                "prompt_set_hash": manifest.prompt_set_hash,
-                "failed": [],
-            }
-        )
-    except KeyError as error:
-        raise RecordError(
-            f"{path / MANIFEST} lacks {error}: the run never loaded its model, or was not made by "
-            "this program. Name another one."
-        ) from error
-    except (TypeError, ValueError) as error:
-        raise RecordError(f"{path / MANIFEST} is damaged: {error}. Name another run.") from error
-    if (path / DONE).exists():
-        manifest.check_files(path, (CASES,))
-    rows, _ = jsonl.read_jsonl(path / CANDIDATES, lines.candidates_line)
-    candidates = {(line["label"], line["case_id"], line["turn"]): line["top"] for line in rows}
-    found, _ = read_records(path, run_key=manifest.run_key, labels=manifest.labels)
-    failed: dict[str, None] = {}
-    plain = {(r.case_id, r.turn): r for r in found if r.label == BASELINE and not r.repeat}
-    turns = []
-    for record in found:
-        if record.repeat:
-            continue
-        if record.status == "failed":
-            failed.setdefault(record.case_id)
-            continue
-        top = candidates.get((record.label, record.case_id, record.turn))
-        beside = plain.get((record.case_id, record.turn))
-        if top is None and beside is not None and beside.output_ids == record.output_ids:
-            top = candidates.get((BASELINE, record.case_id, record.turn))  # of the same text
-        kept = states.path_of(path, record.stream_index, record.turn)
-        turns.append(
-            RecordedTurn(
-                **{name: getattr(record, name) for name in _OF_RECORD},
-                prompt_ids=np.asarray(record.prompt_ids, dtype=np.int64),
-                output_ids=np.asarray(record.output_ids, dtype=np.int64),
-                candidates=None if top is None else np.asarray(top, dtype=np.int64),
-                states=kept if record.label == BASELINE and kept.is_file() else None,
-            )
-        )
-    header["failed"] = list(failed)
-    # A case is replayed whole or not at all.
-    return _traces(path, header, [turn for turn in turns if turn.case_id not in failed])
-
-
-def _checked_header(header: Any) -> _Header:
-    """What a manifest says; a ValueError names what a replay asks and does not find."""
-    for path, (kind, said) in _ASKED.items():
-        value: Any = header
-        for key in path.split("."):
-            if not isinstance(value, Mapping) or key not in value:
-                raise ValueError(f"there is no {path}")
-            value = value[key]
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{path} is {value!r:.60}, not {said}")
-    try:
-        lines.ids(header["model"]["eos_ids"])
-    except ValueError as error:
-        raise ValueError(f"model.eos_ids: {field_error(error)}") from error
-    return cast("_Header", header)

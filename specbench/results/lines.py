@@ -45,15 +45,6 @@ def one_of(names: Collection[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _equally_long(rows: list[list[int]]) -> list[list[int]]:
-    if len({len(row) for row in rows}) > 1:
-        raise ValueError("rows of one length")
-    return rows
-
-
-Rows = Annotated[list[Ids], Field(min_length=1), AfterValidator(_equally_long)]
-
-
 @with_config(ConfigDict(extra="allow"))
 class TurnLine(TypedDict):
     """The turn that a line of a side file is about; such a line may say more."""
@@ -76,13 +67,6 @@ class ErrorLine(TurnLine):
 
 
 @with_config(ConfigDict(extra="allow"))
-class CandidatesLine(TurnLine):
-    """A line of ``candidates.jsonl``; ``top``: ids by row."""
-
-    top: Rows
-
-
-@with_config(ConfigDict(extra="allow"))
 class AnswerLine(TypedDict):
     """A line of ``dialogue.jsonl``: the plain greedy output of a prompt."""
 
@@ -94,9 +78,7 @@ class AnswerLine(TypedDict):
 
 turn_line: Callable[[object], TurnLine] = TypeAdapter(TurnLine).validate_python
 error_line: Callable[[object], ErrorLine] = TypeAdapter(ErrorLine).validate_python
-candidates_line: Callable[[object], CandidatesLine] = TypeAdapter(CandidatesLine).validate_python
 answer_line: Callable[[object], AnswerLine] = TypeAdapter(AnswerLine).validate_python
-ids: Callable[[object], list[int]] = TypeAdapter(Ids).validate_python
 
 
 # -- traces of steps: steps.jsonl while it grows, steps.parquet in the end -------------------------

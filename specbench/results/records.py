@@ -16,7 +16,7 @@ Definitions:
 
 Files of a run folder:
     manifest.json, cases.jsonl, errors.jsonl, disturbed.jsonl (measured again), dialogue.jsonl,
-    candidates.jsonl (record=true), states/ (record=states), steps.jsonl (while running),
+    states/ (record=states), steps.jsonl (while running),
     steps.parquet, summary.json, DONE (last).
 """
 
@@ -43,7 +43,6 @@ CASES = "cases.jsonl"
 ERRORS = "errors.jsonl"
 DISTURBED = "disturbed.jsonl"
 DIALOGUE = "dialogue.jsonl"
-CANDIDATES = "candidates.jsonl"
 STEPS_LOG = "steps.jsonl"
 STEPS = "steps.parquet"
 SUMMARY = "summary.json"

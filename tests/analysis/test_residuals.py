@@ -1,17 +1,19 @@
 """Residuals of predicted speedups: by hand, and what does not belong together."""
 
 import json
+import math
 
 import pytest
 
 from analysis import residuals
 from analysis.runs.load import load_runs
+from specbench.results import prediction_error
 from specbench.results.records import CASES, DONE, MANIFEST
 from specbench.storage import jsonl
 from tests.small_run import case_record
 
 
-def write(folder, timing, seconds, cases=("a", "b"), batch=1):
+def write(folder, timing, seconds, cases=("a", "b")):
     folder.mkdir(parents=True)
     lines = [
         case_record(
@@ -23,14 +25,17 @@ def write(folder, timing, seconds, cases=("a", "b"), batch=1):
     ]  # fmt: skip
     jsonl.rewrite_jsonl(folder / CASES, lines)
     labels = {label: {} for label in seconds}
-    config = {"batch": {"size": batch}}
-    manifest = {"schema_version": 1, "labels": labels, "baseline": "ar", "config": config}
+    surface = {
+        "model": {"name": "m", "dtype": "float32"},
+        "machine": {"hardware": {"cpu": "a CPU", "gpus": []}},
+    }
+    manifest = {"schema_version": 1, "labels": labels, "baseline": "ar", "surface": surface}
     (folder / MANIFEST).write_text(json.dumps(manifest))
     (folder / DONE).touch()
     return folder
 
 
-def test_by_hand(tmp_path, capsys):
+def test_by_hand(tmp_path, capsys, monkeypatch):
     # Measured 2.0 and 4.0 times; predicted 2.2 (+10 %) and 3.8 (-5 %): the median error is 7.5 %.
     live = write(tmp_path / "live", "measured", {"ar": 4.0, "pld": 2.0, "sam": 1.0})
     again = write(tmp_path / "again", "predicted", {"ar": 4.18, "pld": 1.9, "sam": 1.1})
@@ -48,21 +53,13 @@ def test_by_hand(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "+10.0%" in shown
     assert "7.5%" in shown
-
-
-def test_a_sweep_over_batches_is_compared_batch_by_batch(tmp_path, capsys):
-    for batch, seconds in ((2, 2.0), (4, 4.0), (8, 8.0)):
-        for timing, pld in (("measured", 2.0), ("predicted", 2.0 * 1.01**batch)):
-            folder = tmp_path / timing / f"{batch}"
-            write(folder, timing, {"ar": seconds, "pld": pld}, batch=batch)
-    folders = [str(tmp_path / timing) for timing in ("measured", "predicted")]
-    assert residuals.main(folders) == 0
-    shown = capsys.readouterr().out
-    assert [shown.count(f"pld, batch {n}") for n in (2, 4, 8)] == [1, 1, 1]
-    assert "over 3 labels: 3.9%" in shown
-    write(tmp_path / "measured" / "again", "measured", {"ar": 2.0, "pld": 2.0}, batch=2)
-    assert residuals.main(folders) == 2
-    assert "holds 4 runs" in capsys.readouterr().err
+    error = math.sqrt((math.log(1.1) ** 2 + math.log(0.95) ** 2) / 2)
+    assert record["surface_error"] == pytest.approx(error)
+    monkeypatch.setattr(prediction_error, "KEPT", tmp_path / "errors.json")
+    assert residuals.main([str(live), str(again), "--limit", "0.08", "--keep"]) == 0
+    surface = load_runs([again])[0].manifest.surface
+    stated, _ = prediction_error.stated_error(surface["model"], surface["machine"], 0.0)
+    assert stated == pytest.approx(error)
 
 
 def test_only_common_cases_count(tmp_path):

@@ -9,8 +9,6 @@ from methods.union import Union
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.errors import ConfigurationError
-from specbench.replay.recorded_target import PathLearner, RecordedTarget
-from specbench.replay.recording import record_output
 from tests.conftest import VOCAB, engine
 from tests.contract import driver
 from tests.decoding.table_models import TableTarget, table
@@ -107,20 +105,6 @@ def test_greedy_output_is_that_of_plain_decoding_and_comes_sooner(seed, knobs):
         assert found.output_ids == plain.output_ids
         assert found.n_target_passes < plain.n_target_passes
         assert found.drafted_per_step[0] > 1  # the prompt's last row is known before the first step
-
-
-def test_a_replay_with_enough_candidates_takes_the_live_steps(make_target):
-    target, drafter = make_target(), ready(capacity=8)
-    prompt = np.random.default_rng(3).integers(0, 6, 30)
-    live = engine(target).decode(prompt, drafter, max_new_tokens=40)
-    output = np.array(live.output_ids)
-    recorded = RecordedTarget(VOCAB, 40)
-    recorded.load(output, record_output(target, prompt, output, top=9).candidates)
-    learner = PathLearner(name="logitspec", inner=drafter, target=recorded)
-    replayed = engine(recorded).decode(prompt, learner, max_new_tokens=40)
-    assert replayed.committed_per_step == live.committed_per_step
-    assert replayed.drafted_per_step == live.drafted_per_step
-    assert max(live.committed_per_step) > 1
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from specbench.errors import CaseFailed, ConfigurationError, NeedsNotMet
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from specbench.replay.recorded_target import RecordedTarget
-from specbench.replay.replay_kind import replay_kind
+from specbench.replay.replayer import replay_kind
 from tests.conftest import CARRIERS, VOCAB, side_by_side, tiny_model
 from tests.models.test_target import branch
 

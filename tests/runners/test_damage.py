@@ -26,7 +26,7 @@ from tests.small_run import run_here
 
 FILES = (
     *(records.MANIFEST, records.CASES, records.ERRORS, records.DISTURBED, records.DIALOGUE),
-    *(records.CANDIDATES, records.STEPS_LOG, records.SUMMARY),
+    *(records.STEPS_LOG, records.SUMMARY),
 )
 VALUES = (
     *(None, True, -1, 0, 1, 2.5, -0.5, "", "x", [], {}, [[]], [1, "x"], {"a": 1}, 10**25, 10**400),
@@ -37,7 +37,7 @@ RAW = {'"HALF"': '"\\ud800"', '"DEEP"': "[" * 100_000 + "]" * 100_000, '"DIGITS"
 
 @pytest.fixture(scope="module")
 def typed(small):
-    return [*small, "dataset.limit=2", "record=true", "measure.rerun_share=1"]
+    return [*small, "dataset.limit=2", "measure.rerun_share=1"]
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,8 @@ import pytest
 from methods.suffix_decoding import SuffixDecoding
 from runners import replay
 from specbench.config.hydra_errors import translate_hydra_error
-from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused, SpecBenchError
+from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
 from specbench.replay.cost_surface import CostSurface, Grid
-from specbench.replay.replayer import Replayer
 from specbench.results import records
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
@@ -40,9 +39,9 @@ LABELS += ("random_drafts", "oracle", "union")
 
 @pytest.fixture(scope="module")
 def live(small, tmp_path_factory):
-    """The live run of the tiny model, every label and two repeats, with candidates."""
+    """The live run of the tiny model, every label and two repeats."""
     out = tmp_path_factory.mktemp("live") / "run"
-    assert run_here([*small, COMPARE, "repeats=2", "record=true", f"output_dir={out}"]) == 0
+    assert run_here([*small, COMPARE, "repeats=2", f"output_dir={out}"]) == 0
     return out
 
 
@@ -65,16 +64,12 @@ def surface(tmp_path_factory, checkpoint):
     rows, contexts, k = np.arange(1, 130), (1, 250), (1, 8)
     tree = np.repeat((1e-3 * (2 + rows))[:, None, None], 2, axis=1)
     batch = np.full((2, 2, 2, 1), 0.5)
-    # The same for the rows of several texts together.
-    together = 1e-3 * (2 + np.arange(1, 9)[:, None] * np.array([1, 129]))
-    texts = np.repeat(together[:, :, None, None], 2, axis=2)
     found = CostSurface(
         model={"name": checkpoint.name, "device": "cpu", "dtype": "float64"},
         machine={"hardware": {"cpu": "a CPU", "gpus": []}},
         prefill=Grid({"context": contexts}, 1e-4 * np.array([[1.0], [250.0]])),
         tree=Grid({"rows": tuple(rows), "context": contexts}, tree),
         batch=Grid({"k": k, "w": (0, 8), "context": contexts}, batch),
-        texts=Grid({"texts": range(1, 9), "rows": (1, 129), "context": contexts}, texts),
     )
     path = tmp_path_factory.mktemp("surface") / "surface.json"
     found.write(path)
@@ -175,120 +170,39 @@ def test_costs_of_another_engine_than_the_recording_are_noted(again, surface, tm
     assert "recorded in float64, and costs measured in float64 of bfloat16 weights" in note
 
 
-def test_groups_take_each_texts_own_steps_and_a_pass_for_all(live, again, surface):
-    code, out = again(f"runner.surface={surface}", "batch.size=2")
-    assert code == 0
-    found, alone = records.read_records(out)[0], first_repeat(live)
-    assert all(steps(out)[key] == alone[key] for key in steps(out))
-    groups = {}
-    for record in found:
-        groups.setdefault((record.label, record.unit, record.turn), []).append(record)
-    assert {len(group) for group in groups.values()} == {1, 2}
-    for group in groups.values():
-        longest = max(record.n_target_passes for record in group)
-        rows = sum(record.n_target_passes + record.n_drafted for record in group)
-        passes = 2e-3 * longest + 1e-3 * rows
-        decode_s = max(record.decode_s for record in group)
-        assert passes < decode_s < passes + 0.1 + 1e-3 * rows
-        full = min(record.n_target_passes for record in group)
-        assert {record.batch.full_s > 0 for record in group} == {full > 0}
-    with pytest.raises(ConfigurationError, match=r"runner\.surface=FILE"):
-        again("batch.size=2", out="without")
-    learnt = again(
-        f"runner.surface={surface}",
-        "batch.size=2",
-        "compare=[{method: cacheback, state_scope: run}]",
-        out="run",
-    )
-    assert (
-        "state_scope=prompt"
-        in jsonl.read_json(learnt[1] / records.MANIFEST)["left_out"]["cacheback"]
-    )
-
-
-def test_a_learner_of_logits_sees_its_own_text_in_a_group(again, surface):
-    """Also in second turns, which only some of a group's cases have."""
-    learner = "compare=[{method: token_recycling, state_scope: prompt}]"
-    typed = (f"runner.surface={surface}", learner)
-    alone = steps(again(*typed, out="alone")[1])
-    assert steps(again(*typed, "batch.size=2")[1]) == alone
-    assert any(key[2] for key in alone)
-
-
-def test_a_text_that_fails_leaves_its_group_alone(live, again, surface, monkeypatch):
-    alone = again(f"runner.surface={surface}", out="alone")[1]
-    case = records.read_records(alone)[0][0].case_id
-    inner = Replayer._load
-
-    def damaged(self, seat, drafter, turn, **named):
-        if (drafter.name, turn.case_id) == ("pld", case):
-            raise SpecBenchError("a damaged file")
-        return inner(self, seat, drafter, turn, **named)
-
-    monkeypatch.setattr(Replayer, "_load", damaged)
-    code, out = again(f"runner.surface={surface}", "batch.size=2")
-    assert code == 1
-    found, _ = records.read_records(out)
-    failed = {r.key for r in found if r.status == "failed"}
-    assert failed == {r.key for r in found if (r.label, r.case_id) == ("pld", case)}
-    wanted = steps(alone)
-    assert all(value == wanted[key] for key, value in steps(out).items() if key not in failed)
-
-
-def test_a_budget_of_all_texts_is_replayed_as_they_were_decoded(small, again, surface, tmp_path):
-    entry = f"{{method: adaptive, policy: marginal, surface: '{surface}'}}"
-    typed = [f"compare=[{entry}]", "batch.size=2"]
-    joint = [*typed, "batch.budget=global"]
-    assert run_here([*small, *joint, f"output_dir={tmp_path / 'joint'}"]) == 0
-    code, out = again(f"runner.surface={surface}", *joint)
-    assert code == 0
-    made = {key: found for key, found in steps(tmp_path / "joint").items() if key in steps(out)}
-    assert made == steps(out) and sum(drafted for _, drafted, *_ in made.values())
-    assert again(f"runner.surface={surface}", *typed, out="alone")[0] == 0
-    assert steps(tmp_path / "alone") != made, "a text's steps depend on its neighbours'"
-    with pytest.raises(ConfigurationError, match="no method of this run"):
-        again(f"runner.surface={surface}", "batch.size=2", "batch.budget=global", out="none")
-
-
-def test_token_recycling_is_replayed_and_labelled_approximate(again):
-    code, out = again("compare=[token_recycling]")
-    assert code == 0
-    done = [r for r in records.read_records(out)[0] if r.label == "token_recycling"]
-    assert {r.drafter["replay"] for r in done} == {"approximate"}
-    assert any(max(r.committed_per_step, default=0) > 1 for r in done)
-    notes = jsonl.read_json(out / records.SUMMARY)["notes"]
-    assert any(note.startswith("token_recycling: APPROXIMATE") for note in notes)
-
-
-@pytest.mark.parametrize("method", ["lookahead", "jacobi"])
-def test_methods_that_need_the_model_are_refused(again, method):
-    with pytest.raises(NeedsNotMet, match=f"method={method} needs .*cannot be replayed") as refusal:
-        again(f"compare=[{method}]", "strict=true")
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "lookahead",
+        "jacobi",
+        "token_recycling",
+        "logitspec",
+        "racer",
+        "{method: union, drafters: [pld, token_recycling]}",
+    ],
+)
+def test_methods_that_need_the_model_are_tried_live(again, typed):
+    refused = r"needs .*cannot be replayed and is tried live: type runner=offline"
+    with pytest.raises(NeedsNotMet, match=refused) as refusal:
+        again(f"compare=[{typed}]", "strict=true")
     assert refusal.value.exit_code == 2
+
+
+def test_texts_are_replayed_one_at_a_time(again, surface):
+    with pytest.raises(ConfigurationError, match=r"Type batch.size=1, or runner=offline") as error:
+        again(f"runner.surface={surface}", "batch.size=2")
+    assert error.value.exit_code == 2
 
 
 def test_plain_decoding_alone_is_recorded_for_replays(small, tmp_path):
     """By hand, and as the first half of a replay."""
-    base = [*small, f"paths.results={tmp_path}", "dataset.limit=1", "record=true"]
+    base = [*small, f"paths.results={tmp_path}", "dataset.limit=1"]
     base += ["generation.max_new_tokens=6"]
     assert run_here([*base, "method=ar", f"output_dir={tmp_path}/by_hand"]) == 0
     replay = ["runner=replay", "runner.traces=record", f"output_dir={tmp_path}/replay"]
-    assert run_here([*base, "method=token_recycling", *replay]) == 0
-    (made,) = (tmp_path / "recorded").glob("*/candidates.jsonl")
-    by_hand = (tmp_path / "by_hand" / "candidates.jsonl").read_text()
-    assert made.read_text() == by_hand != ""
-
-
-def test_candidates_that_are_not_there_are_asked_for(again, live):
-    kept = (live / records.CANDIDATES).read_bytes()
-    (live / records.CANDIDATES).unlink()
-    try:
-        with pytest.raises(NeedsNotMet, match="record=true"):
-            again("compare=[token_recycling]", "strict=true")
-    finally:
-        (live / records.CANDIDATES).write_bytes(kept)
-    with pytest.raises(NeedsNotMet, match="learn_prompt=false"):
-        again("compare=[{method: token_recycling, learn_prompt: true}]", "strict=true")
+    assert run_here([*base, *replay]) == 0
+    (made,) = (tmp_path / "recorded").glob("*")
+    assert steps(made) == steps(tmp_path / "by_hand") != {}
 
 
 @pytest.mark.parametrize(
@@ -465,17 +379,6 @@ def test_recorded_values_are_checked_as_typed_ones_are(again, foreign, group, ke
     error = translate_hydra_error(caught.value)
     assert error is not None and error.exit_code == 2
     assert "foreign" in str(error) and key in str(error)
-
-
-def test_a_recording_of_a_learner_s_own_run_can_be_replayed(small, tmp_path, capsys):
-    """Likeliest tokens are kept along plain decoding, whose text the learner's own is."""
-    typed = [*small, "dataset.limit=2", "compare=[token_recycling]"]
-    assert run_here([*typed, "record=true", f"output_dir={tmp_path}/live"]) == 0
-    traces = f"runner.traces={tmp_path}/live"
-    assert run_here([*typed, "runner=replay", traces, f"output_dir={tmp_path}/again"]) == 0
-    done, _ = records.read_records(tmp_path / "again")
-    assert {r.status for r in done} == {"ok"}
-    assert sum(r.label == "token_recycling" for r in done) == sum(r.label == "ar" for r in done)
 
 
 def test_a_speedup_above_its_mat_is_explained(again, surface, monkeypatch):

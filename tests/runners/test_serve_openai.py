@@ -357,7 +357,7 @@ def test_the_manifest_says_who_answered_and_the_key_is_written_nowhere(
         (["compare=[{speculation: mtp}]"], "base_url"),
         (["compare=[{speculation: mtp, base_ulr: x}]"], "base_url"),
         (["measure=phases"], "phases"),
-        (["record=true"], "record"),
+        (["record=states"], "record"),
     ],
     ids=str,
 )
