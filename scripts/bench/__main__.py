@@ -52,7 +52,7 @@ SECTIONS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, "scripts.bench")
     commands = parser.add_subparsers(dest="section", metavar="SECTION", required=True)
     for name, module in SECTIONS.items():
         command = add_command(commands, name, module.__doc__ or "")

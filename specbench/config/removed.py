@@ -41,6 +41,18 @@ REMOVED = (
         "it is called budgets now, one key for all labels; type budgets=published where it was "
         "false, and leave it out where it was true",
     ),
+    Removed(
+        "key",
+        "record=true",
+        "every greedy run can be replayed without it; leave it out, or type record=states to "
+        "replay trained heads",
+    ),
+    Removed(
+        "command",
+        "scripts.bench predicted_pairs",
+        "type python -m analysis.residuals LIVE REPLAY --keep, which states the error of a "
+        "surface's predictions",
+    ),
 )
 
 
