@@ -156,7 +156,7 @@ class CaseRecord:
         timing: where the times come from: ``measured``; ``predicted`` by a cost surface (the
             target's part; drafting is measured); ``none``: a replay without a surface, all zero.
         prediction_error: of predicted times, the relative error of the label's speedup that is not
-            from the choice of prompts (`specbench.replay.prediction_error`); intervals hold it.
+            from the choice of prompts (`specbench.results.prediction_error`); intervals hold it.
         phase_s: seconds by phase, only under ``measure=phases``.
         drafter: what the drafter counted in the turn, in its own words (``Drafter.report``):
             forwards of a draft model, age of a store, which row of a step won.

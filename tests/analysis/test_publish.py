@@ -62,7 +62,6 @@ def by_label(fake):
 
 
 def test_each_label_is_a_run_of_the_folder_s_group_with_flat_numbers_and_its_cases(run, fake):
-    (run.path / "candidates.jsonl").write_text("{}\n")
     said = publish.publish(run, {"mode": "offline", "project": "p", "tags": ["mine"]})
     assert "wandb sync" in said
     sent = by_label(fake)
@@ -72,7 +71,7 @@ def test_each_label_is_a_run_of_the_folder_s_group_with_flat_numbers_and_its_cas
     assert {each.arguments["group"] for each in fake} == {"job"}
     assert {each.arguments["resume"] for each in fake} == {"allow"}
     assert len({each.arguments["id"] for each in fake}) == 4
-    assert {"manifest.json", "cases.jsonl", "candidates.jsonl"} <= set(fake[0].files)
+    assert {"manifest.json", "cases.jsonl"} <= set(fake[0].files)
     assert not any(each.files for each in fake[1:]), "the records are sent once"
     assert all(each.finished and each.summary["complete"] for each in fake)
     assert all({"figures/mat", "figures/speedup"} <= each.logged.keys() for each in fake)

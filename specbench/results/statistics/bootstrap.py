@@ -6,7 +6,7 @@ The error of a ratio's logarithm has up to three parts, whose variances add up:
   for stratified samples: of a category's n prompts, n - 1 are drawn with replacement and weighted
   by n / (n - 1). Degrees of freedom: prompts beyond one per category.
 - Predictions: the variance of what a cost surface misses, as it was measured over settings that
-  were run and predicted (:mod:`specbench.replay.prediction_error`); it is known beforehand.
+  were run and predicted (:mod:`specbench.results.prediction_error`); it is known beforehand.
 - Repeats, where a run has R > 1 of them: the variance of the R logarithms, each over all prompts,
   divided by R; R - 1 degrees of freedom. Prompts and repeats are crossed, so the timing noise of a
   single turn is in both parts: the sum errs on the wide side (as Owen 2007, "The pigeonhole
