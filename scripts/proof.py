@@ -28,6 +28,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
+
 from analysis.runs.command import parser_of
 from specbench.config.removed import REMOVED, Removed
 from specbench.paths import PROJECT
