@@ -9,19 +9,13 @@ runs all its jobs and exits with the highest code.
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import TYPE_CHECKING
 
-from runners.launch import child_process, stopping
+from runners.launch import stopping
 
 if __name__ == "__main__":
     stopping.end_at_once()  # what is imported next takes a second
-    other = ("-", "advise", "runner=", "server=", "experiment=", "hydra")  # may be no such job
-    if not any(typed.startswith(other) for typed in sys.argv[1:]):
-        child_process.start_ahead("runners.session.loading")
-if __name__ != "run":  # in a job's own process, too
-    gc.disable()  # what is imported stays: to walk it again and again takes a quarter of the time
 
 import hydra
 
@@ -30,10 +24,6 @@ from specbench.config import removed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-if __name__ != "run":
-    gc.freeze()
-    gc.enable()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")

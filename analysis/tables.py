@@ -7,15 +7,11 @@ Runs of an experiment become the table or figure of the paper that it stands for
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-if __name__ == "__main__":
-    gc.disable()  # what is imported stays: to walk it again and again takes a sixth of the time
 
 import pandas as pd
 from rich.console import Console
@@ -177,6 +173,4 @@ def _text(form: str, pages: Sequence[_Page], wide: bool) -> str:
 
 
 if __name__ == "__main__":
-    gc.freeze()
-    gc.enable()
     sys.exit(main())

@@ -6,7 +6,6 @@ visits all points in a new order, so that a drift of the machine spreads over th
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -44,6 +43,7 @@ from specbench.results.records import SURFACE
 from specbench.results.statistics.roofline import number_format
 from specbench.storage import jsonl
 from specbench.system import cuda_settings, environment
+from specbench.system.clock import collector_at_rest
 from specbench.system.noted import Machine
 
 ROUNDS = "rounds.jsonl"
@@ -216,8 +216,6 @@ def _measure(
     )
     manifest.model = model
     rng = np.random.default_rng(config.seed)
-    gc.collect()
-    gc.freeze()
     # A batch layout is captured at its first pass, once per bucket of keys: warming up captures
     # just those that are measured.
     graphs = isinstance(target, GraphTarget)
@@ -227,7 +225,8 @@ def _measure(
         kinds["batch"] = _batch_round(target, grid, rng)
     if grid.texts and not graphs:  # no graph holds several texts
         kinds["texts"] = _texts_round(target, grid, rng)
-    found = _rounds(job.folder / ROUNDS, kinds, grid, warm_all=graphs)
+    with collector_at_rest():
+        found = _rounds(job.folder / ROUNDS, kinds, grid, warm_all=graphs)
     samples = {kind: np.stack([x["pass_s"] for x in found[kind]], axis=-1) for kind in kinds}
     contexts, batch_contexts = tuple(grid.contexts), tuple(grid.batch_contexts)
     prefill = np.stack([line["prefill_s"] for line in found["tree"]], axis=-1)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runners.job import Entry, Job
-from runners.runner import Runner, uncollected
+from runners.runner import Runner
 from runners.session.live import run_live
 from runners.session.speculation import LOOPS
 from specbench.config.draft import draft_weights
@@ -39,8 +39,8 @@ class Hf(Runner):
 
     def run(self, job: Job) -> int:
         job = replace(job, entries=(*job.entries, *_peers(job)))
-        with uncollected():  # torch and transformers, in the child alone
-            from runners.session.transformers_session import load_transformers_session
+        # torch and transformers, in the child alone
+        from runners.session.transformers_session import load_transformers_session
 
         return run_live(job, load_transformers_session)
 

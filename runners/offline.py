@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runners.job import Job
-from runners.runner import Runner, uncollected
+from runners.runner import Runner
 from runners.session.live import run_live
 
 
@@ -11,7 +11,6 @@ class Offline(Runner):
     """``runner=offline``."""
 
     def run(self, job: Job) -> int:
-        with uncollected():
-            from runners.session.loading import load_session  # torch, in the child alone
+        from runners.session.loading import load_session  # torch, in the child alone
 
         return run_live(job, load_session)

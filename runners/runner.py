@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -16,20 +14,6 @@ from specbench.data.cases import Case
 from specbench.errors import DatasetError
 from specbench.models import loading
 from specbench.results import console
-
-
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Around heavy imports: what they make stays, and the collector would walk it again and again.
-
-    That takes a quarter of their time. Later collections pass it over, too.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 class Runner:

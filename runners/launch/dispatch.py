@@ -19,10 +19,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Entry, Job, refuse_doubled
-from runners.launch import added, prerequisites, stopping
+from runners.launch import added, prerequisites, stopping, sweep
 from runners.launch.child_process import run_in_child
 from runners.launch.publish import publish
-from runners.launch.sweep import JobOutcome, arrived, finish_sweep
 from runners.run_folder import folder
 from runners.run_folder.manifest import check_questions
 from runners.runner import Runner
@@ -82,7 +81,6 @@ def run_application(main: Callable[[], Any]) -> int:
     Nothing that a user can cause ends in a traceback: composition errors of Hydra and OmegaConf
     are translated like ours. ``HYDRA_FULL_ERROR=1`` shows the traceback all the same.
     """
-    arrived.clear()
     verbose = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints and exits by itself, with 1
     code = 0
@@ -92,15 +90,18 @@ def run_application(main: Callable[[], Any]) -> int:
                 main()
             except Exception as error:
                 code, _ = _report(error, verbose)
-            finish_sweep([*arrived.values()])
+            ended = sweep.outcomes()
+            sweep.finish(ended)
     except KeyboardInterrupt as stop:
         code = stopping.exit_code(stop)
         stopping.say(code - 128)
         return code
-    return max(code, *arrived.values(), 0)
+    finally:
+        sweep.forget()
+    return max([code, *(outcome.code for outcome in ended)])
 
 
-def run_job(cfg: DictConfig) -> JobOutcome:
+def run_job(cfg: DictConfig) -> int:
     """Run one job of Hydra's; errors are reported here so that a sweep goes on.
 
     Raises:
@@ -114,7 +115,9 @@ def run_job(cfg: DictConfig) -> JobOutcome:
         code = execute(own, invocation, claimed=folders.append)
     except Exception as error:
         code, words = _report(error)
-    return JobOutcome(code, invocation.overrides, folders[0] if folders else None, words)
+    place = folders[0] if folders else None
+    sweep.keep(sweep.Outcome(code, invocation.overrides, place, words))
+    return code
 
 
 def execute(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import functools
 import os
 import signal
 import sys
@@ -45,34 +44,31 @@ def end_at_once() -> None:
     _install(_end)
 
 
-def unwind_once() -> None:
-    """From now on a stop signal raises `Interrupted`, and those behind it are passed over."""
+def listen() -> None:
+    """From now on a stop signal raises `Interrupted`, and those behind it are passed over.
+
+    So what the first one unwinds is left in order.
+    """
     _heard.clear()
+    sys.unraisablehook = _swallowed
     _install(_raise_once)
-    sys.unraisablehook = functools.partial(_swallowed, sys.unraisablehook)
 
 
 def pass_over() -> None:
-    """From now on stop signals do nothing."""
+    """From now on stop signals do nothing, if `listen` was called before."""
     # Not SIG_IGN: Python prints a traceback where one of them has already arrived.
-    _install(_nothing)
+    _heard.append(0)
 
 
 @contextlib.contextmanager
-def unwinding(*, again: bool = False) -> Iterator[None]:
-    """Inside, a stop signal raises `Interrupted` (in the main thread; elsewhere nothing changes).
-
-    Args:
-        again: a second one raises, too; else it is passed over, and what the first one unwinds is
-            left in order.
-    """
+def unwinding() -> Iterator[None]:
+    """`listen` inside, if this is the main thread (elsewhere nothing changes)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     hook, heard = sys.unraisablehook, [*_heard]
-    sys.unraisablehook = functools.partial(_swallowed, hook)
-    _heard.clear()
-    previous = _install(_raise if again else _raise_once)
+    previous = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
+    listen()
     try:
         yield
     finally:
@@ -82,24 +78,14 @@ def unwinding(*, again: bool = False) -> Iterator[None]:
         _heard[:] = heard
 
 
-@contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Inside, stop signals wait; a process that is started inherits that, see `release`."""
-    hold()
-    try:
-        yield
-    finally:
-        release()
-
-
 def hold() -> None:
-    """Have stop signals wait, for good at a process's end: there Python drops its handlers."""
+    """Have stop signals wait, also in a process that is started; for good at a process's end."""
     if _CAN_WAIT:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def release() -> None:
-    """Let stop signals through that `held_back` made wait."""
+    """Let stop signals through that `hold` made wait."""
     if _CAN_WAIT:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
@@ -112,14 +98,10 @@ def say(signum: int) -> None:
         sys.stderr.flush()
 
 
-def _install(handler: Handler) -> dict[signal.Signals, Any]:
-    """The handlers that were there; under nohup, SIGHUP is ignored, and stays so."""
-    heard = [s for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
-    return {signum: signal.signal(signum, handler) for signum in heard}
-
-
-def _raise(signum: int, frame: FrameType | None) -> NoReturn:
-    raise Interrupted(signum)
+def _install(handler: Handler) -> None:
+    for signum in STOP_SIGNALS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as SIGHUP is under nohup
+            signal.signal(signum, handler)
 
 
 def _raise_once(signum: int, frame: FrameType | None) -> None:
@@ -129,28 +111,24 @@ def _raise_once(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(signum)
 
 
-def _swallowed(hook: Callable[[Any], Any], unraisable: Any) -> None:
+def _swallowed(unraisable: Any) -> None:
     """Have a stop raised again that came within ``__del__`` or a weakref's callback."""
-    stop = unraisable.exc_value
-    if not isinstance(stop, Interrupted):
-        hook(unraisable)
+    if not isinstance(unraisable.exc_value, Interrupted):
+        sys.__unraisablehook__(unraisable)
         return
     # Not here: what is raised in this function is swallowed as well.
-    _thread.start_new_thread(_ask_again, (stop.signum,))
+    _thread.start_new_thread(_ask_again, (unraisable.exc_value.signum,))
 
 
 def _ask_again(signum: int) -> None:
     time.sleep(_AGAIN_S)
-    _heard.clear()
+    with contextlib.suppress(ValueError):
+        _heard.remove(signum)  # unless all are passed over by now
     main = threading.main_thread().ident
     if _CAN_WAIT and main is not None:
         signal.pthread_kill(main, signum)  # which wakes it, too
     else:
         signal.raise_signal(signum)
-
-
-def _nothing(signum: int, frame: FrameType | None) -> None:
-    pass
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

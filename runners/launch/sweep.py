@@ -1,49 +1,89 @@
-"""The end of a sweep: one table over its jobs, its figures, what failed and how to go on."""
+"""The end of a sweep: one table over its jobs, its figures, what failed and how to go on.
+
+A launcher may run jobs in other processes, on other machines: each leaves a file in a folder of the
+sweep's own, which is gone when the sweep has ended.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from hydra.types import RunMode
+from omegaconf import DictConfig
 
 from runners.launch.analysis_process import run_analysis
 from specbench.results import records
+from specbench.storage import jsonl
 
 
-class JobOutcome(int):
-    """The exit code of a job and what a sweep's end says of it; registers where it arrives.
-
-    A launcher may run jobs in other processes and Hydra keeps the values they return to itself.
-    They come back pickled, so unpickling is where the process that must exit learns of them.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended.
 
     Attributes:
-        overrides: what was typed for the job; a job that arrives twice is one.
+        code: its exit code.
+        overrides: what was typed for it.
         folder: where its files are, once that was known.
         error: the first line of what went wrong; "" where nothing was raised.
     """
 
-    overrides: tuple[str, ...]
-    folder: Path | None
-    error: str
-
-    def __new__(
-        cls, code: int, overrides: tuple[str, ...] = (), folder: Path | None = None, error: str = ""
-    ) -> JobOutcome:
-        outcome = super().__new__(cls, code)
-        outcome.overrides, outcome.folder, outcome.error = overrides, folder, error
-        arrived[overrides] = outcome
-        return outcome
-
-    def __reduce__(self) -> tuple[type[JobOutcome], tuple[object, ...]]:
-        return (JobOutcome, (int(self), self.overrides, self.folder, self.error))
+    code: int
+    overrides: tuple[str, ...] = ()
+    folder: Path | None = None
+    error: str = ""
 
 
-arrived: dict[tuple[str, ...], JobOutcome] = {}
+class Place(Callback):
+    """Hydra's callback that says in which folder a sweep's jobs leave their outcomes."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        _places.append(Path(config.hydra.sweep.dir, config.hydra.sweep.subdir))
 
 
-def finish_sweep(outcomes: Sequence[JobOutcome]) -> None:
+_places: list[Path] = []
+_alone: list[Outcome] = []  # of a job that is no part of a sweep
+
+
+def keep(outcome: Outcome) -> None:
+    """Keep a job's outcome for the process that must exit, which a launcher may have started."""
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.MULTIRUN:
+        path = Path(hydra.runtime.output_dir) / f"{hydra.job.num:06d}.json"
+        jsonl.write_json(
+            path, {**asdict(outcome), "folder": outcome.folder and str(outcome.folder)}
+        )
+    else:
+        _alone.append(outcome)
+
+
+def outcomes() -> list[Outcome]:
+    """The outcomes of this process's job, or of its sweep's jobs in their order."""
+    found = [*_alone]
+    for path in sorted(file for place in _places for file in place.glob("*.json")):
+        line = jsonl.read_json(path)
+        folder = line["folder"] and Path(line["folder"])
+        found.append(Outcome(line["code"], tuple(line["overrides"]), folder, line["error"]))
+    return found
+
+
+def forget() -> None:
+    """Remove what `keep` kept."""
+    for place in _places:
+        shutil.rmtree(place, ignore_errors=True)
+    _places.clear()
+    _alone.clear()
+
+
+def finish(outcomes: Sequence[Outcome]) -> None:
     """Print the table of all jobs, draw and write what belongs to it, and say what failed."""
     if len(outcomes) < 2:
         return
@@ -59,7 +99,7 @@ def finish_sweep(outcomes: Sequence[JobOutcome]) -> None:
     elif measured:
         run_analysis("sweep", *measured, "-o", _home(measured, varied))
     for outcome in outcomes:
-        if outcome:
+        if outcome.code:
             sys.stdout.write(_failure(outcome, varied))
     if len(done) < len(outcomes):
         sys.stdout.write(
@@ -69,7 +109,7 @@ def finish_sweep(outcomes: Sequence[JobOutcome]) -> None:
     sys.stdout.flush()
 
 
-def _typed(outcome: JobOutcome) -> dict[str, str]:
+def _typed(outcome: Outcome) -> dict[str, str]:
     pairs = (override.lstrip("+").partition("=") for override in outcome.overrides)
     return {key: value for key, _, value in pairs}
 
@@ -88,7 +128,7 @@ def _home(folders: Sequence[Path], varied: Sequence[str]) -> Path:
     return Path(os.path.commonpath([folder.parent for folder in folders])) / name
 
 
-def _failure(outcome: JobOutcome, varied: Sequence[str]) -> str:
+def _failure(outcome: Outcome, varied: Sequence[str]) -> str:
     typed = _typed(outcome)
     job = " ".join(f"{key}={typed[key]}" for key in varied if key in typed) or "a job"
     if outcome.error:

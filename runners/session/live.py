@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import os
 import socket
@@ -30,7 +29,7 @@ from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.results.records import CaseRecord, Lossless
 from specbench.storage.jsonl import DiskError, failure
 from specbench.system import cuda_settings, environment, interference
-from specbench.system.clock import Timings
+from specbench.system.clock import Timings, collector_at_rest
 from specbench.system.interference import Interference, SystemMonitor
 
 if TYPE_CHECKING:  # they load torch, which a finished run does not need
@@ -130,9 +129,6 @@ def _measure(load: Load, run: OpenRun) -> None:
             model.audit = tolerance.to_json()
         run.save_manifest()
         session.check_heads(runs, prompts[0])
-        # What exists by now lives to the end: the collector need not walk it meanwhile.
-        gc.collect()
-        gc.freeze()
         read_layers = [i for method_run in runs for i in method_run.drafter.needs.hidden_layers]
         recorder = Recorder(job, session, read_layers) if job.config.record else None
 
@@ -147,10 +143,10 @@ def _measure(load: Load, run: OpenRun) -> None:
             reading.measure_between()
 
         try:
-            run.measure(runner, size, before_write, after_block)
-            reading.measure()
+            with collector_at_rest():
+                run.measure(runner, size, before_write, after_block)
+                reading.measure()
         finally:
-            gc.unfreeze()  # the process may live on: a notebook's
             if recorder is not None:
                 recorder.close()
             model.read_bytes_per_s = reading.bytes_per_s

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -30,13 +31,9 @@ GRID = {
 def quick():
     """Runs in this process, a small grid, no picture; garbage is left to the tests."""
 
-    class Off:
-        def __getattr__(self, name):
-            return lambda: None
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "run_in_child", in_process)
-        patch.setattr(live, "gc", Off())
+        patch.setattr(live, "collector_at_rest", nullcontext)
         patch.setattr(jobs, "GRID", GRID)
         patch.setattr(command, "run_analysis", lambda *_: 1)  # in a process of its own
         patch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)

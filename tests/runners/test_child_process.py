@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runners.launch import child_process, stopping
+from runners.launch import stopping
 from runners.launch.child_process import JobCrashed, JobRefused, run_in_child
 from tests.small_run import ROOT
 
@@ -40,12 +40,6 @@ def crash(text):
 def environ(name):
     return int(os.environ[name])
 
-def pid(_):
-    return os.getpid()
-
-def holds(module):
-    return int(module in sys.modules)
-
 def die(_):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -69,14 +63,11 @@ def show_progress(text):
 
 MAIN = """
 import sys
-from runners.launch.child_process import run_in_child, start_ahead
+from runners.launch.child_process import run_in_child
 from specbench.errors import SpecBenchError
 import work
 if __name__ == "__main__":
     name, argument = sys.argv[1:]
-    if name == "none":
-        start_ahead("work")
-        sys.exit(0)
     try:
         argument = int(argument) if argument.isdigit() else argument
         sys.exit(run_in_child(getattr(work, name), argument))
@@ -137,40 +128,6 @@ def test_how_the_child_ends_comes_back(script, monkeypatch, tmp_path):
         run_in_child(work.crash, "boom")
     with pytest.raises(JobCrashed, match="killed by SIGKILL"):
         run_in_child(work.die, "now")
-
-
-def test_what_was_started_ahead_does_the_first_work(script, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    import work
-
-    child_process.start_ahead("colorsys")
-    (ahead,) = child_process._ahead
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # as `run_application` does meanwhile
-    assert run_in_child(work.pid, 0) == ahead.process.pid
-    assert run_in_child(work.pid, 0) != ahead.process.pid
-    for module, is_there in (("colorsys", 1), ("specbench.no_such_module", 0)):
-        child_process.start_ahead(module)
-        assert run_in_child(work.holds, module) == is_there
-
-
-def test_what_began_in_another_environment_does_no_work(script, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    import work
-
-    child_process.start_ahead("colorsys")
-    (ahead,) = child_process._ahead
-    assert run_in_child(work.environ, "SET_LATER", {"SET_LATER": "4"}) == 4
-    assert not ahead.process.is_alive() and not child_process._ahead
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
-    child_process.start_ahead("colorsys")
-    assert not child_process._ahead  # there it would only take this process's time
-
-
-def test_what_was_started_ahead_ends_with_a_process_that_has_no_work(script):
-    output, _ = (process := script("none", "")).communicate(timeout=30)
-    assert (process.returncode, output) == (0, "")
 
 
 def test_the_child_dies_with_its_parent(script, tmp_path):
@@ -247,7 +204,7 @@ def swallow():
 class Plain: pass
 
 try:
-    with stopping.unwinding(again=sys.argv[2] == "again"):
+    with stopping.unwinding():
         swallow()
         print("swallowed", flush=True)
         while True:
@@ -259,9 +216,8 @@ except stopping.Interrupted as stop:
 
 
 @pytest.mark.parametrize("where", ["del", "weakref"])
-@pytest.mark.parametrize("how", ["once", "again"])
-def test_a_stop_that_python_swallows_stops_all_the_same(environment, where, how):
-    command = [sys.executable, "-c", SWALLOWED, where, how]
+def test_a_stop_that_python_swallows_stops_all_the_same(environment, where):
+    command = [sys.executable, "-c", SWALLOWED, where]
     done = subprocess.run(
         command, env=environment, cwd=ROOT, timeout=60, capture_output=True, text=True
     )
@@ -326,5 +282,7 @@ def test_where_the_system_has_fewer_signals_those_it_has_stop_a_run(monkeypatch)
         patch.delattr(signal, "pthread_sigmask")
         names = runpy.run_path(str(ROOT / "runners" / "launch" / "stopping.py"))
     assert set(names["STOP_SIGNALS"]) == {signal.SIGINT, signal.SIGTERM}
-    with names["held_back"](), pytest.raises(names["Interrupted"]), names["unwinding"]():
+    names["hold"]()
+    names["release"]()
+    with pytest.raises(names["Interrupted"]), names["unwinding"]():
         signal.raise_signal(signal.SIGTERM)

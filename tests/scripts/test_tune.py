@@ -1,6 +1,7 @@
 """`scripts/tune.py` on the tiny model: every method by the same effort, files for conf/pair."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from omegaconf import OmegaConf
@@ -24,14 +25,10 @@ def here(monkeypatch):
     from runners.launch import dispatch
     from runners.session import live
 
-    class Off:
-        def __getattr__(self, name):
-            return lambda: None
-
     monkeypatch.setattr(dispatch, "run_in_child", in_process)
     monkeypatch.setattr(jobs, "GRID", SMALL_GRID)
     monkeypatch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)
-    monkeypatch.setattr(live, "gc", Off())
+    monkeypatch.setattr(live, "collector_at_rest", nullcontext)
 
 
 @pytest.mark.slow  # a recording, a surface and three rounds of runs
