@@ -38,7 +38,7 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal -p tests.gpu_rules.cuda_lines
 
-.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-others bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures check-verifiers gpu-check gpu-lines gpu-steps clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-others bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures gpu-check gpu-lines gpu-steps clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -123,9 +123,6 @@ train-heads: $(STAMP) ## Train heads by the earlier recipe (docs/draft_model.md)
 
 check-architectures: $(STAMP) ## Which of transformers' architectures decode here: docs/architectures.md
 	ARCHITECTURES_PAGE=docs/architectures.md $(PY) -m pytest -q tests/models/test_architectures.py $(ARGS)
-
-check-verifiers: $(STAMP) ## Whether verifiers keep the target's law, and what they accept: every outcome summed
-	$(PY) -m scripts.verifier_conformance $(ARGS)
 
 gpu-lines: $(STAMP) ## Which lines only CUDA reaches, and which of them tests on a pretended GPU execute
 	$(subst -n 2 --dist worksteal,,$(PYTEST)) tests/gpu_rules $(ARGS)

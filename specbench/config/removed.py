@@ -53,6 +53,12 @@ REMOVED = (
         "type python -m analysis.residuals LIVE REPLAY --keep, which states the error of a "
         "surface's predictions",
     ),
+    Removed(
+        "target",
+        "check-verifiers",
+        "it is a test now: python -m pytest tests/decoding/test_enumerated_law.py; verifiers of "
+        "other programs are no longer checked",
+    ),
 )
 
 

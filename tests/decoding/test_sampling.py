@@ -15,7 +15,7 @@ verifier       compared with the target's distribution, for each of six settings
                tokens; p = q (with and without replacement); disjoint support. Token for
                token with plain sampling for the ninth, which is not drawn. One node of any
                such draft exactly, not by a sample
-``block``      a chain exactly (``tests/scripts/test_verifier_conformance.py``), and in the
+``block``      a chain exactly (``test_enumerated_law.py``, as the others), and in the
                engine by chi-square; the other drafts as by ``rejection``
 ``typical``    lossy: by chi-square with the distribution that it is documented to have
 =============  =============================================================================

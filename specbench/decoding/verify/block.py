@@ -3,7 +3,7 @@
 Paper: "Block Verification Accelerates Speculative Decoding", ICLR 2025, arXiv 2403.10444
     (algorithm 2).
 Upstream: none by the authors. From the text; held against full enumeration of the output law by
-    ``scripts/verifier_conformance.py``, where it accepts as much as the paper's theorem says: the
+    ``tests/decoding/test_enumerated_law.py``, where it accepts as much as the theorem says: the
     first i tokens with probability w(i), given that they were drafted.
 Rule, for a chain x(1) .. x(n) drawn from rows q(1) .. q(n), and the target's rows p(0) .. p(n)::
 
