@@ -98,7 +98,7 @@ def run_application(main: Callable[[], Any]) -> int:
         return code
     finally:
         sweep.forget()
-    return max([code, *(outcome.code for outcome in ended)])
+    return max([code, *(job["code"] for job in ended)])
 
 
 def run_job(cfg: DictConfig) -> int:
@@ -115,8 +115,7 @@ def run_job(cfg: DictConfig) -> int:
         code = execute(own, invocation, claimed=folders.append)
     except Exception as error:
         code, words = _report(error)
-    place = folders[0] if folders else None
-    sweep.keep(sweep.Outcome(code, invocation.overrides, place, words))
+    sweep.keep(code, invocation.overrides, folders[0] if folders else None, words)
     return code
 
 

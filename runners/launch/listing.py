@@ -19,7 +19,6 @@ from specbench.config.compose import option_names
 from specbench.errors import ConfigurationError, unknown_name
 
 LISTS = {"methods": "method", "models": "model", "datasets": "dataset", "experiments": "experiment"}
-_FLAG = "--list"
 _ASIDE = ("# @package", "# python ")  # lines of a head comment that do not describe
 _WIDTH = 80
 
@@ -30,17 +29,15 @@ def asked_for(arguments: Sequence[str]) -> str | None:
     Raises:
         ConfigurationError: there is no such list.
     """
-    for number, text in enumerate(arguments):
-        flag, equals, name = text.partition("=")
-        if flag == _FLAG:
-            if not equals:
-                name = next(iter(arguments[number + 1 :]), "")
-            if not name:
-                raise ConfigurationError(f"{_FLAG} needs a name. Type {_FLAG} {'|'.join(LISTS)}.")
-            if name not in LISTS:
-                raise unknown_name("list", name, LISTS)
-            return name
-    return None
+    words = " ".join(arguments).replace("--list=", "--list ").split()
+    if "--list" not in words:
+        return None
+    name = next(iter(words[words.index("--list") + 1 :]), None)
+    if name is None:
+        raise ConfigurationError(f"--list needs a name. Type --list {'|'.join(LISTS)}.")
+    if name not in LISTS:
+        raise unknown_name("list", name, LISTS)
+    return name
 
 
 def shown(arguments: Sequence[str]) -> bool:
@@ -78,22 +75,17 @@ def _method(option: str, text: str) -> list[str]:
     written = text + (ast.get_docstring(source) or "")
     arxiv = re.search(r"arXiv:?\s*(\d{4}\.\d{4,5})", written, re.I)
     unpublished = re.search(r"\bno paper\b|paper: none|blog post", written, re.I)
+    paper = arxiv[1] if arxiv else "no paper" if unpublished else ""
     classes = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)}
     described = (ast.get_docstring(classes[name]) or "") if name in classes else _described(text)
-    paper = arxiv[1] if arxiv else "no paper" if unpublished else ""
     return [paper, described.partition("\n")[0].rstrip(".")]
 
 
 def _described(text: str) -> str:
     """The first sentence of a yaml's head comment, else its id or source."""
-    head: list[str] = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            if head:
-                break
-            continue
-        if not line.startswith(_ASIDE):
-            head.append(line.lstrip("# "))
-    comment, keys = " ".join(head), yaml.safe_load(text) or {}
+    head = re.match(r"(#.*\n)*", text)
+    assert head is not None
+    lines = [line for line in head[0].splitlines() if not line.startswith(_ASIDE)]
+    comment, keys = " ".join(line.lstrip("# ") for line in lines), yaml.safe_load(text) or {}
     first = re.split(r"(?<=[.?])\s", comment)[0].rstrip(".:;")
     return first or str(keys.get("id") or keys.get("source") or "")

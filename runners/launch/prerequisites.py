@@ -39,12 +39,11 @@ def ensure(cfg: DictConfig, execute: Callable[[DictConfig], int]) -> DictConfig:
     """
     if cfg.runner.name != "replay":
         return cfg  # an experiment in the paper's size measures, whatever its small one replays
-    wanted = {
-        "traces": (cfg.runner.traces == RECORD, recording),
-        "surface": (cfg.runner.surface == MEASURE, measurement),
-    }
-    for key, (asked, describe) in wanted.items():
-        if not asked:
+    for key, asked, describe, file in (
+        ("traces", RECORD, recording, ""),
+        ("surface", MEASURE, measurement, SURFACE),
+    ):
+        if cfg.runner[key] != asked:
             continue
         job = describe(cfg)
         path = _home(cfg, job)
@@ -54,7 +53,7 @@ def ensure(cfg: DictConfig, execute: Callable[[DictConfig], int]) -> DictConfig:
             if execute(job):
                 raise SpecBenchError(f"{path} failed, which runner.{key} was to be read from.")
         cfg = cfg.copy()
-        cfg.runner[key] = str(path / SURFACE if key == "surface" else path)
+        cfg.runner[key] = str(path / file)
     return cfg
 
 

@@ -10,8 +10,7 @@ import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,10 @@ from omegaconf import DictConfig
 from runners.launch.analysis_process import run_analysis
 from specbench.results import records
 from specbench.storage import jsonl
+from specbench.storage.jsonl import JsonObject
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-        code: its exit code.
-        overrides: what was typed for it.
-        folder: where its files are, once that was known.
-        error: the first line of what went wrong; "" where nothing was raised.
-    """
-
-    code: int
-    overrides: tuple[str, ...] = ()
-    folder: Path | None = None
-    error: str = ""
+_places: list[Path] = []
+_alone: list[JsonObject] = []  # of a job that is no part of a sweep
 
 
 class Place(Callback):
@@ -49,30 +35,28 @@ class Place(Callback):
         _places.append(Path(config.hydra.sweep.dir, config.hydra.sweep.subdir))
 
 
-_places: list[Path] = []
-_alone: list[Outcome] = []  # of a job that is no part of a sweep
+def keep(code: int, overrides: Sequence[str], folder: Path | None, error: str) -> None:
+    """Keep how a job ended for the process that must exit, which may be another one.
 
-
-def keep(outcome: Outcome) -> None:
-    """Keep a job's outcome for the process that must exit, which a launcher may have started."""
+    Args:
+        code: its exit code.
+        overrides: what was typed for it.
+        folder: where its files are, once that was known.
+        error: the first line of what went wrong; "" where nothing was raised.
+    """
+    typed = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
+    outcome = {"code": code, "typed": typed, "folder": folder and str(folder), "error": error}
     hydra = HydraConfig.get()
     if hydra.mode == RunMode.MULTIRUN:
-        path = Path(hydra.runtime.output_dir) / f"{hydra.job.num:06d}.json"
-        jsonl.write_json(
-            path, {**asdict(outcome), "folder": outcome.folder and str(outcome.folder)}
-        )
+        jsonl.write_json(Path(hydra.runtime.output_dir) / f"{hydra.job.num:06d}.json", outcome)
     else:
         _alone.append(outcome)
 
 
-def outcomes() -> list[Outcome]:
-    """The outcomes of this process's job, or of its sweep's jobs in their order."""
-    found = [*_alone]
-    for path in sorted(file for place in _places for file in place.glob("*.json")):
-        line = jsonl.read_json(path)
-        folder = line["folder"] and Path(line["folder"])
-        found.append(Outcome(line["code"], tuple(line["overrides"]), folder, line["error"]))
-    return found
+def outcomes() -> list[JsonObject]:
+    """What was given to `keep` for this process's job, or for its sweep's jobs, in their order."""
+    files = sorted(file for place in _places for file in place.glob("*.json"))
+    return [*_alone, *map(jsonl.read_json, files)]
 
 
 def forget() -> None:
@@ -83,41 +67,35 @@ def forget() -> None:
     _alone.clear()
 
 
-def finish(outcomes: Sequence[Outcome]) -> None:
+def finish(ended: Sequence[JsonObject]) -> None:
     """Print the table of all jobs, draw and write what belongs to it, and say what failed."""
-    if len(outcomes) < 2:
+    if len(ended) < 2:
         return
-    varied = _varied([_typed(outcome) for outcome in outcomes])
-    done = [o for o in outcomes if o.folder is not None and (o.folder / records.DONE).exists()]
-    sys.stdout.write(f"\nsweep of {len(outcomes)} jobs: {len(done)} done\n")
-    measured = list(
-        dict.fromkeys(o.folder for o in done if o.folder and (o.folder / records.CASES).exists())
-    )
+    keys = dict.fromkeys(key for job in ended for key in job["typed"])
+    varied = [key for key in keys if len({job["typed"].get(key) for job in ended}) > 1]
+    folders = [Path(job["folder"]) for job in ended if job["folder"]]
+    done = [folder for folder in folders if (folder / records.DONE).exists()]
+    measured = [folder for folder in dict.fromkeys(done) if (folder / records.CASES).exists()]
+    sys.stdout.write(f"\nsweep of {len(ended)} jobs: {len(done)} done\n")
     sys.stdout.flush()
     if "shard" in varied:
         sys.stdout.write("parts of runs: python -m analysis.merge joins them\n")
     elif measured:
         run_analysis("sweep", *measured, "-o", _home(measured, varied))
-    for outcome in outcomes:
-        if outcome.code:
-            sys.stdout.write(_failure(outcome, varied))
-    if len(done) < len(outcomes):
+    for job in ended:
+        if job["code"]:
+            name = " ".join(f"{key}={job['typed'][key]}" for key in varied if key in job["typed"])
+            error = job["error"] or (
+                f"cases failed ({records.ERRORS}) or outputs differ from plain decoding's "
+                f"(verdict bug in {records.CASES}), in {job['folder']}"
+            )
+            sys.stdout.write(f"failed: {name or 'a job'}: {error}\n")
+    if len(done) < len(ended):
         sys.stdout.write(
             "to go on: type the same command again. Finished jobs are shown, not repeated; the "
             "others go on where they stopped.\n"
         )
     sys.stdout.flush()
-
-
-def _typed(outcome: Outcome) -> dict[str, str]:
-    pairs = (override.lstrip("+").partition("=") for override in outcome.overrides)
-    return {key: value for key, _, value in pairs}
-
-
-def _varied(typed: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys in which jobs differ, as they were typed."""
-    keys = dict.fromkeys(key for one in typed for key in one)
-    return [key for key in keys if len({one.get(key) for one in typed}) > 1]
 
 
 def _home(folders: Sequence[Path], varied: Sequence[str]) -> Path:
@@ -126,14 +104,3 @@ def _home(folders: Sequence[Path], varied: Sequence[str]) -> Path:
     words = "-".join(key.rpartition(".")[2] for key in varied)
     name = f"sweep-{words}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
     return Path(os.path.commonpath([folder.parent for folder in folders])) / name
-
-
-def _failure(outcome: Outcome, varied: Sequence[str]) -> str:
-    typed = _typed(outcome)
-    job = " ".join(f"{key}={typed[key]}" for key in varied if key in typed) or "a job"
-    if outcome.error:
-        return f"failed: {job}: {outcome.error}\n"
-    return (
-        f"failed: {job}: cases failed ({records.ERRORS}) or outputs differ from plain decoding's "
-        f"(verdict bug in {records.CASES}), in {outcome.folder}\n"
-    )

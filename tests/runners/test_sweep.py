@@ -10,7 +10,6 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from runners.launch import sweep
-from runners.launch.sweep import Outcome, finish
 from specbench.results import records
 
 
@@ -27,40 +26,52 @@ def commands(monkeypatch):
     return made
 
 
+@pytest.fixture
+def ended(tmp_path, monkeypatch):
+    """Ends a sweep: gives its outcomes, by job number, as launchers' processes leave them."""
+    node = {"sweep": {"dir": str(tmp_path), "subdir": ".ended"}, "mode": RunMode.MULTIRUN}
+    sweep.Place().on_multirun_start(OmegaConf.create({"hydra": node}))
+    (tmp_path / ".ended").mkdir()
+
+    def made(jobs):
+        for number, job in jobs:
+            at = {"runtime": {"output_dir": str(tmp_path / ".ended")}, "job": {"num": number}}
+            hydra = OmegaConf.create({**node, **at})
+            monkeypatch.setattr(HydraConfig, "get", lambda found=hydra: found)
+            sweep.keep(*job)
+        return sweep.outcomes()
+
+    yield made
+    sweep.forget()
+    assert not sweep.outcomes() and not (tmp_path / ".ended").exists()
+
+
 def job(folder: Path, *overrides, code=0, error="", done=True):
     folder.mkdir(parents=True)
     (folder / records.CASES).touch()
     if done:
         (folder / records.DONE).touch()
-    return Outcome(code, ("method=pld", *overrides), folder, error)
+    return code, ("method=pld", *overrides), folder, error
 
 
-def test_outcomes_of_jobs_in_other_processes_are_found_once_and_in_order(tmp_path, monkeypatch):
-    """A launcher's processes know Hydra's configuration, and this one the sweep's folder."""
-    node = {"sweep": {"dir": str(tmp_path), "subdir": "ended"}, "mode": RunMode.MULTIRUN}
-    sweep.Place().on_multirun_start(OmegaConf.create({"hydra": node}))
-    ended = [Outcome(2, (f"seed={n}",), None if n else Path("x"), "no such") for n in range(11)]
-    (tmp_path / "ended").mkdir()
-    for number in (10, *range(10), 3):  # a job that was put back into the queue ends twice
-        at = {"runtime": {"output_dir": str(tmp_path / "ended")}, "job": {"num": number}}
-        hydra = OmegaConf.create({**node, **at})
-        monkeypatch.setattr(HydraConfig, "get", lambda found=hydra: found)
-        sweep.keep(ended[number])
-    assert sweep.outcomes() == ended
-    sweep.forget()
-    assert not sweep.outcomes() and not list(tmp_path.iterdir())
+def test_outcomes_are_found_once_and_in_the_order_of_the_jobs(ended):
+    jobs = {n: (2, (f"+seed={n}", "~debug"), None if n else Path("x"), "no") for n in range(11)}
+    numbers = (10, *range(10), 3)  # one was put back into the queue, and ended twice
+    found = ended((n, jobs[n]) for n in numbers)
+    assert [outcome["typed"] for outcome in found] == [{"seed": str(n)} for n in range(11)]
+    assert found[0] == {"code": 2, "typed": {"seed": "0"}, "folder": "x", "error": "no"}
 
 
-def test_one_job_is_no_sweep(commands, tmp_path, capsys):
-    finish([job(tmp_path / "one")])
+def test_one_job_is_no_sweep(ended, commands, tmp_path, capsys):
+    sweep.finish(ended([(0, job(tmp_path / "one"))]))
     assert not commands
     assert not capsys.readouterr().out
 
 
-def test_a_sweep_is_summarized_beside_its_jobs_and_always_there(commands, tmp_path, capsys):
-    jobs = [job(tmp_path / f"pld-{n}", f"method.num_tokens={n}") for n in (1, 2)]
-    finish(jobs)
-    finish(jobs[::-1])
+def test_a_sweep_is_summarized_beside_its_jobs_and_always_there(ended, commands, tmp_path, capsys):
+    found = ended((n, job(tmp_path / f"pld-{n}", f"method.num_tokens={n}")) for n in (1, 2))
+    sweep.finish(found)
+    sweep.finish(found[::-1])
     (first, second) = commands
     assert first[:3] == [sys.executable, "-m", "analysis.sweep"]
     assert first[3:5] == [str(tmp_path / "pld-1"), str(tmp_path / "pld-2")]
@@ -71,19 +82,20 @@ def test_a_sweep_is_summarized_beside_its_jobs_and_always_there(commands, tmp_pa
     assert "sweep of 2 jobs: 2 done" in capsys.readouterr().out
 
 
-def test_failed_jobs_are_named_by_what_was_varied_and_how_to_go_on(commands, tmp_path, capsys):
+def test_failed_jobs_are_named_by_what_was_varied_and_how_to_go_on(
+    ended, commands, tmp_path, capsys
+):
+    def tokens(n):
+        return (f"method.num_tokens={n}", "seed=5")
+
     killed = "the measuring process was killed by SIGKILL."
-    two = job(
-        tmp_path / "b", "method.num_tokens=2", "seed=5", code=1, error=killed, done=False
-    )  # fmt: skip
-    finish(
-        [
-            job(tmp_path / "a", "method.num_tokens=1", "seed=5"),
-            two,
-            job(tmp_path / "c", "method.num_tokens=3", "seed=5", code=1),
-            Outcome(2, ("method=pld", "method.num_tokens=0", "seed=5"), None, "at least 1"),
-        ]
-    )
+    jobs = [
+        job(tmp_path / "a", *tokens(1)),
+        job(tmp_path / "b", *tokens(2), code=1, error=killed, done=False),
+        job(tmp_path / "c", *tokens(3), code=1),
+        (2, ("method=pld", *tokens(0)), None, "at least 1"),
+    ]
+    sweep.finish(ended(enumerate(jobs)))
     out = capsys.readouterr().out
     assert "sweep of 4 jobs: 2 done" in out
     assert f"failed: method.num_tokens=2: {killed}\n" in out
@@ -95,9 +107,13 @@ def test_failed_jobs_are_named_by_what_was_varied_and_how_to_go_on(commands, tmp
     assert commands[0][3:5] == [str(tmp_path / "a"), str(tmp_path / "c")]
 
 
-def test_jobs_that_measured_nothing_or_parts_of_a_run_have_no_table(commands, tmp_path, capsys):
-    finish([Outcome(2, (f"seed={n}",), None, "no such model") for n in (1, 2)])
-    assert "failed: seed=1: no such model" in capsys.readouterr().out
-    finish([job(tmp_path / f"{i}", f"shard={i}/2") for i in range(2)])
-    assert "python -m analysis.merge" in capsys.readouterr().out
+def test_a_sweep_without_one_measured_job_has_no_table(ended, commands, capsys):
+    sweep.finish(ended((n, (2, (f"seed={n}",), None, "no such model")) for n in (1, 2)))
     assert not commands
+    assert "failed: seed=1: no such model" in capsys.readouterr().out
+
+
+def test_parts_of_one_run_are_joined_not_compared(ended, commands, tmp_path, capsys):
+    sweep.finish(ended((i, job(tmp_path / f"{i}", f"shard={i}/2")) for i in range(2)))
+    assert not commands
+    assert "python -m analysis.merge" in capsys.readouterr().out
