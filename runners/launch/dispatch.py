@@ -98,7 +98,7 @@ def run_application(main: Callable[[], Any]) -> int:
         return code
     finally:
         sweep.forget()
-    return max([code, *(job["code"] for job in ended)])
+    return max([code, *(int(job["code"]) for job in ended)])
 
 
 def run_job(cfg: DictConfig) -> int:
