@@ -3,6 +3,9 @@
 The kernels of a CPU's matrix libraries differ by factors with shape and rows, and which one wins
 differs from CPU to CPU. The plan is cached as a small JSON file, so that later runs (and a resumed
 run) use the same kernels and round the same way.
+
+How far ahead panels are asked for is measured at each start: it takes a fraction of a second, and
+changes no number.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ import platform
 import statistics
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 
 import torch
@@ -35,6 +39,10 @@ PLAN_VERSION = 5
 CLEARLY = 0.95  # share of the packed kernel's time that the plain one must stay below
 ROUNDS = 7  # timings of a kernel and a number of rows; their median counts
 MEASURE_BYTES = 48 << 20  # weights streamed per timing, so that they come from memory, not cache
+STRIDE_BYTES = 16 << 20  # of panels per timing of a distance; each reads others than the last
+STRIDES = 9  # timings of a distance and a number of rows
+NEARLY_ALL = 8  # of them that another distance than the first must win, by ``GAIN`` in the middle
+GAIN = 0.98
 
 # Input, weight, its packed copy (the weight itself where there is none) and bias, to the product.
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -151,6 +159,93 @@ def _choose(times: dict[str, dict[int, float]]) -> dict[int, str]:
 
     packed = min(times, key=cost)  # the plain one comes first, so it wins a tie
     return {rows: best(rows, packed) for rows in ROW_BUCKETS}
+
+
+_measured: set[tuple[panel_kernels.Form, int]] = set()  # with how many threads
+
+
+def choose_distances(products: Sequence[torch.Tensor]) -> dict[str, dict[int, int]]:
+    """Measure and set how far ahead panels are asked for, by their form and the rows of a pass.
+
+    Each timing reads on where the last one ended, as a pass does, so that weights come from where a
+    pass finds them. What stands stays unless another distance is clearly faster: two runs then
+    differ where a machine does, not by chance. A form with less than ``MEASURE_BYTES`` is left, and
+    so is one that another model of this process was measured with: the target comes before drafts.
+
+    Args:
+        products: packed weights of a model.
+
+    Returns:
+        Bytes by name of the form and rows, of the forms that ``products`` have.
+    """
+    by_form: dict[panel_kernels.Form, list[torch.Tensor]] = defaultdict(list)
+    for panels in products:
+        by_form[panel_kernels.form_of(panels)].append(panels)
+    for form, held in by_form.items():
+        known = (form, torch.get_num_threads())
+        if known not in _measured and sum(panels.nbytes for panels in held) >= MEASURE_BYTES:
+            _measured.add(known)
+            _choose_distances(form, held)
+    return {form.name: panel_kernels.distances(form) for form in by_form}
+
+
+def _choose_distances(form: panel_kernels.Form, held: Sequence[torch.Tensor]) -> None:
+    read = _Strides(held)
+    buckets = [rows for rows in ROW_BUCKETS if rows <= panel_kernels.TILE]
+    for below, rows in zip([0, *buckets], buckets, strict=False):
+        stands = panel_kernels.distances(form)[rows]
+        others = [d for d in panel_kernels.DISTANCES if d != stands]
+        x = torch.randn(rows, read.in_features)
+        rounds = []
+        for i in range(STRIDES + 1):
+            times = {}
+            for distance in _turned([stands, *others], i):
+                panel_kernels.set_distance(form, rows, distance)
+                times[distance] = _seconds(partial(read.next, x))
+            rounds.append(times)
+        chosen = _clearly_faster(rounds[1:], stands, others)  # the first round wakes the threads
+        for each in range(below + 1, rows + 1):
+            panel_kernels.set_distance(form, each, chosen)
+
+
+def _clearly_faster(rounds: Sequence[dict[int, float]], stands: int, others: Sequence[int]) -> int:
+    """The fastest of ``others`` that beats what ``stands`` clearly; else that."""
+    found = {stands: 1.0}
+    for other in others:
+        ratios = [times[other] / times[stands] for times in rounds]
+        middle = statistics.median(ratios)
+        if middle < GAIN and sum(ratio < 1 for ratio in ratios) >= NEARLY_ALL:
+            found[other] = middle
+    return min(found, key=found.__getitem__)
+
+
+def _turned(distances: list[int], by: int) -> list[int]:
+    by %= len(distances)
+    return distances[by:] + distances[:by]
+
+
+class _Strides:
+    """Products with a model's panels, some after the others and then from the first again.
+
+    Only those with the number of inputs that most weights have: a stride takes as long as another.
+    """
+
+    def __init__(self, held: Sequence[torch.Tensor]) -> None:
+        size: Counter[tuple[int, ...]] = Counter()
+        for panels in held:
+            size[panels.shape[1:]] += panels.nbytes
+        shape = max(size, key=size.__getitem__)
+        alike = [panels for panels in held if panels.shape[1:] == shape]
+        per_panel = alike[0][:1].nbytes
+        together = min(max(map(len, alike)), max(1, STRIDE_BYTES // 4 // per_panel))
+        parts = [part for panels in alike for part in panels.split(together)]
+        self._parts = cycle([part for part in parts if len(part) == together])
+        self._times = max(1, STRIDE_BYTES // (together * per_panel))
+        self.in_features = shape[0] * (panel_kernels.QUANTS if held[0].dtype == torch.uint8 else 1)
+
+    def next(self, x: torch.Tensor) -> None:
+        for part in islice(self._parts, self._times):
+            panel_kernels.panel_gemm(x, part, len(part) * panel_kernels.WIDTH)
 
 
 def _plan_path(cache_dir: Path, shapes: Iterable[str]) -> Path:

@@ -34,7 +34,7 @@ from specbench.kernels.architectures import (
     inputs_of,
     known_part,
 )
-from specbench.kernels.autotune import available_kernels
+from specbench.kernels.autotune import available_kernels, choose_distances
 from specbench.kernels.compiled_call import CompiledCall, Segment
 from specbench.kernels.fused_layers import count_fused, fuse, is_fused
 from specbench.kernels.packed_linear import (
@@ -42,6 +42,7 @@ from specbench.kernels.packed_linear import (
     SiblingLinear,
     pack_linears,
     packed_weights,
+    panels_of,
 )
 from specbench.kernels.panel_kernels import WIDTH
 
@@ -183,8 +184,9 @@ def prepare(
     """Pack ``model``'s linears and fuse its layers, where there is memory for it.
 
     Returns:
-        What stands packed in it (another target may have packed it before), and as ``pass``
-        whether its passes are run by one call; for the run's manifest.
+        What stands packed in it (another target may have packed it before), as ``pass`` whether
+        its passes are run by one call, and as ``ahead`` how many bytes ahead its panels are asked
+        for, by form and rows; for the run's manifest.
     """
     found = packed_weights(model)
     reason = why_not(model) if one_call else "layer by layer, as asked"
@@ -199,6 +201,7 @@ def prepare(
         if reason is None and not _all_in_panels(model):
             reason = "some products are not packed in panels"
         found["pass"] = reason or ONE_CALL
+        found["ahead"] = choose_distances(panels_of(model))
     return found
 
 

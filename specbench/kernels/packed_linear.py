@@ -289,23 +289,35 @@ def packed_weights(model: nn.Module) -> dict[str, Any]:
     how many products read which form of numbers.
     """
     layers = [m for m in model.modules() if isinstance(m, PackedLinear | SiblingLinear)]
-    found = [m.product.packed if isinstance(m, SiblingLinear) else m for m in layers]
-    products = {id(product): product for product in found}.values()
+    products = _products(model)
     return {
         "layers": len(layers),
         "bytes": sum(product.packed_bytes for product in products),
         "plan": {_shape(product): product.kernels for product in products},
-        "forms": dict(Counter(form_of(p.panels).name for p in products if p.panels is not None)),
+        "forms": dict(Counter(form_of(panels).name for panels in panels_of(model))),
     }
+
+
+def _products(model: nn.Module) -> list[PackedLinear]:
+    """Those of siblings once."""
+    found = [
+        module.product.packed if isinstance(module, SiblingLinear) else module
+        for module in model.modules()
+        if isinstance(module, PackedLinear | SiblingLinear)
+    ]
+    return list({id(product): product for product in found}.values())
+
+
+def panels_of(model: nn.Module) -> list[torch.Tensor]:
+    """The panels of ``model``'s products, each once."""
+    return [product.panels for product in _products(model) if product.panels is not None]
 
 
 def packed_memory(model: nn.Module) -> list[torch.Tensor]:
     """The memory of ``model``'s panels of float32 or bfloat16, as float32 ``[n]`` a mapping."""
     spans: dict[int, tuple[torch.UntypedStorage, int, int]] = {}
-    for module in model.modules():
-        linear = module.product.packed if isinstance(module, SiblingLinear) else module
-        panels = linear.panels if isinstance(linear, PackedLinear) else None
-        if panels is None or not panels.is_floating_point():
+    for panels in panels_of(model):
+        if not panels.is_floating_point():
             continue
         storage = panels.untyped_storage()
         begin = panels.data_ptr() - storage.data_ptr()

@@ -8,7 +8,9 @@ The products of a sum are added in one order whatever the number of rows, so tha
 to the last bit alone and among others.
 
 Panels hold numbers in one of four ``Form``s, and each becomes exactly its float32 number in a
-register: a pass with few rows takes as long as its weights take to be read.
+register: a pass with few rows takes as long as its weights take to be read. How far ahead of what
+is read memory is asked for is a number by form and rows (`set_distance`), which ``autotune``
+measures; it changes no sum.
 
 The loops run on the threads of torch's own OpenMP library: a second pool of threads would compete
 with it for the cores. The memory of the panels is asked for in huge pages, of which few are needed
@@ -41,7 +43,6 @@ TILE = 8 if _WIDE else 4  # rows whose sums fit into the registers together
 CHUNK = 64  # rows whose inputs stay in the second-level cache while all weights pass by
 _BLOCK = 128  # inputs that are summed up before their sum is added to the total: rounds less
 _ARENA = 64 << 20  # bytes asked of the system at a time
-_AHEAD = 4096  # bytes from what is read to what is asked for meanwhile: a page
 _LINE = 64  # bytes that come from memory together
 QUANTS = 32  # inputs of a block of Q8_0 and Q4_1, which have a scale together
 
@@ -65,6 +66,13 @@ FLOAT32, BFLOAT16 = Form("float32", 0, 4 * QUANTS), Form("bfloat16", 1, 2 * QUAN
 Q8_0, Q4_1 = Form("Q8_0", 2, 2 + QUANTS), Form("Q4_1", 3, 4 + QUANTS // 2)
 FORMS = (FLOAT32, BFLOAT16, Q8_0, Q4_1)
 
+# Bytes from what is read to what is asked for meanwhile, by form and rows; 0 asks for nothing new.
+# With little to compute a core runs far ahead by itself, so that a page is too far for it.
+DISTANCES = (0, 1024, 4096)
+_distances = np.full((len(FORMS), TILE + 1), DISTANCES[-1], dtype=np.intp)
+_distances[FLOAT32.number, 1:3] = 1024
+_TABLE = "specbench_distances"  # by which compiled code finds it
+
 _thread = types.ExternalFunction("specbench_omp_get_thread_num", types.intc())
 _threads = types.ExternalFunction("specbench_omp_get_num_threads", types.intc())
 
@@ -80,8 +88,10 @@ class _Weights:
 
     def __init__(self, b: Any, index: Any, form: Form, panel: Any, step: Any, rows: int) -> None:
         self._b, self._index, self._form, self._panel, self._step = b, index, form, panel, step
-        # With so little to compute a core runs far enough ahead of the memory by itself.
-        self._asks = form is not FLOAT32 or rows > 2
+        kind = ir.ArrayType(index, _distances.size)
+        table = b.module.globals.get(_TABLE) or ir.GlobalVariable(b.module, kind, _TABLE)
+        place = form.number * (TILE + 1) + rows
+        self._ahead = b.load(b.gep(table, [index(0), index(place)]))
         self._numbers = ir.VectorType(ir.FloatType(), WIDTH)
         self.per_scale = 1 if form in (FLOAT32, BFLOAT16) else QUANTS
 
@@ -130,13 +140,11 @@ class _Weights:
 
     def _ask(self, address: Any, size: int) -> None:
         """Ask for ``size`` bytes in time; prefetchers follow a stream within its page only."""
-        if not self._asks:
-            return
         byte, lane = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, lane, lane, lane])
         ask = cgutils.get_or_insert_function(self._b.module, kind, "llvm.prefetch.p0i8")
         for line in range(0, size, _LINE):
-            place = self._b.add(address, self._index(_AHEAD + line))
+            place = self._b.add(self._b.add(address, self._ahead), self._index(line))
             self._b.call(ask, [self._b.inttoptr(place, byte), lane(0), lane(3), lane(1)])
 
     def _read(self, address: Any, kind: Any) -> Any:
@@ -299,10 +307,21 @@ def compiled() -> tuple[Any, Any]:
     for name in ("omp_get_thread_num", "omp_get_num_threads"):
         address = ctypes.cast(getattr(lib, name), ctypes.c_void_p).value
         llvmlite.binding.add_symbol(f"specbench_{name}", address)
+    llvmlite.binding.add_symbol(_TABLE, _distances.ctypes.data)
     few = cfunc(types.void(*[types.intp] * 9), cache=True)(_few)
     llvmlite.binding.add_symbol("specbench_panel", few.address)
     compiled = cfunc(types.void(types.CPointer(types.intp)), cache=True)(_share)
     return parallel, compiled.address
+
+
+def set_distance(form: Form, rows: int, distance: int) -> None:
+    """Ask for memory ``distance`` bytes ahead in products with ``rows`` rows, up to ``TILE``."""
+    _distances[form.number, rows] = distance
+
+
+def distances(form: Form) -> dict[int, int]:
+    """By rows, up to ``TILE`` together, how many bytes ahead memory is asked for."""
+    return dict(enumerate(_distances[form.number, 1:].tolist(), 1))
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,115 @@ pytestmark = pytest.mark.skipif(
 WIDTH = panel_kernels.WIDTH
 
 
+@pytest.fixture
+def distances():
+    """Gives back what products of this process ask for."""
+    before = {form: panel_kernels.distances(form) for form in panel_kernels.FORMS}
+    yield
+    for form, by_rows in before.items():
+        for rows, distance in by_rows.items():
+            panel_kernels.set_distance(form, rows, distance)
+
+
+def _in_all_forms(out_features, in_features):
+    """The same weights in each form, as they are before they are packed."""
+    weight = torch.randn(out_features, in_features)
+    blocks = [
+        torch.from_numpy(gguf.quants.quantize(weight.numpy(), kind).copy()).unflatten(
+            1, (in_features // panel_kernels.QUANTS, -1)
+        )
+        for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1)
+    ]
+    return [weight, weight.bfloat16(), *blocks]
+
+
+def _ask_at(distance):
+    for form in panel_kernels.FORMS:
+        for rows in range(1, panel_kernels.TILE + 1):
+            panel_kernels.set_distance(form, rows, distance)
+
+
+def test_how_far_ahead_memory_is_asked_for_changes_no_bit(distances):
+    torch.manual_seed(0)
+    for weight in _in_all_forms(3 * WIDTH + 5, 192):
+        panels = panel_kernels.pack(weight)
+        for rows in (*range(1, panel_kernels.TILE + 2), 65):
+            x = torch.randn(rows, 192)
+            outs = []
+            for distance in (*panel_kernels.DISTANCES, 64, 1 << 20):
+                _ask_at(distance)
+                outs.append(panel_kernels.panel_gemm(x, panels, 3 * WIDTH + 5))
+            assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+class _Clock:
+    """Products that take as long as a table says for their rows and distance, in seconds."""
+
+    def __init__(self, seconds):
+        self.seconds, self.now, self.reads = seconds, 0.0, 0
+
+    def perf_counter(self):
+        return self.now
+
+    def product(self, x, panels, _out_features):
+        self.reads += 1
+        distance = panel_kernels.distances(panel_kernels.form_of(panels))[len(x)]
+        self.now += self.seconds(len(x), distance, self.reads)
+
+
+@pytest.fixture
+def choose(distances, monkeypatch):
+    """`autotune.choose_distances` over a small model on a machine that ``seconds`` tells of."""
+
+    def chosen(seconds, held):
+        clock = _Clock(seconds)
+        monkeypatch.setattr(autotune, "time", clock)
+        monkeypatch.setattr(panel_kernels, "panel_gemm", clock.product)
+        return autotune.choose_distances(held)
+
+    monkeypatch.setattr(autotune, "_measured", set())
+    monkeypatch.setattr(autotune, "MEASURE_BYTES", 1 << 14)
+    monkeypatch.setattr(autotune, "STRIDE_BYTES", 1)  # one product a timing
+    _ask_at(4096)
+    return chosen
+
+
+def test_each_number_of_rows_has_the_distance_that_is_fastest_for_it(choose):
+    best = {1: 0, 2: 1024, 4: 4096, 8: 1024}
+    held = [panel_kernels.pack(torch.randn(4 * WIDTH, 64)) for _ in range(3)]
+    found = choose(lambda rows, distance, _: 1.0 if distance == best[rows] else 1.1, held)
+    wanted = {1: 0, 2: 1024, 3: 4096, 4: 4096, 5: 1024, 6: 1024, 7: 1024, 8: 1024}
+    assert found == {"float32": {r: d for r, d in wanted.items() if r <= panel_kernels.TILE}}
+    assert found["float32"] == panel_kernels.distances(panel_kernels.FLOAT32)
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        lambda rows, distance, read: 1.0 if distance == 4096 else 0.99,  # too little
+        lambda rows, distance, read: (0.9 if distance == 0 else 1.0) + (read * 7919 % 13) / 5,
+    ],
+    ids=["within what counts", "on a machine that is busy now and then"],
+)
+def test_a_distance_stays_unless_another_is_clearly_faster(choose, seconds):
+    found = choose(seconds, [panel_kernels.pack(torch.randn(4 * WIDTH, 64))])
+    assert set(found["float32"].values()) == {4096}
+
+
+def test_small_weights_and_the_models_behind_the_first_change_no_distance(choose):
+    def quickest(distance):
+        return lambda rows, asked, _: 1.0 if asked == distance else 2.0
+
+    assert set(choose(quickest(0), [panel_kernels.pack(torch.ones(8, 8))])["float32"].values()) == {
+        4096
+    }
+    halves, numbers = torch.randn(8 * WIDTH, 64).bfloat16(), torch.randn(4 * WIDTH, 64)
+    held = [panel_kernels.pack(halves), panel_kernels.pack(numbers)]
+    for distance in (0, 1024):  # that of the first model stays
+        found = choose(quickest(distance), held)
+        assert [set(by.values()) for by in found.values()] == [{0}, {0}]
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("out_features", [1, WIDTH, 3 * WIDTH, 4 * WIDTH + 5])
 @pytest.mark.parametrize("in_features", [1, 128, 300])
