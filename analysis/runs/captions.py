@@ -135,7 +135,11 @@ def _counts(comparison: ComparedRuns, times: bool) -> list[int]:
 
 
 def slow_baseline_words(comparison: ComparedRuns) -> list[str]:
-    """Warnings: a baseline under half the memory's speed, or faster than any read measured."""
+    """Warnings about baselines.
+
+    One is under half the memory's speed, or faster than any read measured, or its passes take
+    longer than those of more rows.
+    """
     shares: dict[tuple[str, str | None], list[tuple[str, float]]] = {}
     for entry in comparison.entries:
         if entry.label == entry.run.baseline:
@@ -148,7 +152,8 @@ def slow_baseline_words(comparison: ComparedRuns) -> list[str]:
         reached = [share for task, share in of_tasks if task == OVERALL]
         highest = max((share for _, share in of_tasks), default=0.0)
         warnings += roofline.warnings(reached, highest, by, weights)
-    return warnings
+    prices = (roofline.price_warning(run.manifest) for run in comparison.runs)
+    return [*warnings, *dict.fromkeys(filter(None, prices))]
 
 
 def _lost(comparison: ComparedRuns, kind: str) -> int:

@@ -7,6 +7,8 @@ verdict with its copy to the host, and the cache's work: all of a step but the d
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,8 +23,12 @@ from specbench.models.target import Target
 from specbench.results.manifest import ROWS, RowTimes
 
 _BRANCH = 8  # a node's parent is at most this far before it: branches of mixed length
-_ROUNDS = (3, 15)  # of all numbers of rows, at least and at most
+_FEW = 4  # rows up to which most methods' passes are
+_ROUNDS_OF_FEW = (15, 60)  # at least and at most
+_ROUNDS = (3, 15)  # of more rows
 _ENOUGH_S = 1.0  # of passes, from which no further round begins
+_LONGEST_S = 20.0  # of passes of few rows, where a pass takes a second: then 3 rounds will do
+_OUTSIDE = 0.025  # chance that the true median lies beyond an end of its interval
 
 
 def random_tree(nodes: int, vocab: int, rng: np.random.Generator) -> DraftTree:
@@ -63,9 +69,11 @@ def texts_pass_s(batch: BatchTarget, texts: int, tree: DraftTree, context: int) 
 
 
 def time_rows(target: Target, prompt: IntArray, most: int, seed: int) -> RowTimes:
-    """Median seconds of passes with some numbers of rows behind ``prompt [n]``, interleaved.
+    """Median seconds of passes with some numbers of rows behind ``prompt [n]``, and their prices.
 
-    Each round visits them in a new order.
+    Rounds of few rows come first, and one of 64 leaves none of them out. Each round visits its
+    numbers of rows in a new order, one row among them: a price is a ratio within a round, which a
+    busy moment that lasts longer than a round does not change.
 
     Args:
         most: rows that the model's context has room for. Captured passes are no larger than the
@@ -80,12 +88,51 @@ def time_rows(target: Target, prompt: IntArray, most: int, seed: int) -> RowTime
     once = partial(pass_s, target, context=len(prompt))
     for tree in trees.values():
         once(tree)  # the first of a size may allocate
-    times: dict[int, list[float]] = {rows: [] for rows in trees}
-    least, limit = _ROUNDS
-    for number in range(limit):
-        if number >= least and sum(map(sum, times.values())) >= _ENOUGH_S:
+
+    def round_of(numbers: Sequence[int]) -> dict[int, float]:
+        return {rows: once(trees[rows]) for rows in rng.permutation(numbers).tolist()}
+
+    few, more = [n for n in trees if n <= _FEW], [n for n in trees if n > _FEW]
+    rounds = _rounds(partial(round_of, few), *_ROUNDS_OF_FEW)
+    if more:
+        rounds += _rounds(partial(round_of, [1, *more]), *_ROUNDS)
+    return {
+        "context": len(prompt),
+        "seconds": {
+            str(rows): float(np.median([times[rows] for times in rounds if rows in times]))
+            for rows in trees
+        },
+        "prices": {
+            str(rows): median_with_ends([t[rows] / t[1] for t in rounds if rows in t])
+            for rows in trees
+            if rows > 1
+        },
+    }
+
+
+def _rounds(
+    round_once: Callable[[], dict[int, float]], least: int, most: int
+) -> list[dict[int, float]]:
+    made: list[dict[int, float]] = []
+    while len(made) < most:
+        taken = sum(sum(times.values()) for times in made)
+        enough = len(made) >= least and taken >= _ENOUGH_S
+        if enough or (len(made) >= _ROUNDS[0] and taken >= _LONGEST_S):
             break
-        for rows in rng.permutation(list(trees)).tolist():
-            times[rows].append(once(trees[rows]))
-    medians = {str(rows): float(np.median(found)) for rows, found in times.items()}
-    return {"context": len(prompt), "seconds": medians}
+        made.append(round_once())
+    return made
+
+
+def median_with_ends(values: Sequence[float]) -> list[float]:
+    """The median of ``values`` and the ends of its interval: 95 % from six values on.
+
+    The interval lies between two of the values, whatever they are drawn from; of fewer than six it
+    is from the least to the largest.
+    """
+    ordered, n = sorted(values), len(values)
+    outside, beyond = 0, 1
+    while beyond / 2**n <= _OUTSIDE:
+        outside += 1
+        beyond += math.comb(n, outside)
+    first = max(outside - 1, 0)
+    return [float(np.median(ordered)), float(ordered[first]), float(ordered[n - 1 - first])]

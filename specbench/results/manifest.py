@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, NotRequired, Self
 
 from pydantic import (
     BaseModel,
@@ -109,10 +109,15 @@ class Replayed(TypedDict, total=False):
 
 
 class RowTimes(TypedDict):
-    """Median ``seconds`` of a pass by its rows, behind ``context`` cached tokens."""
+    """Median ``seconds`` of a pass by its rows, behind ``context`` cached tokens.
+
+    ``prices``: by rows, a pass's time over that of one row in the same round, its median and the
+    ends of that median's 95 % interval. Older runs and predicted times have none.
+    """
 
     context: Whole
     seconds: dict[str, Number]
+    prices: NotRequired[dict[str, list[Number]]]
 
 
 class DraftInfo(_Node):

@@ -103,10 +103,24 @@ def hardware() -> Hardware:
         "max_mhz": _mhz("max"),
         "threads_set": {name: os.environ[name] for name in _THREAD_SETTINGS if name in os.environ},
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "cache_bytes": cache_bytes(),
         "gpus": gpus(),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def cache_bytes(cpus: Path = _CPUS) -> int | None:
+    """Of the last caches before the memory, of all CPUs that this process may run on."""
+    found: dict[tuple[int, str], int] = {}
+    for cpu in allowed_cpus():
+        for cache in (cpus / f"cpu{cpu}" / "cache").glob("index*"):
+            level, size = _said(cache / "level"), _said(cache / "size")
+            if level and size and size.removesuffix("K").isdecimal():
+                shared = _said(cache / "shared_cpu_list") or str(cpu)
+                found[int(level), shared] = int(size.removesuffix("K")) << 10
+    last = max((level for level, _ in found), default=None)
+    return sum(size for (level, _), size in found.items() if level == last) or None
 
 
 def allowed_cpus() -> list[int]:

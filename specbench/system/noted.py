@@ -34,7 +34,11 @@ class Gpu(TypedDict):
 
 
 class Hardware(TypedDict, total=False):
-    """A machine; files of other programs know less of theirs."""
+    """A machine; files of other programs know less of theirs.
+
+    Attributes:
+        cache_bytes: of the last caches before the memory, of all CPUs that a process may run on.
+    """
 
     cpu: str | None
     cpus: int | None
@@ -45,6 +49,7 @@ class Hardware(TypedDict, total=False):
     max_mhz: int | None
     threads_set: dict[str, str]
     memory_gib: int
+    cache_bytes: int | None
     gpus: list[Gpu]
     cuda_visible_devices: str | None
     system: str

@@ -9,7 +9,8 @@ import torch
 
 from runners import cost
 from runners.session import loading as session_loading
-from runners.session.pass_times import pass_s, random_tree, time_rows
+from runners.session import pass_times
+from runners.session.pass_times import median_with_ends, pass_s, random_tree, time_rows
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models.graph_target import GraphTarget
@@ -96,6 +97,47 @@ def test_a_run_times_as_many_rows_as_the_context_holds(make_target, room, rows):
     assert times["context"] == 10
     assert [int(n) for n in times["seconds"]] == rows
     assert min(times["seconds"].values()) > 0
+    assert [int(n) for n in times["prices"]] == rows[1:]
+    assert all(low <= middle <= high for middle, low, high in times["prices"].values())
+
+
+def test_rows_are_timed_in_rounds_of_few_rows_first(make_target, monkeypatch):
+    """A machine that becomes twice as slow in some rounds, and a pass that others disturb once."""
+    passes = []
+    slow_rounds = (1, 2, 5, 16)
+
+    def taken(_, tree, context):
+        rows = len(tree.tokens) + 1
+        passes.append(rows)
+        timed = len(passes) - 6  # each number of rows is warmed up
+        number = (timed - 1) // 3 if timed <= 45 else 15 + (timed - 46) // 4
+        disturbed = 5.0 if timed == 20 else 0.0
+        return (0.03 + 0.001 * rows) * (2 if number in slow_rounds else 1) + disturbed
+
+    monkeypatch.setattr(pass_times, "pass_s", taken)
+    times = time_rows(make_target(max_nodes=3), np.arange(10), 100, seed=0)
+    assert set(passes[6:51]) == {1, 2, 4}
+    assert set(passes[51:]) == {1, 8, 16, 64}
+    assert len(passes) >= 6 + 45 + 12
+    for rows, (middle, low, high) in times["prices"].items():
+        price = (0.03 + 0.001 * int(rows)) / 0.031
+        assert (middle, low, high) == pytest.approx((price, price, price))
+        assert times["seconds"][rows] == pytest.approx(0.03 + 0.001 * int(rows))
+
+
+def test_slow_passes_are_timed_in_few_rounds(make_target, monkeypatch):
+    monkeypatch.setattr(pass_times, "pass_s", lambda *_, context: calls.append(context) or 3.0)
+    calls = []
+    time_rows(make_target(max_nodes=3), np.arange(10), 100, seed=0)
+    assert len(calls) == 6 + 3 * 3 + 3 * 4
+
+
+@pytest.mark.parametrize(("n", "left_out"), [(1, 0), (5, 0), (6, 0), (9, 1), (15, 3), (60, 21)])
+def test_the_ends_of_a_median_leave_out_what_chance_allows(n, left_out):
+    """Ranks of the interval for a median that holds for any distribution (e.g. Conover 1999)."""
+    values = [float(i) for i in range(n)]
+    middle, low, high = median_with_ends(values[::-1])
+    assert (middle, low, high) == ((n - 1) / 2, left_out, n - 1 - left_out)
 
 
 def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):

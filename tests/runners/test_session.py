@@ -22,6 +22,7 @@ from specbench.models.graph_target import GraphTarget
 from specbench.models.static_pass import FixedShape
 from specbench.results import records
 from specbench.storage import jsonl
+from specbench.system import environment
 from tests.analysis.folders import edit_manifest
 from tests.small_run import interrupted_after, run_here
 from tests.tiny_checkpoint import save_checkpoint
@@ -125,6 +126,13 @@ def run(small, folder, *extra):
     return list(jsonl.read_json(folder / records.MANIFEST)["labels"])
 
 
+@pytest.fixture
+def without_cache(monkeypatch):
+    """A machine whose caches hold not even a tiny model."""
+    monkeypatch.setattr(environment, "cache_bytes", lambda: None)
+
+
+@pytest.mark.usefixtures("without_cache")
 def test_where_passes_are_graphs_a_run_has_both_baselines(small, tmp_path, on_graphs, capsys):
     assert run(small, tmp_path / "run") == ["ar", "pld", "ar_eager"]
     summary = jsonl.read_json(tmp_path / "run" / records.SUMMARY)
@@ -228,6 +236,7 @@ def test_a_folder_keeps_the_labels_it_was_begun_with(small, tmp_path, on_graphs)
     assert len(again.splitlines()) == len(kept)
 
 
+@pytest.mark.usefixtures("without_cache")
 def test_the_memory_s_fastest_read_is_that_of_all_the_run_s_starts(small, tmp_path):
     command = [*small, "dataset.limit=2", f"output_dir={tmp_path}"]
     with interrupted_after(1):

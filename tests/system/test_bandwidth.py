@@ -5,7 +5,12 @@ import torch
 
 from specbench.kernels.packed_linear import pack_linears, packed_memory
 from specbench.results.manifest import RunManifest
-from specbench.results.statistics.roofline import BaselineContext, baseline_context, notes
+from specbench.results.statistics.roofline import (
+    BaselineContext,
+    baseline_context,
+    notes,
+    row_prices,
+)
 from specbench.system import bandwidth
 from tests.conftest import tiny_model
 
@@ -161,6 +166,42 @@ def test_the_baselines_share_and_its_warning():
     assert notes(manifest_of({"surface": {"model": model}}), 0.8) == notes(
         manifest_of({"model": model}), 0.8
     )
+
+
+@pytest.mark.parametrize("cache", [None, 499_999_999, 500_000_000])
+def test_no_share_of_the_memorys_speed_where_a_cache_holds_the_weights(cache):
+    model = {"weight_bytes": 500_000_000, "read_bytes_per_s": 5e10, "device": "cpu"}
+    here = {"model": model, "hardware": {"cache_bytes": cache}}
+    elsewhere = {"surface": {"model": model, "machine": {"hardware": {"cache_bytes": cache}}}}
+    wanted = None if cache == 500_000_000 else pytest.approx(0.8)
+    for manifest in (here, elsewhere):
+        assert baseline_context(manifest_of(manifest)).share(80.0) == wanted
+    on_gpu = here | {"model": model | {"device": "cuda:0"}}
+    assert baseline_context(manifest_of(on_gpu)).share(80.0) == pytest.approx(0.8)
+
+
+def priced(prices, **more):
+    seconds = {"1": 0.030, "2": 0.033, "4": 0.036}
+    times = {"context": 256, "seconds": seconds} | ({"prices": prices} if prices else {})
+    return manifest_of({"model": {"row_times": times}, **more})
+
+
+def test_the_price_of_rows_is_said_with_its_spread():
+    (line,) = notes(priced({"2": [1.08, 1.051, 1.12], "4": [1.17, 0.98, 1.2]}), None)
+    assert "2 rows 1.08 (1.05 to 1.12), 4 rows 1.17 (0.98 to 1.20)" in line
+    (line,) = notes(priced(None), None)  # records of before there was a spread
+    assert "2 rows 1.10, 4 rows 1.20." in line and "interval" not in line
+    assert row_prices(priced({"2": [1.08, 1.05, 1.12]})) == pytest.approx({1: 1, 2: 1.08, 4: 1.2})
+
+
+def test_a_price_below_one_beyond_its_spread_is_a_slow_baseline():
+    _, warning = notes(priced({"2": [0.87, 0.85, 0.9], "4": [0.98, 0.9, 1.02]}), None)
+    assert warning.startswith("SLOW BASELINE: ") and "2 rows 0.87 (0.85 to 0.90)" in warning
+    assert "4 rows" not in warning
+    # What would be shown as 1 is no warning; nor is a batch's price, which is not of its passes.
+    assert len(notes(priced({"2": [0.99, 0.98, 0.996]}), None)) == 1
+    batched = priced({"2": [0.87, 0.85, 0.9]}, config={"batch": {"size": 4}})
+    assert notes(batched, None) == []
 
 
 def test_the_fastest_read_is_what_the_baseline_is_held_against():

@@ -109,6 +109,20 @@ def test_the_governor_is_said_where_the_system_tells(tmp_path, monkeypatch):
     assert environment.governor(tmp_path) == "powersave, performance"
 
 
+def test_the_last_caches_of_the_allowed_cpus_count_once_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    assert environment.cache_bytes(tmp_path) is None
+    for cpu, shared in enumerate(["0-1", "0-1", "2-3", "2-3"]):
+        for level, size, whose in ((1, "48K", str(cpu)), (3, "32768K", shared)):
+            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{level}"
+            folder.mkdir(parents=True)
+            for name, value in (("level", level), ("size", size), ("shared_cpu_list", whose)):
+                (folder / name).write_text(f"{value}\n")
+    assert environment.cache_bytes(tmp_path) == 2 * 32768 * 1024
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    assert environment.cache_bytes(tmp_path) == 32768 * 1024
+
+
 def test_each_thread_is_counted_where_it_may_run():
     found = environment.thread_placement()
     if sys.platform == "linux":

@@ -81,11 +81,18 @@ def baseline_context(manifest: RunManifest) -> BaselineContext:
         if by in ENGINES:
             plain.setdefault(by, label)
     size, (speed, by) = model.weight_bytes, _memory_speed(model)
-    if _batched(manifest):
-        size = (
-            None  # a pass reads the weights once for all texts, whose tokens are counted together
-        )
+    # A batch's pass reads the weights once for all texts, whose tokens are counted together.
+    if _batched(manifest) or _cached(manifest):
+        size = None
     return BaselineContext(plain, size / speed if size and speed else None, by, model.weights)
+
+
+def _cached(manifest: RunManifest) -> bool:
+    """Whether the last cache before the memory holds all weights: then they are read from there."""
+    machine = (manifest.surface or {}).get("machine") or {"hardware": manifest.hardware}
+    model, cache = _subject(manifest), machine.get("hardware", {}).get("cache_bytes")
+    on_cpu = (model.device or "cpu").startswith("cpu")
+    return bool(on_cpu and cache and model.weight_bytes and model.weight_bytes <= cache)
 
 
 def _memory_speed(model: ModelInfo) -> tuple[float | None, str]:
@@ -129,6 +136,7 @@ def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) ->
         )
     if (price := price_words(manifest)) and not _batched(manifest):  # else it is no MAT / price
         found.append(price)
+        found += filter(None, [price_warning(manifest)])
     speed, by = _memory_speed(model)
     if reached is None or speed is None:
         return found
@@ -150,7 +158,15 @@ def row_prices(manifest: RunManifest) -> dict[int, float]:
     if not times or "1" not in times["seconds"]:
         return {}
     seconds = {int(rows): value for rows, value in times["seconds"].items()}
-    return {rows: seconds[rows] / seconds[1] for rows in sorted(seconds)}
+    prices = {rows: seconds[rows] / seconds[1] for rows in sorted(seconds)}
+    return prices | {rows: middle for rows, (middle, *_) in _measured_prices(manifest).items()}
+
+
+def _measured_prices(manifest: RunManifest) -> dict[int, tuple[float, float, float]]:
+    """By rows, the median of ratios within a round and the ends of its interval."""
+    times = _subject(manifest).row_times
+    prices: Mapping[str, Sequence[float]] = times.get("prices", {}) if times else {}
+    return {int(rows): (middle, low, high) for rows, (middle, low, high) in prices.items()}
 
 
 def price_words(manifest: RunManifest) -> str:
@@ -160,10 +176,35 @@ def price_words(manifest: RunManifest) -> str:
         return ""
     times = _subject(manifest).row_times
     assert times is not None
-    said = ", ".join(f"{rows} rows {price:.2f}" for rows, price in prices.items())
+    measured = _measured_prices(manifest)
+
+    def spread(rows: int) -> str:
+        return " ({1:.2f} to {2:.2f})".format(*measured[rows]) if rows in measured else ""
+
+    said = ", ".join(f"{rows} rows {price:.2f}{spread(rows)}" for rows, price in prices.items())
+    ends = ", with the 95 % interval of the median" if measured else ""
     return (
-        f"Price of rows (a pass behind {times['context']} tokens, in passes of 1 row): {said}. "
-        "Speedup is MAT / price, less what drafting takes."
+        f"Price of rows (a pass behind {times['context']} tokens, in passes of 1 row{ends}): "
+        f"{said}. Speedup is MAT / price, less what drafting takes."
+    )
+
+
+def price_warning(manifest: RunManifest) -> str:
+    """That a pass of one row takes longer than one of more rows, beyond the spread; "" else."""
+    slower = {
+        rows: price
+        for rows, price in _measured_prices(manifest).items()
+        if round(price[2], 2) < 1  # as it is shown
+    }
+    if not slower:
+        return ""
+    said = ", ".join(
+        f"{rows} rows {middle:.2f} ({low:.2f} to {high:.2f})"
+        for rows, (middle, low, high) in sorted(slower.items())
+    )
+    return (
+        f"SLOW BASELINE: passes of more rows take less time than ar's of 1 row ({said}), so each "
+        "speedup is partly due to a slow baseline."
     )
 
 
