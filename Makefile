@@ -38,7 +38,7 @@ STAMP := $(VENV)/.stamp-setup
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
 	$(PY) -m pytest -n 2 --dist worksteal -p tests.gpu_rules.cuda_lines
 
-.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-others bench-engine bench-drafters bench-kernels draft-model train-heads check-architectures gpu-check gpu-lines gpu-steps clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-others draft-model train-heads check-architectures gpu-check gpu-lines gpu-steps clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -59,7 +59,6 @@ $(STAMP_VENV):
 
 # By itself and exactly: an open range in a larger install lets pip replace a build that was chosen.
 $(STAMP_TORCH): $(STAMP_VENV)
-	@$(if $(TORCH_INDEX),true,$(PY) scripts/check_env.py --driver)
 	@echo "[setup 2/3] torch $(TORCH_VERSION) (a large download on Linux unless TORCH_INDEX names a CPU build)"
 	@$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch==$(TORCH_VERSION)'
 	@touch $@
@@ -103,17 +102,8 @@ figures: $(STAMP) ## Figures of all runs below RESULTS, drawn again
 bench-others: $(STAMP) ## Plain decoding here, in transformers' generate and in llama.cpp, turn about
 	$(PY) -m scripts.bench others $(ARGS)
 
-bench-engine: $(STAMP) ## Pass cost by rows, host work per step
-	$(PY) -m scripts.bench engine $(ARGS)
-
 soak: $(STAMP) ## A thousand cases with faults, a hundred kills: memory stays flat, nothing is lost
 	$(PYTEST) -s tests/runners/test_soak.py tests/runners/test_kills.py $(ARGS)
-
-bench-drafters: $(STAMP) ## Drafting time per step of each method
-	$(PY) -m scripts.bench drafters $(ARGS)
-
-bench-kernels: $(STAMP) ## Kernels that a pass launches on a GPU, a layer and in all, counted without one
-	$(PY) -m scripts.bench kernels $(ARGS)
 
 draft-model: $(STAMP) ## Train the bundled model's draft model again, in an hour or two
 	$(PY) -m scripts.draft_model.train $(ARGS)
@@ -131,8 +121,8 @@ gpu-steps: $(STAMP) ## What a step launches, sends and waits for on a GPU, by me
 	$(PY) -m tests.gpu_rules.steps $(ARGS)
 
 # No prerequisite: machines with GPUs often have no network and a torch of their own.
-gpu-check: ## Numerics, bandwidth, loops, kernels, rows and steps on this machine's GPU, in parts
-	$(if $(wildcard $(STAMP)),$(PY),$(PYTHON)) -m scripts.gpu_check --out docs/measurements/$(GPU) $(ARGS)
+gpu-check: ## What this machine's GPU must show, in parts that resume (docs/gpu.md)
+	$(if $(wildcard $(STAMP)),$(PY),$(PYTHON)) -m scripts.gpu_visit --out docs/measurements/$(GPU) $(ARGS)
 
 # Whatever has no rule: a target that went is answered with what to type instead.
 .DEFAULT:

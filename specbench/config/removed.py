@@ -59,6 +59,23 @@ REMOVED = (
         "it is a test now: python -m pytest tests/decoding/test_enumerated_law.py; verifiers of "
         "other programs are no longer checked",
     ),
+    Removed(
+        "target",
+        "bench-engine",
+        "type python -m scripts.bench passes, or python -m scripts.bench steps for the host's work",
+    ),
+    Removed("target", "bench-drafters", "type python run.py measure=phases 'compare=[...]'"),
+    Removed("target", "bench-kernels", "type python -m scripts.bench gpu kernels on a GPU"),
+    Removed("command", "scripts.bench engine", "type python -m scripts.bench passes or steps"),
+    Removed("command", "scripts.bench drafters", "type python run.py measure=phases"),
+    Removed("command", "scripts.bench undrafted", "type python -m scripts.bench steps"),
+    Removed("command", "scripts.bench kernels", "type python -m scripts.bench gpu kernels"),
+    Removed("command", "scripts.bench start", "type time python run.py dataset.limit=1"),
+    Removed("command", "scripts.gpu_visit --quick", "type --visit 1 --seconds 560"),
+    Removed("command", "scripts.gpu_visit --minutes", "type --seconds with sixty times as many"),
+    Removed("command", "scripts.gpu_visit --only", "type --visit 1 or 2; what is done is skipped"),
+    Removed("command", "scripts.gpu_visit --dry-run", "docs/gpu.md lists the parts"),
+    Removed("command", "scripts.gpu_visit --models", "type python run.py runner=cost model=NAME"),
 )
 
 

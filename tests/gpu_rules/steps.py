@@ -25,7 +25,6 @@ from methods.medusa import Medusa
 from methods.opt_tree import OptTree
 from methods.sps import Sps
 from methods.token_recycling import TokenRecycling
-from scripts.bench import print_table
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftContext
@@ -106,7 +105,7 @@ def main() -> None:
                 counted = steps_of(world, name, Path(folder))
             found[name] = {column: round(counted[column], 1) for column in COLUMNS}
     rows = [[name, *map(str, counts.values())] for name, counts in found.items()]
-    print_table(f"a step on {DEVICE} (a pretended GPU; outside graphs)", ["method", *COLUMNS], rows)
+    print(pd.DataFrame(rows, columns=["method", *COLUMNS]).to_string(index=False))
     if options.out:
         noted = {"code": code_sha256(), **found}
         options.out.write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from specbench.paths import PROJECT
 PACKAGES = {"specbench", "methods", "runners", "analysis", "scripts"}
 
 
-@pytest.mark.parametrize("name", ["check_env", "fetch_data"])
+@pytest.mark.parametrize("name", ["fetch_data"])
 def test_a_script_imports_its_neighbors(name, tmp_path):
     (tmp_path / "scripts").mkdir()
     shutil.copy(PROJECT / "scripts" / f"{name}.py", tmp_path / "scripts")

@@ -1,0 +1,712 @@
+"""Measure what no run of ``run.py`` shows, all that is compared turn about in one process.
+
+    python -m scripts.bench passes             # a CPU's pass by one call and form of weights
+    python -m scripts.bench steps              # what a step takes beside the pass, part by part
+    python -m scripts.bench others             # plain decoding in transformers and llama.cpp, too
+    python -m scripts.bench gpu PART [KEY=VALUE ...]   # a part of make gpu-check
+    python -m scripts.bench vllm RUN --model FOLDER    # our drafters inside vLLM (docs/engines.md)
+
+Compare ratios of one call, not numbers of two. ``--help`` behind a section says more.
+"""
+
+import argparse
+import importlib
+import itertools
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import hydra.utils
+import numpy as np
+import pandas as pd
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from analysis.runs.command import add_command, parser_of, reporting_errors
+from analysis.runs.load import load_runs
+from specbench.config.compose import compose, typed
+from specbench.config.schema import FLOAT32_WEIGHTS, WEIGHTS, RunConfig, packed_bytes
+from specbench.config.server_schema import LlamacppConfig
+from specbench.data.chat_templates import PromptTemplate
+from specbench.decoding.device import seconds, synchronize
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.engine import Engine
+from specbench.decoding.structs import DraftContext, DraftTree
+from specbench.decoding.turn import DecodeResult
+from specbench.decoding.verify import GreedyVerifier
+from specbench.errors import NeedsNotMet, first_line
+from specbench.kernels.cuda_graphs import check_device
+from specbench.models.checkpoints.bundled import find_gguf
+from specbench.models.graph_target import GraphTarget
+from specbench.models.heads import folder as head_folder
+from specbench.models.loading import choose_device, load_model, load_tokenizer, shape_model
+from specbench.models.target import Target
+from specbench.paths import PROJECT
+from specbench.results.fitted_table import FittedTable
+from specbench.results.lines import StepTrace, read_steps
+from specbench.results.records import STEPS
+from specbench.servers.client import Client
+from specbench.servers.llamacpp import LlamacppProcess, flags, wheel_version
+from specbench.storage import jsonl
+from specbench.system import bandwidth, cuda_settings, environment
+from specbench.system.clock import PREFILL, SETUP
+
+MODEL = "smollm2_135m"
+QUESTIONS = (
+    "Explain how a bicycle stays upright, in simple words.",
+    "Write a short letter to a neighbour about a tree that has fallen over the fence.",
+    "List six ways to save water at home and say why each one works.",
+    "A shop sells pens at 3 for 2 euros. How much do 21 pens cost? Show your work.",
+)
+Options: TypeAlias = argparse.Namespace
+Add: TypeAlias = Callable[..., Any]  # an option to a section's parser
+Found: TypeAlias = Iterator[dict[str, Any]]  # what was found so far, as it grows; "rows" is shown
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[Any], Any]], items: Iterable[Any], warm_ups: int = 1
+) -> dict[str, list[tuple[float, Any]]]:
+    """Seconds and result of each call of each item behind the first ones.
+
+    All are called with an item before the next one, every other time backwards.
+    """
+    found: dict[str, list[tuple[float, Any]]] = {name: [] for name in calls}
+    for number, item in enumerate(items):
+        for name, call in [*calls.items()][:: 1 if number % 2 else -1]:
+            start = time.perf_counter()
+            result = call(item)
+            found[name].append((time.perf_counter() - start, result))
+    return {name: taken[warm_ups:] for name, taken in found.items()}
+
+
+def random_tree(nodes: int, vocab: int, seed: int) -> DraftTree:
+    rng = np.random.default_rng(seed)
+    parents = np.array([rng.integers(max(-1, i - 8), i) for i in range(nodes)], dtype=np.int64)
+    return DraftTree(rng.integers(0, vocab, nodes), parents)
+
+
+def target_of(config: RunConfig, model: PreTrainedModel, **more: Any) -> Target:
+    """A target as a run on this CPU makes it."""
+    packed = packed_bytes(config.engine.packed)
+    return Target(model, packed_bytes=packed, cache_dir=Path(config.cache_dir), **more)
+
+
+# A target pass by one call, of weights in several forms, against the pass layer by layer.
+
+LAYERS = "layers"  # float32, layer by layer: what the others are compared with
+
+
+def passes_options(add: Add) -> None:
+    add("--model", default=MODEL, help="a name of conf/model")
+    add("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS), help="engine.weights")
+    add("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64])
+    add("--threads", type=int, nargs="+", default=[1, 2])
+    add("--contexts", type=int, nargs="+", default=[256, 800])
+    add("--turns", type=int, default=30, help="of each pass, for each line of the table")
+
+
+def passes(options: Options) -> Found:
+    """A target pass by one call and form of weights, against the pass layer by layer.
+
+    For each number of threads, context and rows all take turns. Milliseconds are medians; ratio is
+    to float32 layer by layer in the same turn, and the share of the memory's speed is bytes of
+    weights by time over the fastest read in this process.
+    """
+    sizes = {"max_len": max(options.contexts) + 64, "max_nodes": max(options.rows)}
+    targets: dict[str, Target] = {}
+    read: dict[str, int] = {}  # bytes that a pass of one row reads
+    for kind in dict.fromkeys([FLOAT32_WEIGHTS, *options.weights]):
+        config = typed(compose([f"model={options.model}", f"engine.weights={kind}"]))
+        model = load_model(config, load_tokenizer(config)).model
+        target = target_of(config, model, **sizes)
+        if kind == FLOAT32_WEIGHTS:
+            plain, read[LAYERS] = model, bandwidth.streamed_bytes(model)
+            targets[LAYERS] = Target(model, **sizes, one_call=False)
+        if kind in options.weights:
+            targets[kind], read[kind] = target, bandwidth.streamed_bytes(model)
+    rows: dict[str, Any] = {}
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        fastest = bandwidth.FastestRead(torch.device("cpu"), read[LAYERS], model=plain)
+        fastest.measure()
+        for context in options.contexts:
+            for target in targets.values():
+                target.prefill(np.random.default_rng(context).integers(100, 1000, context))
+            for n in options.rows:
+                calls = {name: pass_over(target, n) for name, target in targets.items()}
+                taken = in_turns(calls, range(options.turns + 2), warm_ups=2)
+                spent = {name: np.array([s for s, _ in each]) for name, each in taken.items()}
+                fastest.measure_between()
+                for name, values in spent.items():
+                    middle = float(np.median(values))
+                    rows[f"{threads} threads, {context} tokens, {n} rows, {name}"] = {
+                        "ms": 1e3 * middle,
+                        "fastest_ms": 1e3 * float(values.min()),
+                        "ratio": float(np.median(values / spent[LAYERS])),
+                        "share": read[name] / middle / fastest.bytes_per_s,
+                    }
+                yield {"rows": rows, "weight_bytes": read}
+
+
+def pass_over(target: Target, rows: int) -> Callable[[object], object]:
+    """A pass over a token and a tree of ``rows`` - 1 nodes."""
+    tree = random_tree(rows - 1, target.vocab_size, rows)
+    return lambda _: target.forward(7, tree).greedy()
+
+
+# What a step takes beside the target's pass.
+
+DRAFTS: dict[str, dict[str, Any]] = {  # methods, and knobs other than a run's
+    "ar": {},
+    "eagle2": {"total": 2, "depth": 0, "top_k": 1},
+    "token_recycling": {},
+    "suffix_decoding": {},
+}
+Call: TypeAlias = Callable[[Any], DecodeResult]  # of a prompt's ids
+
+
+def steps_options(add: Add) -> None:
+    add("--model", default=MODEL, help="a name of conf/model")
+    add("--tokens", type=int, default=128, help="new tokens a question")
+    add("--threads", type=int, nargs="+", default=[1, 2])
+    add("--questions", type=int, default=len(QUESTIONS), help=f"of {len(QUESTIONS)}")
+
+
+def steps(options: Options) -> Found:
+    """What a step takes, part by part, where the pass is one call and where it goes by layers.
+
+    Plain decoding, EAGLE-2 with one token, Token Recycling and suffix decoding decode the same
+    answers turn about. Microseconds of a step by the phases of measure=phases; of answers the
+    median.
+    """
+    config = typed(compose([f"model={options.model}", "method=eagle2"]))
+    tokenizer = load_tokenizer(config)
+    loaded = load_model(config, tokenizer)
+    eos, most = frozenset(loaded.eos_ids), options.tokens + 512
+    calls: dict[str, Call] = {}
+    for how in ("one call", "layers"):
+        one_call = how == "one call"
+        first = target_of(config, loaded.model, max_len=most, max_nodes=96, one_call=one_call)
+        for name, knobs in DRAFTS.items():
+            node = typed(compose([f"model={options.model}", f"method={name}"])).method
+            kept = {key: value for key, value in node.items() if key not in ("label", "search")}
+            drafter, target = hydra.utils.instantiate({**kept, **knobs}), first.twin()
+            target.draft_weights = config.engine.draft_weights
+            named, model = config.pair.heads, config.model
+            found = {head: head_folder.find(head, named, model) for head in drafter.needs.heads}
+            heads = {head: path for head, path in found.items() if path}
+            sizes: dict[str, Any] = {"max_len": most, "heads": heads, "target": target}
+            drafter.setup(DraftContext(target.vocab_size, eos, **sizes))
+            engine = Engine(target, GreedyVerifier(), eos_ids=eos, phases=True)
+            call = partial(decode, engine=engine, drafter=drafter, tokens=options.tokens)
+            calls[f"{name}, {how}"] = call
+    template, rows = PromptTemplate(tokenizer), dict[str, Any]()
+    prompts = [np.array(template.render([(q, None)])) for q in QUESTIONS[: options.questions]]
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        taken = in_turns(calls, [prompts[0], *prompts])
+        for name, answers in taken.items():
+            rows[f"{threads} threads, {name}"] = step_of([decoded for _, decoded in answers])
+        texts = [[decoded.output_ids for _, decoded in answers] for answers in taken.values()]
+        assert all(text == texts[0] for text in texts), "labels decoded different answers"
+        yield {"rows": rows}
+
+
+def decode(prompt: Any, engine: Engine, drafter: Drafter, tokens: int) -> DecodeResult:
+    drafter.reset()
+    return engine.decode(prompt, drafter, max_new_tokens=tokens)
+
+
+def step_of(answers: Sequence[DecodeResult]) -> dict[str, float]:
+    """Microseconds of a step by phase, of the answers the median."""
+    phases = pd.DataFrame([answer.timings.phase_s for answer in answers])
+    steps = [len(answer.timings.step_s) for answer in answers]
+    inside = phases.drop(columns=[PREFILL, SETUP]).div(steps, axis=0)
+    return {f"{name}_us": 1e6 * s for name, s in inside.median().items()}
+
+
+# Plain decoding here, in transformers' generate and in llama.cpp.
+
+Answer: TypeAlias = Callable[[list[int]], list[int]]  # of a prompt's ids, the new ones
+
+
+def others_options(add: Add) -> None:
+    every = (*WEIGHTS, "generate", "llamacpp")
+    add("--tokens", type=int, default=128, help="new tokens a prompt, at most")
+    add("--rounds", type=int, default=3, help="times that all prompts are asked")
+    add("--only", nargs="+", choices=every, default=list(every), help="which of them")
+
+
+def others(options: Options) -> Found:
+    """Plain decoding here, in transformers' generate and in llama.cpp, prompt by prompt.
+
+    All decode the bundled model greedily from the same ids, with as many threads; float32,
+    bfloat16 and stored are this engine's (engine.weights). Times are of whole answers. llama.cpp
+    computes with the 4-bit file itself, whose values the others hold in float32, so its outputs
+    differ by rounding.
+    """
+    threads, tokens = torch.get_num_threads(), options.tokens
+    facts: dict[str, Any] = {"threads": threads, "new_tokens": tokens}
+    answers: dict[str, Answer] = {}
+    with ExitStack() as stack:
+        for name in options.only:
+            if name == "generate":
+                loaded = load_model(typed(compose([f"model={MODEL}"])))
+                ends = sorted(loaded.eos_ids)
+                answers[name] = partial(generate, loaded.model, tokens=tokens, eos_token_id=ends)
+            elif name != "llamacpp":
+                answers[name] = ours(name, tokens)
+            else:
+                try:
+                    server = llamacpp(threads)
+                except NeedsNotMet as error:
+                    print(f"left out: {error}", file=sys.stderr)
+                    continue
+                stack.callback(server.stop)
+                facts[name] = {"wheel": wheel_version(), "simd": server.simd}
+                answers[name] = partial(of_server, Client(server.url, 300.0, 64.0), tokens)
+        template = PromptTemplate(load_tokenizer(typed(compose([f"model={MODEL}"]))))
+        prompts = [template.render([(question, None)]) for question in QUESTIONS]
+        yield facts | {"rows": beside_first(answers, prompts, options.rounds)}
+
+
+def ours(weights: str, tokens: int) -> Answer:
+    config = typed(compose([f"model={MODEL}", f"engine.weights={weights}"]))
+    loaded = load_model(config)
+    target = target_of(config, loaded.model, max_len=tokens + 512)
+    engine, ar = Engine(target, GreedyVerifier(), eos_ids=loaded.eos_ids), Drafter(name="ar")
+    return lambda ids: decode(np.array(ids), engine, ar, tokens).output_ids
+
+
+@torch.inference_mode()
+def generate(model: Any, ids: Iterable[int], tokens: int, **more: Any) -> list[int]:
+    """The new ids of transformers' own greedy loop."""
+    batch = torch.tensor([[*ids]], device=model.device)
+    settled = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": tokens}
+    out = model.generate(batch, attention_mask=torch.ones_like(batch), **settled, **more)
+    return out[0, batch.shape[1] :].tolist()  # type: ignore[no-any-return]
+
+
+def llamacpp(threads: int) -> LlamacppProcess:
+    wheel_version()  # refuses here, with what to type
+    model = typed(compose([f"model={MODEL}"])).model
+    gguf = find_gguf(str(model.gguf_package), str(model.gguf_file))
+    log = Path(tempfile.mkdtemp(), "server.log")
+    server = LlamacppProcess(flags(LlamacppConfig(threads=threads), gguf), log)
+    server.start()
+    return server
+
+
+def of_server(client: Client, tokens: int, ids: list[int]) -> list[int]:
+    wanted = {"n_predict": tokens, "temperature": 0.0, "cache_prompt": False, "return_tokens": True}
+    said: Any = client.post_json("/completion", {"prompt": ids, **wanted})
+    return [int(token) for token in said["tokens"]]
+
+
+def beside_first(
+    answers: Mapping[str, Answer], prompts: Sequence[list[int]], rounds: int
+) -> dict[str, dict[str, Any]]:
+    """By name the median of tokens/s, and the geometric mean of their ratio to the first one's."""
+    taken = in_turns(answers, [prompts[0], *[*prompts] * rounds])
+    first = next(iter(taken.values()))
+    return {
+        name: {
+            "tokens_per_s": statistics.median(len(out) / s for s, out in own),
+            "ratio": statistics.geometric_mean(
+                len(out) / s * t / len(theirs)
+                for (s, out), (t, theirs) in zip(own, first, strict=True)
+            ),
+            "equal": f"{sum(a[1] == b[1] for a, b in zip(own, first, strict=True))}/{len(own)}",
+        }
+        for name, own in taken.items()
+    }
+
+
+# What `make gpu-check` asks of a GPU, with run.py's models and random weights.
+
+PROMPT, PROFILED, LIBRARIES = 128, 5, ("cublas", "cublaslt")
+FAMILIES = {  # by the first that a kernel's name matches
+    "attention": r"attention|flash|fmha|sdpa",
+    "product": r"gemm|gemv|cutlass|cublas|nvjet|splitk|xmma|(add)?mm\b|linear",
+    "norm": r"norm|rsqrt|mean|pow",
+    "copy": r"memcpy|memset|copy|index|gather|scatter|cat",
+    "choice": r"argmax|reduce|topk|sort",
+    "other": "",
+}
+
+
+def gpu_options(add: Add) -> None:
+    add("part", choices=GPU_PARTS)
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="of run.py, e.g. model=vicuna7b")
+    add("--repeats", type=int, default=3)
+    add("--trial", action="store_true", help="tiny sizes: the numbers say nothing")
+
+
+def gpu(options: Options) -> Found:
+    """Bandwidth, loops, kernels or products of a GPU, or, as a trial, of a CPU.
+
+    bandwidth: copies and reads of the memory. loops: plain decoding eagerly, over graphs, in
+    transformers' generate and, in a process of its own, with its compiled static cache; and the
+    clock of CUDA events against the wall. kernels: microseconds of a pass by family of kernels.
+    products: one layer's products and the LM head, by rows and library.
+    """
+    cuda_settings.fix()
+    with torch.inference_mode():
+        for results in GPU_PARTS[options.part](options):
+            yield results | {"trial": options.trial, "cuda_settings": cuda_settings.in_force()}
+
+
+def random_model(overrides: list[str]) -> PreTrainedModel:
+    model = typed(compose([*overrides, "model.shape=true"])).model
+    dtype, device = getattr(torch, str(model.dtype)), choose_device(str(model.device))
+    network = shape_model(model.shape_config, dtype=dtype, device=device)
+    return network.eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+
+def measure_bandwidth(options: Options) -> Found:
+    device = choose_device(str(compose(options.overrides).model.device))
+    read = bandwidth.FastestRead(device, bandwidth.COPY_BYTES[device.type])
+    rows: dict[str, Any] = {"copy": {"bytes_per_s": []}, "read": {"bytes_per_s": []}}
+    for _ in range(options.repeats):
+        rows["copy"]["bytes_per_s"].append(bandwidth.copy_bandwidth(device))
+        read.measure()
+        rows["read"]["bytes_per_s"].append(read.bytes_per_s)
+        yield {"rows": rows}
+
+
+def measure_loops(options: Options) -> Found:
+    """Tokens/s of whole calls, the prompt's pass included; ``decode_s`` is taken of CUDA events."""
+    tokens, alone = 8 if options.trial else 128, options.part == "static"
+    prompt = np.random.default_rng(0).integers(3, 200, PROMPT)
+    found: dict[str, Any] = {"tokens": tokens, "rows": {}, "clock_over_wall": [], "failed": {}}
+    found |= {} if alone else in_its_own_process("static", options)
+    stock = random_model(options.overrides)
+    same = {"min_new_tokens": tokens, "eos_token_id": None}
+    theirs = partial(generate, stock, prompt, tokens, **same)
+    calls: dict[str, Callable[[], Any]] = {"generate": theirs}
+    if alone:
+        calls = {"static": partial(theirs, cache_implementation="static")}
+    else:
+        model = random_model(options.overrides)
+        sizes: dict[str, Any] = {"max_len": PROMPT + tokens, "max_nodes": 1}
+        capture = model.device.type == "cuda"
+        graph = GraphTarget(model, capture=capture, fused=True, **sizes)  # as a run has it
+        for name, target in {"graph": graph, "eager": Target(model, **sizes)}.items():
+            engine, ar = Engine(target, GreedyVerifier(), eos_ids=frozenset()), Drafter(name="ar")
+            calls[name] = partial(decode, prompt, engine, ar, tokens)
+        found["weight_bytes"] = bandwidth.streamed_bytes(model)
+    before = "nothing"
+    for turn in range(options.repeats + 1):  # the first one warms up, and compiles
+        for name in [name for name in calls if name not in found["failed"]][:: 1 - 2 * (turn % 2)]:
+            synchronize(stock.device)
+            start = time.perf_counter()
+            try:
+                decoded = calls[name]()
+                synchronize(stock.device)
+            except (RuntimeError, ValueError) as error:  # one way that fails ends no other
+                found["failed"][name] = first_line(error)
+                check_device(stock.device, error, name, before)
+                continue
+            wall, before = time.perf_counter() - start, name
+            row = found["rows"].setdefault(name, {"tokens_per_s": [], "passes_per_s": []})
+            if turn:
+                row["tokens_per_s"].append(tokens / wall)
+            if turn and name in ("graph", "eager"):
+                row["passes_per_s"].append((tokens - 1) / decoded.timings.decode_s)
+                found["clock_over_wall"].append(decoded.timings.wall_s / wall)
+        yield found | ({} if alone else {"described": graph.describe()})
+
+
+def in_its_own_process(part: str, options: Options) -> dict[str, Any]:
+    """What a part finds that compiles, and may leave the GPU's memory otherwise than it was."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "found.json")
+        command = [sys.executable, "-m", "scripts.bench", "gpu", part, *options.overrides]
+        command += [f"--repeats={options.repeats}", f"--out={out}", *["--trial"] * options.trial]
+        code = subprocess.run(command, check=False, stdout=sys.stderr, cwd=PROJECT).returncode
+        found = jsonl.read_json(out) if out.exists() else {}
+    failed = found.get("failed", {}) | ({part: f"exit code {code}"} if code else {})
+    return {"rows": found.get("rows", {}), "failed": failed}
+
+
+def measure_kernels(options: Options) -> Found:
+    model = random_model(options.overrides)
+    on_gpu = model.device.type == "cuda"
+    contexts, many = ((32,), (1, 8)) if options.trial else ((128, 960), (1, 8, 64))
+    sizes: dict[str, Any] = {"max_len": max(contexts) + 64, "max_nodes": max(many)}
+    target = GraphTarget(model, capture=on_gpu, fused=True, **sizes)  # as runs have it
+    rows: dict[str, Any] = {}
+    for context in contexts:
+        target.prefill(np.arange(3, 3 + context) % 200)
+        for n in many:
+            rows[f"{n} rows after {context} tokens"] = profiled(target, n)
+            yield {"rows": rows, "described": target.describe()}
+
+
+def profiled(target: GraphTarget, rows: int) -> dict[str, Any]:
+    """Microseconds of a pass, by the wall, by family of kernels, and of the longest ones."""
+    tree, on_gpu = DraftTree.chain(np.arange(rows - 1)), target.device.type == "cuda"
+
+    def one() -> None:
+        GreedyVerifier().verify(tree, target.forward(7, tree))
+
+    one()
+    wall = statistics.median(seconds(one, target.device) for _ in range(PROFILED))
+    kinds = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kinds.CUDA if on_gpu else kinds.CPU]) as profile:
+        for _ in range(PROFILED):
+            one()
+        synchronize(target.device)
+    spent, launches, names = (defaultdict[str, float](float) for _ in range(3))
+    for event in profile.key_averages():
+        own: float = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        if own > 0:
+            family = next(f for f, p in FAMILIES.items() if re.search(p, event.key.lower()))
+            spent[family] += own / PROFILED
+            launches[family] += event.count / PROFILED
+            names[event.key[:120]] += own / PROFILED
+    longest = dict(sorted(names.items(), key=lambda item: -item[1])[:12])
+    found = {"wall_us": 1e6 * wall, "us": dict(spent), "launches": dict(launches)}
+    return found | {"longest_us": longest}
+
+
+def measure_products(options: Options) -> Found:
+    """Of one layer and the LM head, of weights that no cache holds, replayed as a graph."""
+    model = typed(compose([*options.overrides, "model.shape=true"])).model
+    size, dtype = model.shape_config, getattr(torch, str(model.dtype))
+    device = choose_device(str(model.device))
+    hidden, inner, heads = (
+        size["hidden_size"],
+        size["intermediate_size"],
+        size["num_attention_heads"],
+    )
+    pairs = size.get("num_key_value_heads", heads) * hidden // heads
+    shapes = {"qkv": (hidden + 2 * pairs, hidden), "o": (hidden, hidden), "down": (hidden, inner)}
+    shapes |= {"gate_up": (2 * inner, hidden), "head": (size["vocab_size"], hidden)}
+    many, libraries = (1 << 31, LIBRARIES) if device.type == "cuda" else (1 << 20, ("default",))
+    rows: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        one = torch.empty(shape, dtype=dtype).nbytes
+        times = max(2, many // one)
+        weights = [torch.randn(shape, dtype=dtype, device=device) for _ in range(times)]
+        for n, library in itertools.product((1, 8, 64), libraries):
+            x = torch.randn(n, shape[1], dtype=dtype, device=device)
+            torch.backends.cuda.preferred_blas_library(library)
+            run = captured(partial(all_products, x, weights), device)
+            spent = [seconds(run, device) / times for _ in range(options.repeats + 1)][1:]
+            line = {"us": [1e6 * s for s in spent], "gb_per_s": [1e-9 * one / s for s in spent]}
+            rows[f"{name}, {n} rows, {library}"] = line
+        yield {"rows": rows}
+
+
+def all_products(x: torch.Tensor, weights: list[torch.Tensor]) -> None:
+    for weight in weights:
+        torch.nn.functional.linear(x, weight)
+
+
+def captured(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    work()
+    if device.type == "cpu":
+        return work
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+GPU_PARTS: dict[str, Callable[[Options], Found]] = {
+    "bandwidth": measure_bandwidth,
+    "loops": measure_loops,
+    "static": measure_loops,
+    "kernels": measure_kernels,
+    "products": measure_products,
+}
+
+
+# Our drafters inside vLLM, against vLLM without one and beside our engine.
+
+Steps: TypeAlias = list[tuple[int, int]]  # drafted and accepted tokens of steps that had a draft
+
+
+def vllm_options(add: Add) -> None:
+    add("run", type=Path, help="folder of a run of our engine, or of a replay")
+    add("--model", type=Path, required=True, help="folder of the weights that it ran with")
+    add("--tokens", type=int, default=8, help="num_speculative_tokens (default: 8)")
+    add("--rows", type=int, default=3, help="requests at once (default: 3)")
+
+
+def vllm(options: Options) -> Found:
+    """Our drafters inside vLLM, against vLLM without one and beside our engine (docs/engines.md).
+
+    Every label of the run drafts for vLLM with its knobs; methods must draft chains, each request
+    with a state of its own (state_scope=turn). A request's steps are the same where vLLM accepted
+    in each but the last, in which it drafts beyond the limit, what our engine did.
+    """
+    (run,) = load_runs([options.run])
+    asked = [record for record in run.records if record.label == run.baseline]
+    wanted = [record.output_ids for record in asked]
+    traces = {trace.key: trace for trace in read_steps(run.path / STEPS)}
+    most = run.max_new_tokens or max(map(len, wanted))
+    ask = partial(vllm_answers, options, [record.prompt_ids for record in asked], most)
+    plain, _ = ask(None)
+    sizes = f"--tokens {options.tokens} --rows {options.rows}"
+    results: dict[str, Any] = {
+        "command": f"python -m scripts.bench vllm RUN --model FOLDER {sizes}",
+        "vllm": str(importlib.import_module("vllm").__version__),
+        "model": run.model,
+        "dataset": run.dataset,
+        "requests": len(asked),
+        "plain_equal_to_ours": equal_answers(plain, wanted),
+        "rows": {},
+    }
+    for label in run.labels:
+        if label == run.baseline:
+            continue
+        knobs = typed_knobs(run.knobs(label))
+        outputs, theirs = ask(knobs)
+        own = [traces[*record.key[:3], label] for record in asked]
+        drafted = [
+            [(d, c - 1) for d, c in zip(t.drafted, t.committed, strict=True) if d] for t in own
+        ]
+        results["rows"][label] = {
+            "equal_to_plain": equal_answers(outputs, plain),
+            "same_steps": sum(map(same_steps, theirs, own)),
+            "in_vllm": counts(theirs, options.tokens),
+            "here": counts(drafted, options.tokens),
+            "knobs": knobs,
+        }
+        yield results
+
+
+def typed_knobs(knobs: dict[str, Any]) -> dict[str, Any]:
+    """Recorded knobs as a user types them: a method inside them by its name."""
+    found = {k: v for k, v in knobs.items() if k not in ("_target_", "paper_scope", "version")}
+    for key, value in found.items():
+        if isinstance(value, dict) and "_target_" in value:
+            part = typed_knobs(value)
+            del part["state_scope"]  # the whole's
+            found[key] = {"method": part.pop("name"), **part}
+    return found
+
+
+def vllm_answers(
+    options: Options, prompts: Sequence[list[int]], most: int, knobs: dict[str, Any] | None
+) -> tuple[list[list[int]], list[Steps]]:
+    """Greedy answers of a new vLLM to these prompts, and their steps where a method drafts."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+    theirs = importlib.import_module("vllm")
+    drafting: dict[str, Any] = {}
+    if knobs is not None:
+        drafter = {"method": "custom_class", "model": f"specbench.engines.vllm.{knobs['name']}"}
+        drafting = {
+            "speculative_config": drafter | {"num_speculative_tokens": options.tokens},
+            "additional_config": {"specbench": knobs},
+            "per_request_spec_decode_metrics": "detailed",
+        }
+    llm = theirs.LLM(
+        model=str(options.model),
+        dtype="float32",
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        max_num_seqs=options.rows,
+        # Nearer to it vLLM asks for no drafts.
+        max_model_len=max(map(len, prompts)) + most + 2 * (options.tokens + 1),
+        **drafting,
+    )
+    sampling = theirs.SamplingParams(temperature=0.0, max_tokens=most, detokenize=False)
+    asked = [{"prompt_token_ids": ids} for ids in prompts]
+    said = [answer.outputs[0] for answer in llm.generate(asked, sampling, use_tqdm=False)]
+    llm.llm_engine.engine_core.shutdown()
+    noted = [one.spec_decode_metrics for one in said if knobs is not None]
+    steps = [[*zip(n.per_step_drafted, n.per_step_accepted, strict=True)] for n in noted]
+    return [[*one.token_ids] for one in said], steps
+
+
+def same_steps(theirs: Steps, trace: StepTrace) -> bool:
+    """Whether vLLM accepted in each step but the last what our engine did."""
+    last = len(trace.committed) - 1
+    ours = [n - 1 for n, d in zip(trace.committed[:last], trace.drafted, strict=False) if d]
+    accepted = [accepted for _, accepted in theirs]
+    return ours in (accepted, accepted[:-1])  # in the last one vLLM may have had no draft
+
+
+def counts(requests: Iterable[Steps], tokens: int) -> dict[str, Any]:
+    """Drafts and tokens of all requests, and by position how many of the drafts were accepted."""
+    steps = [step for request in requests for step in request]
+    return {
+        "drafts": len(steps),
+        "drafted": sum(drafted for drafted, _ in steps),
+        "accepted": sum(accepted for _, accepted in steps),
+        "accepted_by_position": [sum(n > at for _, n in steps) for at in range(tokens)],
+    }
+
+
+def equal_answers(outputs: Sequence[list[int]], wanted: Sequence[list[int]]) -> int:
+    return sum(a == b for a, b in zip(outputs, wanted, strict=True))
+
+
+SECTIONS: dict[str, tuple[Callable[[Add], None], Callable[[Options], Found]]] = {
+    "passes": (passes_options, passes),
+    "steps": (steps_options, steps),
+    "others": (others_options, others),
+    "gpu": (gpu_options, gpu),
+    "vllm": (vllm_options, vllm),
+}
+
+
+def shown(value: Any) -> str:
+    """Of several measurements the median, smallest and largest."""
+    if isinstance(value, list):
+        middle = statistics.median(value or [np.nan])
+        return f"{middle:.4g} [{min(value):.4g}, {max(value):.4g}]" if value else "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def show(results: dict[str, Any]) -> None:
+    """A line for each row, and what was found beside them."""
+    print_wide = Console(width=130).print
+    hidden = ("launches", "longest_us", "knobs")
+    rows = results.pop("rows")
+    lines = [{k: v for k, v in row.items() if k not in hidden} for row in rows.values()]
+    table = pd.json_normalize(lines, sep=" ").fillna("–").map(shown)
+    table.insert(0, "", [*rows])
+    print_wide(FittedTable(table, ""))
+    print_wide(results, markup=False, highlight=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__, "scripts.bench")
+    commands = parser.add_subparsers(dest="section", metavar="SECTION", required=True)
+    for name, (add_options, measure) in SECTIONS.items():
+        command = add_command(commands, name, measure.__doc__ or "")
+        command.add_argument("--out", type=Path, help="write the results as JSON, as they come")
+        add_options(command.add_argument)
+    options = parser.parse_args(argv)
+    facts = {
+        "command": f"python -m scripts.bench {shlex.join(sys.argv[1:])}",
+        "date": time.strftime("%Y-%m-%d"),
+        "environment": environment.describe(),
+    }
+    results: dict[str, Any] = {}
+    for results in SECTIONS[options.section][1](options):
+        if options.out:  # a command that is stopped leaves what it had
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            jsonl.write_json(options.out, facts | results)
+    show(results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(reporting_errors(main))

@@ -1,0 +1,266 @@
+"""The parts of `gpu_visit.py`: what each runs, how long it may take and what it must show.
+
+The third visit's parts, of kernels that are still to be written, come behind the second's.
+"""
+
+import json
+import re
+import shlex
+import statistics
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[1]
+CORE = ("specbench/kernels", "specbench/models", "specbench/decoding", "specbench/system")
+BENCH = (*CORE, "scripts/bench.py")
+RUNS = (*CORE, "specbench/index", "methods", "runners", "conf/method", "conf/pair")
+NOMINAL = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.0e12}  # bytes/s of the memory
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part.
+
+    Attributes:
+        command: for bash, with `words` in it, and {work}, a folder for what it writes: found.json
+            or a run's folder run/.
+        check: of what it found and the folder: why the condition is not met, or None. It is asked
+            where the exit code is 0.
+        sources: files and folders that the part judges; others may change, and it need not run
+            again.
+    """
+
+    name: str
+    visit: int
+    limit_s: int
+    command: str
+    check: Callable[[Any, Path], str | None]
+    sources: tuple[str, ...]
+    needs_gpu: bool = False
+
+    def source_hash(self) -> str:
+        """Of the command, and of the files that the part judges."""
+        digest = sha256(self.command.encode())
+        for place in (PROJECT / source for source in self.sources):
+            for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+                if path.suffix in (".py", ".yaml", ".json"):
+                    digest.update(path.name.encode() + path.read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def words(device: str, work: Path) -> dict[str, str]:
+    """What stands for {names} in commands: models and sizes, tiny ones in a trial on a CPU."""
+    trial = device == "cpu"
+    on, python = f"engine=graph model.device={device}", shlex.quote(sys.executable)
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    shape |= {"vocab_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tiny = " ".join(["smollm2_135m", *(f"model.shape_config.{k}={v}" for k, v in shape.items())])
+    every = {p.stem for p in (PROJECT / "conf/method").glob("[!_]*.yaml")} - {"ar", "cacheback"}
+    labels = ["pld", "eagle2", "sps"] if trial else sorted(every)
+    pytest = f"{python} -m pytest -q -c /dev/null --rootdir . --import-mode=importlib"
+    large = f"model={tiny if trial else 'vicuna7b'} model.shape=true {on}"
+    folder, few = shlex.quote(str(work)), "dataset.limit=1 generation.max_new_tokens=4 " * trial
+    return {
+        "python": python,
+        "work": folder,
+        "out": f"--out={folder}/found.json",
+        "device": device,
+        "pytest": f"{pytest} -p no:cacheprovider",
+        "large": f"{large} model.dtype={'float32' if trial else 'bfloat16'}",
+        "grid": f"[{'32,64' if trial else '128,448,960'}]",
+        "rows": f"[{'1,2,4' if trial else '1,2,4,8,16,32,48,64,96,128'}]",
+        "sizes": "--trial --repeats=1" if trial else "--repeats=3",
+        "labels": ",".join(labels),
+        "run": f"{python} run.py model=smollm2_135m {on} generation.max_new_tokens=64",
+        "end": f"{few}output_dir={folder}/run",
+    }
+
+
+def _wrong(*conditions: tuple[bool, str]) -> str | None:
+    return "; ".join(said for holds, said in conditions if not holds) or None
+
+
+def _any(found: Any, work: Path) -> str | None:
+    return None  # the exit code says it
+
+
+def _bandwidth(found: Any, work: Path) -> str | None:
+    read, gpus = max(found["rows"]["read"]["bytes_per_s"]), found["environment"]["hardware"]["gpus"]
+    nominal = next((v for k, v in NOMINAL.items() if gpus and k in gpus[0]["name"]), 0.0)
+    return _wrong((read > 0.85 * nominal, f"the fastest read, {read / 1e9:.0f} GB/s, is slow"))
+
+
+def _tests(found: Any, work: Path) -> str | None:
+    cases = [*ElementTree.parse(work / "tests.xml").iter("testcase")]
+    failed = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
+    passed = [c for c in cases if not len(c)]
+    heads = " ".join(c.get("name", "") for c in passed if "draft" in c.get("name", ""))
+    lacks = [d for d in ("float64", "float32", "bfloat16") if d not in heads]
+    return _wrong(
+        (not failed and len(passed) >= 60, f"{len(failed)} failed, {len(passed)} passed"),
+        (not lacks, f"no drafts in {', '.join(lacks)}"),
+    )
+
+
+def _loops(found: Any, work: Path) -> str | None:
+    off = max(abs(share - 1) for share in found["clock_over_wall"])
+    rates = {k: statistics.median(row["tokens_per_s"] or [0]) for k, row in found["rows"].items()}
+    return _wrong(
+        (not found["failed"], f"failed: {found['failed']}"),
+        (found["trial"] or off <= 0.01, f"the clock is off by {off:.1%}"),
+        (found["trial"] or rates["graph"] >= 1.2 * rates["static"], f"tokens/s: {rates}"),
+    )
+
+
+def _kernels(found: Any, work: Path) -> str | None:
+    off = [abs(sum(row["us"].values()) / row["wall_us"] - 1) for row in found["rows"].values()]
+    return _wrong((found["trial"] or max(off) <= 0.05, f"sums are {max(off):.1%} off the wall"))
+
+
+def _rows(found: Any, work: Path) -> str | None:
+    surface = json.loads((work / "run/surface.json").read_text())
+    samples = [each for line in surface["tree"]["samples_s"] for each in line]
+    spread = max((max(s) - min(s)) / statistics.median(s) for s in samples)
+    on_gpu, eager = surface["model"]["device"] != "cpu", surface["model"]["passes"].get("eager")
+    return _wrong(
+        (not on_gpu or not eager, f"not captured: {eager}"),
+        (not on_gpu or spread < 0.02, f"samples of one point differ by {spread:.1%}"),
+    )
+
+
+def _memcheck(found: Any, work: Path) -> str | None:
+    said = (work / "printed.txt").read_text()
+    errors = [int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", said)]
+    named = re.search(r"Invalid __global__ (?:write|read)[^\n]*\n[^\n]*(nvjet|splitK)", said, re.I)
+    return _wrong(
+        (bool(named) and errors[0] > 0, "no invalid access of a split product without the mend"),
+        (errors[1:] == [0], f"errors: {errors}"),
+    )
+
+
+def _equal(found: Any, work: Path) -> str | None:
+    """Nothing left out, and all outputs plain decoding's own."""
+    rows = [row for row in found["rows"] if row["task"] == "overall"]
+    counted = {row["label"]: row["lossless"] for row in rows}
+    other = {k: v for k, v in counted.items() if sum(v.values()) != v["equal"]}
+    left = json.loads((work / "run/manifest.json").read_text()).get("left_out")
+    return _wrong((not other, f"outputs: {other}"), (not left, f"left out: {left}"))
+
+
+def _no_bug(found: Any, work: Path) -> str | None:
+    bugs = [row["label"] for row in found["rows"] if (row["lossless"] or {}).get("bug")]
+    return _wrong((not bugs, f"bugs: {bugs}"))
+
+
+def _cases(work: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (work / "run/cases.jsonl").read_text().splitlines()]
+
+
+def _phases(found: Any, work: Path) -> str | None:
+    cases = _cases(work)
+    launched = sorted({c["label"] for c in cases if (c["drafter"] or {}).get("launched_drafts")})
+    late = []
+    for label in sorted({c["label"] for c in cases}):
+        first, *others = [c["drafter_setup_s"] for c in cases if c["label"] == label]
+        late += [label] if others and first > 2 * statistics.median(others) + 1e-3 else []
+    on_gpu = bool(cases[0]["gpu"])
+    return _wrong(
+        (not on_gpu or not launched, f"drafts not captured: {launched}"),
+        (not on_gpu or not late, f"set up in the first turn: {late}"),
+    )
+
+
+def _energy(found: Any, work: Path) -> str | None:
+    cases = _cases(work)
+    power = sum(c["energy_j"] for c in cases) / sum(c["wall_s"] for c in cases)
+    watched = statistics.mean(c["gpu"][0]["power_w"] for c in cases)
+    return _wrong((abs(power / watched - 1) <= 0.1, f"{power:.0f} W, watched {watched:.0f} W"))
+
+
+_WARM = (
+    "import torch, methods.token_recycling, specbench.decoding.tree, specbench.index.ngram_pool\n"
+    "x = torch.ones(4, device='cuda'); g = torch.cuda.CUDAGraph()\n"
+    "with torch.cuda.graph(g): y = 2 * x + 1\n"
+    "g.replay(); torch.cuda.synchronize(); assert y.tolist() == [3.0] * 4"
+)
+_GPU_TESTS = "tests/gpu_rules/test_decoding.py"
+_BENCH = "{python} -m scripts.bench gpu "
+_SAMPLED = "{run} model.dtype=float32 generation.temperature=1 dataset.limit=6 verifier="
+PARTS = (
+    Part("env", 1, 20, f"nvidia-smi -q; {{python}} -c {shlex.quote(_WARM)}", _any, (), True),
+    Part(
+        "bandwidth", 1, 20, _BENCH + "bandwidth model.device={device} {sizes} {out}", _bandwidth,
+        ("specbench/system/bandwidth.py",),
+    ),
+    Part(
+        "crash", 1, 60, "{python} -m scripts.gpu_crash all {out}", _any,
+        ("scripts/gpu_crash.py", *CORE), True,
+    ),
+    Part(
+        "tests", 1, 170,
+        "{pytest} -p xdist -n 8 -m gpu tests/gpu_rules tests/models/test_gpu.py "
+        "--junitxml={work}/tests.xml",
+        _tests, (*CORE, "methods", "runners", "tests/gpu_rules", "tests/models/test_gpu.py"), True,
+    ),
+    Part("loops", 1, 90, _BENCH + "loops {large} {sizes} {out}", _loops, BENCH),
+    Part("kernels", 1, 30, _BENCH + "kernels {large} {sizes} {out}", _kernels, BENCH),
+    Part(
+        "rows", 1, 60,
+        "{python} run.py {large} runner=cost runner.contexts={grid} runner.tree_rows={rows} "
+        "runner.batch_contexts=[] runner.batch_k=[] runner.batch_w=[] runner.passes=3 "
+        "baseline=false output_dir={work}/run",
+        _rows, (*CORE, "runners/cost.py"),
+    ),
+    Part("products", 1, 35, _BENCH + "products {large} {sizes} {out}", _any, BENCH),
+    Part(
+        "order", 1, 25, f"TORCH_CUDA_SANITIZER=1 {{pytest}} {_GPU_TESTS} -k draft", _any,
+        (*CORE, "methods", _GPU_TESTS), True,
+    ),
+    Part(
+        "memcheck", 1, 45,
+        "checked='compute-sanitizer --tool memcheck'; "
+        "FIX=0 $checked {python} -m scripts.gpu_crash clear_empty; "
+        f"$checked {{pytest}} {_GPU_TESTS} -k 'eagle2 and float32'",
+        _memcheck, ("scripts/gpu_crash.py", *CORE, _GPU_TESTS), True,
+    ),
+    Part(
+        "methods", 2, 240, "{run} model.dtype=float32 method=cacheback 'compare=[{labels}]' {end}",
+        _equal, RUNS,
+    ),
+    Part(
+        "phases", 2, 60,
+        "{run} model.dtype=float32 budgets=published measure=phases method=suffix_decoding "
+        "'compare=[cacheback,pld,token_recycling,medusa,hydra,eagle,eagle2,eagle3,sps]' "
+        "dataset=jsonl dataset.path=assets/branching.jsonl {end}",
+        _phases, RUNS,
+    ),
+    Part(
+        "half", 2, 60,
+        "{run} model.dtype=bfloat16 dataset.limit=6 method=cacheback "
+        "'compare=[pld,token_recycling,suffix_decoding,medusa,eagle2,eagle3,sps]' {end}",
+        _no_bug, RUNS,
+    ),
+    Part(
+        "match", 2, 25, _SAMPLED + "match method=pld 'compare=[eagle2,token_recycling]' {end}",
+        _equal, RUNS,
+    ),
+    Part("rejection", 2, 25, _SAMPLED + "rejection method=sps {end}", _any, RUNS),
+    Part("block", 2, 25, _SAMPLED + "block method=sps {end}", _any, RUNS),
+    Part(
+        "batch", 2, 35,
+        "{run} model.dtype=float32 batch.size=4 dataset.limit=8 method=pld "
+        "'compare=[suffix_decoding,token_recycling,medusa,eagle2]' {end}",
+        _equal, RUNS,
+    ),
+    Part(
+        "energy", 2, 30,
+        "{run} model.dtype=float32 measure=energy dataset.limit=6 method=pld "
+        "'compare=[eagle2]' {end}",
+        _energy, RUNS, True,
+    ),
+)  # fmt: skip

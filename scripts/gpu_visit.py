@@ -1,0 +1,173 @@
+"""What a GPU must show, part by part, so that a quarter of an hour on one is used well.
+
+    make gpu-check                                 every part that is not done yet
+    make gpu-check ARGS='--visit 1 --seconds 560'  the first visit, within ten minutes
+    make gpu-check ARGS='--device cpu'             a trial on any machine, with tiny shapes
+
+After each part --out has parts/NAME.json, a line more in progress.txt, report.md, and all of it in
+the archive. A part whose condition was met on this GPU, with this torch and the same files that it
+judges, is not run again. docs/gpu.md says more. Exit code: 0 where all parts met their condition, 1
+where one failed or is left, 2 where none can run.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[1]
+KEPT = PROJECT / "docs/measurements"
+sys.path.insert(0, str(PROJECT))  # this checkout, not an installed one
+from scripts.gpu_parts import PARTS, Part, words
+from scripts.weight_pieces import join
+from specbench.config.removed import refuse_words
+from specbench.errors import ConfigurationError
+
+
+def what_is_here(device: str) -> tuple[dict[str, str], str | None]:
+    """The GPU and the versions; and why no part can run, with what to type."""
+    from packaging.requirements import Requirement
+
+    wanted = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
+    here, wrong = {"gpu": "none", "python": sys.version.split()[0]}, []
+    for requirement in map(Requirement, [*wanted, "pytest"]):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            here[requirement.name] = importlib.metadata.version(requirement.name)
+        version = here.get(requirement.name)
+        if not version or not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement} (here {version})")
+    if wrong:
+        return here, f"missing or of another version: {'; '.join(wrong)}. Type make setup"
+    import torch
+
+    here |= {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    if device == "cpu":
+        return here, None
+    if not torch.cuda.is_available():
+        return here, (
+            f"torch {torch.__version__} sees no GPU: type make setup TORCH_INDEX=URL with a build "
+            "for the driver (docs/gpu.md), or make gpu-check ARGS='--device cpu' for a trial."
+        )
+    return here | {"gpu": torch.cuda.get_device_name(0)}, None
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A JSON file's content; nothing where there is none, or half of one."""
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads(path.read_text()))
+    return {}
+
+
+def earlier(part: Part, out: Path, here: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Results of the part that are kept, of this GPU and torch."""
+    for place in [out, *KEPT.glob("*")]:
+        found = read(place / "parts" / f"{part.name}.json")
+        theirs = found.get("versions", {})
+        if isinstance(theirs, dict) and all(theirs.get(k) == here[k] for k in ("gpu", "torch")):
+            yield found
+
+
+def run(part: Part, device: str, limit_s: float, work: Path) -> tuple[str | None, dict[str, Any]]:
+    """Run a part to its end or limit: why its condition is not met, and what it found."""
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    typed = part.command.format(**words(device, work))
+    environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
+    with (work / "printed.txt").open("w") as out:
+        child = subprocess.Popen(
+            ["bash", "-c", typed], cwd=PROJECT, env=environ, stdout=out, stderr=out, process_group=0
+        )
+        try:
+            code = child.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"not over after {limit_s} s", read(work / "found.json")
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # also what it left running
+                os.killpg(child.pid, signal.SIGKILL)
+    found = read(work / "found.json") or read(work / "run/summary.json")
+    try:
+        return f"exit code {code}" if code else part.check(found, work), found
+    except (LookupError, OSError, SyntaxError, TypeError, ValueError) as error:
+        return f"its result cannot be read: {type(error).__name__}: {error}", found
+
+
+def keep(part: Part, result: dict[str, Any], out: Path, archive: Path) -> None:
+    """Write what one part gave, so that a kill at any later moment costs nothing of it."""
+    half = out / "parts" / f"{part.name}.half"
+    half.write_text(json.dumps(result, indent=1))
+    half.replace(half.with_suffix(".json"))
+    said = f"{part.name}: {result['why'] or 'condition met'}, {result['seconds']} s"
+    with (out / "progress.txt").open("a") as progress:
+        progress.write(f"{time.strftime('%H:%M:%S')} {said}\n")
+    print(said, flush=True)
+    lines = [f"# {result['gpu']}", "", json.dumps(result["versions"]), ""]
+    for each in PARTS:
+        if kept := read(out / "parts" / f"{each.name}.json"):
+            printed = out / "parts" / each.name / "printed.txt"
+            tail = printed.read_text().splitlines()[-40:] if printed.exists() else []
+            lines += [f"## {each.name}: {kept['why'] or 'condition met'}", "", "```", *tail, "```"]
+    (out / "report.md").write_text("\n".join([*lines, ""]))
+    half = archive.with_suffix(".half")
+    with tarfile.open(half, "w:gz") as whole:
+        for name in ("parts", "progress.txt", "report.md"):
+            whole.add(out / name, name)
+    half.replace(archive)
+
+
+def main(argv: list[str] | None = None) -> int:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    add = parser.add_argument
+    add("--visit", type=int, choices=sorted({part.visit for part in PARTS}), help="only its parts")
+    add("--seconds", type=float, default=float("inf"), help="begin no part that could end later")
+    add("--device", choices=("cuda:0", "cpu"), default="cuda:0", help="cpu: a trial")
+    add("--out", type=Path, default=PROJECT / "docs/measurements/gpu", help="folder of results")
+    add("--archive", type=Path, help="all results in one file (default: parts.tgz in --out)")
+    add("--weights", type=Path, help="folder with weight files in pieces, to be joined first")
+    try:
+        refuse_words("scripts.gpu_visit", sys.argv[1:] if argv is None else argv)
+    except ConfigurationError as error:
+        parser.exit(2, f"error: {error}\n")
+    args = parser.parse_args(argv)
+    end, out = time.monotonic() + args.seconds, args.out.absolute()
+    here, wrong = what_is_here(args.device)
+    if wrong := wrong or (join(args.weights) if args.weights else None):
+        print(wrong, file=sys.stderr)
+        return 2
+    asked = [part for part in PARTS if args.visit in (None, part.visit)]
+    kept, left = {part.name: [*earlier(part, out, here)] for part in asked}, []
+    for part in sorted(asked, key=lambda part: all(k["ok"] for k in kept[part.name])):
+        start, code = time.monotonic(), part.source_hash()
+        limit_s = part.limit_s * (3 if args.device == "cpu" else 1)
+        why: str | None = None
+        if args.device == "cpu" and part.needs_gpu:
+            print(f"{part.name}: needs a GPU")
+        elif any(k["ok"] and k["source_hash"] == code for k in kept[part.name]):
+            print(f"{part.name}: done before")
+        elif start + limit_s > end:
+            print(f"{part.name}: {(why := 'no time is left')}")
+        else:
+            why, found = run(part, args.device, limit_s, out / "parts" / part.name)
+            seconds = round(time.monotonic() - start, 1)
+            result = {"ok": why is None, "why": why, "seconds": seconds, "gpu": here["gpu"]}
+            result = result | {"versions": here, "source_hash": code, "found": found}
+            keep(part, result, out, args.archive or out / "parts.tgz")
+        left += [part.name] if why else []
+    print(f"left or failed: {', '.join(left) or 'none'}; results: {out}")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

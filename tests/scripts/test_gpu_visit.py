@@ -1,0 +1,122 @@
+"""The visit of a GPU: what is kept, what is run again, and a trial of it on the CPU."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import pytest
+import torch
+
+from scripts import gpu_crash, gpu_visit, weight_pieces
+from scripts.gpu_parts import PARTS, Part
+from specbench.paths import PROJECT
+
+RUN = (
+    "import sys; from scripts import gpu_visit; from scripts.gpu_parts import Part\n"
+    "c = 'sleep 0.2; echo {{}} > {work}/found.json; echo $(basename {work}) >> ' + sys.argv[1]\n"
+    "gpu_visit.PARTS = [Part(f'p{i}', 1, 9, c, lambda *_: None, ()) for i in range(8)]\n"
+    "sys.exit(gpu_visit.main(['--device', 'cpu', '--out', sys.argv[2]]))"
+)
+
+
+def part(name, command="true", check=lambda *_: None, limit_s=9, sources=()):
+    return Part(name, 1, limit_s, command, check, sources)
+
+
+def visit(monkeypatch, out, *parts, words=()):
+    monkeypatch.setattr(gpu_visit, "PARTS", parts)
+    return gpu_visit.main(["--device", "cpu", "--out", str(out), *words])
+
+
+def test_after_a_kill_at_any_moment_the_next_call_runs_what_is_left(tmp_path):
+    ran, out = tmp_path / "ran", tmp_path / "out"
+    command = [sys.executable, "-c", RUN, str(ran), str(out)]
+    process = subprocess.Popen(command, cwd=PROJECT)
+    while not (out / "progress.txt").exists():
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, 1.2))
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    time.sleep(0.5)  # the part that it had begun ends by itself
+    with tarfile.open(out / "parts.tgz") as archive:  # whole whenever the kill came
+        done = {name for name in archive.getnames() if name.endswith(".json")}
+    assert "parts/p0.json" in done and "parts/p7.json" not in done
+    before = ran.read_text().split()
+    assert subprocess.run(command, cwd=PROJECT).returncode == 0
+    again = ran.read_text().split()[len(before) :]
+    assert len({*before, *again}) == 8
+    assert not {f"parts/{name}.json" for name in again} & done
+
+
+def test_what_failed_comes_first_and_what_judges_other_files_is_run_again(
+    tmp_path, monkeypatch, capsys
+):
+    judged, out = tmp_path / "judged.py", tmp_path / "gpu"
+    judged.write_text("1")
+    good = part("good", sources=(str(judged),))
+    slow = part("slow", "sleep 9", limit_s=0.25)
+    bad = part("bad", "echo {{}} > {work}/found.json", lambda found, _: found["lacks"])
+    assert visit(monkeypatch, out, good, slow, bad) == 1
+    found = [json.loads((out / f"parts/{n}.json").read_text()) for n in ("good", "slow", "bad")]
+    assert [each["ok"] for each in found] == [True, False, False]
+    assert found[1]["why"] == "not over after 0.75 s" and "KeyError" in found[2]["why"]
+    assert found[0]["gpu"] == "none" and found[0]["versions"]["torch"] == torch.__version__
+    monkeypatch.setattr(gpu_visit, "KEPT", tmp_path)  # another folder goes on from this one
+    capsys.readouterr()
+    mended = part("bad")
+    assert visit(monkeypatch, tmp_path / "new", good, mended, words=["--seconds", "60"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("bad: condition met") and said[1] == "good: done before"
+    judged.write_text("2")
+    assert visit(monkeypatch, tmp_path / "new", good, words=["--seconds", "20"]) == 1
+    assert "good: no time is left" in capsys.readouterr().out
+
+
+def test_without_a_gpu_or_the_versions_it_says_what_to_type(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_visit.main(["--out", str(tmp_path)]) == 2
+    assert "--device cpu" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["gpu_crash", "all"])
+    assert gpu_crash.main() == 2 and "clear_empty" in capsys.readouterr().err
+    real = gpu_visit.importlib.metadata.version
+    older = {"transformers": "4.40"}
+    monkeypatch.setattr(
+        gpu_visit.importlib.metadata, "version", lambda name: older.get(name) or real(name)
+    )
+    assert gpu_visit.main(["--device", "cpu", "--out", str(tmp_path)]) == 2
+    assert "(here 4.40). Type make setup" in capsys.readouterr().err
+
+
+def test_weights_are_joined_from_pieces_that_are_whole(tmp_path, monkeypatch, capsys):
+    (tmp_path / "package").mkdir()
+    file, folder = tmp_path / "package/weights.gguf", tmp_path / "pieces"
+    file.write_bytes(bytes(range(250)))
+    weight_pieces.cut(folder, [file], size=100)
+    assert weight_pieces.join(folder, tmp_path / "there") is None
+    assert (tmp_path / "there/package/weights.gguf").read_bytes() == file.read_bytes()
+    first, second, _ = json.loads((folder / "pieces.json").read_text())["package/weights.gguf"]
+    (folder / second).write_bytes(b"half")
+    assert "damaged" in weight_pieces.join(folder, tmp_path / "there")
+    (folder / first).unlink()
+    assert visit(monkeypatch, tmp_path, words=["--weights", str(folder)]) == 2
+    assert f"lacks 1 of 3 pieces of package/weights.gguf: {first}" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)  # two processes that import torch
+def test_a_short_trial_on_the_cpu(tmp_path, monkeypatch):
+    asked = [p for p in PARTS if p.name in ("bandwidth", "kernels")]
+    assert visit(monkeypatch, tmp_path, *asked) == 0
+    report = (tmp_path / "report.md").read_text()
+    assert "1 rows after 32 tokens" in report and "kernels: condition met" in report
+
+
+def test_parts_fit_into_two_commands_of_ten_minutes():
+    for number in (1, 2):
+        assert sum(p.limit_s for p in PARTS if p.visit == number) <= 560
+    for each in PARTS:
+        for source in each.sources:
+            assert (PROJECT / source).exists(), f"{each.name}: {source}"
