@@ -16,7 +16,6 @@ import os
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 from analysis.runs.command import add_command, parser_of, reporting_errors
 from analysis.runs.load import load_runs
 from specbench.config.compose import compose, typed
@@ -53,7 +53,6 @@ from specbench.models.graph_target import GraphTarget
 from specbench.models.heads import folder as head_folder
 from specbench.models.loading import choose_device, load_model, load_tokenizer, shape_model
 from specbench.models.target import Target
-from specbench.paths import PROJECT
 from specbench.results.fitted_table import FittedTable
 from specbench.results.lines import StepTrace, read_steps
 from specbench.results.records import STEPS
@@ -89,12 +88,6 @@ def in_turns(
             result = call(item)
             found[name].append((time.perf_counter() - start, result))
     return {name: taken[warm_ups:] for name, taken in found.items()}
-
-
-def random_tree(nodes: int, vocab: int, seed: int) -> DraftTree:
-    rng = np.random.default_rng(seed)
-    parents = np.array([rng.integers(max(-1, i - 8), i) for i in range(nodes)], dtype=np.int64)
-    return DraftTree(rng.integers(0, vocab, nodes), parents)
 
 
 def target_of(config: RunConfig, model: PreTrainedModel, **more: Any) -> Target:
@@ -161,8 +154,9 @@ def passes(options: Options) -> Found:
 
 
 def pass_over(target: Target, rows: int) -> Callable[[object], object]:
-    """A pass over a token and a tree of ``rows`` - 1 nodes."""
-    tree = random_tree(rows - 1, target.vocab_size, rows)
+    """A pass over a token and a tree of ``rows`` - 1 nodes, two children each."""
+    nodes = np.arange(rows - 1)
+    tree = DraftTree(nodes + 100, (nodes - 2) // 2)
     return lambda _: target.forward(7, tree).greedy()
 
 
@@ -357,10 +351,11 @@ def gpu_options(add: Add) -> None:
 def gpu(options: Options) -> Found:
     """Bandwidth, loops, kernels or products of a GPU, or, as a trial, of a CPU.
 
-    bandwidth: copies and reads of the memory. loops: plain decoding eagerly, over graphs, in
-    transformers' generate and, in a process of its own, with its compiled static cache; and the
-    clock of CUDA events against the wall. kernels: microseconds of a pass by family of kernels.
-    products: one layer's products and the LM head, by rows and library.
+    bandwidth: copies and reads of the memory. loops: plain decoding eagerly, over graphs and in
+    transformers' generate; and the clock of CUDA events against the wall. static: generate with its
+    compiled static cache, which does not leave the GPU's memory as it was, alone. kernels:
+    microseconds of a pass by family of kernels. products: those of one layer and the LM head, by
+    rows and library.
     """
     cuda_settings.fix()
     with torch.inference_mode():
@@ -391,7 +386,6 @@ def measure_loops(options: Options) -> Found:
     tokens, alone = 8 if options.trial else 128, options.part == "static"
     prompt = np.random.default_rng(0).integers(3, 200, PROMPT)
     found: dict[str, Any] = {"tokens": tokens, "rows": {}, "clock_over_wall": [], "failed": {}}
-    found |= {} if alone else in_its_own_process("static", options)
     stock = random_model(options.overrides)
     same = {"min_new_tokens": tokens, "eos_token_id": None}
     theirs = partial(generate, stock, prompt, tokens, **same)
@@ -427,18 +421,6 @@ def measure_loops(options: Options) -> Found:
                 row["passes_per_s"].append((tokens - 1) / decoded.timings.decode_s)
                 found["clock_over_wall"].append(decoded.timings.wall_s / wall)
         yield found | ({} if alone else {"described": graph.describe()})
-
-
-def in_its_own_process(part: str, options: Options) -> dict[str, Any]:
-    """What a part finds that compiles, and may leave the GPU's memory otherwise than it was."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "found.json")
-        command = [sys.executable, "-m", "scripts.bench", "gpu", part, *options.overrides]
-        command += [f"--repeats={options.repeats}", f"--out={out}", *["--trial"] * options.trial]
-        code = subprocess.run(command, check=False, stdout=sys.stderr, cwd=PROJECT).returncode
-        found = jsonl.read_json(out) if out.exists() else {}
-    failed = found.get("failed", {}) | ({part: f"exit code {code}"} if code else {})
-    return {"rows": found.get("rows", {}), "failed": failed}
 
 
 def measure_kernels(options: Options) -> Found:

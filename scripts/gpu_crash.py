@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from transformers import CompileConfig, PreTrainedModel
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 from specbench.config.compose import compose
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine

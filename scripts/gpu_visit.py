@@ -161,8 +161,13 @@ def main(argv: list[str] | None = None) -> int:
         else:
             why, found = run(part, args.device, limit_s, out / "parts" / part.name)
             seconds = round(time.monotonic() - start, 1)
-            result = {"ok": why is None, "why": why, "seconds": seconds, "gpu": here["gpu"]}
-            result = result | {"versions": here, "source_hash": code, "found": found}
+            result: dict[str, Any] = {
+                "ok": why is None,
+                "why": why,
+                "seconds": seconds,
+                "gpu": here["gpu"],
+            }
+            result |= {"versions": here, "source_hash": code, "found": found}
             keep(part, result, out, args.archive or out / "parts.tgz")
         left += [part.name] if why else []
     print(f"left or failed: {', '.join(left) or 'none'}; results: {out}")

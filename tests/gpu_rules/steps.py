@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from methods.cacheback import Cacheback
@@ -33,7 +34,7 @@ from specbench.models.draft.model import DraftModel
 from specbench.system.clock import CpuClock
 from specbench.system.environment import code_sha256
 from tests.conftest import VOCAB
-from tests.gpu_rules.decoders import DEVICE, FUSED, PROMPT, heads, model
+from tests.gpu_rules.decoders import FUSED, PROMPT, heads, model
 from tests.gpu_rules.memory import World
 from tests.gpu_rules.pretended import pretended_cuda
 

@@ -179,7 +179,6 @@ def test_parts_of_the_check_of_a_gpu(gpu, part, monkeypatch):
     monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
     monkeypatch.setattr(bench, "random_model", lambda _: decoders.model(vocab_size=256))
     monkeypatch.setattr(bench, "PROMPT", 20)
-    monkeypatch.setattr(bench, "in_its_own_process", lambda *_: {"rows": {}, "failed": {}})
     options = SimpleNamespace(part=part, overrides=["model.device=auto"], repeats=1, trial=True)
     *_, results = bench.gpu(options)
     assert results["cuda_settings"]
