@@ -258,13 +258,9 @@ class CostSurface:
                 "python run.py runner=cost"
             )
         node = jsonl.read_json(path)
-        if node.get("format") != FORMAT or node.get("version") != VERSION:
-            raise ConfigurationError(
-                f"{path} is not a cost surface of version {VERSION} (format "
-                f"{node.get('format')!r}, version {node.get('version')!r}). Measure one: "
-                "python run.py runner=cost"
-            )
         try:
+            if (node["format"], node["version"]) != (FORMAT, VERSION):
+                raise ValueError(f"it is {node['format']} of version {node['version']}")
             return CostSurface(
                 model=node["model"],
                 machine=node["machine"],
@@ -276,7 +272,10 @@ class CostSurface:
                 drafting=node["drafting"],
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigurationError(f"{path} is a damaged cost surface: {error}.") from error
+            raise ConfigurationError(
+                f"{path} is damaged or no cost surface of version {VERSION} ({error}). "
+                "Measure one: python run.py runner=cost"
+            ) from error
 
 
 def monotone_fit(values: FloatArray) -> FloatArray:
