@@ -290,9 +290,8 @@ def replay_kind(drafter: Drafter, traces: Traces) -> str:
     kind = _kind(drafter)
     if kind is None:
         raise NeedsNotMet(
-            f"method={drafter.name} needs {_wanted(drafter)}, which a recorded output does not "
-            "have, so it cannot be replayed and is tried live: type runner=offline, or leave it "
-            "out."
+            f"method={drafter.name} needs more of the model than a recorded output has, so it "
+            "cannot be replayed and is tried live: type runner=offline, or leave it out."
         )
     if kind == ROUNDED and traces.hidden_states is None:
         raise NeedsNotMet(
@@ -336,15 +335,3 @@ def how_to_record(model: str, layers: list[int] | None = None) -> str:
         f"Type: python run.py method=ar model={model} record=states{more}, with the questions "
         "wanted, and name its folder in runner.traces."
     )
-
-
-def _wanted(drafter: Drafter) -> str:
-    """What of the model a drafter asks for, in words."""
-    needs = drafter.needs
-    kinds = {
-        "a draft model": needs.draft_model,
-        "hidden states": bool(needs.hidden_layers),
-        "logits": needs.logits or needs.prompt_logits,
-    }
-    found = [word for word, asked in kinds.items() if asked]
-    return " and ".join(found) or "the target's choices at its own draft nodes"

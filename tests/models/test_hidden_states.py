@@ -169,8 +169,8 @@ def test_a_replay_refuses_whoever_asks_for_them(tokens_only, within):
     drafter = Head(name="head")
     if within:
         drafter = Union(drafters=[drafter, PromptLookup()])
-    traces = SimpleNamespace(top=25, path="traces")
-    with pytest.raises(NeedsNotMet, match=r"needs hidden states, .*runner=offline"):
+    traces = SimpleNamespace(path="traces")
+    with pytest.raises(NeedsNotMet, match=r"cannot be replayed .*runner=offline"):
         replay_kind(drafter, traces)
 
 
