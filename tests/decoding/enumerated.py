@@ -27,12 +27,9 @@ _DUST = 1e-15  # a box this narrow is a rounding error of its borders
 
 @dataclass(frozen=True, eq=False)
 class ToyPair:
-    """Next-token distributions by what was committed before, and the shape of a draft.
+    """Next-token distributions ``[vocab]`` by the text before, and the shape of a draft.
 
-    Attributes:
-        target: ``[vocab]`` by every text shorter than the longest one, the depth and a token more.
-        draft: likewise; siblings are draws from one row, independent ones with ``replacement``.
-        parents: -1 for the root; of a chain -1, 0, 1, ..
+    Siblings are draws from one row, independent ones with ``replacement``.
     """
 
     target: callable
@@ -41,13 +38,8 @@ class ToyPair:
     replacement: bool = True
 
     @property
-    def chain(self):
-        return self.parents == tuple(range(-1, len(self.parents) - 1))
-
-    @property
     def depths(self):
-        """Of the root and of each node."""
-        depths = [0]
+        depths = [0]  # of the root, then of each node
         for parent in self.parents:
             depths.append(depths[parent + 1] + 1)
         return np.array(depths)
@@ -75,8 +67,7 @@ class ToyPair:
     def accepted(self, rule):
         """Tokens of a chain that ``token`` or ``block`` (arXiv 2403.10444) accepts, in closed form.
 
-        A prefix is accepted with the product of its min(1, p / q), or with w, the last one's
-        min(1, w p / q).
+        A prefix: with the product of its min(1, p / q), or with w, the last one's min(1, w p / q).
         """
         total = 0.0
         for probability, tokens, texts in self.drafts():
@@ -89,10 +80,7 @@ class ToyPair:
 
 
 def random_pair(parents, vocabulary, seed, spread=1.0, cut=0, cut_draft=0, **more):
-    """Tables drawn from a Dirichlet law, peaked ones where its parameter ``spread`` is small.
-
-    ``cut`` leaves the target, and ``cut_draft`` the draft, this many tokens of a row.
-    """
+    """Tables drawn from a Dirichlet law; ``cut`` leaves the target so many tokens of a row."""
 
     def tables(which, keep):
         @cache
@@ -108,7 +96,6 @@ def random_pair(parents, vocabulary, seed, spread=1.0, cut=0, cut_draft=0, **mor
 
 
 def fixed_pair(p, q, depth):
-    """Distributions that do not look at the text."""
     target, draft = np.array(p) / sum(p), np.array(q) / sum(q)
     return ToyPair(lambda _: target, lambda _: draft, tuple(range(-1, depth - 1)))
 
