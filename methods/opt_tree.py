@@ -17,9 +17,6 @@ Where ours differs, and why:
     - When decoding greedily the scores are the draft's plain softmax; else its probabilities after
       the target's temperature and filters, and what the filters remove is not a candidate.
     - Rows of accepted nodes stay in the draft's cache; the code reads them again.
-    - Of a draft with another tokenizer that drafts text (``pair.draft.vocabulary=text``) each
-      branch is cut by the target's, the likeliest first, while there are ``nodes``; equal
-      beginnings are shared. No published method does so.
 State kept: none beyond the step but the draft model's cache, for a turn.
 """
 
@@ -35,7 +32,7 @@ import torch
 from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.device import fill, to_device
 from specbench.decoding.drafter import ModelDrafter
-from specbench.decoding.protocols import DraftLM, ModelWork, TextDraftLM
+from specbench.decoding.protocols import DraftLM, ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
     Counted,
@@ -82,7 +79,6 @@ class OptTree(ModelDrafter):
         return Needs(
             tokens_only=False,
             draft_model=True,
-            draft_text=self.enough is None,  # such a rule asks for each token's probability
             max_nodes=self.nodes,
             # The last layer is never fed; a tree of one layer holds none.
             draft_nodes=self.nodes * max(1, self.max_depth - 2),
@@ -91,7 +87,6 @@ class OptTree(ModelDrafter):
     def setup(self, context: DraftContext) -> None:
         assert context.draft_model is not None
         self._draft = context.draft_model
-        self._text = self._draft if isinstance(self._draft, TextDraftLM) else None
         self._sampling = context.sampling
         self._graphs: _Graphs | None = None
         if context.sampling.greedy and context.target is not None and context.target.graph_tokens:
@@ -102,8 +97,6 @@ class OptTree(ModelDrafter):
         self._draft.begin(state.tokens, state.seed)
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
-        if self._text is not None:
-            self._text.read(state.tokens)
         deepest = min(self.max_depth - 1, state.remaining - 1, self._draft.free_rows(state.length))
         self._tree, self._fed = DraftTree.empty(), NO_TOKENS
         expected = (yield from self._grow(state, deepest)) if deepest > 0 else 0.0
@@ -139,10 +132,7 @@ class OptTree(ModelDrafter):
             fed[layer] = np.arange(n_fed, n_fed + len(layer))
             n_fed += len(layer)
             logits = yield from self._draft.extending(tokens[layer], above_fed, own=True)
-        if self._text is None:
-            self._tree, self._fed = DraftTree(tokens, parents, survival=scores), fed
-        else:
-            self._tree = DraftTree(*self._text.spelled_tree(tokens, parents, scores, deepest))
+        self._tree, self._fed = DraftTree(tokens, parents, survival=scores), fed
         return expected
 
     def _children(
@@ -180,8 +170,7 @@ class OptTree(ModelDrafter):
         return above, tokens[kept].astype(np.int64)[order], np.minimum(gained[order], scores[above])
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
-        # Cut by the engine, or text: what is held is read again.
-        if outcome.tree is not self._tree or self._text is not None:
+        if outcome.tree is not self._tree:  # cut by the engine: what is held is read again
             self._draft.drop_nodes()
             return
         path = self._fed[outcome.path]

@@ -29,8 +29,6 @@ Where ours differs, and why:
       pre-verify.
     - Tokens and one row of probabilities cross from draft to verifier, not the whole history of
       both models' probabilities.
-    - A draft with another tokenizer that drafts text (``pair.draft.vocabulary=text``) reads pending
-      tokens as text, and no more of the target's tokens are pending than were drafted.
     - Verifiers other than ``rejection`` (``match``) draw the token without regard to the bonus:
       still exact, accepted less often.
 State kept: pending tokens and the draft's cache, for a turn.
@@ -46,7 +44,6 @@ import torch
 
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.protocols import TextDraftLM
 from specbench.decoding.structs import (
     NO_TOKENS,
     BonusProposal,
@@ -93,7 +90,6 @@ class Pearl(Drafter):
         return Needs(
             tokens_only=False,
             draft_model=True,
-            draft_text=True,
             overlap=True,
             max_nodes=max(gamma - 1, 1),
             draft_nodes=2 * gamma,
@@ -102,7 +98,6 @@ class Pearl(Drafter):
     def setup(self, context: DraftContext) -> None:
         assert context.draft_model is not None
         self._draft = context.draft_model
-        self._text = self._draft if isinstance(self._draft, TextDraftLM) else None
         self._sampling = context.sampling
         self._device = torch.device("cpu") if context.target is None else context.target.device
         if self.gamma == "auto":
@@ -129,9 +124,6 @@ class Pearl(Drafter):
             draft.begin(state.tokens, state.seed)
             self._read = True
         behind = len(pending)
-        if self._text is not None:  # which reads the pending tokens as text
-            ahead = np.concatenate((state.tokens, pending))
-            self._text.read(ahead)
         # The last token that may be committed in the pass after this one is never a draft token.
         wanted = min(
             self._gamma, state.remaining - behind - 1, draft.free_rows(state.length) - behind
@@ -139,10 +131,7 @@ class Pearl(Drafter):
         if wanted <= 0 or len(tree) < behind:  # cut by the engine, a block would hang in the air
             self._block, self._block_q = NO_TOKENS, None
             return None
-        fed = behind  # nodes
-        if self._text is not None:
-            fed, logits = 0, draft.catch_up(ahead, own=True)[None]
-        elif behind:  # its rows are there, but for the last token's
+        if behind:  # its rows are there, but for the last token's
             logits = draft.extend(pending[-1:], np.array([behind - 2]), own=True)
         else:
             logits = draft.catch_up(state.tokens, own=True)[None]
@@ -158,12 +147,9 @@ class Pearl(Drafter):
             tokens.append(draft.to_target_ids(drawn))
             if len(tokens) == wanted:
                 break
-            last = np.array([fed + len(tokens) - 2])
+            last = np.array([behind + len(tokens) - 2])
             logits = draft.extend(tokens[-1], last, own=True)
-        block = torch.cat(tokens)
-        if self._text is not None:
-            block = self._text.spelled(block)[:wanted]
-        self._block = block.cpu().numpy()
+        self._block = torch.cat(tokens).cpu().numpy()
         if not distributions:
             return None
         self._block_q = torch.cat(distributions).to(self._device)

@@ -21,8 +21,6 @@ Where ours differs, and why:
     - No token beyond the limit is drafted: it could not be committed.
     - The first draft comes after the prompt's pass, not in it, as for every method here; and an end
       token does not end a draft, since nobody looks at one before the target has.
-    - Of a draft with another tokenizer that drafts text (``pair.draft.vocabulary=text``) no more of
-      the target's tokens are verified than were drafted.
     - ``max_gamma`` bounds ``heuristic``, since buffers have a size; the library has no bound. From
       5 on, drafts accepted whole reach 64 only after more than 1,000 tokens.
 State kept: the draft length under ``heuristic``, as ``state_scope`` says (paper: ``turn``, which is
@@ -39,7 +37,7 @@ import numpy as np
 import torch
 
 from specbench.decoding.drafter import ModelDrafter
-from specbench.decoding.protocols import ModelWork, TextDraftLM
+from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     Counted,
     DecodeState,
@@ -86,14 +84,11 @@ class Sps(ModelDrafter):
     @property
     def needs(self) -> Needs:
         longest = self.gamma if self.schedule == "constant" else self.max_gamma
-        # A rule that stops the draft learns from its tokens, which text does not keep.
-        text = self.enough is None
-        return Needs(tokens_only=False, draft_model=True, draft_text=text, max_nodes=longest)
+        return Needs(tokens_only=False, draft_model=True, max_nodes=longest)
 
     def setup(self, context: DraftContext) -> None:
         assert context.draft_model is not None
         self._draft = context.draft_model
-        self._text = self._draft if isinstance(self._draft, TextDraftLM) else None
         self._sampling = context.sampling
         # A draft that is drawn on a GPU stays there; on the CPU an array is what everybody reads.
         self._device = torch.device("cpu") if context.target is None else context.target.device
@@ -105,8 +100,6 @@ class Sps(ModelDrafter):
         self._draft.begin(state.tokens, state.seed)
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
-        if self._text is not None:
-            self._text.read(state.tokens)
         longest = min(self._gamma, state.remaining - 1, self._draft.free_rows(state.length))
         self._tree = DraftTree.empty()
         if longest > 0:
@@ -140,10 +133,7 @@ class Sps(ModelDrafter):
                 break
             last = np.array([len(tokens) - 2], dtype=np.int64)
             logits = yield from self._draft.extending(tokens[-1], last, own=True)
-        chain = torch.cat(tokens)
-        if self._text is not None:
-            chain = self._text.spelled(chain)[:longest]
-        drafted = chain.to(self._device)
+        drafted = torch.cat(tokens).to(self._device)
         tree = DraftTree.chain(drafted.numpy() if self._device.type == "cpu" else drafted)
         probs_of, said = None, np.array(survival) if survival else None
         if rows:

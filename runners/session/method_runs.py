@@ -19,7 +19,7 @@ from specbench import paths
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
-from specbench.config.draft import check_text, draft_weights
+from specbench.config.draft import draft_weights
 from specbench.config.schema import RunConfig
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
@@ -230,7 +230,6 @@ def _check_draft(entry: Entry, job: Job, needs: Needs) -> None:
     wanted = draft_weights(entry.draft, config.model)
     if wanted is None:
         raise NeedsNotMet(_no_draft(entry.name, config.model.name, config.pair.left_out))
-    check_text(entry.draft, entry.name, usable=needs.draft_text, greedy=job.greedy)
     loading.model_files_present(wanted)
 
 

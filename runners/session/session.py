@@ -37,7 +37,7 @@ from specbench.models.checks.audit_tolerance import (
     chosen_prompts,
     fixed_tolerance,
 )
-from specbench.models.draft.latency import latency_ratio
+from specbench.models.draft.model import latency_ratio
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from specbench.config.schema import DraftConfig, DraftWeights, ModelConfig, RandomDraftConfig
-from specbench.errors import ConfigurationError, NeedsNotMet, unknown_name
+from specbench.errors import ConfigurationError, unknown_name
 from specbench.paths import PROJECT, typed_path
 
-VOCABULARIES = ("same", "intersection", "text")
+VOCABULARIES = ("same", "intersection")
 
 
 def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None:
@@ -60,32 +60,6 @@ def _check_random(random: RandomDraftConfig) -> None:
             f"pair.draft.random.hidden={random.hidden} is out of range: it must be an even "
             f"multiple of pair.draft.random.heads={random.heads}."
         )
-
-
-def check_text(draft: DraftConfig, method: str, *, usable: bool, greedy: bool) -> None:
-    """Refuse drafts that are text (``vocabulary: text``) where they are of no use.
-
-    Args:
-        usable: whether the method takes them.
-
-    Raises:
-        NeedsNotMet: it does not, or decoding is not greedy.
-    """
-    named = draft.path or draft.id  # random weights have the target's vocabulary
-    if draft.vocabulary != "text" or not named or (usable and greedy):
-        return
-    why = (
-        "generation.temperature is above 0, and how likely a text is in the target's tokens nobody "
-        "knows"
-        if usable
-        else f"method={method} goes by single drafted tokens (their probabilities, or tokens kept "
-        "from step to step), and a text becomes the target's tokens as a whole"
-    )
-    raise NeedsNotMet(
-        "pair.draft.vocabulary=text is for method=sps and method=opt_tree (also within "
-        f"method=adaptive with method.policy=bandit) and method=pearl, greedily: {why}. Type "
-        "pair.draft.vocabulary=intersection, which drafts the tokens that both have."
-    )
 
 
 def check_device(key: str, name: str, remedy: str) -> None:

@@ -48,6 +48,12 @@ REMOVED = (
         "replay trained heads",
     ),
     Removed(
+        "key",
+        "pair.draft.vocabulary=text",
+        "type pair.draft.vocabulary=intersection, which drafts the tokens that both tokenizers "
+        "have (method=sps, opt_tree, card, pearl)",
+    ),
+    Removed(
         "command",
         "scripts.bench predicted_pairs",
         "type python -m analysis.residuals LIVE REPLAY --keep, which states the error of a "

@@ -124,7 +124,7 @@ class DraftConfig:
         dtype: of the weights; null takes the target's.
         device: e.g. ``cuda:1``; null takes the target's.
         vocabulary: ``same``, the target's, or another is refused; ``intersection``: the tokens that
-            both have are drafted; ``text``: drafts are text, which the target's tokenizer cuts.
+            both have are drafted.
         random: no checkpoint: random weights over the target's vocabulary.
     """
 

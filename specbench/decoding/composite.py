@@ -44,7 +44,6 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
         hidden_layers=tuple(layers),
         tree_hidden=any(needs.tree_hidden for needs in everyone),
         draft_model=any(needs.draft_model for needs in everyone),
-        draft_text=all(needs.draft_text for needs in everyone if needs.draft_model),
         draft_nodes=max(
             (needs.draft_nodes or needs.max_nodes for needs in everyone if needs.draft_model),
             default=0,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from specbench.arrays import Array, FloatArray, IntArray
+from specbench.arrays import Array, IntArray
 
 if TYPE_CHECKING:
     import torch
@@ -215,27 +215,3 @@ class DraftLM(Protocol):
 
     def report(self) -> Mapping[str, int]:
         """Its counters, for the method's own ``report``."""
-
-
-@runtime_checkable
-class TextDraftLM(DraftLM, Protocol):
-    """A draft model whose drafts are text, for greedy decoding (``needs.draft_text``).
-
-    Ids of `extend` are its own, and `commit_path` does nothing.
-    """
-
-    def read(self, tokens: IntArray) -> None:
-        """Take note of the text ``tokens [n]``, before `free_rows`."""
-
-    def spelled(self, drafted: torch.Tensor) -> torch.Tensor:
-        """The target's ids ``[m]``, on the host, of a chain of its own ``[n]`` behind the text."""
-
-    def spelled_tree(
-        self, tokens: IntArray, parents: IntArray, scores: FloatArray, longest: int
-    ) -> tuple[IntArray, IntArray]:
-        """Tokens and parents of a tree in the target's ids; rows of nodes are dropped.
-
-        Args:
-            tokens, parents, scores: ``[n]`` of its own nodes, ``scores``: how likely each is.
-            longest: levels at most.
-        """

@@ -283,7 +283,6 @@ class Needs:
     hidden_layers: tuple[int, ...] = ()
     tree_hidden: bool = False  # also ``StepOutcome.tree_hidden``, of rejected rows
     draft_model: bool = False  # a second model, named by the ``pair`` group
-    draft_text: bool = False  # works where that model drafts text (``TextDraftLM``)
     heads: tuple[str, ...] = ()  # trained heads: names in ``pair.heads``, folders or hub ids
     artifacts: tuple[Artifact, ...] = ()  # files besides the model
     reference: bool = False  # the case's plain greedy output, handed over before ``begin`` (oracle)

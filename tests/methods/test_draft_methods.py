@@ -16,7 +16,7 @@ from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import RejectionVerifier
-from specbench.models.draft.latency import latency_ratio
+from specbench.models.draft.model import latency_ratio
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
 from tests.contract import driver

@@ -7,7 +7,7 @@ import pytest
 
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.models import loading
-from specbench.models.draft import latency
+from specbench.models.draft import model as draft_model
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.contract import driver
@@ -138,7 +138,7 @@ def test_a_resumed_run_goes_on_with_what_its_first_start_measured(execute, monke
     found = iter([2, 3, 5])
     measured = []
     monkeypatch.setattr(
-        latency, "passes_per_target_pass", lambda *_, **__: measured.append(1) or next(found)
+        draft_model, "passes_per_target_pass", lambda *_, **__: measured.append(1) or next(found)
     )
     with interrupted_after(2):
         execute(methods)

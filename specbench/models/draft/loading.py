@@ -29,7 +29,6 @@ from specbench.models import loading
 from specbench.models.checks import self_check
 from specbench.models.checks.earlier import Earlier
 from specbench.models.draft.model import DraftModel
-from specbench.models.draft.text import TextDraftModel, TextTranslation
 from specbench.models.draft.vocabulary import SharedVocabulary, shared_vocabulary
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
@@ -93,14 +92,13 @@ def load_draft_model(
             id=loaded.id, revision=loaded.revision, weights_hash=loaded.weights_hash
         )
         id_map = read_id_map(Path(node.id))
-        if draft.vocabulary != "same":
+        if draft.vocabulary == "intersection":
             if id_map is not None:
                 raise ConfigurationError(
                     f"pair.draft.vocabulary={draft.vocabulary}: {what} has ids of its own "
                     f"tokenizer renumbered by {ID_MAP_FILE}. Type pair.draft.vocabulary=same."
                 )
             max_len += max_len // 2  # as `DraftModel.reserve` has it
-        if draft.vocabulary == "intersection":
             shared = _shared(node, network, tokenizer, target.vocab_size)
         known = earlier(loaded)
     if "panels" in available_kernels():
@@ -114,16 +112,11 @@ def load_draft_model(
         nodes=max_nodes,
         earlier=known,
     )
-    make: Callable[..., DraftModel] = partial(
-        DraftModel, target_vocab=target.vocab_size, id_map=id_map, shared=shared
-    )
-    if draft.vocabulary == "text" and not node.shape:
-        translation = TextTranslation(
-            tokenizer, loading.load_tokenizer(node), target.vocab_size, own.vocab_size
-        )
-        make = partial(TextDraftModel, translation=translation)
-    drafter = make(
+    drafter = DraftModel(
         own,
+        target_vocab=target.vocab_size,
+        id_map=id_map,
+        shared=shared,
         max_nodes=max_nodes,
         context_length=context_length,
         devices_asked=devices_asked,
@@ -240,8 +233,7 @@ def check_same_tokenizer(node: DraftWeights, tokenizer: PreTrainedTokenizerBase)
     folder = Path(str(node.id))
     remedy = (
         "Choose a draft of the same family, or type pair.draft.vocabulary=intersection, which "
-        "drafts the tokens that both have, or pair.draft.vocabulary=text (sps, opt_tree, "
-        f"pearl), which drafts text, or {node.remedy}."
+        f"drafts the tokens that both have, or {node.remedy}."
     )
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
         try:

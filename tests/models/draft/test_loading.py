@@ -109,9 +109,6 @@ def test_another_tokenizer_is_refused_with_the_first_token_that_differs(load, fo
     drafter, _ = load(f"pair.draft.path={folder}", "pair.draft.vocabulary=intersection")
     own = torch.tensor([39, 40, 90])
     assert drafter.to_target_ids(own).tolist() == [39, 90, 40]
-    drafter, _ = load(f"pair.draft.path={folder}", "pair.draft.vocabulary=text")
-    drafter.begin(np.arange(60, 80))
-    assert drafter.spelled(own[1:]).tolist() == [90, 40]
 
 
 def test_a_folder_without_a_tokenizer_says_whose_it_uses(load, folder):
@@ -210,20 +207,3 @@ def test_a_path_is_found_below_the_project_from_anywhere(tmp_path, monkeypatch):
     assert draft_weights(DraftConfig(path="assets"), model).id == str(ASSETS)
     (tmp_path / "assets").mkdir()
     assert draft_weights(DraftConfig(path="assets"), model).id == str(tmp_path / "assets")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "why"),
-    [
-        (["method=card"], "method=card goes by single drafted tokens"),
-        (["method=union", "method.drafters=[pld,card]"], "method=union goes by single"),
-        (["method=adaptive", "method.drafter=sps"], "method=adaptive goes by single"),
-        (["method=sps", "generation.temperature=1"], "temperature is above 0"),
-    ],
-)
-def test_drafted_text_is_refused_where_nobody_can_use_it(folder, overrides, why):
-    text = [f"pair.draft.path={folder}", "pair.draft.vocabulary=text"]
-    with pytest.raises(NeedsNotMet, match=why) as refused:
-        build(*overrides, *text)
-    assert "pair.draft.vocabulary=intersection" in str(refused.value)
-    build("method=sps", *text)

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.generation.candidate_generator import AssistantToTargetTranslator
 
-from methods.adaptive import Adaptive
 from methods.card import Card
 from methods.opt_tree import OptTree
 from methods.pearl import Pearl
@@ -19,7 +18,6 @@ from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ConfigurationError
 from specbench.models.draft.model import DraftModel
-from specbench.models.draft.text import TextDraftModel, TextTranslation
 from specbench.models.draft.vocabulary import shared_vocabulary, token_texts
 from specbench.models.target import Target
 from tests.conftest import engine, tiny_model
@@ -213,162 +211,6 @@ def test_the_law_given_to_the_verifier_is_the_masked_one(sampling):
     known = np.flatnonzero(SHARED.ids >= 0)
     assert (q[SHARED.ids[known]] - law[known].double()).abs().max() < 1e-6
     assert float(q.sum()) == pytest.approx(1.0)
-
-
-def text_draft(network, tokenizer, *, look_behind=10, nodes=20):
-    own = Target(network, max_len=300 + nodes, max_nodes=nodes)
-    sizes = SIZES["target_vocab"], own.vocab_size
-    translation = TextTranslation(TARGET, tokenizer, *sizes, look_behind=look_behind)
-    return TextDraftModel(own, translation, max_nodes=nodes)
-
-
-TEXT_METHODS = {
-    "sps": lambda: Sps(gamma=3),
-    "heuristic": lambda: Sps(gamma=3, schedule="heuristic"),
-    "confidence": lambda: Sps(gamma=3, confidence=0.05),
-    "pearl": lambda: Pearl(gamma=3),
-    "opt_tree": lambda: OptTree(nodes=8, threshold=0.1, max_depth=5),
-    "bandit": lambda: Adaptive(drafter=Sps(gamma=3), policy="bandit", arms=3, counts="arm"),
-}
-
-
-@pytest.mark.parametrize("tokenizer", [DRAFT, metaspace()])
-@pytest.mark.parametrize("method", TEXT_METHODS)
-def test_drafted_text_leaves_the_output_plain_decoding_s(tokenizer, method):
-    target, _ = models_of()
-    network = tiny_model("llama", vocab_size=len(tokenizer) + 5, seed=1)
-    draft = text_draft(network, tokenizer, nodes=64)
-    drafter = TEXT_METHODS[method]()
-    drafter.setup(
-        DraftContext(SIZES["target_vocab"], frozenset(), target=target, draft_model=draft)
-    )
-    assert drafter.needs.draft_text
-    loop, n_drafted = engine(target, overlap="serial"), 0
-    for prompt in ("the atat", "that the atat at a thethe, thá at .", "a"):
-        ids = np.array(TARGET.encode(prompt), dtype=np.int64)
-        plain = loop.decode(ids, Drafter(name="ar"), max_new_tokens=30)
-        found = loop.decode(ids, drafter, max_new_tokens=30)
-        assert found.output_ids == plain.output_ids
-        n_drafted += sum(found.drafted_per_step)
-    assert n_drafted
-
-
-@pytest.mark.parametrize("method", ["sps", "opt_tree", "pearl"])
-def test_a_model_drafts_as_well_by_text_as_by_tokens(method):
-    letters = byte_level([])
-    size = len(letters)
-    network = tiny_model("llama", vocab_size=size)
-    with torch.no_grad():  # it writes text: bytes beyond ASCII need not be any
-        spoken = [letters.convert_tokens_to_ids(c) for c in "abcdefghijklmnopqrstuvwxyz"]
-        network.lm_head.weight[np.setdiff1d(np.arange(size), spoken)] = 0.0
-
-    def own():
-        return Target(network, max_len=300, max_nodes=20)
-
-    prompt = np.array(letters.encode("the a</s>that"), dtype=np.int64)
-    steps = []
-    for draft in (
-        DraftModel(own(), target_vocab=size, max_nodes=20),
-        TextDraftModel(own(), TextTranslation(letters, letters, size, size), max_nodes=20),
-    ):
-        drafter, target = TEXT_METHODS[method](), own()
-        drafter.setup(DraftContext(size, frozenset(), target=target, draft_model=draft))
-        loop = engine(target, overlap="serial")
-        steps.append(loop.decode(prompt, drafter, max_new_tokens=41).committed_per_step)
-    assert steps[0] == steps[1] and np.mean(steps[1]) > 2
-
-
-def test_methods_that_need_single_tokens_do_not_take_text():
-    for policy in ("threshold", "survival"):
-        for drafter in (Sps(), OptTree()):
-            assert not Adaptive(drafter=drafter, policy=policy).needs.draft_text
-    assert not Card().needs.draft_text
-
-
-def test_a_text_is_read_where_both_tokenizers_cut_it_alike_and_accepted_rows_stay():
-    letters = byte_level([])
-    draft = text_draft(tiny_model("llama", vocab_size=len(letters) + 5, seed=1), letters)
-
-    def target_ids(text):
-        return np.array(TARGET.encode(text), dtype=np.int64)
-
-    def own_ids(text):
-        return letters.encode(text, add_special_tokens=False)
-
-    def expect_logits_behind(text):
-        found = draft.catch_up(target_ids(text))
-        expected = plain_logits(draft._target, own_ids(text))[-1]
-        assert (found - expected)[: len(letters)].abs().max() < TOLERANCE
-        assert torch.isneginf(found[len(letters) :]).all()  # padding is never drafted
-
-    before = "she ate that hat at the gate, "
-    draft.begin(target_ids(before))
-    expect_logits_behind(before)
-    # It drafts eight letters; the target's tokenizer makes three tokens of them.
-    drafted = torch.tensor(own_ids("the atat"))
-    for node in range(7):
-        draft.extend(drafted[node : node + 1], np.array([node - 1]), own=True)
-    spelled = draft.spelled(drafted).tolist()
-    assert [TARGET.decode([i]) for i in spelled] == ["the", " a", "t", "at"]
-    # Of these the target commits "the" and " a", and then its own "l".
-    draft.commit_path(np.array([0, 1]))
-    read = draft.tokens
-    expect_logits_behind(before + "the al")
-    assert draft.tokens == read + 1
-    assert draft.spelled(torch.tensor(own_ids(" the"))).tolist() == target_ids(" the").tolist()
-    expect_logits_behind(before + "the al.")
-    # Another text is read anew as far as it differs.
-    draft.begin(target_ids("that"))
-    expect_logits_behind("that")
-
-
-def test_branches_are_cut_one_by_one_and_share_what_they_begin_with():
-    letters = byte_level([])
-    draft = text_draft(tiny_model("llama", vocab_size=len(letters) + 5, seed=1), letters)
-    draft.begin(np.array(TARGET.encode("she ate that "), dtype=np.int64))
-    # " atat", and " ath" with its last letter.
-    own = [letters.convert_tokens_to_ids(sign) for sign in ["Ġ", "a", "t", "a", "t", "h"]]
-    drafted, parents = np.array(own, dtype=np.int64), np.array([-1, 0, 1, 2, 3, 2])
-    odds = np.array([1.0, 0.9, 0.8, 0.3, 0.2, 0.5])
-
-    def cut(longest):
-        tokens, above = draft.spelled_tree(drafted, parents, odds, longest)
-        words = [TARGET.decode([i]) for i in tokens.tolist()]
-        return list(zip(words, above.tolist(), strict=True))
-
-    # The likelier branch first; " a" is one token for both.
-    assert cut(9) == [(" a", -1), ("th", 0), ("t", 0), ("at", 2)]
-    assert cut(1) == [(" a", -1)]
-
-
-def test_markers_that_both_have_are_read_and_others_are_dropped():
-    def marked(*more):
-        tokenizer = byte_level([("t", "h"), ("a", "t")])
-        tokenizer.add_special_tokens({"bos_token": "<s>", "additional_special_tokens": list(more)})
-        return tokenizer
-
-    target, alike, other = marked("<user>"), marked("<user>"), marked("<human>")
-    text = np.array(target.encode("<s><user>that hat</s><user>that bat"), dtype=np.int64)
-    size = len(target)
-    own = TextTranslation(target, alike, size, size)
-    # Read whole, and behind what was read before.
-    assert own.reading(text[:0], 0, text).tolist() == text.tolist()
-    assert own.reading(text[:-2], len(text) - 2, text).tolist() == text.tolist()
-    assert own.drafted(text[:-4], text[-4:], text[:-4]).tolist() == text[-4:].tolist()
-    assert own.drafted(text[:7], text[7:9], text[:7]).tolist() == text[7:9].tolist()
-    # Of a text's begin token and the draft tokenizer's one stays.
-    begin = ("<s>", alike.bos_token_id)
-    alike.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[begin]
-    )
-    assert own.reading(text[:0], 0, text).tolist() == text.tolist()
-    assert own.reading(text[:0], 0, text[1:]).tolist() == text.tolist()
-    foreign = TextTranslation(target, other, size, size)
-    dropped = "<s>that hat</s>that bat"
-    assert foreign.reading(text[:0], 0, text).tolist() == other.encode(dropped)
-    assert TextTranslation(target, byte_level([]), size, size).reading(
-        text[:0], 0, text
-    ).tolist() == byte_level([]).encode("that hat</s>that bat")
 
 
 def test_an_unknown_vocabulary_is_refused():
