@@ -29,9 +29,6 @@ from specbench.results.wording import (
     verdict_words,
 )
 
-# A limit that runs had whose rule also looked at a label's own times and threads.
-_EARLIER = "waiting"
-
 
 def caption(comparison: ComparedRuns, speedup: bool = True, times: bool = True) -> str:
     """Model, data, state, hardware, number of cases, verdict on losslessness, code.
@@ -185,14 +182,7 @@ def disturbed_words(comparison: ComparedRuns, speedup: bool = True) -> list[str]
         for e in comparison.entries
         if speedup and e.disturbed is not None and e.label != e.run.baseline
     ]
-    words = disturbance_words(by_run.values(), speedups)
-    rules = [run.manifest.setting("measure", "disturbed") or {} for run in comparison.runs]
-    if words and any(_EARLIER in rule for rule in rules):
-        words.append(
-            "An earlier version's rule also called turns disturbed where one label alone was slow, "
-            "and had some of these measured again."
-        )
-    return words
+    return disturbance_words(by_run.values(), speedups)
 
 
 def _scopes(comparison: ComparedRuns) -> str:

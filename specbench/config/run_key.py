@@ -11,8 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.compose import option_names
-from specbench.config.dataset_schema import ORDERS, SPECIAL_TOKENS
-from specbench.config.schema import FLOAT32_WEIGHTS, BatchConfig, MeasureConfig
+from specbench.config.schema import BatchConfig
 
 # Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
 # one run into parts that belong together.
@@ -66,35 +65,8 @@ def run_identity(cfg: DictConfig) -> dict[str, Any]:
         plain["pair"]["heads"] = kept
     _name_trees(plain["method"])
     _name_trees(plain["compare"])
-    # Folders from before these keys have these values.
-    if plain.get("server") is None:
-        plain.pop("server", None)
-    for node in (plain.get("server"), plain["method"].get("server")):
-        for key in ("flash_attention", "kv_type", "batch", "ubatch", "reuse"):
-            if node and node.get(key) is None:
-                node.pop(key, None)
-    if plain["dataset"].get("special_tokens") == SPECIAL_TOKENS[0]:
-        del plain["dataset"]["special_tokens"]
-    if not plain["dataset"].get("selection"):
-        plain["dataset"].pop("selection", None)
-        plain["dataset"].pop("part", None)
-    if plain["dataset"].get("order") == ORDERS[1]:
-        del plain["dataset"]["order"]
-    if plain["measure"].get("pin") is False:
-        del plain["measure"]["pin"]
-    if plain["measure"].get("rerun_minutes") == MeasureConfig.rerun_minutes:
-        del plain["measure"]["rerun_minutes"]
-    batch = plain.get("batch") or {}
-    if batch.get("budget") == BatchConfig.budget or batch.get("size") == BatchConfig.size:
-        batch.pop("budget", None)  # it says nothing of one text
-    if batch == {"size": BatchConfig.size}:
-        del plain["batch"]
-    if plain.get("record_layers") is None:
-        plain.pop("record_layers", None)
-    if plain["engine"].get("fused_layers") is True:
-        del plain["engine"]["fused_layers"]  # it changes no pass on a CPU
-    if plain["engine"].get("weights") == FLOAT32_WEIGHTS:
-        del plain["engine"]["weights"]
+    if plain["batch"]["size"] == BatchConfig.size:
+        del plain["batch"]["budget"]  # it says nothing of one text
     return {str(key): value for key, value in plain.items()}
 
 

@@ -87,11 +87,7 @@ def print_summary(summary: Summary, console: Console) -> None:
 
 def render(summary: Summary) -> FittedTable:
     """The whole run's rows of ``summary.json`` as the first table."""
-    from specbench.results.statistics.pairs import standings_of  # scipy takes long to import
-
-    # Summaries of earlier versions lack the key, and their pairs the family.
-    pairs = [pair for pair in summary.get("pairs") or [] if "family" in pair]
-    found = summary.get("against_best") or standings_of(pairs)
+    found = summary["against_best"]
     rows = [row for row in summary["rows"] if row["task"] == OVERALL]
     cells = [
         {"method": row["label"], **decision_cells(row, found.get(row["label"]))} for row in rows

@@ -30,7 +30,7 @@ def decision_cells(row: SummaryRow, standing: Standing | None) -> dict[str, Cell
     """The five cells after the name, the numbers with their intervals.
 
     Args:
-        row: of the whole run; one of an earlier version may lack some numbers.
+        row: of the whole run.
         standing: against the fastest method; None where it is not known.
     """
     leads = standing is not None and standing["verdict"] in _LEADING

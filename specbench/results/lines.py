@@ -195,9 +195,8 @@ class Batched:
         group: which group, of the same cases in every repeat; ``place``: the turn's seat in it.
         full_s: seconds of the steps in which all of them ran.
         model_s: seconds of passes of the drafters' models in the group's steps, heads' and draft
-            models', and ``model_passes`` how many; None in records of earlier versions.
-        pass_s: seconds of the target's passes in the group's steps; None in records of earlier
-            versions, and where a device ran them.
+            models', and ``model_passes`` how many; None: not counted.
+        pass_s: seconds of the target's passes in the group's steps; None where a device ran them.
     """
 
     size: Count

@@ -1,7 +1,6 @@
 """What a run folder says of itself: ``manifest.json`` as a typed value. Free of torch.
 
-Folders of earlier versions, of other programs' files and of tests lack some keys, and a later
-version may add some: what is missing reads as None or empty, what is unknown is kept and
+Not every run has every key: what is missing reads as None or empty, what is unknown is kept and
 written back.
 """
 
@@ -19,7 +18,6 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     Strict,
     model_serializer,
-    model_validator,
 )
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on only
 
@@ -295,16 +293,6 @@ class RunManifest(_Node):
     mixed_conditions: list[Text] | None = None
     files: dict[str, Text] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_any_writer(cls, data: JsonObject) -> JsonObject:
-        """Null stands for "not recorded" in files of others, which name no baseline either."""
-        values = {key: value for key, value in data.items() if value is not None}
-        labels = values.get("labels")
-        if isinstance(labels, dict):
-            values["labels"] = {label: {} if i is None else i for label, i in labels.items()}
-        return values
-
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Self:
         """The manifest that a file's JSON object holds.
@@ -364,10 +352,9 @@ class RunManifest(_Node):
             specbench.storage.jsonl.RecordError: a file is missing, or was changed since.
         """
         digests = dict(self.files or {})
-        # Folders from before manifests were vouched for have an empty ``DONE``.
         done = folder / DONE
-        if done.is_file() and (said := done.read_text(encoding="utf-8", errors="replace").strip()):
-            digests[MANIFEST] = said
+        if done.is_file():
+            digests[MANIFEST] = done.read_text(encoding="utf-8", errors="replace").strip()
         for name, digest in digests.items():
             path = folder / name
             if not path.is_file() and needed is not None and name not in needed:

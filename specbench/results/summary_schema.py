@@ -85,8 +85,7 @@ class Pair(TypedDict):
         n_cases: timed ones.
         ratio: speed of the first over the second's; above 1 the first is faster.
         p: of this pair by itself; ``p_family``: among its family, as its interval (Bonferroni
-            against the baseline, multiple comparisons with the best). Earlier files call it
-            ``p_holm``, which it never was.
+            against the baseline, multiple comparisons with the best).
         verdict: ``faster``, ``slower`` (the first is), ``tie``, ``undecided`` or ``too few`` cases.
         margin: a ratio from 1/(1 + margin) to 1 + margin is a tie.
         detectable: the smallest ratio that the sample shows with a power of 80 %.
@@ -106,12 +105,6 @@ class Pair(TypedDict):
     detectable: float | None
     p_family: float
     needed: int | None
-
-
-def p_family(pair: Pair) -> float:
-    """A pair's p value among its family, also of a file that calls it ``p_holm``."""
-    known = cast("Mapping[str, float]", pair)
-    return known["p_family"] if "p_family" in known else known["p_holm"]
 
 
 class Standing(TypedDict):
@@ -233,7 +226,7 @@ class Summary(TypedDict):
     Attributes:
         leaders: the methods that may be the fastest, the first first.
         against_best: by label; empty where nothing was timed.
-        verdict: what the comparison says in one sentence; files of earlier versions lack it.
+        verdict: what the comparison says in one sentence.
         disturbed: None where no time was measured.
         served: where servers answered.
         batched: where several texts were decoded at once.
@@ -246,7 +239,7 @@ class Summary(TypedDict):
     leaders: list[str]
     against_best: dict[str, Standing]
     disturbed: Disturbance | None
-    verdict: NotRequired[str]
+    verdict: str
     caption: str
     notes: list[str]
     served: NotRequired[list[ServedLabel]]

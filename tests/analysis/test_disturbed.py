@@ -11,11 +11,10 @@ from analysis import publish, report, tables
 from analysis.figures import figures_of
 from analysis.plots.style import styled
 from analysis.runs.acceptance import phase_share
-from analysis.runs.captions import caption
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from specbench.results.records import DISTURBED
-from tests.analysis.folders import edit_manifest, edit_records
+from tests.analysis.folders import edit_records
 
 AGAIN = "1 case was measured again (4 turns of all labels)"
 
@@ -78,15 +77,6 @@ def test_what_wandb_and_csv_are_given_has_it_too(folder, capsys):
     lines = csv.DictReader(capsys.readouterr().out.splitlines())
     shown = {row["label"]: row["speedup_without_rule"] for row in lines if row["task"] == "overall"}
     assert float(shown["pld"]) == pytest.approx(without, rel=1e-5)
-
-
-@pytest.mark.parametrize("earlier", [True, False])
-def test_the_rule_of_an_earlier_version_is_told(folder, earlier):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    rule = {"steal": 0.05, "slowdown": 1.5} | ({"waiting": 0.15} if earlier else {})
-    edit_manifest(folder, config=manifest["config"] | {"measure": {"disturbed": rule}})
-    (comparison,) = make_comparisons(load_runs([folder]))
-    assert ("An earlier version's rule" in caption(comparison)) == earlier
 
 
 def test_shares_of_time_are_of_the_turns_that_count_in_times(results):

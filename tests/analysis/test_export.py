@@ -13,8 +13,9 @@ from specbench.results.formats import aiperf
 from specbench.results.formats.spec_bench import Source, from_answer
 from specbench.results.formats.speculation_profile import SpeculationProfile, profile_of
 from specbench.results.lines import StepTrace, write_steps
-from specbench.results.records import CASES, DONE, MANIFEST, STEPS
+from specbench.results.records import CASES, MANIFEST, STEPS
 from specbench.storage import jsonl
+from tests.analysis.folders import vouch
 from tests.small_run import case_record
 
 # By case: category, and by step what was committed and how deep the draft went.
@@ -54,9 +55,9 @@ def write(folder, **changes):
     labels = {"ar": {}, "pld": {"method": "pld", "budget": "tuned", "knobs": knobs}}
     model = {"id": "/home/someone/org/m", "dtype": "float32", "template_sha": "f00"}
     manifest = {"labels": labels, "baseline": "ar", "config": CONFIG, "model": model}
-    jsonl.write_json(folder / MANIFEST, {"schema_version": 1, **manifest})
+    jsonl.write_json(folder / MANIFEST, {"schema_version": 2, **manifest})
     write_steps(folder / STEPS, map(trace, records))
-    (folder / DONE).touch()
+    vouch(folder)
     return folder
 
 

@@ -21,7 +21,7 @@ from analysis.tabular.table import ResultTable
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
 from specbench.results.statistics.summary import summarize
-from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest
+from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest, vouch
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf" / "experiment"
@@ -157,6 +157,7 @@ def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_p
     home = shutil.copytree(EXPERIMENTS / "ngrammys_table1" / "mtbench", tmp_path / "run")
     for path in (home / "cases.jsonl", home / "manifest.json"):
         path.write_text(path.read_text().replace("mistral7b", "smollm2_135m"))
+    vouch(home)
     runs = load_runs([tmp_path])
     (page,) = reproduction("ngrammys_table1").tables(runs)
     claimed = {(row[0], row[2]) for row in page.rows if row[-1] == "other model"}

@@ -14,7 +14,7 @@ from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from analysis.runs.published_names import group_of, run_id
 from tests.analysis import wandb_file
-from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_json, edit_manifest
+from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_json, edit_manifest, vouch
 
 
 @pytest.fixture
@@ -265,7 +265,7 @@ def test_a_run_that_was_killed_and_resumed_keeps_its_id(run, fake):
     ids, turns = published()
     assert turns == 40
     (run.path / "cases.jsonl").write_bytes(whole)
-    (run.path / "DONE").touch()
+    vouch(run.path)
     assert published() == (ids, len(run.records))
 
 

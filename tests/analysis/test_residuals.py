@@ -8,8 +8,9 @@ import pytest
 from analysis import residuals
 from analysis.runs.load import load_runs
 from specbench.results import prediction_error
-from specbench.results.records import CASES, DONE, MANIFEST
+from specbench.results.records import CASES, MANIFEST
 from specbench.storage import jsonl
+from tests.analysis.folders import vouch
 from tests.small_run import case_record
 
 
@@ -29,9 +30,9 @@ def write(folder, timing, seconds, cases=("a", "b")):
         "model": {"name": "m", "dtype": "float32"},
         "machine": {"hardware": {"cpu": "a CPU", "gpus": []}},
     }
-    manifest = {"schema_version": 1, "labels": labels, "baseline": "ar", "surface": surface}
+    manifest = {"schema_version": 2, "labels": labels, "baseline": "ar", "surface": surface}
     (folder / MANIFEST).write_text(json.dumps(manifest))
-    (folder / DONE).touch()
+    vouch(folder)
     return folder
 
 

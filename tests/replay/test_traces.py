@@ -27,7 +27,7 @@ def run(tmp_path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
     manifest = {
-        "schema_version": 1,
+        "schema_version": 2,
         "config": {
             "model": {"name": "toy"},
             "dataset": {"name": "toys"},

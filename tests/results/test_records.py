@@ -51,7 +51,6 @@ def test_a_gap_that_is_not_finite_is_written_as_none():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"schema_version": 99}, "schema_version"),
         ({"status": "fine"}, "status is 'fine', it must be one of ok, failed, disturbed"),
         ({"n_new": 5}, "n_new is 5"),
         ({"accepted_per_step": [3, 1]}, "sums to 4"),

@@ -248,7 +248,7 @@ def run(tmp_path):
     folder.mkdir()
     jsonl.rewrite_jsonl(folder / CASES, (r.to_json() for r in RECORDS))
     config = {"model": {"name": "toy", "dtype": "float32"}, "generation": {"temperature": 0.0}}
-    jsonl.write_json(folder / MANIFEST, {"schema_version": 1, "config": config})
+    jsonl.write_json(folder / MANIFEST, {"schema_version": 2, "config": config})
     return folder
 
 

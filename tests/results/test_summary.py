@@ -482,7 +482,7 @@ class TestRunSummary:
     """All of ``summary.json``."""
 
     MANIFEST: ClassVar = {
-        "schema_version": 1,
+        "schema_version": 2,
         "run_key": "k",
         "labels": {"ar": {}, "pld": {}, "sam": {}},
         "baseline": "ar",

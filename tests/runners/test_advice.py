@@ -14,6 +14,7 @@ from runners.launch import dispatch
 from runners.search import jobs
 from runners.session import live
 from specbench.errors import ConfigurationError
+from specbench.storage.hashes import file_sha256
 from specbench.system import bandwidth
 from tests.small_run import in_process
 
@@ -106,7 +107,7 @@ def test_a_finished_run_s_recording_is_used(advice, words, quick, tmp_path):
     kept = [w for w in words if not w.startswith(("prompts", "methods"))]
     manifest["overrides"] = [*kept, "dataset=jsonl", f"dataset.path={folder / 'recorded-7.jsonl'}"]
     (run / "manifest.json").write_text(json.dumps(manifest))
-    (run / "DONE").write_text("")  # it vouches for the manifest that was there
+    (run / "DONE").write_text(file_sha256(run / "manifest.json"))
     request = command.read([*typed, f"run={run}", "methods=pld", f"output_dir={tmp_path / 'out'}"])
     again = command.give(request)
     assert not [*tmp_path.glob("recorded*")]

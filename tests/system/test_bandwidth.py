@@ -137,7 +137,7 @@ def test_a_gpu_is_read_by_the_fastest_of_its_kernels_and_not_between_cases(monke
 
 
 def manifest_of(values):
-    return RunManifest.from_json({"schema_version": 1, **values})
+    return RunManifest.from_json({"schema_version": 2, **values})
 
 
 GRAPHS = {"engine": "graph", "graphs": ["1 x 1 rows, 256 keys", "1 x 8 rows, 256 keys"]}

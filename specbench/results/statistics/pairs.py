@@ -22,7 +22,7 @@ from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import N_RESAMPLES, LogRatios
 from specbench.results.statistics.multiple import Against, against, against_best
 from specbench.results.statistics.summary import Sample
-from specbench.results.summary_schema import Pair, Standing, SummaryRow, p_family
+from specbench.results.summary_schema import Pair, Standing, SummaryRow
 from specbench.results.tasks import OVERALL
 
 DEFAULT_MARGIN = 0.02
@@ -171,11 +171,11 @@ def standings_of(pairs: Sequence[Pair]) -> dict[str, Standing]:
     if not pairs:
         return {}
     top = best[0]["second"] if best else pairs[0]["first"]
-    others = {pair["first"]: Standing(verdict=pair["verdict"], p=p_family(pair)) for pair in best}
+    others = {pair["first"]: Standing(verdict=pair["verdict"], p=pair["p_family"]) for pair in best}
     if top not in over:
         return standings(top, others)
     plain = over[top]
-    over_plain = Standing(verdict=plain["verdict"], p=p_family(plain))
+    over_plain = Standing(verdict=plain["verdict"], p=plain["p_family"])
     return standings(top, others, plain["second"], over_plain, behind=(plain["ratio"] or 1.0) < 1)
 
 
