@@ -80,10 +80,11 @@ test: $(STAMP) ## Tests without a GPU or a network, 4 to 5 minutes on 2 cores
 test-all: $(STAMP) ## Also the slow tests (real small model) and, where there is one, the GPU's
 	HYPOTHESIS_PROFILE=full $(PYTEST) -m 'not network' $(ARGS)
 
-lint: $(STAMP) ## Style, formatting and the rules about who may import whom
+lint: $(STAMP) ## Style, formatting, who may import whom, and lines of each room (budgets.toml)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports
+	$(PY) -m scripts.budgets
 
 fmt: $(STAMP) ## Apply the formatter and the safe fixes; write the pages' tables from their records
 	$(PY) -m ruff check --fix .

@@ -1,0 +1,124 @@
+"""Lines of each room, beside what ``budgets.toml`` allows: ``python -m scripts.budgets [--lower]``.
+
+A room is a folder of ``specbench/``, or one of the other packages; its tests lie in the folder of
+``tests/`` with its name. source: lines of its Python, and of the tables that its code interprets
+(yaml, jinja, json). code: of these Python lines the ones that are neither blank nor comment nor
+docstring. tests: lines of its tests. Exit code 1: a number is above its budget.
+"""
+
+import ast
+import io
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from analysis.runs.command import parser_of
+from specbench.paths import PROJECT
+
+FILE = "budgets.toml"
+KINDS = ("source", "code", "tests")
+TABLES = (".yaml", ".jinja", ".json", ".jsonl")
+OTHER_TESTS = "tests"  # of no room: contract, documents, golden tables, shared parts
+
+Lines: TypeAlias = Mapping[str, Mapping[str, int]]  # by room and kind
+
+_LAYOUT = {
+    tokenize.COMMENT,
+    *(tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),
+}
+
+
+def code_lines(source: str) -> int:
+    """Lines of Python that hold more than a comment or a docstring."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in _LAYOUT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        if ast.get_docstring(node) is not None:
+            first = node.body[0]
+            lines.difference_update(range(first.lineno, (first.end_lineno or 0) + 1))
+    return len(lines)
+
+
+def rooms(root: Path) -> dict[str, dict[str, int]]:
+    """Lines of each room by kind, as they are."""
+    inner = (p for p in sorted((root / "specbench").iterdir()) if (p / "__init__.py").is_file())
+    names = ["specbench", *(f"specbench/{p.name}" for p in inner)]
+    names += ["methods", "runners", "analysis", "scripts"]
+    found = {name: dict.fromkeys(KINDS, 0) for name in (*names, OTHER_TESTS)}
+    for name in names:
+        every = (root / name).glob("*.py") if name == "specbench" else (root / name).rglob("*")
+        _add(found[name], every, "source", "code")
+    by_folder = {name.rpartition("/")[2]: name for name in names}
+    for path in (root / "tests").iterdir():
+        room = by_folder.get(path.name, OTHER_TESTS)
+        _add(found[room], path.rglob("*.py") if path.is_dir() else [path], "tests")
+    return found
+
+
+def _add(counts: dict[str, int], files: Iterable[Path], lines: str, code: str = "") -> None:
+    for path in files:
+        if path.suffix == ".py" or (code and path.suffix in TABLES):
+            text = path.read_text(encoding="utf-8")
+            counts[lines] += len(text.splitlines())
+            if code and path.suffix == ".py":
+                counts[code] += code_lines(text)
+
+
+def over(found: Lines, budgets: Lines) -> list[str]:
+    """What is above its budget, a sentence each; a room without one may have nothing."""
+    return [
+        f"{name}: {kind} must be at most {budgets.get(name, {}).get(kind, 0)} lines, got {n}"
+        for name, kinds in found.items()
+        for kind, n in kinds.items()
+        if n > budgets.get(name, {}).get(kind, 0)
+    ]
+
+
+def to_toml(budgets: Lines) -> str:
+    """The text of ``budgets.toml``."""
+    lines = ["# Lines by room, see scripts/budgets.py. A commit that raises one says why."]
+    for name, kinds in budgets.items():
+        values = ", ".join(f"{kind} = {n}" for kind, n in kinds.items())
+        lines.append(f'"{name}" = {{ {values} }}')
+    return "\n".join(lines) + "\n"
+
+
+def show(found: Lines, budgets: Lines) -> None:
+    """Print lines and budgets by room."""
+    print(f"{'lines (budget)':22}" + "".join(f"{kind:>18}" for kind in KINDS))
+    total = {kind: sum(kinds[kind] for kinds in found.values()) for kind in KINDS}
+    allowed = {kind: sum(kinds[kind] for kinds in budgets.values()) for kind in KINDS}
+    for name, kinds in [*found.items(), ("together", total)]:
+        most = allowed if kinds is total else budgets.get(name, {})
+        cells = (f"{kinds[kind]:,} ({most.get(kind, 0):,})" for kind in KINDS)
+        print(f"{name:22}" + "".join(f"{cell:>18}" for cell in cells))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
+    parser.add_argument("--lower", action="store_true", help="lower budgets to the lines there are")
+    options = parser.parse_args(argv)
+    found, path = rooms(PROJECT), PROJECT / FILE
+    budgets = tomllib.loads(path.read_text(encoding="utf-8"))
+    if options.lower:
+        budgets = {
+            name: {kind: min(kinds[kind], n) for kind, n in budgets[name].items()}
+            for name, kinds in found.items()
+            if name in budgets
+        }
+        path.write_text(to_toml(budgets), encoding="utf-8")
+    show(found, budgets)
+    wrong = over(found, budgets)
+    sys.stderr.write("".join(f"{line}\n" for line in wrong))
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
