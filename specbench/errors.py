@@ -7,7 +7,7 @@ errors can be raised and caught anywhere, with or without torch.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -37,6 +37,18 @@ class MethodCannotRun(NeedsNotMet):
     def __init__(self, label: str, reason: str) -> None:
         super().__init__(reason)
         self.label = label
+
+
+class WarmUpFailed(SpecBenchError):
+    """Labels of a run failed before anything of them was measured; the others may go on.
+
+    Attributes:
+        reasons: by label.
+    """
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__(" ".join(f"{label}: {reason}" for label, reason in reasons.items()))
+        self.reasons = dict(reasons)
 
 
 class WeightsNotFound(ConfigurationError):

@@ -189,8 +189,8 @@ def table1(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     notes: list[str] = []
     for comparison in comparisons:
         where = [comparison.model, comparison.dataset]
-        entries = [e for e in comparison.drafting if e.method == PAPER]
-        timed = [e for e in entries if e.overall["speedup"] is not None]
+        ranked = [e for e in comparison.ranked if e.method == PAPER]
+        timed = [e for e in ranked if e.overall["speedup"] is not None]
         best = max(timed, key=lambda e: e.overall["speedup"] or 0.0, default=None)
         for entry in comparison.drafting:
             claim = entry.claim if entry.claim and entry.claim.model == where[0] else None

@@ -37,7 +37,7 @@ _COST_TEXT = (
 
 def overview_pictures(comparison: ComparedRuns, caption: str) -> Iterator[tuple[str, Drawing]]:
     """The pictures with what is added to their files' names, for labels that have a speedup."""
-    entries = [e for e in comparison.drafting if e.overall["speedup"] is not None]
+    entries = [e for e in comparison.ranked if e.overall["speedup"] is not None]
     if not entries:
         return
     where, words = comparison.printed_title, caption

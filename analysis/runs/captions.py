@@ -100,6 +100,11 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
             else [f"State kept per {_scopes(comparison)}.", f"Lossless: {lossless}."]
         ),
         *([f"{speed}."] if speedup and first.timing != "none" else []),
+        *(
+            f"LEFT OUT: {label}. {why}"
+            for run in comparison.runs
+            for label, why in run.left_out.items()
+        ),
         *filter(None, [compared_budgets(comparison)]),
         *filter(None, [batch_words(record for run in comparison.runs for record in run.records)]),
         interval_words(repeats[-1], _counts(comparison, times), groups=first.batch > 1),

@@ -20,6 +20,7 @@ from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.records import TIMINGS, CaseRecord
 from specbench.results.statistics.aggregate import counted_turns, timed_turns
+from specbench.results.statistics.counted import rankable
 from specbench.results.statistics.disturbed import disturbance
 from specbench.results.statistics.roofline import baseline_context
 from specbench.results.statistics.summary import summarize, task_order
@@ -140,6 +141,15 @@ class ComparedRuns:
             entry
             for entry in self.entries
             if entry.label != entry.run.baseline and entry.method != BASELINE
+        ]
+
+    @property
+    def ranked(self) -> list[ComparedLabel]:
+        """Those of them that may have a standing, `specbench.results.statistics.counted`."""
+        return [
+            entry
+            for entry in self.drafting
+            if rankable([entry.label], entry.run.wrong_outputs, entry.run.baseline)
         ]
 
     def name_of(self, entry: ComparedLabel) -> str:

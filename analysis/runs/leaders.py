@@ -16,6 +16,7 @@ from specbench.results.decision import verdict_sentence
 from specbench.results.statistics import pairs
 from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import LogRatios
+from specbench.results.statistics.counted import WRONG, wrong_words
 from specbench.results.statistics.multiple import Against, against, against_best
 from specbench.results.statistics.served import system_verdict
 from specbench.results.statistics.summary import Sample
@@ -43,11 +44,12 @@ def leaders_of(comparison: ComparedRuns) -> list[ComparedLabel]:
     """The methods that may be the best, the best first; by MAT where nothing was timed."""
     if timed := _timed(comparison):
         return leaders(timed, "speedup")
-    return leaders([e for e in comparison.drafting if e.overall["mat"] is not None], "mat")
+    stepped = [e for e in comparison.ranked if e.overall["mat"] is not None]
+    return leaders(stepped, "mat") if stepped else []
 
 
 def _timed(comparison: ComparedRuns) -> list[ComparedLabel]:
-    timed = [e for e in comparison.drafting if e.overall["speedup"] is not None]
+    timed = [e for e in comparison.ranked if e.overall["speedup"] is not None]
     # The clock inside the steps costs time.
     return [e for e in timed if not e.run.phases] or timed
 
@@ -58,12 +60,13 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
     Over several runs the methods are compared by their speedups over their own plain decoding, and
     plain decoding's standing comes from the fastest method's run.
     """
+    wrong = {(run.path, label): WRONG for run in comparison.runs for label in run.wrong_outputs}
     entries = _timed(comparison)
     if not entries:  # without plain decoding only labels of one run can be compared
         (run, *more) = comparison.runs
         how = (run.labels, run.baseline, run.seed, comparison.estimator)
         pairs_of_it = [] if more else pairs.compare_pairs(run.records, *how)
-        return {(run.path, k): v for k, v in pairs.standings_of(pairs_of_it).items()}
+        return {(run.path, k): v for k, v in pairs.standings_of(pairs_of_it).items()} | wrong
     places = {f"{i}": (entry.run.path, entry.label) for i, entry in enumerate(entries)}
     ratios = _log_ratios(entries, "speedup")
     if ratios is None:
@@ -86,11 +89,27 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
         behind=bool(behind),
     )
     of_plain = {(each.path, plain): found[plain] for each in comparison.runs}
-    return {**of_plain, **{place: found[name] for name, place in places.items()}}
+    return {**of_plain, **{place: found[name] for name, place in places.items()}, **wrong}
 
 
 def verdict_of(comparison: ComparedRuns) -> str:
-    """The comparison in one sentence, over all its runs; "" where nothing was timed so."""
+    """The comparison in one sentence, over all its runs, behind one for each wrong label.
+
+    "" where nothing was timed so and no output is wrong.
+    """
+    names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
+    said = [
+        words
+        for run in comparison.runs
+        for words in wrong_words(
+            {names.get((run.path, label), label): w for label, w in run.wrong_outputs.items()},
+            run.baseline,
+        )
+    ]
+    return "\n".join([*said, _sentence(comparison)]).strip()
+
+
+def _sentence(comparison: ComparedRuns) -> str:
     entries = [entry for entry in _timed(comparison) if entry.run.baseline is not None]
     if not entries:
         return ""

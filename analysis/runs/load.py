@@ -24,6 +24,7 @@ from specbench.results.records import (
     CaseRecord,
     read_records,
 )
+from specbench.results.statistics.counted import WrongOutputs, left_out, wrong_outputs
 from specbench.results.statistics.roofline import number_format
 from specbench.results.wording import thinking
 from specbench.storage.hashes import ids_sha256
@@ -149,11 +150,21 @@ class Run:
         names = {record.verifier for record in drafting or self.records[:1]}
         return " and ".join(sorted(names))
 
-    @property
+    @functools.cached_property
+    def left_out(self) -> Mapping[str, str]:
+        """The labels that do not count, with their reasons."""
+        return left_out(self.records, self.manifest)
+
+    @functools.cached_property
+    def wrong_outputs(self) -> Mapping[str, WrongOutputs]:
+        """The labels that may not be ranked because of their outputs."""
+        return wrong_outputs(self.records, self.labels)
+
+    @functools.cached_property
     def labels(self) -> list[str]:
-        """In the order of the run, the baseline first."""
+        """Those that count, in the order of the run, the baseline first."""
         known = self.manifest.labels
-        found = dict.fromkeys(record.label for record in self.records)
+        found = dict.fromkeys(r.label for r in self.records if r.label not in self.left_out)
         return [label for label in known if label in found] + [
             label for label in found if label not in known
         ]

@@ -99,7 +99,7 @@ def _fastest(comparison: ComparedRuns, most: int | None, text: list[str]) -> lis
         return entries
     timed = any(entry.overall["speedup"] is not None for entry in drafting)
     key: Literal["speedup", "mat"] = "speedup" if timed else "mat"
-    first = sorted(drafting, key=lambda entry: -(entry.overall[key] or 0.0))[:most]
+    first = sorted(comparison.ranked, key=lambda entry: -(entry.overall[key] or 0.0))[:most]
     words = "fastest" if timed else "of highest MAT"
     text.append(f"{comparison.title}: the {most} {words} of {len(drafting)} settings.")
     return [e for e in entries if e.label == e.run.baseline or e in first]

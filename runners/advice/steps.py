@@ -29,6 +29,7 @@ from specbench.replay.traces import Traces, load_traces
 from specbench.results.estimate import FEWEST, Interval
 from specbench.results.records import SUMMARY
 from specbench.results.statistics.bootstrap import LEVEL, log_ratios, strata_of
+from specbench.results.statistics.counted import WRONG
 from specbench.results.summary_schema import Summary, SummaryRow
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
@@ -235,7 +236,7 @@ class _Steps:
         ids = [case.case_id for case in cases]
         fill_in(made, self._bench.live(items, cases, path), ids)
         for method, one in made.items():
-            if one.costs:
+            if one.costs and not one.refused:
                 score = one.speedup(ids)
                 self._options.append(Option(method, {}, LIVE, score, 1, len(one.costs)))
             else:
@@ -363,7 +364,7 @@ def _note_measured(
         speed = Speed(row["speedup"], row["speedup_ci"], row["n_timed"])
         if task == OVERALL:
             option.measured, option.joint = speed, speed.interval
-            option.exact = not row["lossless"].get("bug")
+            option.exact = summary["against_best"].get(label) != WRONG
         else:
             option.measured_by_task[task] = speed
     for pair in summary["pairs"]:

@@ -11,6 +11,7 @@ from runners.search.halving import Candidate, CaseCost
 from specbench.config.run_key import key_of
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import read_records
+from specbench.results.statistics.counted import left_out, wrong_outputs
 
 # Runs plain decoding and the entries of a ``compare`` on cases, into a folder.
 Run: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Sequence[str], Path], None]
@@ -43,17 +44,21 @@ def fill_in(labels: Mapping[str, Candidate], folder: Path, cases: Sequence[str])
     """Note what a run's folder says of candidates, by label, and of plain decoding."""
     spent: dict[tuple[str, str], tuple[int, float]] = {}
     failed: set[tuple[str, str]] = set()
-    for record in read_records(folder)[0]:
+    records, _ = read_records(folder)
+    for record in records:
         key = (record.label, record.case_id)
         tokens, seconds = spent.get(key, (0, 0.0))
         spent[key] = tokens + max(0, record.n_new - 1), seconds + record.decode_s
         if record.status == "failed":
             failed.add(key)
-    left_out = RunManifest.read(folder).left_out or {}
+    missing = left_out(records, RunManifest.read(folder))
+    wrong = wrong_outputs(records, labels)
     for label, one in labels.items():
         for case in cases:
             own, plain = (label, case), (BASELINE, case)
             if own in spent and plain in spent and not failed & {own, plain}:
                 one.costs[case] = CaseCost(*spent[own], *spent[plain])
-        if not one.costs:
-            one.refused = left_out.get(label, f"it failed on every case (see {folder})")
+        if label in wrong:
+            one.refused = f"its outputs are not what plain decoding gives (see {folder})"
+        elif label in missing or not one.costs:
+            one.refused = missing.get(label, f"it failed on every case (see {folder})")

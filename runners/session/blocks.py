@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from runners.job import CaseBlock, Job, derive_seed
 from runners.session.interference_rule import by_counters
 from runners.session.method_runs import MethodRun, restore
-from specbench.errors import CaseFailed
+from specbench.errors import CaseFailed, WarmUpFailed, first_line
 from specbench.results.lines import ErrorLine, StepTrace
 from specbench.results.records import CaseRecord, Lossless
 from specbench.storage.jsonl import DiskError, failure
@@ -237,6 +237,7 @@ class BlockRunner:
         source: what answers.
         done: the run's finished records; the list grows as the caller appends to it.
         forced: whether records are to be marked as made after ``resume=force``.
+        begun: whether an earlier start left records, of every label.
     """
 
     job: Job
@@ -244,6 +245,7 @@ class BlockRunner:
     source: Answers
     done: list[CaseRecord]
     forced: bool = False
+    begun: bool = False
     _repeat: int | None = None
     _last: str = "nothing"  # what was answered last
 
@@ -251,19 +253,29 @@ class BlockRunner:
         """Have every label decode text that is never measured, then forget it all.
 
         Allocators, kernels and compiled code are then in the state that the measured cases find
-        them in. A label that fails here is not excused: it fails again where it is counted.
+        them in.
+
+        Raises:
+            WarmUpFailed: labels cannot do even this. Where the run has records of them they are
+                asked all the same: what was measured counts, and so does every failure to come.
         """
+        failed: dict[str, str] = {}
         for _ in range(rounds):
             for run in self.runs.values():
+                if run.label in failed:
+                    continue
                 try:
                     self.source.warm_up(run)
                 except self.source.refusals:
                     raise
                 except Exception as error:
                     log.warning("warm-up of %s failed: %s", run.label, error)
+                    failed[run.label] = f"It failed in its warm-up ({first_line(error)})."
                     self.source.recover(error, f"the warm-up of {run.label}", self._last)
                 else:
                     self._last = f"the warm-up of {run.label}"
+        if failed and not self.begun:
+            raise WarmUpFailed(failed)
         for run in self.runs.values():
             run.forget()
 

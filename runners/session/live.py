@@ -375,5 +375,7 @@ class BatchAnswers(EngineAnswers):
             if drafter.needs.reference:
                 drafter.set_reference(self._session.plain(prompt, _WARM_UP_TOKENS))
             requests.append(TurnRequest(prompt, drafter))
-        if requests:
-            self._session.decode_together(requests, max_new_tokens=_WARM_UP_TOKENS)
+        made = self._session.decode_together(requests, _WARM_UP_TOKENS).turns if requests else ()
+        for decoded in made:
+            if isinstance(decoded, Exception):
+                raise decoded

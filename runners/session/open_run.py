@@ -36,7 +36,7 @@ from runners.session import interference_rule
 from runners.session.blocks import Answers, BlockResult, BlockRunner
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.decoding.drafter import Drafter
-from specbench.errors import MethodCannotRun
+from specbench.errors import MethodCannotRun, WarmUpFailed
 from specbench.results import records
 from specbench.results.manifest import RunManifest
 from specbench.results.statistics.run_summary import exit_code, run_summary
@@ -61,7 +61,8 @@ class OpenRun:
     def runner(self, source: Answers) -> BlockRunner:
         """What measures the run's blocks."""
         runs = {run.label: run for run in self.runs}
-        return BlockRunner(self.job, runs, source, self.files.done, self.manifest.forced_resume)
+        done, forced = self.files.done, self.manifest.forced_resume
+        return BlockRunner(self.job, runs, source, done, forced, begun=bool(done))
 
     def measure(
         self,
@@ -142,8 +143,9 @@ def complete(
 ) -> int:
     """Hold the job's folder, have what is missing measured, and close it: `Runner.run`.
 
-    An optional label of the job that turns out not to work here is left out, with its reason. In a
-    folder that holds records already its labels stay as they are.
+    An optional label of the job that turns out not to work here is left out, with its reason, and
+    so is any that fails in its warm-up. In a folder that holds records already its labels stay as
+    they are.
 
     ``measure`` makes the missing records and appends them to the files; ``given`` as in
     `build_method_runs`.
@@ -159,6 +161,11 @@ def complete(
                     raise (error.__cause__ or error) from None
                 log.warning("%s is left out: %s", error.label, error)
                 left_out[error.label] = str(error)
+            except WarmUpFailed as error:
+                left_out |= error.reasons
+                if not job.without(left_out).entries:
+                    raise
+                log.warning("left out, the others are measured: %s", error)
             gc.collect()  # what was loaded for the attempt
 
 

@@ -20,6 +20,7 @@ from specbench.replay import states
 from specbench.results.lines import Count, Ids, Seed, Text
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import CASES, DONE, MANIFEST, read_records
+from specbench.results.statistics.counted import failing_labels
 from specbench.storage.arrays import read_header
 from specbench.storage.jsonl import RecordError
 
@@ -219,7 +220,8 @@ def _read(path: Path) -> Traces:
     if (path / DONE).exists():
         manifest.check_files(path, (CASES,))
     records, _ = read_records(path, run_key=manifest.run_key, labels=manifest.labels)
-    records = [record for record in records if not record.repeat]
+    failing = failing_labels(records, manifest.labels)
+    records = [r for r in records if not (r.repeat or r.label in failing)]
     failed = tuple(dict.fromkeys(r.case_id for r in records if r.status == "failed"))
     turns = {}
     for record in records:

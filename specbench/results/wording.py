@@ -357,10 +357,10 @@ def run_caption(
     ]
     batched = batch_words(records)
     parts += filter(None, [batched])
-    by_label: dict[str, list[CaseRecord]] = {label: [] for label in manifest.labels}
+    by_label: dict[str, list[CaseRecord]] = {row["label"]: [] for row in rows}
     for record in records:
         by_label.setdefault(record.label, []).append(record)
-    budgets = {label: info.budget for label, info in manifest.labels.items()}
+    budgets = {label: manifest.labels[label].budget for label in by_label}
     if said := budget_words(budgets, by_label):
         parts.append(said)
     if answered:

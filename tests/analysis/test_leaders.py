@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from analysis.plots.overviews import overview_pictures, undecided_groups
 from analysis.report import first_table
 from analysis.runs.comparisons import make_comparisons
-from analysis.runs.leaders import leaders
+from analysis.runs.leaders import leaders, standings, verdict_of
+from analysis.runs.leaders import leaders_of as leaders_over
 from analysis.runs.load import load_runs
 from specbench.results.statistics.pairs import compare_pairs, leaders_of
 from tests.analysis.folders import copy_run, edit_manifest, edit_records
@@ -94,3 +96,47 @@ def test_the_report_names_one_where_the_data_do(results, case_ids):
     stands = decided(comparison).set_index("method")["against the best"].map(str)
     assert stands["pld"] == "best"
     assert all(words.startswith("slower, p ") for words in stands.drop("pld"))
+
+
+def with_bugs(folder, wrong):
+    """The first turn of each of these labels becomes one whose output is wrong."""
+    left = set(wrong)
+
+    def change(record):
+        if record["label"] in left and record["status"] == "ok":
+            left.remove(record["label"])
+            record["lossless"] = {"verdict": "bug", "first_diff": 2, "gap": 5.0}
+        return record
+
+    edit_records(folder, change)
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["one run", "beside another run"])
+def test_a_label_with_a_wrong_output_is_in_no_ranking(results, beside):
+    run = results / "one"
+    if beside:
+        copy_run(run, results / "two", "two")
+        other_settings(results / "two")
+    with_bugs(run, {"cacheback"})
+    (comparison,) = make_comparisons(load_runs([results]))
+    assert not any(e.run.path == run and e.label == "cacheback" for e in leaders_over(comparison))
+    stands = standings(comparison)
+    assert stands[run, "cacheback"]["verdict"] == "wrong outputs"
+    first, _, rest = verdict_of(comparison).partition("\n")
+    assert first.startswith("WRONG OUTPUTS of cacheback") and "at token 2" in first
+    assert not rest.startswith("cacheback is ") or beside
+    drawn = [row for _, figure in overview_pictures(comparison, "") for row in figure.axes]
+    assert drawn
+    ranked = [e for group in undecided_groups(comparison.ranked) for e in group]
+    assert len(ranked) == len(comparison.drafting) - 1
+
+
+def test_where_all_methods_have_wrong_outputs_none_is_named(results):
+    with_bugs(results / "one", {"cacheback", "pld", "token_recycling"})
+    (comparison,) = make_comparisons(load_runs([results]))
+    if comparison.ranked:
+        with_bugs(results / "one", {entry.label for entry in comparison.ranked})
+        (comparison,) = make_comparisons(load_runs([results]))
+    assert leaders_over(comparison) == []
+    assert "times as fast" not in verdict_of(comparison)
+    assert first_table([comparison], [], False).shown is not None

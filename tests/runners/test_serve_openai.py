@@ -76,6 +76,21 @@ def test_a_baseline_whose_server_drafts_is_refused(tmp_path, engine):
     assert {r.status for r in records} == {"failed"}
 
 
+@pytest.mark.parametrize(("faults", "warmup"), [(3, 1), (1000, 1), (1000, 0)])
+def test_a_server_that_always_fails_costs_no_other_label_its_numbers(tmp_path, faults, warmup):
+    out = tmp_path / "r"
+    with serving() as (plain, _), serving(faults=[500] * faults, **SCRIPT) as (drafting, _):
+        where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
+        asked = [*where, "server.speculation=eagle3", "server.retry_wait_s=0"]
+        code, records, summary = run(out, *asked, f"measure.warmup={warmup}")
+    assert code == 1
+    assert {row["label"] for row in summary["rows"]} == {"ar"}
+    assert row(summary, "ar")["n_cases"] == len({r.case_id for r in records})
+    assert row(summary, "ar")["tokens_per_s"]
+    how = "in its warm-up" if warmup else "in 2 of 2 cases"
+    assert any("LEFT OUT: openai_eagle3. It failed " + how in n for n in summary["notes"])
+
+
 def errors(path):
     return [json.loads(line) for line in (path / "errors.jsonl").read_text().splitlines()]
 

@@ -20,6 +20,7 @@ from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import N_RESAMPLES, LogRatios
+from specbench.results.statistics.counted import rankable, wrong_outputs
 from specbench.results.statistics.multiple import Against, against, against_best
 from specbench.results.statistics.summary import Sample
 from specbench.results.summary_schema import Pair, Standing, SummaryRow
@@ -49,7 +50,7 @@ def verdict(interval: Interval | None, margin: float = DEFAULT_MARGIN) -> str:
 
 
 def compare_pairs(
-    records: Iterable[CaseRecord],
+    records: Sequence[CaseRecord],
     labels: Sequence[str],
     baseline: str | None = BASELINE,
     seed: int = 0,
@@ -58,6 +59,8 @@ def compare_pairs(
     n_resamples: int = N_RESAMPLES,
 ) -> list[Pair]:
     """Every method against the baseline, then against the fastest of them.
+
+    Methods whose outputs are wrong are in no pair.
 
     Args:
         records: of one run.
@@ -71,7 +74,8 @@ def compare_pairs(
     pooled = pool(records, labels)
     sample = Sample(pooled, estimator, seed, n_resamples)
     plain = {baseline} | {label for label in labels if pooled.methods.get(label) == BASELINE}
-    methods = [label for label in labels if label not in plain]
+    ranked = rankable(labels, wrong_outputs(records, labels), baseline)
+    methods = [label for label in ranked if label not in plain]
     if not methods or not sample.n_timed:
         return []
     all_speeds = sample.speeds

@@ -20,6 +20,7 @@ from specbench.results.records import (
 from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
 from specbench.results.statistics.batched import batched_labels
+from specbench.results.statistics.counted import WRONG, left_out, wrong_outputs, wrong_words
 from specbench.results.statistics.disturbed import disturbance, disturbance_words
 from specbench.results.statistics.latency import limits_of
 from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of, verdict_of
@@ -46,8 +47,14 @@ def run_summary(
         errors: the lines of ``errors.jsonl``.
         manifest: of the run.
     """
-    labels, baseline, seed = list(manifest.labels), manifest.baseline, manifest.seed
-    model = manifest.model
+    missing = left_out(records, manifest, errors)
+    records, superseded = (
+        [record for record in of if record.label not in missing] for of in (records, superseded)
+    )
+    labels = [label for label in manifest.labels if label not in missing]
+    baseline = manifest.baseline if manifest.baseline in labels else None
+    seed, model = manifest.seed, manifest.model
+    wrong = wrong_outputs(records, labels)
     how = (labels, baseline, seed, manifest.config["estimator"])
     rows = summarize(records, *how, context=roofline.baseline_context(manifest))
     pairs = compare_pairs(records, *how)
@@ -63,12 +70,12 @@ def run_summary(
         "rows": rows,
         "pairs": pairs if compared else [],
         "leaders": leaders_of(pairs),
-        "against_best": standings_of(pairs),
+        "against_best": {**standings_of(pairs), **dict.fromkeys(wrong, WRONG)},
         "disturbed": disturbed,
         "verdict": verdict_of(pairs, rows),
         "caption": run_caption(in_order, manifest, rows),
         "notes": [
-            *(f"LEFT OUT: {label}. {why}" for label, why in (manifest.left_out or {}).items()),
+            *(f"LEFT OUT: {label}. {why}" for label, why in missing.items()),
             *(manifest.notes or []),
             *accepted_by_part(in_order),
             *_failures(records, errors, labels),
@@ -89,6 +96,7 @@ def run_summary(
         found["served"] = served
         if any(row["concurrency"] > 1 for row in served):
             found["verdict"] = system_verdict(records, labels, baseline, seed)
+    found["verdict"] = "\n".join([*wrong_words(wrong, baseline), found["verdict"]]).strip()
     return found
 
 
@@ -118,12 +126,6 @@ def _failures(
 
 def _verdicts(records: Sequence[CaseRecord], baseline: str | None, dtype: str) -> list[str]:
     notes = []
-    bugs = sum(record.lossless.verdict == "bug" for record in records)
-    if bugs:
-        notes.append(
-            f"{bugs} outputs are not what plain decoding gives (verdict bug): find them in "
-            f"{CASES}. The numbers of their labels are not to be trusted."
-        )
     audited = [r for r in records if r.lossless.verdict != "not_audited" and r.label != baseline]
     ties = sum(record.lossless.verdict == "near_tie" for record in audited)
     if "float32" in dtype and ties > _NEAR_TIES_SHOWN_FROM * len(audited):

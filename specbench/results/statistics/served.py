@@ -28,6 +28,7 @@ from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord, Served
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.bootstrap import log_ratios
+from specbench.results.statistics.counted import rankable, wrong_outputs
 from specbench.results.statistics.latency import LATENCIES, NO_LIMITS, Limits, latencies
 from specbench.results.statistics.multiple import against
 from specbench.results.statistics.pairs import leaders, verdict
@@ -152,7 +153,8 @@ def system_verdict(
     """
     whole = _whole(records, labels, timed_turns(records, labels))
     batches = {label: _of_label(records, label, whole) for label in labels}
-    methods = [label for label in labels if label != baseline and batches[label]]
+    ranked = rankable(labels, wrong_outputs(records, labels), baseline)
+    methods = [label for label in ranked if label != baseline and batches[label]]
     if baseline is None or not batches.get(baseline) or not methods:
         return ""
     shown = [baseline, *methods]
