@@ -5,32 +5,35 @@ python scripts/spec_bench.py import OUT ar=vanilla.jsonl pld=pld.jsonl --model v
 python scripts/spec_bench.py import --help      # what each of the two keeps and loses
 """
 
+# Their format (hemingkx/Spec-Bench, evaluation/eval.py and speed.py; no code taken): a line per
+# question with question_id, category, answer_id, model_id, tstamp and choices, of which the only
+# one has an entry per turn in turns, decoding_steps, new_tokens and wall_time, and one per step in
+# accept_lengths, all turns after each other. Their wall time holds the prompt's pass, and their
+# accepted length is ours. Some of their methods count the prompt's pass and its token as a step, so
+# that the lengths add up to new_tokens and not to one less.
+
 import argparse
+import datetime
 import hashlib
+import itertools
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
-from analysis.export import one_run, without_text, write_answers
 from analysis.runs.command import add_command, parser_of, reporting_errors
+from analysis.runs.load import usable_runs
 from specbench.config.schema import ModelConfig
-from specbench.errors import ConfigurationError, OutputRefused, SpecBenchError
-from specbench.results.formats.spec_bench import (
-    UNKNOWN_FIELDS,
-    UNKNOWN_SCOPE,
-    AnswerError,
-    Source,
-    from_answer,
-    mean_accept_length,
-)
+from specbench.errors import ConfigurationError, OutputRefused, ResultsError, SpecBenchError
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord
+from specbench.results.statistics.aggregate import BlockKey, by_block, is_complete, untimed_blocks
+from specbench.results.statistics.roofline import number_format
 from specbench.results.statistics.summary import summarize
-from specbench.results.tasks import OVERALL
+from specbench.results.tasks import OVERALL, task_of
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 from specbench.storage.jsonl import JsonObject
@@ -40,15 +43,12 @@ _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py 
 
     python scripts/spec_bench.py export RUN OUT
 
-Its evaluation/speed.py takes two of them as --file-path and --base-path, once one line of it has
-been edited: in its parser.add_argument("--mean-report", ...) near the end, the line default=True,
-must become default=False,. As it stands the option is on whatever is typed, and the files that are
-named are not read.
+Its evaluation/speed.py takes two of them as --file-path and --base-path, once default=True of its
+--mean-report near the end is default=False: as it stands, the files that are named are not read.
 
 One file per label; with repeats, one folder run_1, run_2, ... each. Its MAT is ours. What it prints
 of speeds is python -m analysis.tables RUN --estimator specbench_exact. With --estimator specbench
-the baseline's tokens are counted like a method's: speed.py tokenizes that one's text again and
-subtracts one, so the EOS is lost there and nowhere else.
+the baseline's tokens are counted like a method's: speed.py tokenizes that one's text again.
 """
 
 _IMPORT = """Read Spec-Bench's answer files as a run folder, so that analysis can show them.
@@ -63,19 +63,75 @@ counts contradict each other is refused; with --flag it becomes a failed case, w
 all labels. An answer "ERROR" always does: it repeats the numbers of the turn before.
 """
 
-# The fields that must be there for a record at all.
+_UNKNOWN_TOKEN = -1  # stands for each new token of a file that has none
+_UNKNOWN_SCOPE = "unknown"
+# Fields of a record that their files say nothing about; 0, empty or the marks above stand there.
+_UNKNOWN_FIELDS = (
+    "prompt_ids", "n_prompt", "output_ids", "finish_reason", "n_drafted", "n_aux", "prefill_s",
+    "decode_s", "drafter_setup_s", "state_scope", "seed", "lossless",
+)  # fmt: skip
+_PER_TURN = ("turns", "decoding_steps", "new_tokens", "wall_time")
+_ERROR = "ERROR"  # what their eval.py writes where decoding failed; numbers are the turn before's
 _FAILED_ANSWER = {
-    "turns": ["ERROR"],
-    "decoding_steps": [0],
-    "new_tokens": [0],
-    "wall_time": [0.0],
+    "turns": [_ERROR], "decoding_steps": [0], "new_tokens": [0], "wall_time": [0.0],
     "accept_lengths": [],
-}
+}  # fmt: skip
+
+
+class AnswerError(ConfigurationError):
+    """An answer line contradicts itself or lacks a field (file, question, reason)."""
+
+
+# --- out ------------------------------------------------------------------------------------------
 
 
 def export_run(options: argparse.Namespace) -> None:
-    decoder = without_text if options.no_text else _decoder
-    write_answers(one_run(options.run, incomplete=True), options.out, [], decoder)
+    """Write each label of a run as a file; its questions are those that all labels finished."""
+    runs, _ = usable_runs([options.run], include_incomplete=True)
+    if len(runs) != 1:
+        raise ResultsError(f"{options.run} holds {len(runs)} runs; name the folder of one.")
+    (run,) = runs
+    records = [record for record in run.records if record.label in run.labels]
+    cannot = {
+        "was made of answer files: it holds no tokens": run.manifest.imported is not None,
+        "is a replay without times, and an answer file must have them. Give the replay a cost "
+        "surface (runner.surface=FILE), or export the live run": run.timing == "none",
+        "decoded several cases at once, which Spec-Bench's files have no word for. Export a run "
+        "with batch.size=1": any(record.batch for record in records),
+        "was answered by a server that says totals and no single steps. Export a run of our "
+        "engine (without runner=serve)": any(
+            r.served and r.n_new > 1 and not r.committed_per_step for r in records
+        ),
+    }
+    for why in (why for why, holds in cannot.items() if holds):
+        raise ResultsError(f"{run.path} {why}.")
+    model = run.manifest.config["model"]
+    decode = (lambda _: "") if options.no_text else _decoder(model)
+    loaded = run.manifest.model or ModelInfo()
+    dtype = number_format({"dtype": loaded.dtype or model["dtype"], "weights": loaded.weights})
+    blocks, untimed = by_block(records), untimed_blocks(records)
+    # Their format has no word for a turn that went wrong.
+    whole = [key for key, turns in blocks.items() if is_complete(turns, run.labels)]
+    timed = [key for key in whole if key not in untimed]
+    repeats = sorted({record.repeat for record in records})
+    files: dict[Path, list[JsonObject]] = {}
+    for label in run.labels:
+        own = [record for record in records if record.label == label]
+        predicted = "-predicted" if own[0].timing == "predicted" else ""
+        name = dtype.replace(" ", "-")
+        model_id = f"{run.model}-{label}-{name}-temp-{run.temperature}{predicted}"
+        for repeat in repeats:
+            folder = options.out / f"run_{repeat + 1}" if len(repeats) > 1 else options.out
+            of_it = [block for block in timed if block[0] == repeat]
+            files[folder / f"{model_id}.jsonl"] = to_answers(own, of_it, model_id, decode)
+    for path, lines in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        jsonl.rewrite_jsonl(path, lines)
+        print(f"{path}: {len(lines)} questions")
+    lost = {"a label failed": len(blocks) - len(whole), "disturbed": len(whole) - len(timed)}
+    for reason, count in lost.items():
+        if count:
+            print(f"left out for all labels: {count} questions ({reason})")
     if options.no_text:
         print("without text: their speed.py cannot count the tokens of a baseline in these files")
 
@@ -84,22 +140,67 @@ def _decoder(model: JsonObject) -> Callable[[Sequence[int]], str]:
     from specbench.models.loading import load_tokenizer  # brings torch
 
     try:
-        # What older runs wrote besides says nothing about the tokenizer.
-        known = {f.name: model[f.name] for f in fields(ModelConfig) if f.name in model}
-        tokenizer = load_tokenizer(ModelConfig(**known))
+        tokenizer = load_tokenizer(ModelConfig(**model))
     except SpecBenchError as error:
         raise ConfigurationError(
             f"{error} Without its tokenizer the answers' text cannot be written; --no-text leaves "
             "it out, which is enough for the methods' files, not for the baseline's."
         ) from error
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
 
-    def decode(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
-    return decode
+def to_answers(
+    records: Iterable[CaseRecord],
+    blocks: Iterable[BlockKey],
+    model_id: str,
+    decode: Callable[[Sequence[int]], str],
+) -> list[JsonObject]:
+    """The lines of one label's file, a question for each of ``blocks``.
+
+    Args:
+        records: of the label.
+        model_id: what the file calls the label.
+        decode: from new tokens to the answer's text.
+    """
+    turns_of, lines = by_block(records), []
+    for key in blocks:
+        turns = sorted(turns_of[key], key=lambda record: record.turn)
+        first = turns[0]
+        name = f"{first.run_key}/{first.label}/{first.repeat}/{first.case_id}"
+        at = first.started_at
+        lines.append(
+            {
+                "question_id": _question_id(first.case_id),
+                "category": first.category,
+                "answer_id": hashlib.sha256(name.encode()).hexdigest()[:22],
+                "model_id": model_id,
+                "choices": [
+                    {
+                        "index": 0,
+                        "turns": [decode(turn.output_ids) for turn in turns],
+                        "decoding_steps": [turn.n_target_passes for turn in turns],
+                        "new_tokens": [turn.n_new for turn in turns],
+                        "wall_time": [turn.wall_s for turn in turns],
+                        "accept_lengths": [n for turn in turns for n in turn.committed_per_step],
+                    }
+                ],
+                "tstamp": datetime.datetime.fromisoformat(at).timestamp() if at else 0.0,
+            }
+        )
+    return lines
+
+
+def _question_id(case_id: str) -> int | str:
+    """A number where it prints as the id and every reader of JSON has it exactly."""
+    number = int(case_id) if case_id.isdecimal() and len(case_id) <= 15 else -1
+    return number if str(number) == case_id else case_id
+
+
+# --- in -------------------------------------------------------------------------------------------
 
 
 def import_answers(options: argparse.Namespace) -> None:
+    """Make a run folder of answer files."""
     if options.out.exists() and any(options.out.iterdir()):
         raise OutputRefused(f"{options.out} is not empty. Name a new folder.")
     files = [_named(text) for text in options.files]
@@ -113,35 +214,48 @@ def import_answers(options: argparse.Namespace) -> None:
     run_key = hashlib.sha256("".join(digests.values()).encode()).hexdigest()[:16]
     records: list[CaseRecord] = []
     errors: list[dict[str, object]] = []
-    theirs: dict[str, list[JsonObject]] = {}
     for place, (label, path) in enumerate(files):
         repeat = sum(earlier == label for earlier, _ in files[:place])
-        source = Source(
-            label, label, options.model, options.dataset, run_key, repeat, labels.index(label)
-        )
-        lines = _lines(path)
-        theirs.setdefault(label, []).extend(lines)
-        for number, line in enumerate(lines):
-            made, error = _question(line, source, number, path, options.flag)
+        source = {
+            "label": label, "method": label, "model": options.model, "dataset": options.dataset,
+            "run_key": run_key, "repeat": repeat, "position": labels.index(label),
+        }  # fmt: skip
+        for number, line in enumerate(_lines(path)):
+            made, reason = _question(line, source, number, path, options.flag)
             records += made
-            errors += error
+            if reason:
+                why = {"type": "AnswerError", "message": reason, "traceback": ""}
+                errors.append({**made[0].turn_id, **why})
     rows = summarize(records, labels, baseline, estimator="specbench")
     options.out.mkdir(parents=True, exist_ok=True)
     jsonl.rewrite_jsonl(options.out / CASES, (record.to_json() for record in records))
     jsonl.rewrite_jsonl(options.out / ERRORS, errors)
     jsonl.write_json(options.out / SUMMARY, {"rows": rows})
-    manifest = _manifest(options, labels, baseline)
-    manifest.run_key = run_key
-    manifest.imported = {"from": "Spec-Bench", "sha256": digests, "unknown": UNKNOWN_FIELDS}
-    manifest.config["repeats"] = 1 + max(record.repeat for record in records)
-    manifest.exit_code = 1 if errors else 0
-    manifest.finish(options.out, LEFT)
+    gpus = [Gpu(name=name) for name in options.gpu]
+    device = "cuda" if gpus else None
+    RunManifest(
+        run_key=run_key,
+        status="complete",
+        exit_code=1 if errors else 0,
+        config={
+            "model": {"name": options.model, "dtype": options.dtype, "device": device},
+            "dataset": {"name": options.dataset},
+            "generation": {"temperature": options.temperature},
+            "estimator": "specbench",
+            "repeats": 1 + max(record.repeat for record in records),
+        },
+        labels={
+            label: LabelInfo(method=label, method_version=1, state_scope=_UNKNOWN_SCOPE)
+            for label in labels
+        },
+        baseline=baseline,
+        hardware={"cpu": None, "gpus": gpus},
+        model=ModelInfo(dtype=options.dtype, device=device),
+        imported={"from": "Spec-Bench", "sha256": digests, "unknown": _UNKNOWN_FIELDS},
+    ).finish(options.out, LEFT)
     for row in (row for row in rows if row["task"] == OVERALL):
-        mean = mean_accept_length(theirs[row["label"]])
-        print(
-            f"{row['label']}: {row['n_cases']} questions, MAT {_number(row['mat'])} "
-            f"(Spec-Bench's mean accepted tokens: {_number(mean)})"
-        )
+        mat = "unknown" if row["mat"] is None else f"{row['mat']:.3f}"
+        print(f"{row['label']}: {row['n_cases']} questions, MAT {mat}")
     if errors:
         print(f"{len(errors)} questions are marked as failed; reasons in {options.out / ERRORS}")
     print(f"{options.out}: python -m analysis.tables {options.out}")
@@ -168,53 +282,98 @@ def _lines(path: Path) -> list[JsonObject]:
 
 
 def _question(
-    line: JsonObject, source: Source, number: int, path: Path, flag: bool
-) -> tuple[list[CaseRecord], list[dict[str, object]]]:
+    line: JsonObject, source: JsonObject, number: int, path: Path, flag: bool
+) -> tuple[list[CaseRecord], str]:
+    """The records of a line, and why it counts as failed, if it does."""
     try:
         records = from_answer(line, source, number)
-        if records[0].status != "failed":
-            return records, []
-        reason = 'the answer is "ERROR"'
+        return records, f'the answer is "{_ERROR}"' if records[0].status == "failed" else ""
     except AnswerError as error:
         if not flag:
             raise AnswerError(
                 f"{path}, line {number + 1}: {error} Type --flag to keep such questions as failed "
                 "cases."
             ) from error
-        reason = str(error)
-        records = from_answer({**line, "choices": [_FAILED_ANSWER]}, source, number)
-    about = {"type": "AnswerError", "message": reason, "traceback": ""}
-    return records, [{**records[0].turn_id, **about}]
+        return from_answer({**line, "choices": [_FAILED_ANSWER]}, source, number), str(error)
 
 
-def _manifest(
-    options: argparse.Namespace, labels: Sequence[str], baseline: str | None
-) -> RunManifest:
-    gpus = [Gpu(name=name) for name in options.gpu]
-    device = "cuda" if gpus else None
-    return RunManifest(
-        status="complete",
-        config={
-            "model": {"name": options.model, "dtype": options.dtype, "device": device},
-            "dataset": {"name": options.dataset},
-            "generation": {"temperature": options.temperature},
-            "estimator": "specbench",
-        },
-        labels={
-            label: LabelInfo(method=label, method_version=1, state_scope=UNKNOWN_SCOPE)
-            for label in labels
-        },
-        baseline=baseline,
-        hardware={"cpu": None, "gpus": gpus},
-        model=ModelInfo(dtype=options.dtype, device=device),
-    )
+def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list[CaseRecord]:
+    """The records of one question, a turn each; ``failed`` where their run noted an error.
+
+    Args:
+        source: fields of every record that answer files do not say.
+
+    Raises:
+        AnswerError: a field is missing or counts contradict each other.
+    """
+    try:
+        choice = line["choices"][0]
+        case_id, category = str(line["question_id"]), str(line["category"])
+        texts, steps, new_tokens, walls = ([*choice[name]] for name in _PER_TURN)
+        lengths = [int(n) for n in choice["accept_lengths"]]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise AnswerError(f"not a Spec-Bench answer: {type(error).__name__} {error}.") from error
+    if not len(texts) == len(steps) == len(new_tokens) == len(walls) > 0:
+        raise AnswerError(
+            f"question {case_id}: {len(texts)} turns, {len(steps)} decoding_steps, "
+            f"{len(new_tokens)} new_tokens, {len(walls)} wall_time; each turn needs one of each."
+        )
+    at, started = line.get("tstamp"), ""
+    if isinstance(at, int | float) and at:
+        moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+        started = moment.isoformat(timespec="milliseconds")
+    blank = CaseRecord(
+        **source, task=task_of(category), category=category, case_id=case_id, turn=0,
+        stream_index=stream_index, state_scope=_UNKNOWN_SCOPE, seed=0, started_at=started,
+    )  # fmt: skip
+    blanks = [replace(blank, turn=turn) for turn in range(len(texts))]
+    if _ERROR in texts:  # the lengths belong to no turn for sure
+        return blanks
+    records = []
+    for record, own in zip(blanks, _split(lengths, steps, case_id), strict=True):
+        turn, where = record.turn, f"question {case_id}, turn {record.turn}"
+        n_new, wall_s = int(new_tokens[turn]), float(walls[turn])
+        accepted = _after_the_first(own, n_new, where)
+        if not wall_s > 0:
+            raise AnswerError(f"{where}: wall_time is {walls[turn]}.")
+        counted = {"decoding_steps": int(steps[turn]), "accept_lengths": own}
+        made = record.finished([_UNKNOWN_TOKEN] * n_new, accepted, wall_s=wall_s)
+        records.append(replace(made, drafter={"specbench": counted}))
+    return records
 
 
-def _number(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:.3f}"
+def _split(lengths: list[int], steps: Sequence[int], case_id: str) -> list[list[int]]:
+    """Their flat list by turn.
+
+    ``decoding_steps`` is the number of steps, or the index of the last one: then every turn has
+    one more.
+    """
+    extra, rest = divmod(len(lengths) - sum(steps), len(steps))
+    if rest or extra not in (0, 1):
+        raise AnswerError(
+            f"question {case_id}: decoding_steps {list(steps)} do not belong to "
+            f"{len(lengths)} accept_lengths."
+        )
+    ends = list(itertools.accumulate(count + extra for count in steps))
+    return [lengths[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _after_the_first(lengths: list[int], n_new: int, where: str) -> list[int]:
+    """Tokens committed by each step without the first new token, which the prompt's pass yields."""
+    total = sum(lengths)
+    if min(lengths, default=0) < 0 or n_new < 0 or total not in (n_new - 1, n_new):
+        raise AnswerError(
+            f"{where}: accept_lengths add up to {total} and new_tokens is {n_new}; they must be "
+            "equal, or differ by the prompt's one token."
+        )
+    if total < n_new or not lengths:
+        return lengths
+    first, *others = lengths
+    return [first - 1, *others] if first > 1 else others
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
     parser = parser_of(__doc__)
     commands = parser.add_subparsers(metavar="export|import", required=True)
     command = add_command(commands, "export", _EXPORT)

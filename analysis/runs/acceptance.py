@@ -7,7 +7,6 @@ counted over the turns of a label: draft passes, cache hits, rows, time.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -99,58 +98,9 @@ def _shares(
     ]
 
 
-def rates_by_position(records: Sequence[CaseRecord], deepest: int) -> dict[str, Any]:
-    """Rates, lengths and histogram of turns, under the names of speculation profiles.
-
-    One of the turns has a step. Plain ratios over all steps, without intervals.
-    """
-    stepped = [record for record in records if record.n_target_passes]
-    marginal = marginal_rates(records, deepest)
-    before = [1.0, *marginal]
-    lengths = Counter(n for record in records for n in record.committed_per_step)
-    each = [(record.n_new - 1) / record.n_target_passes for record in stepped]
-    tokens, steps = sum(r.n_new - 1 for r in stepped), sum(r.n_target_passes for r in stepped)
-    return {
-        "conditional_accept_rates": [
-            m / b if b else 0.0 for m, b in zip(marginal, before, strict=False)
-        ],
-        "marginal_accept_rates": marginal,
-        "mean_accept_length": tokens / steps,
-        "mean_accept_length_per_request": math.fsum(each) / len(each),
-        "acceptance_length_histogram": dict(sorted(lengths.items())),
-    }
-
-
-def marginal_rates(records: Sequence[CaseRecord], deepest: int | None = None) -> list[float]:
-    """By position, the share of all steps that accepted it and all before it."""
-    if deepest is None:
-        deepest = _deepest(records)
-    steps = total(records, steps_with(0, 0))
-    return [total(records, steps_with(d, 0)) / steps for d in range(1, deepest + 1)]
-
-
 def _deepest(records: Sequence[CaseRecord]) -> int:
     """The most drafted tokens that a step accepted."""
     return max((n - 1 for record in records for n in record.committed_per_step), default=0)
-
-
-def rates_where_drafted(
-    records: Sequence[CaseRecord], deepest: int, depths: Depths
-) -> list[float | None]:
-    """Conditional rates among the steps that drafted so deep; None where no step did.
-
-    The schema's rates count a draft that ended before as a rejection.
-    """
-    rates: list[float | None] = []
-    for depth in range(1, deepest + 1):
-        tried = total(records, steps_with(depth - 1, depth, depths))
-        rates.append(total(records, steps_with(depth, depth, depths)) / tried if tried else None)
-    return rates
-
-
-def total(records: Sequence[CaseRecord], count: Callable[[CaseRecord], float | None]) -> float:
-    """A count over turns; those that nobody counted add nothing."""
-    return sum(count(record) or 0 for record in records)
 
 
 def by_position(

@@ -20,7 +20,8 @@ class Removed(NamedTuple):
     Attributes:
         kind: ``key`` of a configuration, with ``=VALUE`` where only that value or option of a
             group went; ``command``, the words that begin a command line or an option with its
-            value (``run.py VERB``, ``analysis.tables --OPTION``); or ``target`` of make.
+            value (``run.py VERB``, ``analysis.tables --OPTION``); ``module``, as ``python -m`` has
+            it; or ``target`` of make.
         name: what was typed.
         instead: the end of the sentence "NAME is gone: …", without its full stop.
     """
@@ -30,7 +31,7 @@ class Removed(NamedTuple):
     instead: str
 
     def __str__(self) -> str:
-        shown = f"make {self.name}" if self.kind == "target" else self.name
+        shown = {"target": "make ", "module": "python -m "}.get(self.kind, "") + self.name
         return f"{shown} is gone: {self.instead}."
 
 
@@ -52,6 +53,12 @@ REMOVED = (
         "pair.draft.vocabulary=text",
         "type pair.draft.vocabulary=intersection, which drafts the tokens that both tokenizers "
         "have (method=sps, opt_tree, card, pearl)",
+    ),
+    Removed(
+        "module",
+        "analysis.export",
+        "python scripts/spec_bench.py export RUN OUT writes Spec-Bench's files; for AIPerf's "
+        "records and speculation profiles read steps.parquet, which has every step",
     ),
     Removed(
         "command",
@@ -105,6 +112,17 @@ def refuse_words(command: str, arguments: Sequence[str]) -> None:
         name, *gone = row.name.split()
         if row.kind == "command" and name == command and _holds(words, gone):
             raise ConfigurationError(str(row))
+
+
+def refuse_module(arguments: Sequence[str]) -> None:
+    """End ``python -m MODULE`` of a module that went, with exit code 2; for its package to call.
+
+    ``arguments``: as the interpreter got them.
+    """
+    for row in REMOVED:
+        if row.kind == "module" and row.name in arguments:
+            sys.stderr.write(f"error: {row}\n")
+            sys.exit(2)
 
 
 def refuse_overrides(arguments: Sequence[str]) -> None:

@@ -13,7 +13,6 @@ import json
 import math
 import os
 import re
-import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -261,35 +260,6 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def write_together(
-    files: Mapping[Path, T], write: Callable[[Path, T], None], read: Callable[[Path], T]
-) -> None:
-    """Write all these files or none: each is written beside its place and read back first.
-
-    Raises:
-        RecordError: one does not read back as it was written.
-        OutputRefused: a path cannot be a file's.
-        DiskError: the disk is full or broken.
-    """
-    beside: dict[Path, Path] = {}
-    with contextlib.ExitStack() as stack:
-        for place, held in files.items():
-            with reporting(place):
-                if place.is_dir():
-                    raise IsADirectoryError(errno.EISDIR, "it is a folder")
-                place.parent.mkdir(parents=True, exist_ok=True)
-                folder = tempfile.TemporaryDirectory(prefix=".partial-", dir=place.parent)
-            beside[place] = Path(stack.enter_context(folder)) / place.name
-            write(beside[place], held)
-            if read(beside[place]) != held:
-                raise RecordError(
-                    f"{place} would not read back as it was written. Nothing was written."
-                )
-        for place, made in beside.items():
-            with reporting(place):
-                made.replace(place)
 
 
 def _dump_line(line: Mapping[str, object]) -> str:

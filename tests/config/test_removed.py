@@ -43,6 +43,14 @@ def test_a_key_or_value_that_went_says_what_to_type(row, monkeypatch, capsys):
     assert str(translate_hydra_error(caught.value)) == str(row)
 
 
+@pytest.mark.parametrize("row", rows("module"))
+def test_a_module_that_went_says_what_to_type(row):
+    for more in ([], ["RUN", "--to", "x"]):
+        typed = [sys.executable, "-m", row.name, *more]
+        done = subprocess.run(typed, cwd=paths.PROJECT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (2, f"error: {row}\n")
+
+
 @pytest.mark.parametrize("row", rows("command"))
 def test_a_verb_or_an_option_that_went_says_what_to_type(row, monkeypatch, capsys):
     command, *words = row.name.split()
