@@ -4,9 +4,8 @@ Runs of an experiment become the figure of the paper that it stands for (:mod:`a
 Other runs that agree in model, data and hardware share figures. A sweep over one knob or two is
 drawn along its knobs. Where there are other labels too, all are ranked, drawn prompt by prompt,
 against MAT and, where they are few, as bars by task. Several settings of a method are drawn by
-draft budget, and a server's throughput by the number of questions that it is asked at once. A
-sweep over ``batch.size`` has one figure, which shows where drafting stops paying; name one of its
-runs for that run's figures. Trained heads have their acceptance by position, and in several sizes
+draft budget. A sweep over ``batch.size`` or ``server.concurrency`` has speedup by load; name one run
+of a sweep over batches for that run's figures. Trained heads have their acceptance by position, and in several sizes
 what a tree gains over a chain.
 
 ``--width column`` or ``page`` draws at the width of a paper's column or page. Words stand beside
@@ -24,17 +23,15 @@ from pathlib import Path
 from analysis.papers import by_reproduction
 from analysis.papers.claimed import claimed_words, task_panel
 from analysis.plots.charts import bars
-from analysis.plots.crossing import crossing_pictures
 from analysis.plots.heads import acceptance_picture, rows_picture
+from analysis.plots.loads import by_load, load_picture
 from analysis.plots.layout import Drawing, save
 from analysis.plots.overviews import budget_picture, overview_pictures
 from analysis.plots.style import WIDTHS, styled
 from analysis.plots.sweeps import own_sweeps, sweep_pictures
-from analysis.plots.throughput import throughput_pictures
 from analysis.runs.captions import caption
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons
-from analysis.runs.crossings import over_batches
 from analysis.runs.load import Run
 
 MOST = 12  # labels whose bars can be told apart
@@ -72,10 +69,11 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
         for part, picture in reproduction.figures(members):
             yield "_".join(filter(None, [reproduction.name, part])), picture
     comparisons = make_comparisons(others)
-    yield from throughput_pictures(comparisons)
-    swept = list(over_batches(comparisons))
-    yield from crossing_pictures(swept)
-    crossed = {id(each) for found, _ in swept for each in found}
+    crossed: set[int] = set()
+    for found in by_load(comparisons):
+        yield "load", load_picture(found)
+        if found[-1].runs[0].batch > 1:
+            crossed |= {id(each) for each in found}
     for comparison in comparisons:
         if id(comparison) in crossed:  # its own figures: those of one run's folder
             continue

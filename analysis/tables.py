@@ -20,7 +20,6 @@ from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
-from analysis.tabular.crossing_table import crossing_tables
 from analysis.tabular.latex import to_latex
 from analysis.tabular.overviews import engine_table
 from analysis.tabular.records_sheet import WHERE, records_sheet
@@ -31,7 +30,6 @@ from specbench.results.statistics.summary import ESTIMATORS
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 500
 
-_BREAK_EVEN = "break_even"  # a file of its own: a line of it is no label of a run
 _SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
 
 
@@ -116,8 +114,6 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
         if stem in pages:  # of measured runs; these are steps without times
             stem = "tables_steps"
         pages[stem] = _Page(tables, records_sheet(comparisons))
-        if crossings := list(crossing_tables(comparisons)):
-            pages[stem.replace("tables", _BREAK_EVEN)] = _Page(crossings)
     if options.columns is not None:
         names = _names(options.columns, pages.values())
         pages = {s: page.only(names) for s, page in pages.items() if {*names} & {*page.columns}}
@@ -132,9 +128,7 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
                 sys.stdout.write(f"{path}\n")
     elif wanted:
         all_pages = [*pages.values()]
-        sheets = [page for stem, page in pages.items() if not stem.startswith(_BREAK_EVEN)]
-        chosen = [(name, sheets if name == "csv" else all_pages) for name in wanted]
-        sys.stdout.write("\n".join(_text(name, those, wide) for name, those in chosen))
+        sys.stdout.write("\n".join(_text(name, all_pages, wide) for name in wanted))
     else:
         console = Console()
         if not console.is_terminal:

@@ -76,7 +76,7 @@ def budget_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
 
 def undecided_groups(entries: Sequence[ComparedLabel]) -> list[list[ComparedLabel]]:
     """The labels that may be the fastest, then those that may be it among the rest, and so on."""
-    left, groups = list(entries), []
+    left, groups = [entry for entry in entries if entry.ranked], []
     while left:
         first = leaders(left, "speedup")
         groups.append(sorted(first, key=lambda entry: -(entry.overall["speedup"] or 0.0)))

@@ -49,6 +49,11 @@ class ComparedLabel:
         return self.overall["method"]
 
     @property
+    def ranked(self) -> bool:
+        """Whether it may have a standing, `specbench.results.statistics.counted`."""
+        return bool(rankable([self.label], self.run.wrong_outputs, self.run.baseline))
+
+    @property
     def knobs(self) -> JsonObject:
         return self.run.knobs(self.label)
 
@@ -145,12 +150,8 @@ class ComparedRuns:
 
     @property
     def ranked(self) -> list[ComparedLabel]:
-        """Those of them that may have a standing, `specbench.results.statistics.counted`."""
-        return [
-            entry
-            for entry in self.drafting
-            if rankable([entry.label], entry.run.wrong_outputs, entry.run.baseline)
-        ]
+        """Those of them that may have a standing."""
+        return [entry for entry in self.drafting if entry.ranked]
 
     def name_of(self, entry: ComparedLabel) -> str:
         """The label, with the settings that differ where the comparison has it more than once."""

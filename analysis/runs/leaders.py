@@ -28,12 +28,15 @@ TOO_FEW = Standing(verdict="too few", p=None)
 
 
 def leaders(entries: Sequence[ComparedLabel], key: str) -> list[ComparedLabel]:
-    """The entries that are not shown to be behind the best, the best first.
+    """The entries that may have a standing and are not shown to be behind the best, which is first.
 
     Args:
         entries: of one comparison.
         key: ``speedup``, each over the baseline of its own run, or ``mat``.
     """
+    entries = [entry for entry in entries if entry.ranked]
+    if not entries:
+        return []
     ratios = _log_ratios(entries, key)
     if ratios is None:  # too few cases to part any
         return sorted(entries, key=lambda entry: -(number(entry.overall, key) or 0.0))
@@ -44,8 +47,7 @@ def leaders_of(comparison: ComparedRuns) -> list[ComparedLabel]:
     """The methods that may be the best, the best first; by MAT where nothing was timed."""
     if timed := _timed(comparison):
         return leaders(timed, "speedup")
-    stepped = [e for e in comparison.ranked if e.overall["mat"] is not None]
-    return leaders(stepped, "mat") if stepped else []
+    return leaders([e for e in comparison.drafting if e.overall["mat"] is not None], "mat")
 
 
 def _timed(comparison: ComparedRuns) -> list[ComparedLabel]:

@@ -56,6 +56,11 @@ REMOVED = (
     ),
     Removed(
         "module",
+        "analysis.rivals",
+        "python -m analysis.tables RUN --pairs compares each method with the best of the others",
+    ),
+    Removed(
+        "module",
         "analysis.export",
         "python scripts/spec_bench.py export RUN OUT writes Spec-Bench's files; for AIPerf's "
         "records and speculation profiles read steps.parquet, which has every step",

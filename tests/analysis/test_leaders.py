@@ -127,7 +127,7 @@ def test_a_label_with_a_wrong_output_is_in_no_ranking(results, beside):
     assert not rest.startswith("cacheback is ") or beside
     drawn = [row for _, figure in overview_pictures(comparison, "") for row in figure.axes]
     assert drawn
-    ranked = [e for group in undecided_groups(comparison.ranked) for e in group]
+    ranked = [e for group in undecided_groups(comparison.drafting) for e in group]
     assert len(ranked) == len(comparison.drafting) - 1
 
 

@@ -23,11 +23,11 @@ import numpy as np
 
 from specbench.arrays import first_difference
 from specbench.results.decision import verdict_sentence
-from specbench.results.estimate import ABSENT, Interval, number
+from specbench.results.estimate import ABSENT, Estimate, number
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord, Served
 from specbench.results.statistics.aggregate import timed_turns
-from specbench.results.statistics.bootstrap import log_ratios
+from specbench.results.statistics.bootstrap import LogRatios, log_ratios
 from specbench.results.statistics.counted import rankable, wrong_outputs
 from specbench.results.statistics.latency import LATENCIES, NO_LIMITS, Limits, latencies
 from specbench.results.statistics.multiple import against
@@ -149,37 +149,61 @@ def system_verdict(
 ) -> str:
     """A run that asked several questions at once, in a sentence about all users together.
 
-    Intervals are of a bootstrap over batches. "" where nothing can be compared.
+    "" where nothing can be compared.
     """
-    whole = _whole(records, labels, timed_turns(records, labels))
-    batches = {label: _of_label(records, label, whole) for label in labels}
-    ranked = rankable(labels, wrong_outputs(records, labels), baseline)
-    methods = [label for label in ranked if label != baseline and batches[label]]
-    if baseline is None or not batches.get(baseline) or not methods:
+    methods, over = _system_ratios(records, labels, baseline, seed)
+    if not methods:
         return ""
-    shown = [baseline, *methods]
-    units = sorted(set.intersection(*(set(batches[label]) for label in shown)))
-    totals = np.array([[batches[label][unit] for label in shown] for unit in units], dtype=float)
-    ratios = None
-    if units:
-        above, below = (np.stack([totals[..., i]] * 2) for i in range(2))
-        ratios = log_ratios(above, below, np.zeros(len(units), dtype=np.int64), seed)
     users = max(_of(r).concurrency for r in records if r.served)
-    speedups: dict[str, Interval | None] = dict.fromkeys(methods)
     leading, faster = methods, list[str]()
-    if ratios is not None:
-        over = ratios.of(np.eye(len(shown))[1:] - np.eye(len(shown))[0])
-        speedups = {
-            name: over.interval(i, math.exp(over.values[i])) for i, name in enumerate(methods)
-        }
+    if over is not None:
         leading = [methods[i] for i in leaders(over)]
         faster = [
             name
             for name, found in zip(methods, against(over), strict=True)
             if verdict(found.interval) == "faster"
         ]
+    speedups = {name: found.interval for name, found in _estimates(methods, over).items()}
     said = verdict_sentence(speedups, leading, faster, unit="batches")
     return f"All {users} users together: {said}"
+
+
+def system_speedups(
+    records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
+) -> dict[str, Estimate]:
+    """Of each label that may be ranked tokens/s of all users together over plain decoding's.
+
+    Intervals are of a bootstrap over batches; of fewer than one is made of there is no number.
+    """
+    return _estimates(*_system_ratios(records, labels, baseline, seed))
+
+
+def _estimates(methods: Sequence[str], over: LogRatios | None) -> dict[str, Estimate]:
+    if over is None:
+        return dict.fromkeys(methods, Estimate(None))
+    values = np.exp(over.values).tolist()
+    return {m: Estimate(v, over.interval(i, v)) for i, (m, v) in enumerate(zip(methods, values, strict=True))}
+
+
+def _system_ratios(
+    records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
+) -> tuple[list[str], LogRatios | None]:
+    """Methods, and the logarithms of their speeds over plain decoding's, of common batches."""
+    whole = _whole(records, labels, timed_turns(records, labels))
+    batches = {label: _of_label(records, label, whole) for label in labels}
+    ranked = rankable(labels, wrong_outputs(records, labels), baseline)
+    methods = [label for label in ranked if label != baseline and batches[label]]
+    if baseline is None or not batches.get(baseline) or not methods:
+        return [], None
+    shown = [baseline, *methods]
+    units = sorted(set.intersection(*(set(batches[label]) for label in shown)))
+    if not units:
+        return methods, None
+    totals = np.array([[batches[label][unit] for label in shown] for unit in units], dtype=float)
+    above, below = (np.stack([totals[..., i]] * 2) for i in range(2))
+    ratios = log_ratios(above, below, np.zeros(len(units), dtype=np.int64), seed)
+    contrasts = np.eye(len(shown))[1:] - np.eye(len(shown))[0]
+    return methods, None if ratios is None else ratios.of(contrasts)
 
 
 def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> str:
