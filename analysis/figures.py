@@ -4,9 +4,9 @@ Runs of an experiment become the figure of the paper that it stands for (:mod:`a
 Other runs that agree in model, data and hardware share figures. A sweep over one knob or two is
 drawn along its knobs. Where there are other labels too, all are ranked, drawn prompt by prompt,
 against MAT and, where they are few, as bars by task. Several settings of a method are drawn by
-draft budget. A sweep over ``batch.size`` or ``server.concurrency`` has speedup by load; name one run
-of a sweep over batches for that run's figures. Trained heads have their acceptance by position, and in several sizes
-what a tree gains over a chain.
+draft budget. A sweep over ``batch.size`` or ``server.concurrency`` has speedup by load; name one of
+its runs for the figures of that run. Trained heads have their acceptance by position, and in
+several sizes what a tree gains over a chain.
 
 ``--width column`` or ``page`` draws at the width of a paper's column or page. Words stand beside
 each picture in a file of their own.
@@ -24,8 +24,8 @@ from analysis.papers import by_reproduction
 from analysis.papers.claimed import claimed_words, task_panel
 from analysis.plots.charts import bars
 from analysis.plots.heads import acceptance_picture, rows_picture
-from analysis.plots.loads import by_load, load_picture
 from analysis.plots.layout import Drawing, save
+from analysis.plots.loads import by_load, load_picture
 from analysis.plots.overviews import budget_picture, overview_pictures
 from analysis.plots.style import WIDTHS, styled
 from analysis.plots.sweeps import own_sweeps, sweep_pictures

@@ -28,13 +28,8 @@ def by_load(comparisons: Sequence[ComparedRuns]) -> Iterator[list[ComparedRuns]]
         key = (run.model, run.dataset, comparison.estimator, *alike)
         groups.setdefault(key, []).append(comparison)
     for found in groups.values():
-        if len({load_of(comparison) for comparison in found}) > 1:
-            yield sorted(found, key=load_of)
-
-
-def load_of(comparison: ComparedRuns) -> int:
-    """Texts decoded, or questions asked, at once."""
-    return comparison.runs[0].batch * comparison.runs[0].concurrency
+        if len({comparison.load for comparison in found}) > 1:
+            yield sorted(found, key=lambda comparison: comparison.load)
 
 
 def load_picture(found: Sequence[ComparedRuns]) -> Drawing:
@@ -42,7 +37,7 @@ def load_picture(found: Sequence[ComparedRuns]) -> Drawing:
     points: dict[tuple[str, str], list[Point]] = {}
     for comparison in found:
         for entry in comparison.ranked:
-            point = Point.at(load_of(comparison), _speedup(entry))
+            point = Point.at(comparison.load, _speedup(entry))
             points.setdefault((entry.label, entry.method), []).append(point)
     series = [Series(shown(label), method, own) for (label, method), own in points.items()]
     first = found[0].runs[0]
@@ -50,7 +45,7 @@ def load_picture(found: Sequence[ComparedRuns]) -> Drawing:
     across = "questions asked at once" if served else "texts decoded at once"
     reference = (1.0, shown(BASELINE))
     panel = Panel("", across, "speedup over ar", series, reference=reference, log=2.0, bottom=0.0)
-    said = [f"At {load_of(comparison)}: {verdict_of(comparison)}" for comparison in found]
+    said = [f"At {comparison.load}: {verdict_of(comparison)}" for comparison in found]
     title = f"At once: {display_name(first.model)} on {display_name(first.dataset)}"
     return curves([[panel]], title, " ".join([f"{first.engine}, {first.hardware}.", _TEXT, *said]))
 
@@ -58,7 +53,7 @@ def load_picture(found: Sequence[ComparedRuns]) -> Drawing:
 def _speedup(entry: ComparedLabel) -> Estimate:
     """Of all texts together; of fewer batches than an interval needs there is none."""
     run = entry.run
-    if run.records[0].served:
+    if run.concurrency > 1:  # what one user gains, others may lose
         found = system_speedups(run.records, run.labels, run.baseline, run.seed)
         return found.get(entry.label, Estimate(None))
     speedup = entry.measured("speedup")

@@ -137,7 +137,9 @@ class ComparedRuns:
 
     def title_of(self, model: str, data: str) -> str:
         """Its title with these names for its model and data."""
-        return ", ".join(filter(None, [f"{model} on {data}", self.runs[0].weights, self.told]))
+        run = self.runs[0]
+        batch = f"{run.batch} texts at once" if run.batch > 1 else ""
+        return ", ".join(filter(None, [f"{model} on {data}", run.weights, batch, self.told]))
 
     @property
     def drafting(self) -> list[ComparedLabel]:
@@ -172,6 +174,11 @@ class ComparedRuns:
             (run.path, label): said if counts[label, said] == 1 else names[run.path]
             for (run, label), said in zip(labels, words, strict=True)
         }
+
+    @property
+    def load(self) -> int:
+        """Texts decoded, or questions asked of a server, at once."""
+        return self.runs[0].batch * self.runs[0].concurrency
 
     @property
     def tasks(self) -> list[str]:

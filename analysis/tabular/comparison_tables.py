@@ -116,7 +116,7 @@ _APART: Mapping[str, Callable[[ComparedRuns], str]] = {
     "hardware": lambda comparison: comparison.runs[0].hardware,
     "decoding": lambda comparison: decoding_words(comparison.runs[0]),
     "speed": lambda comparison: comparison.estimator,
-    "at once": lambda comparison: str(comparison.runs[0].concurrency),
+    "at once": lambda comparison: str(comparison.load),
 }
 
 

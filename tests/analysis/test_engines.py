@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from analysis import tables
-from analysis.plots.throughput import throughput_pictures
+from analysis.plots.loads import by_load, load_picture
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.leaders import verdict_of
 from analysis.runs.load import load_runs
@@ -88,15 +88,13 @@ def test_captions_and_lines_for_a_program_name_the_engine_and_the_load(folder, c
     }
 
 
-def test_throughput_has_a_line_for_plain_decoding_and_each_way_of_drafting(folder):
-    drawn = dict(throughput_pictures(make_comparisons(load_runs([folder]))))
-    assert list(drawn) == ["throughput"]
-    figure = drawn["throughput"]
-    names = {text for axes in figure.axes for text in axes.get_legend_handles_labels()[1]}
-    assert len(names) == 2
-    assert figure.axes[0].get_ylabel() == "system, tokens/s"
-    for axes in figure.axes:
-        for line in axes.get_lines():
-            assert list(line.get_xdata()) == [1.0, 2.0]
-    assert "ANOTHER ENGINE: vLLM 0.30.1" in figure.caption
+def test_a_sweep_over_loads_is_one_chart_with_the_tables_verdicts(folder):
+    (found,) = by_load(make_comparisons(load_runs([folder])))
+    figure = load_picture(found)
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "questions asked at once"
+    assert figure.caption.startswith("vLLM 0.30.1")
+    for comparison in found:
+        words = f"At {comparison.runs[0].concurrency}: {verdict_of(comparison)}"
+        assert words in " ".join(figure.caption.split())
     plt.close("all")

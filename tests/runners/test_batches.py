@@ -4,17 +4,14 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
 from analysis import tables
 from analysis.figures import figures_of
 from analysis.runs.comparisons import make_comparisons
-from analysis.runs.crossings import falls_to_one
 from analysis.runs.estimates import tokens_per_s
 from analysis.runs.load import load_runs
-from analysis.tabular.crossing_table import crossing_tables
 from runners.job import label_order
 from runners.session.session import Session
 from specbench.data.cases import Case
@@ -35,7 +32,7 @@ def outputs(folder):
     return {r.key: (r.output_ids, r.committed_per_step) for r in found}
 
 
-def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_path):
+def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_path, capsys):
     alone, group = tmp_path / "alone", tmp_path / "group"
     assert run_here([*small, *TYPED, f"output_dir={alone}"]) == 0
     typed = [*small, *TYPED, "batch.size=2", f"output_dir={group}"]
@@ -62,17 +59,14 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     comparisons = make_comparisons(runs)
     assert len(comparisons) == 2, "runs of another batch stand in another table"
     ((name, figure),) = figures_of(runs)
-    assert name == "batch_crossing" and "Breaks even at batch: pld" in figure.caption
+    assert name == "load" and "At 1: " in figure.caption and "At 2: " in figure.caption
     lines = [line.get_xdata() for line in figure.axes[0].get_lines()]
     assert [1.0, 2.0] in [list(line) for line in lines]
     plt.close("all")
-    (table,) = crossing_tables(comparisons)
-    assert {"method", "batch 1 [95 %]", "batch 2 [95 %]", "break-even batch [95 %]"} <= set(
-        table.frame.columns
-    )
-    assert tables.main([str(tmp_path), "-o", str(tmp_path / "files"), "--csv"]) == 0
-    lines_of_file = (tmp_path / "files" / "break_even.csv").read_text().splitlines()
-    assert lines_of_file[0].startswith("method,") and lines_of_file[1].startswith("pld,")
+    capsys.readouterr()
+    assert tables.main([str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 texts at once: " in printed, "tables tell the loads apart"
     per_user = tokens_per_s(r for r in made if r.label == "pld")
     assert per_user.value == pytest.approx(
         sum(r.n_new - 1 for r in made if r.label == "pld")
@@ -153,12 +147,6 @@ def test_a_text_for_which_there_is_no_memory_fails_alone(small, tmp_path, monkey
     dropped = {r.case_id for r in made if r.unit in units}
     for row in summary["rows"]:
         assert (row["n_cases"], row["n_dropped"]) == (4 - len(dropped), len(dropped))
-
-
-def test_where_a_speedup_falls_to_one():
-    speedups = np.array([[2.0, 1.5, 0.5], [0.9, 0.8, 1.2], [1.4, 1.3, 1.2], [1.2, 0.8, 1.1]])
-    found = falls_to_one(np.array([0.0, 1.0, 2.0]), speedups)
-    np.testing.assert_allclose(found, [2 * 2**0.5, 0.0, np.inf, 2**0.5])
 
 
 def test_what_cannot_be_decoded_beside_others_is_left_out_or_refused(small, tmp_path):

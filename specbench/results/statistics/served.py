@@ -14,7 +14,6 @@ Definitions:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import TypeAlias
@@ -182,7 +181,10 @@ def _estimates(methods: Sequence[str], over: LogRatios | None) -> dict[str, Esti
     if over is None:
         return dict.fromkeys(methods, Estimate(None))
     values = np.exp(over.values).tolist()
-    return {m: Estimate(v, over.interval(i, v)) for i, (m, v) in enumerate(zip(methods, values, strict=True))}
+    return {
+        m: Estimate(v, over.interval(i, v))
+        for i, (m, v) in enumerate(zip(methods, values, strict=True))
+    }
 
 
 def _system_ratios(
