@@ -7,7 +7,7 @@ from rich.console import Console
 
 from specbench.results.console import print_summary
 from specbench.results.manifest import RunManifest
-from specbench.results.records import Lossless
+from specbench.results.records import SCHEMA_VERSION, Lossless
 from specbench.results.statistics.counted import failing_labels, wrong_outputs
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from tests.small_run import case_record
@@ -38,7 +38,7 @@ def run(n=6, **which):
 def summary(cases, errors=(), **changes):
     labels = {label: {"knobs": {}} for label in SPEED}
     values = {
-        "run_key": "k", "schema_version": cases[0].schema_version, "baseline": "ar", "seed": 0,
+        "run_key": "k", "schema_version": SCHEMA_VERSION, "baseline": "ar", "seed": 0,
         "labels": labels, "config": {"estimator": "paired", "repeats": 1}, "n_cases": len(cases),
     }  # fmt: skip
     return run_summary(cases, errors, RunManifest.from_json(values | changes))
