@@ -36,9 +36,9 @@ STAMP := $(VENV)/.stamp-setup
 # Tests must pass without a network: a test that asks the hub fails here and not only elsewhere.
 # Two tests at a time, one thread each: threads that outnumber the cores spin instead of working.
 PYTEST := HF_HUB_OFFLINE=1 HF_DATASETS_OFFLINE=1 WANDB_MODE=disabled OMP_NUM_THREADS=1 \
-	$(PY) -m pytest -n 2 --dist worksteal -p tests.gpu_rules.cuda_lines
+	$(PY) -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-others draft-model train-heads check-architectures gpu-check gpu-lines gpu-steps clean
+.PHONY: help setup bench test test-all lint fmt type tables figures soak bench-others draft-model train-heads check-architectures gpu-check clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -115,11 +115,6 @@ train-heads: $(STAMP) ## Train heads by the earlier recipe (docs/draft_model.md)
 check-architectures: $(STAMP) ## Which of transformers' architectures decode here: docs/architectures.md
 	ARCHITECTURES_PAGE=docs/architectures.md $(PY) -m pytest -q tests/models/test_architectures.py $(ARGS)
 
-gpu-lines: $(STAMP) ## Which lines only CUDA reaches, and which of them tests on a pretended GPU execute
-	$(subst -n 2 --dist worksteal,,$(PYTEST)) tests/gpu_rules $(ARGS)
-
-gpu-steps: $(STAMP) ## What a step launches, sends and waits for on a GPU, by method, counted on a pretended one
-	$(PY) -m tests.gpu_rules.steps $(ARGS)
 
 # No prerequisite: machines with GPUs often have no network and a torch of their own.
 gpu-check: ## What this machine's GPU must show, in parts that resume (docs/gpu.md)

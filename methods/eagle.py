@@ -97,6 +97,8 @@ class _Feature(HeadDrafter):
             nodes = max(self._nodes_read, rows if self._graph_tokens else 0)
             self._head.reserve(room, nodes)
             assert self._head.cache is not None
+            if self._graphs is not None:
+                self._graphs.release()
             if self._graph_tokens:
                 self._graphs = HeadGraphs(
                     self._drafted,

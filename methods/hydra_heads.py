@@ -74,6 +74,8 @@ class Hydra(FixedTreeDrafter):
     def _capture(self, rows: int) -> None:
         cache = self._heads.cache
         reads = cache is not None
+        if self._graphs is not None:
+            self._graphs.release()
         self._graphs = HeadGraphs(
             lambda prefix, asked, _: alone(
                 self._guessed(prefix, asked[1:].view(1, 1), len(self._plan))

@@ -121,6 +121,7 @@ def _measure(load: Load, run: OpenRun) -> None:
         source = (EngineAnswers if size == 1 else BatchAnswers)(job, session, watch)
         source.warm_up_lengths(list(map(len, prompts)))
         runner = run.runner(source)
+        session.check_heads(runs, prompts[0])  # makes caches of its own: graphs come behind it
         runner.warm_up(measure.warmup)
         model.threads_on = environment.thread_placement()
         model.row_times = session.time_rows(prompts, job.config.seed)
@@ -128,7 +129,6 @@ def _measure(load: Load, run: OpenRun) -> None:
             tolerance = session.calibrate_audit(prompts, earlier.audit if earlier else None)
             model.audit = tolerance.to_json()
         run.save_manifest()
-        session.check_heads(runs, prompts[0])
         read_layers = [i for method_run in runs for i in method_run.drafter.needs.hidden_layers]
         recorder = Recorder(job, session, read_layers) if job.config.record else None
 

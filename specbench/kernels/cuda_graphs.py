@@ -10,9 +10,10 @@ that cannot.
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -51,6 +52,30 @@ def check_device(device: torch.device, error: Exception, running: str, before: s
             f"it ran {before}, whose work may be the cause. What was written is valid, and the "
             "same command goes on behind it."
         ) from error
+
+
+def _forget_work_space() -> None:
+    """Let go of the memory in which cuBLAS adds up split products, on all streams.
+
+    It belongs to a map of torch's, which others empty, too (graphs of ``torch.compile`` do). A
+    graph whose products use what they found there would write to memory that is no longer theirs.
+    """
+    if hasattr(torch._C, "_cuda_clearCublasWorkspaces"):  # builds without CUDA have none
+        torch._C._cuda_clearCublasWorkspaces()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Around a capture: what it finds and leaves behind belongs to its graph."""
+    collects = gc.isenabled()
+    gc.disable()  # a graph that nobody holds would be destroyed in the middle of this one
+    _forget_work_space()  # products take it from the graph's pool, which lives as long as the graph
+    try:
+        yield
+    finally:
+        _forget_work_space()  # what runs on this stream later takes no memory of the pool
+        if collects:
+            gc.enable()
 
 
 class GraphPlace(Protocol):
@@ -94,7 +119,7 @@ class Recorded:
                     self.device_part()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            with _alone(), torch.cuda.graph(graph, pool=pool, stream=stream):
                 self.outputs = self.device_part()
         self._graph = graph
 

@@ -36,6 +36,7 @@ _RANDOM = {"uniform_", "normal_", "bernoulli", "multinomial", "rand", "randn", "
            "rand_like", "exponential_", "randperm"}  # fmt: skip
 _NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "set_",
               "resize_", "lift_fresh", "detach"}  # fmt: skip
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "matmul"}
 _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
 
@@ -105,6 +106,8 @@ class Kernels(TorchDispatchMode):
     ) -> None:
         world = self._world
         stream = world.stream(place)
+        if name in _PRODUCTS:
+            world.multiply(stream)
         touched: dict[Block, bool] = {}
         for tensor, block in used.items():
             if block is not None and block.device is not None:

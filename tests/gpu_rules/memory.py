@@ -27,7 +27,8 @@ DEVICES = 2
 # The rules, by the name that a broken one is reported with.
 CAPTURE, PAGEABLE, FREED, POOL = "host in a capture", "pageable copy", "freed memory", "pool memory"
 EARLY, PINNED, RACE, APART = "read too early", "pinned memory reused", "missing wait", "two devices"
-RULES = (CAPTURE, PAGEABLE, FREED, POOL, EARLY, PINNED, RACE, APART)
+LIBRARY = "work space of a library"
+RULES = (CAPTURE, PAGEABLE, FREED, POOL, EARLY, PINNED, RACE, APART, LIBRARY)
 
 
 class RuleBroken(RuntimeError):
@@ -163,6 +164,8 @@ class World:
         self.defaults = [Stream(self, index) for index in range(DEVICES)]
         self.streams = list(self.defaults)
         self.fresh: dict[object, set[Block]] = {}  # by pool
+        # Of each stream, for products: in which graph's pool it lies, or in nobody's.
+        self.work_space: dict[Stream, Any] = {}
 
     # -- the present thread ------------------------------------------------------------------
 
@@ -202,6 +205,11 @@ class World:
             block.read[stream] = tick
         if block.graph is not None and not writes and not block.fresh:
             raise RuleBroken(POOL, "memory of a graph's pool is read that another replay may hold")
+
+    def multiply(self, stream: Stream) -> None:
+        """A product, whose library makes its work space once for a stream."""
+        if self.work_space.setdefault(stream, self.capturing) is not self.capturing:
+            raise RuleBroken(LIBRARY, "a graph's products share theirs with what is outside")
 
     # -- the host ----------------------------------------------------------------------------
 

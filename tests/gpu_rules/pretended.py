@@ -154,6 +154,8 @@ def pretended_cuda(free: int = MEMORY) -> Iterator[World]:
     with ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        clear = ("_cuda_clearCublasWorkspaces", world.work_space.clear)
+        stack.enter_context(mock.patch.object(torch._C, *clear, create=True))
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_there))
         stack.enter_context(mock.patch.object(torch, "Generator", lambda device="cpu": generator()))
         stack.enter_context(Kernels(world))

@@ -1,15 +1,21 @@
 """On a GPU, real or pretended: all kinds of methods decode as plain decoding does on the CPU."""
 
+import gc
+import weakref
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from methods.random_drafts import RandomDrafts
+from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.structs import DraftTree
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
 from specbench.decoding.verify import MatchVerifier
 from specbench.errors import ConfigurationError, DeviceLost
 from specbench.models.draft.loading import _placed
+from specbench.models.loading import shape_model
 from specbench.models.static_pass import StaticPass
 from specbench.models.target import Target
 from tests.conftest import VOCAB, side_by_side, tiny_model
@@ -17,61 +23,143 @@ from tests.gpu_rules import decoders
 from tests.gpu_rules.decoders import DEVICE, DRAFTED, FUSED, HEADS, PROMPT, SECOND, TEXT, decode
 
 DRAFTS_COMPARED = {*HEADS, "token_recycling", "sps", "opt_tree"}
+# On a GPU in the formats that runs have: its kernels are not those of float64.
+DTYPES = [torch.float64] + [torch.bfloat16, torch.float32] * torch.cuda.is_available()
 
 
-@pytest.fixture(scope="module")
-def plain():
-    return decoders.on_the_cpu()
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    return request.param
 
 
-def test_methods_that_draft_text(gpu, plain):
-    target = decoders.target(max_nodes=80)
-    for name, make in TEXT.items():
-        assert decode(target, make(), turns=2).output_ids == plain, name
-    assert not target.reasons
-
-
-def test_methods_with_a_draft_model(gpu, plain):
-    target = decoders.target(max_nodes=31)
-    for name in DRAFTED.keys() - DRAFTS_COMPARED:
-        drafter = DRAFTED[name]()
-        draft = decoders.draft(drafter)
-        assert decode(target, drafter, turns=2, draft_model=draft).output_ids == plain, name
-    assert not target.reasons
+@pytest.fixture
+def plain(dtype):
+    return decoders.plain(dtype)
 
 
 @pytest.mark.parametrize("name", sorted(DRAFTS_COMPARED))
-def test_captured_drafts_are_those_of_the_cpu(gpu, plain, tmp_path, name):
+def test_captured_drafts_are_those_of_the_cpu(gpu, plain, dtype, tmp_path, name):
     """The text is the target's whatever a head drafts, so trees are compared."""
     make = (HEADS | TEXT | DRAFTED)[name]
     files = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
-    sizes = {"max_nodes": max(make().needs.max_nodes, 5), "max_len": 128}
+    sizes = {"max_nodes": max(make().needs.max_nodes, 5), "dtype": dtype}
     target = decoders.target(**sizes)
     # Of the same layers: the hidden states of stock ones are rounded otherwise.
-    uncaptured = FUSED(tiny_model("llama"), capture=False, **sizes)
+    uncaptured = decoders.target(engine=partial(FUSED, capture=False), device="cpu", **sizes)
 
     def drafts(where, drafter, device):
-        given = {"draft_model": decoders.draft(drafter, device)} if name in DRAFTED else files
-        return decoders.drafts(where, drafter, plain, **given)
+        draft = {"draft_model": decoders.draft(drafter, device, dtype)} if name in DRAFTED else {}
+        return decoders.drafts(where, drafter, plain, **draft, **files)
 
     captured, drafter = make(), make()
     found = drafts(target, captured, DEVICE)
     wanted = drafts(uncaptured, drafter, "cpu")
-    assert len(found) == len(wanted) > 6
-    for (*tree, said), (*other, other_said) in zip(found, wanted, strict=True):
-        assert tree == other
-        assert said is other_said is None or np.allclose(said, other_said)
+    if dtype == torch.bfloat16:
+        assert alike(found, wanted) > 0.5
+    else:
+        assert found.keys() == wanted.keys() and len(found) > 6
+        for at, (*tree, said) in found.items():
+            *other, other_said = wanted[at]
+            assert tree == other
+            assert said is other_said is None or np.allclose(said, other_said, rtol=1e-3)
     if name in HEADS:
         launched = captured.report()["launched_drafts"]
         assert launched <= len(found) / 2  # paths that no head drafts
         assert not drafter.report()
 
 
+def alike(found, wanted) -> float:
+    """The share of nodes that drafts of the same text have in common: near ties fall otherwise."""
+    both, nodes = 0, 0
+    assert len(found.keys() & wanted.keys()) > 6
+    for at in found.keys() & wanted.keys():
+        paths = []
+        for tokens, parents, _ in (found[at], wanted[at]):
+            made = []
+            for token, parent in zip(tokens, parents, strict=True):
+                made.append((*(made[parent] if parent >= 0 else ()), token))
+            paths.append(set(made))
+        both, nodes = both + len(paths[0] & paths[1]), nodes + max(map(len, paths))
+    return both / nodes
+
+
+def test_methods_that_draft_text(gpu, plain, dtype):
+    target = decoders.target(max_nodes=80, dtype=dtype)
+    for name, make in TEXT.items():
+        plain.check(decode(target, make(), turns=2).output_ids, name)
+    assert not target.reasons
+
+
+def test_methods_with_a_draft_model(gpu, plain, dtype):
+    target = decoders.target(max_nodes=31, dtype=dtype)
+    for name in DRAFTED.keys() - DRAFTS_COMPARED:
+        drafter = DRAFTED[name]()
+        draft = decoders.draft(drafter, dtype=dtype)
+        plain.check(decode(target, drafter, turns=2, draft_model=draft).output_ids, name)
+    assert not target.reasons
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("plain", 1), ("token_recycling", 1), ("hydra", 1), ("eagle", 1), ("eagle2", 2)],
+)
+def test_a_step_waits_for_the_device_once(pretended, tmp_path, name, most):
+    """For what was accepted; twice where the host has to know the shape of a tree, too."""
+    drafter = (TEXT | HEADS)[name]()
+    target = decoders.target(max_nodes=max(drafter.needs.max_nodes, 5))
+    given = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
+    waits, passes = [], []
+    for tokens in (4, 4, 20):  # what is made once is made first
+        pretended.waits.clear()
+        passes.append(decode(target, drafter, tokens=tokens, **given).n_target_passes)
+        waits.append(len(pretended.waits))
+    steps = passes[2] - passes[1]
+    assert steps > 4 and steps <= waits[2] - waits[1] <= most * steps
+
+
+def test_what_others_free_is_no_graph_s(gpu):
+    """The work space of split products: torch's own graphs free that of all streams."""
+    large = gpu is None  # products of small models are not split
+    hidden, layers = (4096, 2) if large else (32, 2)
+    shape = {"model_type": "llama", "vocab_size": VOCAB, "hidden_size": hidden,
+             "intermediate_size": 2 * hidden, "num_hidden_layers": layers,
+             "num_attention_heads": hidden // 16, "num_key_value_heads": hidden // 32}  # fmt: skip
+    device = torch.device(DEVICE)
+    model = shape_model(shape, dtype=torch.bfloat16, device=device).eval().requires_grad_(False)
+    target = FUSED(model, max_len=128, max_nodes=15)
+    texts = []
+    for _ in range(2):
+        texts.append(decode(target, Drafter(name="plain")).output_ids)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    assert texts[0] == texts[1] and not target.reasons
+
+
+@pytest.mark.parametrize("name", ["eagle2", "hydra"])
+def test_graphs_that_are_replaced_go_at_once(gpu, tmp_path, name):
+    """A collector that found them later would destroy them in the middle of a step."""
+    drafter = HEADS[name]()
+    target = decoders.target(max_nodes=max(drafter.needs.max_nodes, 5))
+    heads = decoders.heads(tmp_path)
+    drafter.setup(DraftContext(VOCAB, frozenset(), max_len=600, target=target, heads=heads))
+    kept = []
+    gc.disable()
+    try:
+        for new in (24, 500):  # the second text exceeds what the first one's graphs are for
+            with decoders.recorded() as found:
+                drafter.begin(DecodeState(PROMPT, new))
+            kept.append([weakref.ref(recorder) for recorder, _ in found])
+            del found
+        assert kept[0] and kept[1] and not any(ref() for ref in kept[0])
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize(
     ("overlap", "names"),
     [("stream", ["pearl", "card"]), ("thread", ["card"]), ("serial", ["pearl", "sps"])],
 )
-def test_drafting_on_the_second_device(gpu, plain, overlap, names):
+def test_drafting_on_the_second_device(gpu, overlap, names):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs a second GPU")
     target = decoders.target(max_nodes=31)
@@ -79,7 +167,7 @@ def test_drafting_on_the_second_device(gpu, plain, overlap, names):
         drafter = DRAFTED[name]()
         draft = decoders.draft(drafter, SECOND)
         found = decode(target, drafter, turns=2, draft_model=draft, overlap=overlap)
-        assert found.output_ids == plain, name
+        decoders.plain(torch.float64).check(found.output_ids, name)
     assert not target.reasons
 
 
@@ -119,13 +207,13 @@ def test_sampled_texts_are_those_of_the_cpu(gpu):
     assert texts[0] == texts[1]
 
 
-def test_what_cannot_be_captured_runs_eagerly_and_says_why(gpu, plain, monkeypatch):
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(gpu, monkeypatch):
     monkeypatch.setattr(StaticPass, "device_part", lambda self: self.numbers.cpu())
     target = decoders.target(max_nodes=20)
     monkeypatch.undo()
     assert not target.graphs
     assert set(target.reasons) == {f"1 x {n} rows, 256 keys" for n in (1, 2, 4, 8, 16, 32)}
-    assert decode(target, TEXT["random_drafts"]()).output_ids == plain
+    decoders.plain(torch.float64).check(decode(target, TEXT["random_drafts"]()).output_ids)
 
 
 def test_a_capture_that_loses_the_gpu_is_not_passed_over(pretended, monkeypatch):

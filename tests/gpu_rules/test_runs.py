@@ -9,6 +9,7 @@ import torch
 
 from methods.token_recycling import TokenRecycling
 from runners.session import device_lock
+from runners.session.blocks import BlockRunner
 from runners.session.loading import make_target
 from scripts import bench
 from specbench.config.compose import compose
@@ -18,7 +19,6 @@ from specbench.errors import ConfigurationError, DeviceLost
 from specbench.models import loading
 from specbench.models.batch_target import free_bytes
 from specbench.models.given_back import given_back
-from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import choose_device
 from specbench.system import bandwidth, environment
 from specbench.system.clock import CudaClock, make_clock
@@ -39,26 +39,26 @@ def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu, monkeyp
     head = "{method: eagle3, total: 9, depth: 2, top_k: 3}"  # its files say which layers it reads
     typed = [f"compare=[token_recycling, {head}]", "dataset.limit=1", "measure.warmup=1"]
     fails, propose = iter([True]), TokenRecycling.propose
-    late, forward = [], GraphTarget.forward
+    warm_up, ready = BlockRunner.warm_up, []
 
     def once(self, state):  # in the warm-up: memory is given back, and the run goes on
         if self._matrix.rows.is_cuda and next(fails, False):
             raise RuntimeError("planted")
         return propose(self, state)
 
-    def watched(self, *args, **kwargs):
-        before = len(self.graphs)
-        scores = forward(self, *args, **kwargs)
-        late.extend(self.graphs[before:])
-        return scores
+    def watched(self, rounds):
+        warm_up(self, rounds)
+        ready.append(len(found))
 
     monkeypatch.setattr(TokenRecycling, "propose", once)
-    monkeypatch.setattr(GraphTarget, "forward", watched)
+    monkeypatch.setattr(BlockRunner, "warm_up", watched)
     for device in ("cpu", DEVICE):
         folder = tmp_path / device
-        assert run_here(with_heads, *typed, f"model.device={device}", f"output_dir={folder}") == 0
-    # All passes of steps were captured before; the check of heads, untimed, reads all states.
-    assert not [shape for shape in late if "hidden states 0 1 2," not in shape]
+        with decoders.recorded() as found:
+            run = [*typed, f"model.device={device}", f"output_dir={folder}"]
+            assert run_here(with_heads, *run) == 0
+    assert {name.split(",")[0] for _, name in found} > {"reading", "drafting", "the tree"}
+    assert not found[ready[-1] :]  # whoever waits for one in a turn is timed
     assert answers(tmp_path / "cpu").items() <= answers(tmp_path / DEVICE).items()
     manifest = json.loads((tmp_path / DEVICE / "manifest.json").read_text())
     assert manifest["cuda_settings"]["cudnn_attention"] is False

@@ -82,6 +82,10 @@ class HeadGraphs(GraphRecorder):
             made = RecordedCall(self, self._drafting(keys), self.feature, self._asked)
             self._add("drafting", keys, made)
 
+    def release(self) -> None:
+        """Let go of all graphs at once: they and this hold each other, as long as none collects."""
+        self._steps.clear()
+
     def _add(self, what: str, keys: int, made: RecordedCall) -> None:
         if self.record(made, f"{what}, {keys} keys"):
             self._steps[what, keys] = made
