@@ -66,14 +66,13 @@ class BlockResult:
 
     def add_error(self, record: CaseRecord, error: Exception, during: str) -> None:
         """Keep why a turn failed; ``during`` is ``decode``, ``audit`` or ``replay``."""
-        trace = "".join(traceback.format_exception(error))
         self.errors.append(
             {
                 **record.turn_id,
                 "during": during,
                 "type": error.kind if isinstance(error, CaseFailed) else type(error).__name__,
                 "message": str(error),
-                "traceback": trace[-_TRACEBACK_CHARACTERS:],
+                "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:],
                 "at": record.started_at,
             }
         )
@@ -195,11 +194,7 @@ class Answers:
         """Let a drafter that looks at more than tokens see a finished turn again, untimed."""
 
     def recover(self, error: Exception, running: str, before: str) -> None:
-        """Give back what ``running`` left allocated, which raised ``error``.
-
-        Raises:
-            DeviceLost: no turn can be answered any more; ``before`` is what had been answered last.
-        """
+        """Give back what ``running`` left allocated, which raised ``error``; see `check_device`."""
 
     def warm_up(self, run: MethodRun) -> None:
         """Decode something that is not measured."""
@@ -386,11 +381,8 @@ class BlockRunner:
         if run.scope != "run":
             run.forget()
             return
-        earlier = [
-            r
-            for r in self.done
-            if r.repeat == before.repeat and r.stream_index < before.stream_index
-        ]
+        same = [r for r in self.done if r.repeat == before.repeat]
+        earlier = [r for r in same if r.stream_index < before.stream_index]
         restore(run, [*earlier, *unwritten], lambda r: self.source.decode_again(run, r))
 
     def _compare(self, result: BlockResult) -> None:
@@ -413,8 +405,8 @@ class BlockRunner:
                 raise
             except Exception as error:
                 result.add_error(record, error, "audit")
-                log.warning("%s, %s: the audit failed: %s", record.case_id, record.label, error)
-                where = f"the audit of {record.case_id}, {record.label}"
-                self.source.recover(error, where, self._last)
+                what = f"the audit of {record.case_id}, {record.label}"
+                log.warning("%s failed: %s", what, error)
+                self.source.recover(error, what, self._last)
             else:
                 result.records[i] = replace(record, lossless=lossless)

@@ -105,10 +105,13 @@ def _measure(load: Load, run: OpenRun) -> None:
         check_subject(manifest, model)
         if check_passes(manifest, model, force=job.config.resume == "force"):
             manifest.forced_resume = True
-        model.copy_bytes_per_s = session.measure_copy_bandwidth()
+        # A GPU that others use gives each a part of its memory's speed, which would be no floor.
+        alone = measure.exclusive or model.device == "cpu"
+        model.copy_bytes_per_s = session.measure_copy_bandwidth() if alone else None
         reading = session.fastest_read(earlier.read_bytes_per_s if earlier else None)
-        reading.measure()
-        model.read_bytes_per_s = reading.bytes_per_s
+        if alone:
+            reading.measure()
+        model.read_bytes_per_s = reading.bytes_per_s or None
         _keep_reasons(model, earlier)
         manifest.model = model
         manifest.notes = session.remarks() or None
@@ -145,11 +148,12 @@ def _measure(load: Load, run: OpenRun) -> None:
         try:
             with collector_at_rest():
                 run.measure(runner, size, before_write, after_block)
+            if alone:
                 reading.measure()
         finally:
             if recorder is not None:
                 recorder.close()
-            model.read_bytes_per_s = reading.bytes_per_s
+            model.read_bytes_per_s = reading.bytes_per_s or None
             session.note_passes(model)
             _keep_reasons(model, earlier)
 

@@ -204,9 +204,8 @@ class Session:
 
     def fastest_read(self, earlier: float | None) -> bandwidth.FastestRead:
         """Of the target's memory, to be measured; ``earlier`` in the run's earlier starts."""
-        model = self._model.model
-        size = bandwidth.streamed_bytes(model)
-        return bandwidth.FastestRead(self._target.device, size, earlier, model)
+        size = bandwidth.streamed_bytes(self._model.model)
+        return bandwidth.FastestRead(self._target.device, size, earlier, self._model.model)
 
     def time_rows(self, prompts: Sequence[IntArray], seed: int) -> RowTimes | None:
         """What passes cost by their rows, behind the prompt of middling length that fits."""
@@ -364,11 +363,7 @@ class Session:
                 head.check_layers(text, [states[layer] for layer in layers])
 
     def recover(self, error: Exception, running: str, before: str) -> None:
-        """Give back what a failed case left allocated; the arguments as of `check_device`.
-
-        Raises:
-            DeviceLost: nothing more can be measured.
-        """
+        """Give back what a failed case left; arguments and what it raises as `check_device`."""
         check_device(self._target.device, error, running, before)
         for target in {self._target, self._eager_target}:
             target.cache.clear()
@@ -376,8 +371,7 @@ class Session:
             self._batch_target.clear()
         for draft in self._drafts:
             draft.clear()
-        if self._target.device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def _memory_of(self, run: MethodRun) -> dict[str, int]:
         """Bytes of weights and cache, by model, that a label needs where it runs alone.

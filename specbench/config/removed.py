@@ -94,6 +94,16 @@ REMOVED = (
     Removed("command", "scripts.gpu_visit --only", "type --visit 1 or 2; what is done is skipped"),
     Removed("command", "scripts.gpu_visit --dry-run", "docs/gpu.md lists the parts"),
     Removed("command", "scripts.gpu_visit --models", "type python run.py runner=cost model=NAME"),
+    Removed(
+        "target",
+        "gpu-lines",
+        "type make test, which runs what a GPU runs on a pretended one, or make gpu-check on a GPU",
+    ),
+    Removed(
+        "target",
+        "gpu-steps",
+        "make test refuses a second wait in a step; a profiler counts launches, in make gpu-check",
+    ),
 )
 
 

@@ -117,7 +117,7 @@ class BatchEngine:
             raise ValueError(f"{len(requests)} texts for {len(self.target.seats)} seats")
         group = _Group()
         clock = self._clock
-        clock.begin()
+        clock.begin(max_new_tokens)
         for seat, request in enumerate(requests):
             with group.alone(seat):
                 turn = self._turn(seat, request, max_new_tokens)

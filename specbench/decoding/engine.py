@@ -105,7 +105,7 @@ class Engine:
 
     def _decode(self, turn: Decoding) -> DecodeResult:
         clock = self._clock
-        clock.begin()
+        clock.begin(turn.state.remaining)
         turn.read_prompt()
         clock.prefill_done()
         turn.begin()

@@ -131,6 +131,21 @@ class GraphTarget(GraphRecorder, Target):
             for layers in self._hidden_layers:
                 self._capture_all(layers)
 
+    def twin(self) -> Target:
+        """As in ``Target``; with passes of its own, for a graph writes to the cache that it knows.
+
+        They have graphs and memory of their own, too.
+        """
+        other = super().twin()
+        assert isinstance(other, GraphTarget)
+        other._hidden_layers, other._passes, other._outcome = [*self._hidden_layers], {}, None
+        other.begin_recording()
+        vars(self.model)[GRAPH_USERS].append(weakref.ref(other))
+        if other.captures:
+            for layers in other._hidden_layers:
+                other._capture_all(layers)
+        return other
+
     def expect(self, hidden_layers: tuple[int, ...]) -> None:
         """Capture passes that hand over these hidden states too; they have graphs of their own.
 

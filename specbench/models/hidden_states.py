@@ -118,4 +118,5 @@ class Embeddings:
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        return self._lm_head(states)  # type: ignore[no-any-return]
+        # Of a model that is spread over GPUs it may lie on another one than the heads that ask.
+        return self._lm_head(states).to(states.device)  # type: ignore[no-any-return]

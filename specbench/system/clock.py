@@ -29,6 +29,7 @@ PREFILL, SETUP, STEP, FINISH, END = "prefill", "setup", "step", "finish", "end"
 OTHER = "other"
 
 _FIRST_EVENTS = 4096
+_MARKS = 8  # of a step with phases, and of a turn beside its steps: at most
 
 
 @contextlib.contextmanager
@@ -82,10 +83,10 @@ class Clock:
         self.phases = phases
         self._names: list[str] = []
 
-    def begin(self) -> None:
-        """Start of the turn, after the device has finished all earlier work."""
+    def begin(self, steps: int = 0) -> None:
+        """Start of a turn of ``steps`` at most, after the device has finished all earlier work."""
         self._names = []
-        self._start()
+        self._start(steps)
 
     def prefill_done(self) -> None:
         self._mark(PREFILL)
@@ -121,7 +122,7 @@ class Clock:
         self._mark(END)
         return list(zip(self._names, self._seconds(), strict=True))
 
-    def _start(self) -> None:
+    def _start(self, steps: int) -> None:
         raise NotImplementedError
 
     def _mark(self, name: str) -> None:
@@ -141,7 +142,7 @@ class CpuClock(Clock):
         super().__init__(phases)
         self._times: list[int] = []
 
-    def _start(self) -> None:
+    def _start(self, steps: int) -> None:
         self._times = [time.perf_counter_ns()]
 
     def _mark(self, name: str) -> None:
@@ -181,7 +182,9 @@ class CudaClock(Clock):
         self._events = [backend.new_event() for _ in range(_FIRST_EVENTS)]
         self._used = 0
 
-    def _start(self) -> None:
+    def _start(self, steps: int) -> None:
+        # Thousands that were made within the turn would take a step as long as ten others.
+        self._make(_MARKS + steps * (_MARKS if self.phases else 1))
         self._backend.synchronize()
         self._used = 0
         self._record()
@@ -192,9 +195,13 @@ class CudaClock(Clock):
 
     def _record(self) -> None:
         if self._used == len(self._events):
-            self._events.extend(self._backend.new_event() for _ in range(len(self._events)))
+            self._make(2 * len(self._events))
         self._backend.record(self._events[self._used])
         self._used += 1
+
+    def _make(self, wanted: int) -> None:
+        missing = wanted - len(self._events)
+        self._events.extend(self._backend.new_event() for _ in range(missing))
 
     def _seconds(self) -> Sequence[float]:
         self._backend.synchronize()

@@ -358,7 +358,7 @@ def test_times_are_the_groups_until_a_text_ended(targets):
     class Marks(Clock):
         __slots__ = ()
 
-        def _start(self):
+        def _start(self, steps):
             pass
 
         def _mark(self, name):

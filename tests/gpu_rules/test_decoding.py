@@ -15,6 +15,7 @@ from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
 from specbench.decoding.verify import MatchVerifier
 from specbench.errors import ConfigurationError, DeviceLost
 from specbench.models.draft.loading import _placed
+from specbench.models.hidden_states import Embeddings
 from specbench.models.loading import shape_model
 from specbench.models.static_pass import StaticPass
 from specbench.models.target import Target
@@ -101,13 +102,14 @@ def test_methods_with_a_draft_model(gpu, plain, dtype):
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("plain", 1), ("token_recycling", 1), ("hydra", 1), ("eagle", 1), ("eagle2", 2)],
+    [("plain", 1), ("token_recycling", 1), ("sps", 1), ("hydra", 1), ("eagle", 1), ("eagle2", 2)],
 )
 def test_a_step_waits_for_the_device_once(pretended, tmp_path, name, most):
     """For what was accepted; twice where the host has to know the shape of a tree, too."""
-    drafter = (TEXT | HEADS)[name]()
+    drafter = (TEXT | HEADS | DRAFTED)[name]()
     target = decoders.target(max_nodes=max(drafter.needs.max_nodes, 5))
     given = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
+    given |= {"draft_model": decoders.draft(drafter)} if name in DRAFTED else {}
     waits, passes = [], []
     for tokens in (4, 4, 20):  # what is made once is made first
         pretended.waits.clear()
@@ -194,6 +196,39 @@ def test_windows_and_the_batch_layout(gpu, architecture):
     assert list(target.reasons) == ["141 rows"]
 
 
+def test_a_twin_has_graphs_of_its_own(gpu):
+    """A graph writes to the cache that was there when it was captured."""
+    texts = PROMPT, PROMPT[::-1].copy()
+    exact, first = Target(tiny_model("llama"), max_len=128), decoders.target(max_nodes=3)
+    pairs = [(exact, first), (exact.twin(), first.twin())]
+    for text, pair in zip(texts, pairs, strict=True):
+        for each in pair:
+            each.prefill(text)
+    tree = DraftTree.chain(np.array([4, 5]))
+    for wanted, found in pairs:
+        right, graph = (each.forward(7, tree).greedy().tolist() for each in (wanted, found))
+        assert right == graph
+        for each in (wanted, found):
+            each.commit(tree, np.array([], dtype=np.int64))
+    for wanted, found in pairs:
+        right, graph = (each.forward(9, tree).greedy().tolist() for each in (wanted, found))
+        assert right == graph
+    assert len(pairs[1][1].graphs) == len(first.graphs) > 0
+
+
+def test_a_head_hears_the_lm_head_where_it_lies(gpu):
+    """Of a model that is spread over two GPUs the last layers are on another one."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs a second GPU")
+    network = decoders.model()
+    states = torch.ones(2, network.config.hidden_size, dtype=torch.float64, device=DEVICE)
+    wanted = Embeddings(network).logits(states)
+    network.lm_head.to(SECOND)
+    network.lm_head.register_forward_pre_hook(lambda _, given: (given[0].to(SECOND),))
+    found = Embeddings(network).logits(states)
+    assert found.device == states.device and torch.equal(found.cpu(), wanted.cpu())
+
+
 def test_sampled_texts_are_those_of_the_cpu(gpu):
     """With a verifier that draws, the host decides and the rows are moved behind the pass."""
     texts = []
@@ -231,10 +266,17 @@ def test_a_capture_that_loses_the_gpu_is_not_passed_over(pretended, monkeypatch)
         decoders.target(max_nodes=20)
 
 
-@pytest.mark.parametrize("said", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"])
-def test_a_graph_without_memory_says_what_to_type(gpu, said, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("Tried to allocate 2 GiB"),
+        RuntimeError("CUDA error: out of memory"),  # of the driver, as a graph is made
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+    ],
+)
+def test_a_graph_without_memory_says_what_to_type(gpu, error, monkeypatch):
     def full(self):
-        raise RuntimeError(said)
+        raise error
 
     monkeypatch.setattr(StaticPass, "device_part", full)
     with pytest.raises(ConfigurationError, match=r"no memory left for the CUDA graph of 1 x 1 row"):

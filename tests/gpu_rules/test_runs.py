@@ -3,6 +3,7 @@
 import json
 import shutil
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from specbench.models.batch_target import free_bytes
 from specbench.models.given_back import given_back
 from specbench.models.loading import choose_device
 from specbench.system import bandwidth, environment
-from specbench.system.clock import CudaClock, make_clock
+from specbench.system.clock import CudaClock, TorchEvents, make_clock
 from tests.gpu_rules import decoders
 from tests.gpu_rules.decoders import DEVICE
 from tests.runners.test_replay_heads import with_heads  # noqa: F401 (a fixture)
@@ -91,14 +92,16 @@ def test_a_lost_gpu_ends_the_run_with_the_first_error(small, tmp_path, pretended
 def test_the_clock_of_a_gpu_counts_events(gpu):
     clock = make_clock("cuda", phases=True)
     assert isinstance(clock, CudaClock)
-    clock.begin()
-    clock.prefill_done()
-    clock.setup_done()
-    for _ in range(2100):  # more marks than events were made at first
-        clock.phase("draft")
-        clock.step_done()
-    clock.finish_begin()
-    times = clock.end()
+    clock.begin(2100)
+    with mock.patch.object(TorchEvents, "new_event") as made:
+        clock.prefill_done()
+        clock.setup_done()
+        for _ in range(2100):  # more marks than events were made at first
+            clock.phase("draft")
+            clock.step_done()
+        clock.finish_begin()
+        times = clock.end()
+    assert not made.called  # thousands at once would take a step as long as ten others
     assert len(times.step_s) == 2100
     assert all(step > 0 for step in times.step_s)
 
@@ -112,6 +115,14 @@ def test_bandwidth_is_measured_with_events(gpu, monkeypatch):
     read.measure_between()
     assert read.bytes_per_s > 0
     assert seconds(lambda: torch.ones(4, device=device), device) > 0
+
+
+def test_a_gpu_that_others_use_has_no_floor(small, tmp_path, pretended, monkeypatch):
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+    run = [f"model.device={DEVICE}", "dataset.limit=1", f"output_dir={tmp_path}/run"]
+    assert run_here(small, *run, "measure.exclusive=false") == 0
+    model = json.loads((tmp_path / "run" / "manifest.json").read_text())["model"]
+    assert not model.keys() & {"copy_bytes_per_s", "read_bytes_per_s"}
 
 
 def test_devices_are_chosen_named_and_refused(gpu, tmp_path):

@@ -1,14 +1,11 @@
 """Passes of fixed shape give what exact passes give; what a CUDA graph needs of them holds.
 
-Capture itself needs a GPU (test_gpu.py); everything here runs the captured code uncaptured.
+Capture itself needs a GPU (``tests/gpu_rules``); here the captured code runs uncaptured.
 """
 
 import gc
 import weakref
-from contextlib import contextmanager, nullcontext
 from functools import cache, partial
-from types import SimpleNamespace
-from unittest.mock import MagicMock, call
 
 import numpy as np
 import pytest
@@ -24,9 +21,8 @@ from specbench.decoding.structs import DraftContext, DraftTree, Needs
 from specbench.decoding.tree import TreeGeometry
 from specbench.decoding.verify import GreedyVerifier
 from specbench.decoding.verify.greedy import longest_match
-from specbench.errors import CaseFailed, ConfigurationError
+from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan, attend
-from specbench.models import static_pass
 from specbench.models.graph_target import GraphTarget, key_bucket, no_graphs, row_bucket
 from specbench.models.static_pass import FixedShape, StaticPass
 from specbench.models.target import Target
@@ -206,31 +202,6 @@ def test_rows_of_a_batch_layout_and_a_capture_in_mid_text(
     same(got.logits, wanted.logits)
 
 
-@pytest.mark.parametrize("architecture", ["mistral_window", "packed llama"])
-def test_the_device_part_is_one_graph(architecture, everything_packed, pairs, rng):
-    """``fullgraph`` refuses whatever a trace cannot hold: host reads, data-dependent branches.
-
-    Packed float32 linears and fused layers are how a CPU runs it.
-    """
-    packed = architecture == "packed llama"
-    if packed:
-        model = tiny_model("llama", dtype=torch.float32)
-        padded = GraphTarget(model, capture=False, max_len=600, max_nodes=40, packed_bytes=1 << 20)
-        assert padded.packed_weights["fused"] and padded.packed_weights["layers"]
-    else:
-        _, padded = pairs(architecture)
-    padded.prefill(rng.integers(0, VOCAB, 30))
-    padded.forward(3, DraftTree.chain(rng.integers(0, VOCAB, 5)))
-    step = padded._pass(8, 256)
-    torch.compiler.reset()
-    with torch.inference_mode():
-        logits, outcome = step.device_part()
-        traced = torch.compile(step.device_part, fullgraph=True, backend="eager")
-        again, found = traced()
-    torch.testing.assert_close(again, logits, atol=2e-4 if packed else 1e-10, rtol=0)
-    assert torch.equal(outcome, found)
-
-
 def test_ids_outside_the_vocabulary_are_refused(pairs):
     _, padded = pairs("llama")
     padded.prefill(np.arange(4))
@@ -274,45 +245,6 @@ def test_a_pass_that_left_nan_behind_hurts_no_later_one(pairs, rng):
         target.prefill(prompt)
     tree = DraftTree.chain(rng.integers(0, VOCAB, 3))
     same(padded.forward(3, tree).logits, exact.forward(3, tree).logits)
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [("not permitted when capturing\nmore", "RuntimeError: not permitted when capturing"),
-     ("", "RuntimeError")],
-)  # fmt: skip
-def test_a_failed_capture_falls_back_with_the_reason(message, reason, monkeypatch):
-    def fail(*_: object) -> None:
-        raise RuntimeError(message)
-
-    exact, target = twins(max_len=100, max_nodes=10)
-    target._capture = True
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(StaticPass, "capture", fail)
-    for each in (exact, target):
-        each.prefill(np.arange(5))
-    tree = DraftTree.chain(np.arange(3))
-    assert torch.equal(target.forward(3, tree).logits, exact.forward(3, tree).logits)
-    eager = {"1 x 4 rows, 256 keys": reason}
-    assert target.describe() == {"engine": "graph", "graphs": [], "eager": eager}
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-        RuntimeError("CUDA error: out of memory"),  # of the driver, as a graph is made
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
-    ],
-)
-def test_a_capture_without_memory_ends_the_run_and_says_what_to_type(error, monkeypatch):
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(FixedShape, "capture", fail)
-    with pytest.raises(ConfigurationError, match=r"1 x 1 rows, 256 keys.*engine=eager"):
-        GraphTarget(tiny_model("llama"), capture=True, max_len=100, max_nodes=7)
 
 
 def test_what_is_captured_after_a_failure_has_memory_of_its_own(monkeypatch):
@@ -438,66 +370,6 @@ def test_layers_on_another_device_get_the_mask_there():
     assert list(plan.moved) == [(id(mask), meta), (id(near), meta)]
     assert plan.on(mask, meta) is plan.on(mask, meta)
     assert plan.on(mask, mask.device) is mask
-
-
-def test_drafting_asks_nothing_of_the_device(monkeypatch, rng):
-    """Within passes and between; ids and row numbers go there by the one way that does not wait."""
-    draft = _draft()
-    text = rng.integers(0, VOCAB, 20)
-    draft.begin(text[:17])
-    asked: list[str] = []
-    sent: list[torch.Tensor] = []
-
-    def send(values, device):
-        sent.append(torch.as_tensor(values).clone())
-        return torch.as_tensor(values)
-
-    with monkeypatch.context() as patch:
-        for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "nonzero"):
-            patch.setattr(torch.Tensor, name, lambda *_, name=name: asked.append(name))
-        for module in ("draft.model", "kv_cache"):
-            patch.setattr(f"specbench.models.{module}.to_device", send)
-        first = logits = draft.catch_up(text, own=True)[None]
-        copy = first.clone()
-        for last in range(3):
-            drawn = draft.to_target_ids(logits.argmax(-1))
-            logits = draft.extend(drawn, np.array([last - 1]), own=True)
-        draft.extend(np.array([5, 6]), np.array([-1, 3]))  # a branch of its own
-        draft.commit_path(np.array([3, 4]))
-    assert torch.equal(first, copy)  # not the buffer of the next pass
-    assert asked == [] and draft._target.reasons == {}
-    ids_and_rows = [text[17:].tolist(), [5, 6], [-1, 3], [3, 4], [23, 24]]
-    assert [each.tolist() for each in sent] == ids_and_rows
-
-
-def test_graphs_are_made_and_replayed_on_the_models_device(monkeypatch, rng):
-    """Though another device is the current one, as it is in any thread that asked for none."""
-    target = GraphTarget(tiny_model("llama"), capture=False, max_len=100, max_nodes=8)
-    target.prefill(rng.integers(0, VOCAB, 9))
-    steps = [target._pass(rows, 256) for rows in (2, 4)]
-    second, calls, current = torch.device("cuda:1"), [], [torch.device("cuda:0")]
-
-    @contextmanager
-    def device(chosen):
-        current.append(torch.device(chosen))
-        yield
-        current.pop()
-
-    def noted(name, result=None):
-        return lambda *_, **__: (calls.append((name, current[-1])), result)[1]
-
-    fake = MagicMock(device=device, graph=noted("capture", nullcontext()))
-    fake.CUDAGraph.return_value.replay = noted("replay")
-    monkeypatch.setattr(static_pass.torch, "cuda", fake)
-    target.device = second  # after the buffers, which stay where they are
-    for step in steps:
-        step._masks = lambda *_: AttentionPlan()
-        with torch.inference_mode():
-            step.capture(None)
-        step._done = SimpleNamespace(record=noted("record"), synchronize=lambda: None)
-        step.run()
-    assert calls == [(name, second) for name in ("capture", "replay", "record") * 2]
-    assert fake.Stream.call_args_list == [call(second)]  # one for all shapes
 
 
 def test_where_there_are_no_graphs_passes_are_eager_and_the_reason_is_kept():
