@@ -103,15 +103,14 @@ def _measure(load: Load, run: OpenRun) -> None:
         model = session.describe()
         _name_busy_machine(watch.end(), measure.disturbed.others, model.threads)
         check_subject(manifest, model)
-        if check_passes(manifest, model, force=job.config.resume == "force"):
-            manifest.forced_resume = True
+        manifest.forced_resume |= check_passes(manifest, model, job.config.resume == "force")
         # A GPU that others use gives each a part of its memory's speed, which would be no floor.
         alone = measure.exclusive or model.device == "cpu"
-        model.copy_bytes_per_s = session.measure_copy_bandwidth() if alone else None
         reading = session.fastest_read(earlier.read_bytes_per_s if earlier else None)
         if alone:
+            model.copy_bytes_per_s = session.measure_copy_bandwidth()
             reading.measure()
-        model.read_bytes_per_s = reading.bytes_per_s or None
+            model.read_bytes_per_s = reading.bytes_per_s
         _keep_reasons(model, earlier)
         manifest.model = model
         manifest.notes = session.remarks() or None
