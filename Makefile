@@ -107,10 +107,10 @@ soak: $(STAMP) ## A thousand cases with faults, a hundred kills: memory stays fl
 	$(PYTEST) -s tests/runners/test_soak.py tests/runners/test_kills.py $(ARGS)
 
 draft-model: $(STAMP) ## Train the bundled model's draft model again, in an hour or two
-	$(PY) -m scripts.draft_model.train $(ARGS)
+	$(PY) -m scripts.training draft $(ARGS)
 
-train-heads: $(STAMP) ## Train heads by the earlier recipe (docs/draft_model.md), in two to four hours
-	$(PY) -m scripts.draft_model.train_heads $(ARGS)
+train-heads: $(STAMP) ## Train the bundled model's heads again (docs/draft_model.md), in some hours
+	$(PY) -m scripts.training heads $(ARGS)
 
 check-architectures: $(STAMP) ## Which of transformers' architectures decode here: docs/architectures.md
 	ARCHITECTURES_PAGE=docs/architectures.md $(PY) -m pytest -q tests/models/test_architectures.py $(ARGS)

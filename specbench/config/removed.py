@@ -104,6 +104,21 @@ REMOVED = (
         "gpu-steps",
         "make test refuses a second wait in a step; a profiler counts launches, in make gpu-check",
     ),
+    *(
+        Removed("command", f"scripts.training --{name}", "type --scale X, times as many texts")
+        for name in ("groups", "asked", "read", "visits", "epochs")
+    ),
+    *(
+        Removed(
+            "command",
+            f"scripts.training --{name}",
+            "name a head instead (python -m scripts.training eagle), again where it was stopped",
+        )
+        for name in ("stage", "only", "minutes")
+    ),
+    Removed(
+        "command", "scripts.training --evaluate", "type python run.py method=sps, which says MAT"
+    ),
 )
 
 

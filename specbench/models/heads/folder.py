@@ -12,7 +12,7 @@ from specbench.paths import PROJECT
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _REMEDY = "method.head=FOLDER or method.head=HUB_ID"
-_TRAIN = "python -m scripts.draft_model.train_heads"
+_TRAIN = "python -m scripts.training heads"
 
 
 def find(

@@ -33,7 +33,7 @@ def test_a_folder_is_found_by_its_path_and_by_its_name(home, monkeypatch):
         ("eagle", {}, NeedsNotMet, "names a head 'eagle' for model=vicuna7b.*method.head="),
         ("./none", {}, WeightsNotFound, "method.head=.*none has no trained head.*FOLDER"),
         ("eagle", {"eagle": "assets/none/eagle"}, WeightsNotFound,
-         "pair.heads.eagle=.*assets/none/eagle.*scripts.draft_model.train_heads"),
+         "pair.heads.eagle=.*assets/none/eagle.*scripts.training heads"),
         ("eagle", {"eagle": "someone/EAGLE"}, WeightsNotFound, "hf download someone/EAGLE"),
         ("some one/EAGLE", {}, WeightsNotFound, "not a valid hub id"),
     ],

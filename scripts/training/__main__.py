@@ -1,0 +1,176 @@
+"""Train the draft model and the heads of the bundled model (docs/draft_model.md).
+
+    python -m scripts.training draft           # texts, training, assets/draft_smollm2_135m
+    python -m scripts.training heads           # EAGLE (1 and 2), Medusa-1, EAGLE-3 and Hydra++
+    python -m scripts.training eagle eagle3    # or some of them
+
+The target answers this project's own prompts (none from a benchmark), and reads prose; its most
+likely next tokens, and for heads its hidden states, are kept on the way. Everything is seeded, and
+goes on where it stopped when the command is typed again; texts and states lie in --work.
+"""
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from analysis.runs.command import parser_of, reporting_errors
+from scripts.training import draft, heads
+from scripts.training.texts import (
+    Author,
+    Mix,
+    facts_of,
+    made_texts,
+    near_a_question,
+    spaced,
+    split,
+)
+from scripts.training.trainer import Recipe, learn
+from specbench.config.compose import compose, typed
+from specbench.data.chat_templates import PromptTemplate
+from specbench.models import loading
+from specbench.storage import jsonl
+
+FACTS = "training.json"
+RECIPES = {"draft": draft.RECIPE, **heads.RECIPES}
+_SCORED = 24  # held-out texts at most
+_DRAFT = """\
+Made by `python -m scripts.training draft` (docs/draft_model.md): a plain `LlamaForCausalLM` cut out
+of the target and trained on its answers to this project's own prompts, none from a benchmark.
+`id_map.safetensors` holds the target's id of each of its ids; its first row stands for every id
+left out. There is no tokenizer: it is the target's. Matrices are"""
+_HEAD = """\
+Made by `python -m scripts.training heads` (docs/draft_model.md) in the published format that
+`specbench/models/heads/` reads. Trained on the mix below (prose, and the target's answers), none of
+it from a benchmark; where the processor multiplies bfloat16, by the target in bfloat16. Epoch 0 is
+the head before training. Matrices are"""
+_TITLES = {
+    "draft": "Draft model",
+    "medusa": "Medusa-1 heads (shared LM head)",
+    "hydra": "Hydra++ heads (shared LM head)",
+    "eagle": "An EAGLE-1/2 head",
+    "eagle3": "An EAGLE-3 head",
+}
+_CARD = """# {title} for SmolLM2-135M-Instruct
+
+{about} kept as bytes with a scale a row
+(`specbench/models/checkpoints/int8.py`).
+
+| | |
+|---|---|
+{rows}
+{scores}
+Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct). This page
+is written by the script from `training.json`.
+"""
+
+
+def train(
+    recipe: Recipe,
+    mix: Mix,
+    work: Path,
+    out: Path,
+    *,
+    device: str = "cpu",
+    apart: Sequence[Path] = (),
+    model: Sequence[str] = ("model=smollm2_135m",),
+) -> None:
+    """Make the texts that are missing below ``work``, train, and write the model to ``out``.
+
+    Args:
+        apart: .jsonl files of questions: texts that share 13 words in a row with one are left out.
+        model: words that name the target.
+    """
+
+    def author() -> Author:
+        # Where the machine has instructions for it, half the precision is twice the speed, and what
+        # is learnt here need not be exact; where it has none, it is four times as slow.
+        half = device != "cpu" or torch.cpu._is_avx512_bf16_supported()
+        dtype = "bfloat16" if half else "float32"
+        cfg = typed(compose([*model, f"model.device={device}", f"model.dtype={dtype}"]))
+        loaded = loading.load_model(cfg)
+        return Author(mix, loaded, PromptTemplate.from_config(loaded.tokenizer, cfg))
+
+    texts = made_texts(mix, work, author)
+    loaded = loading.load_model(typed(compose([*model, f"model.device={device}"])))
+    tokenizer: Any = loaded.tokenizer
+    said = [tokenizer.decode(text.tokens.tolist()) for text in texts] if apart else []
+    near = near_a_question(said, apart)
+    held, numbers = split(texts)
+    held, learnt = spaced(held, _SCORED), [texts[i] for i in numbers if i not in near]
+    torch.manual_seed(recipe.seed)
+    family = heads.FAMILIES.get(recipe.name, draft.DraftPupil)
+    pupil = family(recipe, loaded, texts, learnt)
+    facts = {name: value for name, value in asdict(recipe).items() if value or name == "seed"}
+    facts |= {"parameters": pupil.parameters} | facts_of(texts, learnt)
+    facts["held_out_texts"] = len(held)
+    if apart:
+        names = ", ".join(path.name for path in apart)
+        facts["texts_with_13_words_of_a_question"] = f"{len(near)}, left out; of {names}"
+    facts |= learn(pupil, learnt, held, work)
+    out.mkdir(parents=True, exist_ok=True)
+    weights = pupil.save(out)
+    write_card(out, facts | {"sha256": hashlib.sha256(weights.read_bytes()).hexdigest()})
+    print((out / "README.md").read_text(encoding="utf-8"))
+
+
+def write_card(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write what a training says of itself: ``training.json``, and a page made of it."""
+    jsonl.write_json(folder / FACTS, facts)
+    rows, scores = [], []
+    for key, value in facts.items():
+        title = key.replace("_", " ")
+        if isinstance(value, dict):
+            scores += [f"\n{title}:\n", *(f"- {part}: {score}" for part, score in value.items())]
+        else:
+            row = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            rows.append(f"| {title} | {row} |")
+    text = _CARD.format(
+        title=_TITLES[facts["name"]],
+        about=_DRAFT if facts["name"] == "draft" else _HEAD,
+        rows="\n".join(rows),
+        scores="".join(f"{line}\n" for line in scores),
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def work(options: argparse.Namespace) -> int:
+    names = [n for name in options.names for n in (heads.RECIPES if name == "heads" else [name])]
+    for name in names:
+        family = draft if name == "draft" else heads
+        counts = {source: getattr(family.MIX, source) for source in ("texts", "asked", "read")}
+        more = {key: max(1, round(n * options.scale)) for key, n in counts.items() if n}
+        out = options.out or family.FOLDER
+        train(
+            RECIPES[name],
+            replace(family.MIX, **more, data=options.data),
+            options.work or Path(".cache") / family.FOLDER.name,
+            out if name == "draft" else out / name,
+            device=options.device,
+            apart=options.apart,
+        )
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = parser_of(__doc__, "scripts.training")
+    add = parser.add_argument
+    add("names", nargs="+", choices=("heads", *RECIPES), help="what is trained")
+    add("--work", type=Path, help="texts and the state of the training (default: in .cache)")
+    add("--out", type=Path, help="the draft's folder, or that of the heads' folders")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--scale", type=float, default=1.0, help="times as many texts (default: %(default)s)")
+    add("--data", type=Path, help="folder of .txt files whose prose is read beside documentation")
+    apart = "questions that no text may share 13 words in a row with"
+    add("--apart", type=Path, nargs="*", default=[], metavar="FILE.jsonl", help=apart)
+    options = parser.parse_args(argv)
+    return reporting_errors(lambda: work(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,489 @@
+"""The heads: EAGLE (1 and 2), EAGLE-3, Medusa-1 and Hydra++, in their published formats.
+
+Heads learn the target's distribution (soft cross-entropy, by steps); EAGLE its next state too.
+Texts are packed one behind the other. The head's own inference code reads them through
+``UnrolledCache``, which stands in for its KV cache and lets gradients through. Where a linear map
+can guess the next feature, a head starts as the best such map (least squares), and the rest of it
+at zero: on few texts that is most of what it will know.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from scripts.training.texts import Mix, Texts, spaced
+from scripts.training.trainer import Recipe
+from specbench.kernels.attention import AttentionPlan
+from specbench.models.checkpoints import int8
+from specbench.models.draft.loading import ID_MAP_FILE
+from specbench.models.heads import hydra_heads
+from specbench.models.heads.decoder import FeatureHead
+from specbench.models.heads.eagle import EagleHead
+from specbench.models.heads.eagle3 import Eagle3Head, read_config
+from specbench.models.heads.layer_shape import LayerShape, read_shape
+from specbench.models.heads.medusa import MedusaHeads
+from specbench.models.heads.row_cache import RowCache, Rows
+from specbench.models.hidden_states import Embeddings
+from specbench.models.loading import LoadedModel
+from specbench.paths import ASSETS
+from specbench.storage import jsonl
+
+FOLDER = ASSETS / "heads_smollm2_135m"
+LAYERS = (2, 19, 27)  # states that EAGLE-3 reads
+MIX = Mix(texts=8, asked=32, read=31, batch=96, layers=(*LAYERS, -1))
+HEADS = 4  # of Medusa and Hydra
+HYDRA_BLOCKS = 4
+_CHOICES = 8  # of the target's likeliest next tokens: what a head is taught to say
+_DECAY = 0.8  # of a later step's loss, as EAGLE-3 has it
+_NOISE = 0.1  # on EAGLE-1's features, of their standard deviation; uniform
+_SAMPLE = 160  # texts that a linear start is fitted on
+_LAYER = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    *("rms_norm_eps", "vocab_size", "hidden_act", "max_position_embeddings", "rope_theta"),
+)
+Pairs = Iterator[tuple[torch.Tensor, torch.Tensor]]
+Guesses = list[torch.Tensor]  # of each step what the LM head reads, of the rows it is asked for
+File = tuple[Mapping[str, torch.Tensor], dict[str, Any]]  # tensors and config.json, as published
+
+
+# Rates far above the papers' 3e-5 … 1e-4, which are for widths of 4096 and more. EAGLE's paper
+# learns one step, from true states alone; three are what a chain drafts with.
+RECIPES = {
+    "eagle": Recipe(name="eagle"),
+    "medusa": Recipe(name="medusa", steps=HEADS),
+    "eagle3": Recipe(name="eagle3", layers=LAYERS, vocab=4096, vocab_in_training=16384),
+    "hydra": Recipe(name="hydra", steps=HEADS, lr=5e-4),
+}
+
+
+class Batch:
+    """Some texts, packed.
+
+    Args:
+        states: which of those that the texts have.
+        prompt_share: share of a prompt's positions that are learned too, drawn.
+        chain_share: share of the rows that are asked for more than one guess, drawn likewise.
+
+    Attributes:
+        tokens: ``[n]``.
+        states: ``[n, layers, hidden]`` float32 of the target, the last one after its final norm.
+        places: ``[n]`` place of each token in its text.
+        last: ``[n]`` row of the last token of its text.
+        ids: ``[n, _CHOICES]`` the target's likeliest next tokens.
+        probs: ``[n, _CHOICES]`` float32; rows sum to one.
+        asked: ``[n]`` bool, whether the next token is one to learn.
+        going_on: ``[n]`` bool, whether guesses after the first are asked for too.
+    """
+
+    def __init__(
+        self,
+        texts: Texts,
+        states: slice,
+        device: torch.device,
+        *,
+        prompt_share: float = 0.0,
+        chain_share: float = 1.0,
+        draw: torch.Generator | None = None,
+    ) -> None:
+        lengths = torch.tensor([len(text) for text in texts])
+        last = torch.repeat_interleave(lengths.cumsum(0) - 1, lengths)
+        places = torch.cat([torch.arange(len(text)) for text in texts])
+        # The last token of a prompt is where the answer's first is said.
+        asked = torch.cat([torch.arange(len(text)) >= text.prompt - 1 for text in texts])
+        if prompt_share:
+            asked |= torch.rand(len(places), generator=draw) < prompt_share
+        asked &= torch.arange(len(places)) < last  # behind an answer the target was not asked
+        going_on = torch.ones(len(places), dtype=torch.bool)
+        if chain_share < 1:
+            going_on = torch.rand(len(places), generator=draw) < chain_share
+        probs = torch.cat([text.top_logprobs[:, :_CHOICES] for text in texts]).float().exp()
+        self.tokens = torch.cat([text.tokens for text in texts]).long().to(device)
+        self.states = torch.cat([text.states[:, states] for text in texts]).to(device).float()
+        self.places, self.last = places.to(device), last.to(device)
+        self.ids = torch.cat([text.top_ids[:, :_CHOICES] for text in texts]).long().to(device)
+        self.probs = (probs / probs.sum(-1, keepdim=True).clamp(min=1e-9)).to(device)
+        self.asked, self.going_on = asked.to(device), going_on.to(device)
+        self.rows = torch.arange(len(places), device=device)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def ahead(self, by: int) -> torch.Tensor:
+        """``[n]`` the row ``by`` tokens later, the text's last one where there are fewer."""
+        return torch.minimum(self.rows + by, self.last)
+
+    def rows_for(self, step: int) -> torch.Tensor:
+        """Rows whose guesses up to this step (offset ``step + 2``) are all asked for."""
+        kept = self.rows + 1 + step <= self.last
+        for i in range(step + 1):
+            kept &= self.asked[self.ahead(1 + i)]
+        return (kept & self.going_on if step else kept).nonzero()[:, 0]
+
+
+class UnrolledCache:
+    """The verbs of a head's ``RowCache`` over a batch: all rows, then steps of some of them.
+
+    A row sees the rows before it as they were in step 0, and its own guesses of the later steps:
+    what a chain drafted behind it would see. Step i of a row at place j stands at place j + i.
+    """
+
+    def __init__(self, batch: Batch, shape: LayerShape) -> None:
+        self._places, self._shape = batch.places, shape
+        same_text = batch.last[:, None] == batch.last
+        self._seen = same_text & (batch.rows <= batch.rows[:, None])
+        self._guessed = batch.rows[:0]  # the row of each key behind the keys of step 0
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def committed_rows(self, n: int) -> Rows:
+        return self._rows(self._places, self._seen)
+
+    def node_rows(self, parents: torch.Tensor) -> Rows:
+        """The next step of the batch's rows ``parents``."""
+        self._guessed = torch.cat([self._guessed, parents])
+        own = parents[:, None] == self._guessed
+        places = self._places[parents] + len(self._keys)
+        return self._rows(places, torch.cat([self._seen[parents], own], dim=1))
+
+    def keep(self, rows: Rows) -> None:
+        """Keys stay as they came."""
+
+    def update(
+        self, key: torch.Tensor, value: torch.Tensor, layer: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._keys.append(key)
+        self._values.append(value)
+        return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
+
+    def _rows(self, places: torch.Tensor, seen: torch.Tensor) -> Rows:
+        frequencies, factor = self._shape.inverse_frequencies()
+        angles = torch.outer(places.double(), frequencies.to(places.device)).repeat(1, 2)
+        mask = torch.zeros(seen.shape, device=seen.device)
+        mask.masked_fill_(~seen, torch.finfo(torch.float32).min)
+        return Rows(
+            cache=self,  # type: ignore[arg-type]
+            cos=(angles.cos() * factor).float(),
+            sin=(angles.sin() * factor).float(),
+            plan=AttentionPlan(mask=mask[None, None]),
+            parents=None,
+        )
+
+
+class HeadPupil(ABC):
+    """A head in training; a family says how it starts, guesses, and is written.
+
+    Attributes:
+        lm_head: ``[ids, hidden]`` that it says its ids with; the target's, of all ids.
+        head_ids: ``[vocab]`` the place in it of each of the target's ids; -1 where it has none.
+    """
+
+    module: nn.Module
+    states = slice(-1, None)  # of a text that it reads
+    left_out = 0  # parameters that its file leaves out
+    feature_loss = False  # whether its first guess should be the target's next state itself
+    file_name = "model.safetensors"
+
+    def __init__(self, recipe: Recipe, loaded: LoadedModel, texts: Texts, learnt: Texts) -> None:
+        self.recipe, self.device = recipe, loaded.model.device
+        self.ends = Embeddings(loaded.model)
+        self.target = loaded.model.config.to_dict()
+        self.lm_head = self.ends.lm_head
+        self.head_ids = torch.arange(len(self.lm_head), device=self.device)
+        self.common = frequent(texts, len(self.lm_head))
+        some = spaced(learnt, _SAMPLE)
+        self.sample = [self._packed(some[at : at + 8]) for at in range(0, len(some), 8)]
+        self.start()
+        self.module.to(self.device)
+        self.parameters = sum(p.numel() for p in self.module.parameters()) - self.left_out
+
+    @abstractmethod
+    def start(self) -> None:
+        """Make ``module``, untrained."""
+
+    @abstractmethod
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses: ...
+
+    @abstractmethod
+    def file(self) -> File: ...
+
+    def _packed(self, texts: Texts, **shares: Any) -> Batch:
+        return Batch(texts, self.states, self.device, **shares)
+
+    def loss(self, chosen: Texts, draw: torch.Generator) -> torch.Tensor:
+        """Cross-entropy to the target's distribution, summed over a row's guesses.
+
+        A softmax over all ids would cost several times as much as the head itself: it goes over
+        what the target may say somewhere in the batch, frequent ids, and drawn ones.
+        """
+        recipe = self.recipe
+        shares = {"prompt_share": recipe.prompt_share, "chain_share": recipe.chain_share}
+        batch = self._packed(chosen, **shares, draw=draw)
+        drawn = torch.randint(len(self.common), (recipe.drawn,), generator=draw)
+        others = torch.cat([self.common[: recipe.candidates], drawn]).to(self.device)
+        known = self.head_ids[batch.ids]
+        kept = torch.cat([known[batch.asked].flatten(), self.head_ids[others]]).unique()
+        kept = kept[kept >= 0]
+        place = torch.full((len(self.lm_head) + 1,), -1, device=self.device)  # one for unknown ids
+        place[kept] = torch.arange(len(kept), device=self.device)
+        weights = self.lm_head[kept]
+        total = torch.zeros((), device=self.device)
+        for step, states in enumerate(self.guess(batch, recipe.steps, draw)):
+            rows = batch.rows_for(step)
+            learnable = known[rows + 1 + step, 0] >= 0
+            rows, states = rows[learnable], states[learnable]
+            if not len(rows):
+                continue
+            ids = place[known[rows + 1 + step]]
+            probs = batch.probs[rows + 1 + step] * (ids >= 0)
+            wanted = (states @ weights.T).log_softmax(-1).gather(1, ids.clamp(min=0))
+            loss = -(probs / probs.sum(-1, keepdim=True) * wanted).sum(-1).mean()
+            total = total + _DECAY**step * loss
+            if self.feature_loss and step == 0:
+                truth, spread = batch.states[rows + 1, -1], batch.states[:, -1].std()
+                total = total + nn.functional.smooth_l1_loss(states / spread, truth / spread)
+        return total
+
+    def save(self, folder: Path) -> Path:
+        """Write the published format; returns the file of the weights."""
+        tensors, config = self.file()
+        jsonl.write_json(folder / "config.json", config)
+        with jsonl.replacing(folder / self.file_name) as partial:
+            save_file(int8.rounded(tensors), partial)
+        return folder / self.file_name
+
+    def layer(self) -> dict[str, Any]:
+        """Of the target's config.json what describes a layer like its own."""
+        flat = self.target | (self.target.get("rope_parameters") or {})
+        return {"model_type": "llama"} | {k: flat[k] for k in _LAYER if flat.get(k) is not None}
+
+    def length(self) -> float:
+        """The mean root of the mean square of the target's states."""
+        every = [batch.states[:, -1].pow(2).mean(-1).sqrt() for batch in self.sample]
+        return float(torch.cat(every).mean())
+
+
+class EaglePupil(HeadPupil):
+    """Starts as the best linear guess of the next state from embedding and state."""
+
+    feature_loss = True
+    module: EagleHead
+
+    def start(self) -> None:
+        shape = read_shape(self.layer(), "the target", bias_key="qkv_bias")
+        self.module = EagleHead(self.ends, shape)
+
+        def pairs() -> Pairs:
+            for batch in self.sample:
+                rows, features = batch.rows_for(0), batch.states[:, -1]
+                tokens = self.ends.embedding[batch.tokens[rows + 1]]
+                yield torch.cat([tokens, features[rows]], dim=1), features[rows + 1]
+
+        first: Any = self.module.layers[0]
+        _set(self.module.fc, pairs())
+        _quiet(first.self_attn.o_proj, first.mlp.down_proj)
+
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
+        features = batch.states[:, -1]
+        drawn = torch.rand(features.shape, generator=noise).to(self.device) * 2 - 1
+        features = features + _NOISE * float(features.std()) * drawn
+        return _unroll(self.module, batch, features, steps)
+
+    def file(self) -> File:
+        named = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1, "bias": True}
+        return self.module.state_dict(), self.layer() | named
+
+
+class Eagle3Pupil(HeadPupil):
+    """Starts as the best linear guess of the next state from the states of some layers.
+
+    Its LM head has the target's rows of the most frequent ids, left as they are. Its file says
+    fewer than it learns with: where the likeliest id is kept, the guess stays.
+    """
+
+    states = slice(None)
+    module: Eagle3Head
+
+    def start(self) -> None:
+        recipe = self.recipe
+        self.ids = self.common[: recipe.vocab_in_training].sort().values.to(self.device)
+        self.module = Eagle3Head(self.ends, read_config(self._config(self.ids), frozenset(), ""))
+        self.module.target_ids = self.ids
+
+        def pairs() -> Pairs:
+            for batch in self.sample:
+                # The first token's states are thousands of times as large as all others.
+                rows = batch.rows_for(0)
+                rows = rows[batch.places[rows] > 0]
+                yield batch.states[rows, :-1].flatten(1), batch.states[rows + 1, -1]
+
+        assert self.module.fc is not None
+        _set(self.module.fc, pairs())
+        with torch.no_grad():
+            self.module.lm_head.weight.copy_(self.ends.lm_head[self.ids])
+            self.module.lm_head.weight.requires_grad_(False)
+            self.module.norm.weight.fill_(self.length())
+        first: Any = self.module.layers[0]
+        _quiet(first.self_attn.o_proj, first.mlp.down_proj)
+        self.lm_head = self.ends.lm_head[self.ids]
+        self.head_ids = torch.full_like(self.head_ids, -1)
+        self.head_ids[self.ids] = torch.arange(len(self.ids), device=self.device)
+        self.left_out = (len(self.ids) - recipe.vocab) * self.lm_head.shape[1]
+
+    def _config(self, ids: torch.Tensor) -> dict[str, Any]:
+        layers = list(self.recipe.layers)
+        return self.layer() | {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "num_hidden_layers": 1,
+            "draft_vocab_size": len(ids),
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": layers},
+        }
+
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
+        joined = batch.states[:, :-1].flatten(1)
+        return [self.module.norm(out) for out in _unroll(self.module, batch, joined, steps)]
+
+    def file(self) -> File:
+        state = self.module.state_dict()
+        tensors = {k.replace("layers.0.", "midlayer.", 1): v for k, v in state.items()}
+        ids = self.common[: self.recipe.vocab].sort().values
+        tensors["lm_head.weight"] = self.ends.lm_head[ids.to(self.device)]
+        tensors["d2t"] = ids - torch.arange(len(ids))
+        tensors["t2d"] = torch.zeros(len(self.common), dtype=torch.bool).index_fill(0, ids, True)
+        return tensors, self._config(ids)
+
+    def save(self, folder: Path) -> Path:
+        """The list of ids lies beside the head, for others of the target's heads."""
+        ids = self.common[: self.recipe.vocab].sort().values
+        save_file({"ids": ids.to(torch.int32)}, folder / ID_MAP_FILE)
+        return super().save(folder)
+
+
+class MedusaPupil(HeadPupil):
+    """Starts as the state itself; the heads share the target's LM head (the second format)."""
+
+    file_name = "medusa_lm_head.safetensors"
+    module: MedusaHeads
+
+    def start(self) -> None:
+        self.module = MedusaHeads(self.ends, n_heads=HEADS, own_lm_heads=False)
+        _quiet(*self.module.blocks)
+
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
+        every = self.module.states(batch.states[:, -1])[:steps]
+        return [states[batch.rows_for(step)] for step, states in enumerate(every)]
+
+    def file(self) -> File:
+        named = [(name.split("."), value) for name, value in self.module.state_dict().items()]
+        config = {"version": "2", "medusa_num_heads": HEADS, "medusa_num_layers": 1}
+        return {f"{number}.0.linear.{part}": v for (_, number, part), v in named}, config
+
+
+class HydraPupil(HeadPupil):
+    """Starts as the best linear guesses of the states ahead from state and drafted tokens."""
+
+    file_name = "hydra_lm_head.safetensors"
+    module: hydra_heads.HydraHeads
+
+    def start(self) -> None:
+        self.shape = read_shape(self.target, "the target")
+        self.module = hydra_heads.HydraHeads(
+            self.ends, n_heads=HEADS, n_blocks=HYDRA_BLOCKS, prefix=self.shape, own_lm_heads=False
+        )
+
+        def pairs(step: int) -> Pairs:
+            for batch in self.sample:
+                rows, features = batch.rows_for(step), batch.states[:, -1]
+                tokens = self.ends.embedding[self._paths(batch, rows, step)].flatten(1)
+                yield torch.cat([features[rows], tokens], dim=1), features[rows + 1 + step]
+
+        prefix: Any = self.module.prefix
+        _quiet(prefix.layer.self_attn.o_proj, prefix.layer.mlp.down_proj)
+        # The norm behind the layer gives states back as they are, but for their length.
+        nn.init.constant_(prefix.norm.weight, self.length())
+        for step, head in enumerate(cast(Any, self.module.heads)):
+            _set(head.first_residual, pairs(step))
+            _quiet(head.first, head.block)
+
+    def _paths(self, batch: Batch, rows: torch.Tensor, step: int) -> torch.Tensor:
+        ahead = [batch.tokens[batch.ahead(1 + i)][rows] for i in range(step + 1)]
+        return torch.stack(ahead, dim=1)
+
+    def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
+        prefix: Any = self.module.prefix
+        rows = UnrolledCache(batch, self.shape).committed_rows(len(batch))
+        read = prefix.norm(prefix.layer(batch.states[:, -1], rows))
+        asked = [batch.rows_for(step) for step in range(min(steps, HEADS))]
+        paths = [self._paths(batch, r, i) for i, r in enumerate(asked)]
+        return [self.module.states(read[r], path) for r, path in zip(asked, paths, strict=True)]
+
+    def file(self) -> File:
+        state = self.module.state_dict()
+        names = hydra_heads.key_names(self.module, HYDRA_BLOCKS)
+        config = {
+            "hydra_num_heads": HEADS,
+            "hydra_num_layers": HYDRA_BLOCKS,
+            "hydra_head_arch": "prefix-mlp",
+            "grounded_heads": True,
+            "hidden_state_offset": 0,
+        }
+        return {key: state[name].clone() for key, name in names.items()}, config
+
+
+FAMILIES: dict[str, type[HeadPupil]] = {
+    "eagle": EaglePupil,
+    "medusa": MedusaPupil,
+    "eagle3": Eagle3Pupil,
+    "hydra": HydraPupil,
+}
+
+
+def frequent(texts: Texts, vocab: int) -> torch.Tensor:
+    """``[vocab]`` all ids, by how often the target said them or was about to."""
+    answered = torch.cat([text.tokens[text.answered] for text in texts]).long()
+    top = torch.cat([text.top_ids[:, :2] for text in texts]).flatten().long()
+    count = 2 * torch.bincount(answered, minlength=vocab) + torch.bincount(top, minlength=vocab)
+    return torch.argsort(count, descending=True, stable=True)
+
+
+@torch.no_grad()
+def _set(linear: nn.Linear, pairs: Pairs) -> None:
+    """Make a layer the best linear guess (least squares) of the pairs' second from their first."""
+    gram: Any = 0.0
+    cross: Any = 0.0
+    for x, y in pairs:
+        x = torch.cat([x, torch.ones(len(x), 1, device=x.device)], dim=1)
+        gram, cross = gram + x.T @ x, cross + x.T @ y
+    ridge = 1e-2 * gram.diagonal() + 1e-6
+    found = torch.linalg.solve(gram + torch.diag(ridge), cross).T
+    linear.weight.copy_(found[:, :-1])
+    if linear.bias is not None:
+        linear.bias.copy_(found[:, -1])
+
+
+@torch.no_grad()
+def _quiet(*modules: nn.Module) -> None:
+    for module in modules:
+        for parameter in module.parameters():
+            nn.init.zeros_(parameter)
+
+
+def _unroll(head: FeatureHead, batch: Batch, states: torch.Tensor, steps: int) -> Guesses:
+    """The features that a head guesses for steps one after the other."""
+    head.cache = cast(RowCache, UnrolledCache(batch, head.shape))
+    rows = batch.rows_for(0)
+    out = head.catch_up(batch.tokens[batch.ahead(1)], states)[rows]
+    guesses = [out]
+    for step in range(1, steps):
+        before, rows = rows, batch.rows_for(step)
+        above = out[torch.searchsorted(before, rows)]
+        out = head.extend(batch.tokens[rows + 1 + step], above, rows)
+        guesses.append(out)
+    head.cache = None
+    return guesses

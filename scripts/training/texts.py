@@ -1,0 +1,363 @@
+"""The one data maker: texts with what the target says at every position, in files that resume.
+
+Sources: ``texts``, this project's own prompts (``prompts.yaml``; none is a benchmark's), which the
+target answers; ``asked``, questions that it asks itself, as it learned them, and answers; ``read``,
+prose of the installed documentation and of ``--data`` that is read instead of written.
+Every group of texts is a file with a seed of its own.
+"""
+
+import hashlib
+import json
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import DynamicCache
+
+from specbench.artifacts.documentation import installed_prose, paragraphs
+from specbench.data.chat_templates import PromptTemplate
+from specbench.errors import ConfigurationError
+from specbench.models.loading import LoadedModel
+from specbench.storage import jsonl
+
+STYLES = ("chat", "translation", "summarization", "qa", "math", "rag")
+TOP = 16  # next tokens of the target kept for each position; sampling draws from them
+_ANSWER, _QUESTION = 160, 64  # tokens at most
+_TEMPERATURE = 0.7  # of every second answer; the others are greedy
+_PASSAGE_WORDS = (40, 110)  # in a prompt
+_READ_WORDS = 150  # of a passage that is read, at least
+_WORDS_APART = 13  # in a row that no text may share with a question of --apart
+_HELD = 24  # every so many-th text is held out
+_TENSORS = ("tokens", "top_ids", "top_logprobs", "states")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """The texts that a family learns from.
+
+    Attributes:
+        texts, asked, read: groups of each source, of ``batch`` texts each.
+        layers: numbers of the hidden states that are kept, as transformers lists them.
+        data: a folder of .txt files whose prose is read beside the documentation.
+    """
+
+    texts: int = 0
+    asked: int = 0
+    read: int = 0
+    batch: int
+    layers: tuple[int, ...] = ()
+    data: Path | None = None
+
+    def groups(self, work: Path) -> list[tuple[str, int, Path]]:
+        """Source, number, and file of each; the first of them are a mix like the whole."""
+        counts = [("texts", self.texts), ("asked", self.asked), ("read", self.read)]
+        every = [(i / n, source, i) for source, n in counts for i in range(n)]
+        every.sort(key=lambda group: group[0])
+        return [(source, i, work / f"{source}-{i:04d}.safetensors") for _, source, i in every]
+
+    def made_with(self) -> str:
+        """What a file of texts depends on."""
+        known = {"batch": self.batch, "layers": self.layers, "data": str(self.data)}
+        return json.dumps(known)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt with the target's answer.
+
+    Attributes:
+        prompt: tokens before the answer.
+        tokens: ``[n]`` int32.
+        top_ids: ``[n, TOP]`` int32 the target's likeliest next tokens.
+        top_logprobs: ``[n, TOP]`` float16; minus infinity behind the last token, where the target
+            was not asked.
+        states: ``[n, layers, hidden]`` float16 of the target; in their file until they are used.
+    """
+
+    style: str
+    prompt: int
+    tokens: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+    states: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def answered(self) -> torch.Tensor:
+        """``[n]`` bool: tokens that the target wrote."""
+        return torch.arange(len(self)) >= self.prompt
+
+
+Texts = Sequence[Text]
+
+
+@cache
+def _lists() -> dict[str, dict[str, list[str]]]:
+    path = Path(__file__).with_name("prompts.yaml")
+    found: dict[str, dict[str, list[str]]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+class PromptMaker:
+    """Draws prompts: the same seed and paragraphs of prose give the same ones."""
+
+    def __init__(self, seed: int, paragraphs: Sequence[str]) -> None:
+        self._random, self._paragraphs = random.Random(seed), paragraphs
+
+    def draw(self, style: str) -> str:
+        draw = self._random.randint
+        match style:
+            case "chat":
+                return self._fill(style, sentence=self._passage().split(". ")[0])
+            case "translation":
+                parts = [self._fill(f"german_{part}") for part in ("who", "does", "tail")]
+                return self._fill(style, german="{} {}{}.".format(*parts))
+            case "summarization":
+                return self._fill(style, passage=self._passage())
+            case "qa":
+                if self._random.random() < 0.5:
+                    return f"what is the {self._random.choice(_lists()['templates']['facts'])}?"
+                return f"{self._fill(style)}?"
+            case "math":
+                numbers = {"a": draw(20, 90), "b": draw(4, 19), "c": draw(2, 4), "d": draw(2, 9)}
+                return self._fill(style, **numbers, e=draw(10, 30) * 10, p=draw(1, 18) * 5)
+        passages = [self._passage() for _ in range(self._random.choice((1, 1, 2)))]
+        numbered = "\n".join(f"[{i}] {passage}" for i, passage in enumerate(passages, 1))
+        return self._fill("rag", numbered=numbered, ask=self._fill("rag_asks"))
+
+    def _fill(self, template: str, **values: object) -> str:
+        """A template with its fields filled from the lists, or from ``values`` first."""
+        lists = _lists()["fields"]
+        drawn: dict[str, object] = {}
+        # In this order, and all of them: a seed's prompts must stay what they are.
+        for field in ("name", "topic", "job"):
+            drawn[field], drawn[f"{field}2"] = self._random.sample(lists[field], 2)
+        for field in ("place", "thing", "code", "object", "when"):
+            drawn[field] = self._random.choice(lists[field])
+        return self._random.choice(_lists()["templates"][template]).format(**drawn | values)
+
+    def _passage(self) -> str:
+        wanted = self._random.randint(*_PASSAGE_WORDS)
+        return " ".join(_words(self._random, self._paragraphs, wanted)[: _PASSAGE_WORDS[1]])
+
+
+def _words(draw: random.Random, known: Sequence[str], wanted: int) -> list[str]:
+    """So many words at least, of drawn paragraphs that follow each other."""
+    words: list[str] = []
+    at = draw.randrange(len(known))
+    while len(words) < wanted:
+        words += known[at % len(known)].split()
+        at += 1
+    return words
+
+
+class Author:
+    """The target, as it writes and reads texts."""
+
+    def __init__(self, mix: Mix, loaded: LoadedModel, template: PromptTemplate) -> None:
+        self._mix, self._loaded, self._template = mix, loaded, template
+        self._tokenizer: Any = loaded.tokenizer
+
+    @cached_property
+    def _paragraphs(self) -> list[str]:
+        files = sorted(self._mix.data.rglob("*.txt")) if self._mix.data else []
+        own = [p for path in files for p in paragraphs(path.read_text("utf-8", errors="replace"))]
+        return [p for _, found in installed_prose() for p in found] + own
+
+    def write(self, source: str, number: int) -> list[Text]:
+        """The texts of a group."""
+        count = self._mix.batch
+        if source == "read":
+            draw = random.Random(number)
+            pairs = [self._passage(draw) for _ in range(count)]
+            return self._read("prose that was read", pairs)
+        style, asked = "asked by the target", []
+        if source == "texts":
+            style = STYLES[number % len(STYLES)]
+            maker = PromptMaker(number, self._paragraphs)
+            asked = [maker.draw(style) for _ in range(count)]
+        prompts = [self._render(question) for question in asked or self._questions(count, number)]
+        greedy = [i % 2 == 0 for i in range(len(prompts))]
+        said = self._said(prompts, greedy, _ANSWER, number, _TEMPERATURE)
+        return self._read(style, list(zip(prompts, said, strict=True)))
+
+    def _render(self, question: str) -> list[int]:
+        return self._template.render([(question, None)])
+
+    @torch.inference_mode()
+    def _said(
+        self,
+        prompts: list[list[int]],
+        greedy: list[bool],
+        limit: int,
+        seed: int,
+        temperature: float,
+    ) -> list[list[int]]:
+        """The target's answers of ``limit`` tokens at most, their end token with them."""
+        model: Any = self._loaded.model
+        generator = torch.Generator(model.device).manual_seed(seed)
+        ends, longest = self._loaded.eos_ids, max(map(len, prompts))
+        # Padding on the left: all answers begin in the same column.
+        fed = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        mask = mask.to(model.device)
+        first = torch.tensor(greedy, device=model.device)[:, None]
+        cache, columns = DynamicCache(), list[list[int]]()
+        going_on = set(range(len(prompts)))
+        while going_on and len(columns) < limit:
+            out = model(
+                fed,
+                attention_mask=mask,
+                position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, -fed.shape[1] :],
+                past_key_values=cache,
+                logits_to_keep=1,
+            )
+            top = out.logits[:, -1].float().topk(TOP)
+            weights = (top.values / temperature).softmax(-1)
+            drawn = torch.multinomial(weights, 1, generator=generator)
+            fed = top.indices.gather(1, drawn.masked_fill(first, 0))
+            mask = torch.cat([mask, torch.ones_like(fed)], dim=1)
+            columns.append(fed[:, 0].tolist())
+            going_on -= {row for row in going_on if columns[-1][row] in ends}
+        answers = [list(answer) for answer in zip(*columns, strict=True)]
+        lengths = [next((i for i, t in enumerate(a, 1) if t in ends), limit) for a in answers]
+        return [answer[:length] for answer, length in zip(answers, lengths, strict=True)]
+
+    @torch.inference_mode()
+    def _read(self, style: str, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Text]:
+        """Prompts with their answers, and what the target says at every place of them."""
+        model: Any = self._loaded.model
+        texts = []
+        for prompt, answer in pairs:
+            ids = torch.tensor([*prompt, *answer])
+            out = model(ids[None].to(model.device), output_hidden_states=True, use_cache=False)
+            top = out.logits[0].float().log_softmax(-1).topk(TOP)
+            top.values[-1] = -torch.inf
+            kept = [out.hidden_states[i][0].half() for i in self._mix.layers]
+            states = torch.stack(kept, dim=1) if kept else torch.empty(len(ids), 0, 0)
+            likely = [top.indices.int(), top.values.half(), states]
+            texts.append(Text(style, len(prompt), ids.int(), *(part.cpu() for part in likely)))
+        return texts
+
+    def _questions(self, count: int, seed: int) -> list[str]:
+        """What the target says where a user would speak; some more, as the unended are left out."""
+        pairs = zip(self._render("A"), self._render("B"), strict=False)
+        before = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        more = count * 3 // 2
+        said = self._said([before] * more, [False] * more, _QUESTION, seed + 500_009, 1.0)
+        ended = [ids[:-1] for ids in said if ids[-1] in self._loaded.eos_ids and len(ids) > 4]
+        asked = [self._tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in ended]
+        return list(dict.fromkeys(asked))[:count]
+
+    def _passage(self, draw: random.Random) -> tuple[list[int], list[int]]:
+        """The first twenty words stand as the question, what follows as the answer."""
+        words = _words(draw, self._paragraphs, _READ_WORDS)[: 2 * _READ_WORDS]
+        prompt = self._render(" ".join(words[:20]))
+        ids = self._tokenizer.encode(" ".join(words[20:]), add_special_tokens=False)
+        return prompt, ids[: 2 * _READ_WORDS - len(prompt)]
+
+
+def made_texts(mix: Mix, work: Path, author: Callable[[], Author]) -> list[Text]:
+    """All texts of a mix; groups that are missing below ``work`` are written first.
+
+    Raises:
+        ConfigurationError: a file was made with other settings.
+    """
+    groups, texts = mix.groups(work), []
+    work.mkdir(parents=True, exist_ok=True)
+    missing = [group for group in groups if not group[2].is_file()]
+    writer = author() if missing else None
+    for source, number, path in missing:
+        assert writer is not None
+        start = time.perf_counter()
+        made = writer.write(source, number)
+        flat = {name: torch.cat([getattr(text, name) for text in made]) for name in _TENSORS}
+        flat["lengths"] = torch.tensor([len(text) for text in made])
+        flat["prompts"] = torch.tensor([text.prompt for text in made])
+        with jsonl.replacing(path) as partial:
+            about = {"style": made[0].style, "made_with": mix.made_with()}
+            save_file(flat, partial, metadata=about)
+        spent = time.perf_counter() - start
+        print(f"{path.stem}, one of {len(missing)}: {len(flat['tokens'])} tokens, {spent:.0f} s")
+    for _, _, path in groups:
+        with safe_open(path, "pt") as opened:
+            about = opened.metadata()
+        if about["made_with"] != mix.made_with():
+            raise ConfigurationError(
+                f"{path} must be made with {mix.made_with()}, got {about['made_with']}. "
+                "Name another folder with --work."
+            )
+        flat = load_file(path)
+        parts = [flat[name].split(flat["lengths"].tolist()) for name in _TENSORS]
+        of_each = zip(flat["prompts"].tolist(), *parts, strict=True)
+        texts += [Text(about["style"], prompt, *tensors) for prompt, *tensors in of_each]
+    return texts
+
+
+def split(texts: Texts) -> tuple[list[Text], list[int]]:
+    """The texts that are held out, all of them greedy, and the numbers of those that are learnt.
+
+    Short prompts come up more than once: where one of two is held out the other is not learnt.
+    """
+    prompts = [tuple(text.tokens[: text.prompt].tolist()) for text in texts]
+    unseen = set(prompts[::_HELD])
+    return [*texts[::_HELD]], [i for i, prompt in enumerate(prompts) if prompt not in unseen]
+
+
+def spaced(texts: Texts, count: int) -> list[Text]:
+    """So many of the texts at most, from all over them."""
+    return [*texts[:: max(1, -(-len(texts) // count))]]
+
+
+def near_a_question(texts: Sequence[str], files: Sequence[Path]) -> set[int]:
+    """Numbers of the texts that share ``_WORDS_APART`` words in a row with a line of the files."""
+
+    def runs(text: str) -> set[tuple[str, ...]]:
+        said = re.findall(r"\w+", text.lower())
+        return {tuple(said[i : i + _WORDS_APART]) for i in range(len(said) - _WORDS_APART + 1)}
+
+    known: set[tuple[str, ...]] = set()
+    for line in (row for path in files for row in path.read_text("utf-8").splitlines()):
+        asked = json.loads(line)
+        named = (str(asked[key]) for key in ("question", "prompt", "text") if key in asked)
+        known.update(*map(runs, [*asked.get("turns", []), *named]))
+    return {i for i, text in enumerate(texts) if not runs(text).isdisjoint(known)}
+
+
+def sha256_of(texts: Texts) -> str:
+    """Of their tokens."""
+    return hashlib.sha256(b"".join(text.tokens.numpy().tobytes() for text in texts)).hexdigest()
+
+
+def facts_of(texts: Texts, learnt: Texts) -> dict[str, object]:
+    """What a card says of the texts, of which some are learnt."""
+    by_style = dict.fromkeys(sorted({text.style for text in texts}), 0)
+    for text in learnt:
+        by_style[text.style] += len(text)
+    total = max(sum(by_style.values()), 1)
+    return {
+        "texts": len(texts),
+        "styles": list(by_style),
+        "prompts": "Two of five templates of translations begin with Translate German to English:, "
+        "two of five of summaries with Summarize:, as Spec-Bench's own do; no prompt is a "
+        "benchmark's",
+        "texts_learnt": len(learnt),
+        "tokens": sum(map(len, texts)),
+        "answer_tokens": sum(len(text) - text.prompt for text in texts),
+        "texts_sha256": sha256_of(texts),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "mix": {style: f"{n} positions, {n / total:.1%}" for style, n in by_style.items()},
+    }
