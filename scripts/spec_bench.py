@@ -16,7 +16,6 @@ import argparse
 import datetime
 import hashlib
 import itertools
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -33,7 +32,7 @@ from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord
 from specbench.results.statistics.aggregate import BlockKey, by_block, is_complete, untimed_blocks
 from specbench.results.statistics.roofline import number_format
 from specbench.results.statistics.summary import summarize
-from specbench.results.tasks import OVERALL, task_of
+from specbench.results.tasks import task_of
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 from specbench.storage.jsonl import JsonObject
@@ -64,18 +63,13 @@ all labels. An answer "ERROR" always does: it repeats the numbers of the turn be
 """
 
 _UNKNOWN_TOKEN = -1  # stands for each new token of a file that has none
-_UNKNOWN_SCOPE = "unknown"
 # Fields of a record that their files say nothing about; 0, empty or the marks above stand there.
 _UNKNOWN_FIELDS = (
     "prompt_ids", "n_prompt", "output_ids", "finish_reason", "n_drafted", "n_aux", "prefill_s",
     "decode_s", "drafter_setup_s", "state_scope", "seed", "lossless",
 )  # fmt: skip
-_PER_TURN = ("turns", "decoding_steps", "new_tokens", "wall_time")
+_PER_TURN = ("turns", "decoding_steps", "new_tokens", "wall_time")  # a choice has one of each
 _ERROR = "ERROR"  # what their eval.py writes where decoding failed; numbers are the turn before's
-_FAILED_ANSWER = {
-    "turns": [_ERROR], "decoding_steps": [0], "new_tokens": [0], "wall_time": [0.0],
-    "accept_lengths": [],
-}  # fmt: skip
 
 
 class AnswerError(ConfigurationError):
@@ -114,24 +108,20 @@ def export_run(options: argparse.Namespace) -> None:
     whole = [key for key, turns in blocks.items() if is_complete(turns, run.labels)]
     timed = [key for key in whole if key not in untimed]
     repeats = sorted({record.repeat for record in records})
-    files: dict[Path, list[JsonObject]] = {}
-    for label in run.labels:
-        own = [record for record in records if record.label == label]
-        predicted = "-predicted" if own[0].timing == "predicted" else ""
+    predicted = "-predicted" if run.timing == "predicted" else ""
+    for label, repeat in itertools.product(run.labels, repeats):
         name = dtype.replace(" ", "-")
         model_id = f"{run.model}-{label}-{name}-temp-{run.temperature}{predicted}"
-        for repeat in repeats:
-            folder = options.out / f"run_{repeat + 1}" if len(repeats) > 1 else options.out
-            of_it = [block for block in timed if block[0] == repeat]
-            files[folder / f"{model_id}.jsonl"] = to_answers(own, of_it, model_id, decode)
-    for path, lines in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        jsonl.rewrite_jsonl(path, lines)
-        print(f"{path}: {len(lines)} questions")
-    lost = {"a label failed": len(blocks) - len(whole), "disturbed": len(whole) - len(timed)}
-    for reason, count in lost.items():
-        if count:
-            print(f"left out for all labels: {count} questions ({reason})")
+        folder = options.out / f"run_{repeat + 1}" if len(repeats) > 1 else options.out
+        folder.mkdir(parents=True, exist_ok=True)
+        own = [record for record in records if record.label == label]
+        of_it = [block for block in timed if block[0] == repeat]
+        path = folder / f"{model_id}.jsonl"
+        jsonl.rewrite_jsonl(path, to_answers(own, of_it, model_id, decode))
+        print(f"{path}: {len(of_it)} questions")
+    failed, disturbed = len(blocks) - len(whole), len(whole) - len(timed)
+    if failed or disturbed:
+        print(f"left out for all labels: questions of which {failed} failed, {disturbed} disturbed")
     if options.no_text:
         print("without text: their speed.py cannot count the tokens of a baseline in these files")
 
@@ -155,45 +145,37 @@ def to_answers(
     model_id: str,
     decode: Callable[[Sequence[int]], str],
 ) -> list[JsonObject]:
-    """The lines of one label's file, a question for each of ``blocks``.
-
-    Args:
-        records: of the label.
-        model_id: what the file calls the label.
-        decode: from new tokens to the answer's text.
-    """
+    """The lines of one label's file, a question for each of ``blocks``."""
     turns_of, lines = by_block(records), []
     for key in blocks:
         turns = sorted(turns_of[key], key=lambda record: record.turn)
         first = turns[0]
         name = f"{first.run_key}/{first.label}/{first.repeat}/{first.case_id}"
         at = first.started_at
-        lines.append(
-            {
-                "question_id": _question_id(first.case_id),
-                "category": first.category,
-                "answer_id": hashlib.sha256(name.encode()).hexdigest()[:22],
-                "model_id": model_id,
-                "choices": [
-                    {
-                        "index": 0,
-                        "turns": [decode(turn.output_ids) for turn in turns],
-                        "decoding_steps": [turn.n_target_passes for turn in turns],
-                        "new_tokens": [turn.n_new for turn in turns],
-                        "wall_time": [turn.wall_s for turn in turns],
-                        "accept_lengths": [n for turn in turns for n in turn.committed_per_step],
-                    }
-                ],
-                "tstamp": datetime.datetime.fromisoformat(at).timestamp() if at else 0.0,
-            }
-        )
+        choice = {
+            "index": 0,
+            "turns": [decode(turn.output_ids) for turn in turns],
+            "decoding_steps": [turn.n_target_passes for turn in turns],
+            "new_tokens": [turn.n_new for turn in turns],
+            "wall_time": [turn.wall_s for turn in turns],
+            "accept_lengths": [n for turn in turns for n in turn.committed_per_step],
+        }
+        line = {
+            "question_id": _question_id(first.case_id),
+            "category": first.category,
+            "answer_id": hashlib.sha256(name.encode()).hexdigest()[:22],
+            "model_id": model_id,
+            "choices": [choice],
+            "tstamp": datetime.datetime.fromisoformat(at).timestamp() if at else 0.0,
+        }
+        lines.append(line)
     return lines
 
 
 def _question_id(case_id: str) -> int | str:
     """A number where it prints as the id and every reader of JSON has it exactly."""
-    number = int(case_id) if case_id.isdecimal() and len(case_id) <= 15 else -1
-    return number if str(number) == case_id else case_id
+    exact = case_id.isdecimal() and len(case_id) <= 15 and str(int(case_id)) == case_id
+    return int(case_id) if exact else case_id
 
 
 # --- in -------------------------------------------------------------------------------------------
@@ -221,9 +203,17 @@ def import_answers(options: argparse.Namespace) -> None:
             "run_key": run_key, "repeat": repeat, "position": labels.index(label),
         }  # fmt: skip
         for number, line in enumerate(_lines(path)):
-            made, reason = _question(line, source, number, path, options.flag)
+            try:
+                made, reason = from_answer(line, source, number), f'the answer is "{_ERROR}"'
+            except AnswerError as error:
+                if not options.flag:
+                    raise AnswerError(
+                        f"{path}, line {number + 1}: {error} Type --flag to keep such questions "
+                        "as failed cases."
+                    ) from error
+                made, reason = [_blank(line, source, number)], str(error)
             records += made
-            if reason:
+            if made[0].status == "failed":
                 why = {"type": "AnswerError", "message": reason, "traceback": ""}
                 errors.append({**made[0].turn_id, **why})
     rows = summarize(records, labels, baseline, estimator="specbench")
@@ -245,7 +235,7 @@ def import_answers(options: argparse.Namespace) -> None:
             "repeats": 1 + max(record.repeat for record in records),
         },
         labels={
-            label: LabelInfo(method=label, method_version=1, state_scope=_UNKNOWN_SCOPE)
+            label: LabelInfo(method=label, method_version=1, state_scope="unknown")
             for label in labels
         },
         baseline=baseline,
@@ -253,9 +243,6 @@ def import_answers(options: argparse.Namespace) -> None:
         model=ModelInfo(dtype=options.dtype, device=device),
         imported={"from": "Spec-Bench", "sha256": digests, "unknown": _UNKNOWN_FIELDS},
     ).finish(options.out, LEFT)
-    for row in (row for row in rows if row["task"] == OVERALL):
-        mat = "unknown" if row["mat"] is None else f"{row['mat']:.3f}"
-        print(f"{row['label']}: {row['n_cases']} questions, MAT {mat}")
     if errors:
         print(f"{len(errors)} questions are marked as failed; reasons in {options.out / ERRORS}")
     print(f"{options.out}: python -m analysis.tables {options.out}")
@@ -267,7 +254,7 @@ def _named(text: str) -> tuple[str, Path]:
     path = Path(name)
     if not path.is_file():
         raise ConfigurationError(f"{name} is not a file. Type LABEL=FILE, e.g. pld=pld.jsonl.")
-    return label or re.sub(r"\.jsonl$", "", path.name), path
+    return label or path.name.removesuffix(".jsonl"), path
 
 
 def _lines(path: Path) -> list[JsonObject]:
@@ -281,20 +268,19 @@ def _lines(path: Path) -> list[JsonObject]:
     return lines
 
 
-def _question(
-    line: JsonObject, source: JsonObject, number: int, path: Path, flag: bool
-) -> tuple[list[CaseRecord], str]:
-    """The records of a line, and why it counts as failed, if it does."""
-    try:
-        records = from_answer(line, source, number)
-        return records, f'the answer is "{_ERROR}"' if records[0].status == "failed" else ""
-    except AnswerError as error:
-        if not flag:
-            raise AnswerError(
-                f"{path}, line {number + 1}: {error} Type --flag to keep such questions as failed "
-                "cases."
-            ) from error
-        return from_answer({**line, "choices": [_FAILED_ANSWER]}, source, number), str(error)
+def _blank(line: JsonObject, source: JsonObject, stream_index: int) -> CaseRecord:
+    """The first turn of a question, as if it had failed."""
+    at, started = line.get("tstamp"), ""
+    if isinstance(at, int | float) and at:
+        moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+        started = moment.isoformat(timespec="milliseconds")
+    if not {"question_id", "category"} <= line.keys():
+        raise AnswerError("not a Spec-Bench answer: it needs question_id and category.")
+    case_id, category = str(line["question_id"]), str(line["category"])
+    return CaseRecord(
+        **source, task=task_of(category), category=category, case_id=case_id, turn=0,
+        stream_index=stream_index, state_scope="unknown", seed=0, started_at=started,
+    )  # fmt: skip
 
 
 def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list[CaseRecord]:
@@ -307,38 +293,27 @@ def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list
         AnswerError: a field is missing or counts contradict each other.
     """
     try:
-        choice = line["choices"][0]
-        case_id, category = str(line["question_id"]), str(line["category"])
+        choice, blank = line["choices"][0], _blank(line, source, stream_index)
         texts, steps, new_tokens, walls = ([*choice[name]] for name in _PER_TURN)
         lengths = [int(n) for n in choice["accept_lengths"]]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise AnswerError(f"not a Spec-Bench answer: {type(error).__name__} {error}.") from error
     if not len(texts) == len(steps) == len(new_tokens) == len(walls) > 0:
         raise AnswerError(
-            f"question {case_id}: {len(texts)} turns, {len(steps)} decoding_steps, "
+            f"question {blank.case_id}: {len(texts)} turns, {len(steps)} decoding_steps, "
             f"{len(new_tokens)} new_tokens, {len(walls)} wall_time; each turn needs one of each."
         )
-    at, started = line.get("tstamp"), ""
-    if isinstance(at, int | float) and at:
-        moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
-        started = moment.isoformat(timespec="milliseconds")
-    blank = CaseRecord(
-        **source, task=task_of(category), category=category, case_id=case_id, turn=0,
-        stream_index=stream_index, state_scope=_UNKNOWN_SCOPE, seed=0, started_at=started,
-    )  # fmt: skip
     blanks = [replace(blank, turn=turn) for turn in range(len(texts))]
     if _ERROR in texts:  # the lengths belong to no turn for sure
         return blanks
     records = []
-    for record, own in zip(blanks, _split(lengths, steps, case_id), strict=True):
-        turn, where = record.turn, f"question {case_id}, turn {record.turn}"
+    for record, own in zip(blanks, _split(lengths, steps, blank.case_id), strict=True):
+        turn, where = record.turn, f"question {blank.case_id}, turn {record.turn}"
         n_new, wall_s = int(new_tokens[turn]), float(walls[turn])
         accepted = _after_the_first(own, n_new, where)
         if not wall_s > 0:
             raise AnswerError(f"{where}: wall_time is {walls[turn]}.")
-        counted = {"decoding_steps": int(steps[turn]), "accept_lengths": own}
-        made = record.finished([_UNKNOWN_TOKEN] * n_new, accepted, wall_s=wall_s)
-        records.append(replace(made, drafter={"specbench": counted}))
+        records.append(record.finished([_UNKNOWN_TOKEN] * n_new, accepted, wall_s=wall_s))
     return records
 
 
