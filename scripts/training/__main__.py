@@ -39,16 +39,6 @@ from specbench.storage import jsonl
 FACTS = "training.json"
 RECIPES = {"draft": draft.RECIPE, **heads.RECIPES}
 _SCORED = 24  # held-out texts at most
-_DRAFT = """\
-Made by `python -m scripts.training draft` (docs/draft_model.md): a plain `LlamaForCausalLM` cut out
-of the target and trained on its answers to this project's own prompts, none from a benchmark.
-`id_map.safetensors` holds the target's id of each of its ids; its first row stands for every id
-left out. There is no tokenizer: it is the target's. Matrices are"""
-_HEAD = """\
-Made by `python -m scripts.training heads` (docs/draft_model.md) in the published format that
-`specbench/models/heads/` reads. Trained on the mix below (prose, and the target's answers), none of
-it from a benchmark; where the processor multiplies bfloat16, by the target in bfloat16. Epoch 0 is
-the head before training. Matrices are"""
 _TITLES = {
     "draft": "Draft model",
     "medusa": "Medusa-1 heads (shared LM head)",
@@ -58,13 +48,13 @@ _TITLES = {
 }
 _CARD = """# {title} for SmolLM2-135M-Instruct
 
-{about} kept as bytes with a scale a row
-(`specbench/models/checkpoints/int8.py`).
+Made by `python -m scripts.training {name}`: docs/draft_model.md says how, and what the files hold.
+Matrices are kept as bytes with a scale a row (`specbench/models/checkpoints/int8.py`).
 
 | | |
 |---|---|
 {rows}
-{scores}
+
 Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct). This page
 is written by the script from `training.json`.
 """
@@ -122,20 +112,15 @@ def train(
 def write_card(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write what a training says of itself: ``training.json``, and a page made of it."""
     jsonl.write_json(folder / FACTS, facts)
-    rows, scores = [], []
+    rows = []
     for key, value in facts.items():
-        title = key.replace("_", " ")
         if isinstance(value, dict):
-            scores += [f"\n{title}:\n", *(f"- {part}: {score}" for part, score in value.items())]
-        else:
-            row = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-            rows.append(f"| {title} | {row} |")
-    text = _CARD.format(
-        title=_TITLES[facts["name"]],
-        about=_DRAFT if facts["name"] == "draft" else _HEAD,
-        rows="\n".join(rows),
-        scores="".join(f"{line}\n" for line in scores),
-    )
+            value = "<br>".join(f"{part}: {said}" for part, said in value.items())
+        elif isinstance(value, list | tuple):
+            value = ", ".join(map(str, value))
+        rows.append(f"| {key.replace('_', ' ')} | {value} |")
+    name = str(facts["name"])
+    text = _CARD.format(title=_TITLES[name], name=name, rows="\n".join(rows))
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 

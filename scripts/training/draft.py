@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from scripts.training.texts import Mix, Texts
+from scripts.training.texts import Mix, Texts, frequent
 from scripts.training.trainer import Recipe
 from specbench.models import loading
 from specbench.models.checkpoints import int8
@@ -53,14 +53,16 @@ class DraftPupil:
         self.recipe = recipe
         assert loaded.tokenizer is not None
         self._made_for = loading.tokenizer_hash(loaded.tokenizer)
-        keep = sorted(loaded.eos_ids | set(loaded.tokenizer.all_special_ids))
-        self.ids = frequent_ids(texts, recipe.vocab, keep)
+        keep = torch.tensor(sorted(loaded.eos_ids | set(loaded.tokenizer.all_special_ids)))
+        order = frequent(texts, loaded.model.config.vocab_size)
+        order = torch.cat([keep, order[~torch.isin(order, keep)]])[: recipe.vocab - 1]
+        # The -1 stands for every id left out.
+        self.ids = torch.cat([torch.tensor([-1]), order.sort().values])
         self.module = cut_down(loaded.model, self.ids, recipe.layers)
         # The target's embeddings are good as they are.
         self.module.model.embed_tokens.weight.requires_grad_(False)
         self.parameters = sum(p.numel() for p in self.module.parameters())
-        largest = max(int(max(text.tokens.max(), text.top_ids.max())) for text in texts)
-        self._own = torch.zeros(max(int(self.ids.max()), largest) + 1, dtype=torch.long)
+        self._own = torch.zeros(loaded.model.config.vocab_size, dtype=torch.long)
         self._own[self.ids[1:]] = torch.arange(1, len(self.ids))
 
     def loss(self, chosen: Texts, draw: torch.Generator) -> torch.Tensor:
@@ -95,29 +97,10 @@ class DraftPupil:
         return folder / int8.FILE
 
 
-def frequent_ids(texts: Texts, size: int, keep: list[int]) -> torch.Tensor:
-    """The draft's vocabulary: ``[size]`` target ids in rising order, after one -1.
-
-    Ids by how often they are in answers and among the target's choices, prompts counting a
-    quarter; ``keep`` always belongs to it. Ids that never occur follow in their own order, which in
-    a byte-pair vocabulary is that of frequency. The -1 in front stands for every id left out.
-    """
-    tokens = torch.cat([text.tokens for text in texts]).long()
-    top = torch.cat([text.top_ids for text in texts]).long()
-    answered = torch.cat([text.answered for text in texts])
-    vocab = max(int(max(tokens.max(), top.max())), size - 1, *keep) + 1
-    count = torch.bincount(tokens[answered], minlength=vocab).double()
-    count += 0.25 * torch.bincount(tokens[~answered], minlength=vocab)
-    count += torch.bincount(top[:, 0], minlength=vocab)
-    count[torch.tensor(keep, dtype=torch.long)] = torch.inf
-    chosen = torch.argsort(count, descending=True, stable=True)[: size - 1]
-    return torch.cat([torch.tensor([-1]), chosen.sort().values])
-
-
 def cut_down(target: Any, ids: torch.Tensor, layers: tuple[int, ...]) -> Any:
     """A Llama of some of the target's layers and rows of its embeddings, tied, in float32.
 
-    ``ids`` is the draft's vocabulary, see ``frequent_ids``; the row of -1 is the others' mean.
+    ``ids`` are the target's of each of its own; the first one's row, of -1, is the others' mean.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 

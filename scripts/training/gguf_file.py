@@ -38,17 +38,9 @@ def write(folder: Path, target: Path, out: Path) -> None:
     reader = gguf.GGUFReader(target)
     size = len(reader.fields["tokenizer.ggml.tokens"].data)
     writer = gguf.GGUFWriter(out, "llama")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    for name, field in reader.fields.items():
-        if name.startswith("tokenizer."):
+    for name, field in reader.fields.items():  # in all else its layers are the target's
+        if name.startswith(("llama.", "tokenizer.")) and name != "llama.block_count":
             writer.add_key_value(name, field.contents(), *field.types[:2])
     own = np.flatnonzero((ids >= 0) & (ids < size))
     known = ids[own]
@@ -57,7 +49,6 @@ def write(folder: Path, target: Path, out: Path) -> None:
     own_of[known] = own
     logits = np.zeros((size, embedding.shape[1]), dtype=np.float32)
     logits[known] = embedding[own_of[known]]
-    writer.add_vocab_size(size)
     tensors["model.embed_tokens.weight"] = embedding[own_of]
     tensors["lm_head.weight"] = logits
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from scripts.training.texts import Mix, Texts, spaced
+from scripts.training.texts import Mix, Texts, frequent, spaced
 from scripts.training.trainer import Recipe
 from specbench.kernels.attention import AttentionPlan
 from specbench.models.checkpoints import int8
@@ -442,14 +442,6 @@ FAMILIES: dict[str, type[HeadPupil]] = {
     "eagle3": Eagle3Pupil,
     "hydra": HydraPupil,
 }
-
-
-def frequent(texts: Texts, vocab: int) -> torch.Tensor:
-    """``[vocab]`` all ids, by how often the target said them or was about to."""
-    answered = torch.cat([text.tokens[text.answered] for text in texts]).long()
-    top = torch.cat([text.top_ids[:, :2] for text in texts]).flatten().long()
-    count = 2 * torch.bincount(answered, minlength=vocab) + torch.bincount(top, minlength=vocab)
-    return torch.argsort(count, descending=True, stable=True)
 
 
 @torch.no_grad()

@@ -321,6 +321,14 @@ def spaced(texts: Texts, count: int) -> list[Text]:
     return [*texts[:: max(1, -(-len(texts) // count))]]
 
 
+def frequent(texts: Texts, vocab: int) -> torch.Tensor:
+    """``[vocab]`` all ids, by how often the target said them or was about to."""
+    answered = torch.cat([text.tokens[text.answered] for text in texts]).long()
+    top = torch.cat([text.top_ids[:, :2] for text in texts]).flatten().long()
+    count = 2 * torch.bincount(answered, minlength=vocab) + torch.bincount(top, minlength=vocab)
+    return torch.argsort(count, descending=True, stable=True)
+
+
 def near_a_question(texts: Sequence[str], files: Sequence[Path]) -> set[int]:
     """Numbers of the texts that share ``_WORDS_APART`` words in a row with a line of the files."""
 
@@ -350,9 +358,6 @@ def facts_of(texts: Texts, learnt: Texts) -> dict[str, object]:
     return {
         "texts": len(texts),
         "styles": list(by_style),
-        "prompts": "Two of five templates of translations begin with Translate German to English:, "
-        "two of five of summaries with Summarize:, as Spec-Bench's own do; no prompt is a "
-        "benchmark's",
         "texts_learnt": len(learnt),
         "tokens": sum(map(len, texts)),
         "answer_tokens": sum(len(text) - text.prompt for text in texts),
