@@ -129,10 +129,3 @@ def test_only_the_last_step_in_vllm_may_differ():
     assert bench.same_steps([(4, 2), (4, 0)], trace)
     assert not bench.same_steps([(4, 2), (4, 1), (4, 1)], trace)
     assert not bench.same_steps([(4, 2)], trace)
-
-
-@pytest.mark.parametrize("section", ["engine", "drafters", "predicted_pairs"])
-def test_a_section_that_went_says_what_to_type(section, capsys):
-    with pytest.raises(SystemExit) as ended:
-        bench.main([section])
-    assert ended.value.code == 2 and "type python" in capsys.readouterr().err
