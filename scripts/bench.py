@@ -101,15 +101,6 @@ def target_of(config: RunConfig, model: PreTrainedModel, **more: Any) -> Target:
 LAYERS = "layers"  # float32, layer by layer: what the others are compared with
 
 
-def passes_options(add: Add) -> None:
-    add("--model", default=MODEL, help="a name of conf/model")
-    add("--weights", nargs="+", choices=WEIGHTS, default=list(WEIGHTS), help="engine.weights")
-    add("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64])
-    add("--threads", type=int, nargs="+", default=[1, 2])
-    add("--contexts", type=int, nargs="+", default=[256, 800])
-    add("--turns", type=int, default=30, help="of each pass, for each line of the table")
-
-
 def passes(options: Options) -> Found:
     """A target pass by one call and form of weights, against the pass layer by layer.
 
@@ -171,13 +162,6 @@ DRAFTS: dict[str, dict[str, Any]] = {  # methods, and knobs other than a run's
 Call: TypeAlias = Callable[[Any], DecodeResult]  # of a prompt's ids
 
 
-def steps_options(add: Add) -> None:
-    add("--model", default=MODEL, help="a name of conf/model")
-    add("--tokens", type=int, default=128, help="new tokens a question")
-    add("--threads", type=int, nargs="+", default=[1, 2])
-    add("--questions", type=int, default=len(QUESTIONS), help=f"of {len(QUESTIONS)}")
-
-
 def steps(options: Options) -> Found:
     """What a step takes, part by part, where the pass is one call and where it goes by layers.
 
@@ -223,6 +207,11 @@ def decode(prompt: Any, engine: Engine, drafter: Drafter, tokens: int) -> Decode
     return engine.decode(prompt, drafter, max_new_tokens=tokens)
 
 
+def plain_decoding(target: Target, eos_ids: Iterable[int], tokens: int) -> Call:
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(eos_ids))
+    return partial(decode, engine=engine, drafter=Drafter(name="ar"), tokens=tokens)
+
+
 def step_of(answers: Sequence[DecodeResult]) -> dict[str, float]:
     """Microseconds of a step by phase, of the answers the median."""
     phases = pd.DataFrame([answer.timings.phase_s for answer in answers])
@@ -234,13 +223,6 @@ def step_of(answers: Sequence[DecodeResult]) -> dict[str, float]:
 # Plain decoding here, in transformers' generate and in llama.cpp.
 
 Answer: TypeAlias = Callable[[list[int]], list[int]]  # of a prompt's ids, the new ones
-
-
-def others_options(add: Add) -> None:
-    every = (*WEIGHTS, "generate", "llamacpp")
-    add("--tokens", type=int, default=128, help="new tokens a prompt, at most")
-    add("--rounds", type=int, default=3, help="times that all prompts are asked")
-    add("--only", nargs="+", choices=every, default=list(every), help="which of them")
 
 
 def others(options: Options) -> Found:
@@ -280,8 +262,8 @@ def ours(weights: str, tokens: int) -> Answer:
     config = typed(compose([f"model={MODEL}", f"engine.weights={weights}"]))
     loaded = load_model(config)
     target = target_of(config, loaded.model, max_len=tokens + 512)
-    engine, ar = Engine(target, GreedyVerifier(), eos_ids=loaded.eos_ids), Drafter(name="ar")
-    return lambda ids: decode(np.array(ids), engine, ar, tokens).output_ids
+    answer = plain_decoding(target, loaded.eos_ids, tokens)
+    return lambda ids: answer(np.array(ids)).output_ids
 
 
 @torch.inference_mode()
@@ -314,17 +296,16 @@ def beside_first(
 ) -> dict[str, dict[str, Any]]:
     """By name the median of tokens/s, and the geometric mean of their ratio to the first one's."""
     taken = in_turns(answers, [prompts[0], *[*prompts] * rounds])
-    first = next(iter(taken.values()))
+    rates = {name: np.array([len(out) / s for s, out in own]) for name, own in taken.items()}
+    texts = {name: [out for _, out in own] for name, own in taken.items()}
+    first = next(iter(taken))
     return {
         name: {
-            "tokens_per_s": statistics.median(len(out) / s for s, out in own),
-            "ratio": statistics.geometric_mean(
-                len(out) / s * t / len(theirs)
-                for (s, out), (t, theirs) in zip(own, first, strict=True)
-            ),
-            "equal": f"{sum(a[1] == b[1] for a, b in zip(own, first, strict=True))}/{len(own)}",
+            "tokens_per_s": float(np.median(rate)),
+            "ratio": statistics.geometric_mean(rate / rates[first]),
+            "equal": f"{equal_answers(texts[name], texts[first])}/{len(rate)}",
         }
-        for name, own in taken.items()
+        for name, rate in rates.items()
     }
 
 
@@ -339,13 +320,6 @@ FAMILIES = {  # by the first that a kernel's name matches
     "choice": r"argmax|reduce|topk|sort",
     "other": "",
 }
-
-
-def gpu_options(add: Add) -> None:
-    add("part", choices=GPU_PARTS)
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="of run.py, e.g. model=vicuna7b")
-    add("--repeats", type=int, default=3)
-    add("--trial", action="store_true", help="tiny sizes: the numbers say nothing")
 
 
 def gpu(options: Options) -> Found:
@@ -398,8 +372,7 @@ def measure_loops(options: Options) -> Found:
         capture = model.device.type == "cuda"
         graph = GraphTarget(model, capture=capture, fused=True, **sizes)  # as a run has it
         for name, target in {"graph": graph, "eager": Target(model, **sizes)}.items():
-            engine, ar = Engine(target, GreedyVerifier(), eos_ids=frozenset()), Drafter(name="ar")
-            calls[name] = partial(decode, prompt, engine, ar, tokens)
+            calls[name] = partial(plain_decoding(target, (), tokens), prompt)
         found["weight_bytes"] = bandwidth.streamed_bytes(model)
     before = "nothing"
     for turn in range(options.repeats + 1):  # the first one warms up, and compiles
@@ -469,11 +442,8 @@ def measure_products(options: Options) -> Found:
     model = typed(compose([*options.overrides, "model.shape=true"])).model
     size, dtype = model.shape_config, getattr(torch, str(model.dtype))
     device = choose_device(str(model.device))
-    hidden, inner, heads = (
-        size["hidden_size"],
-        size["intermediate_size"],
-        size["num_attention_heads"],
-    )
+    hidden, inner = size["hidden_size"], size["intermediate_size"]
+    heads = size["num_attention_heads"]
     pairs = size.get("num_key_value_heads", heads) * hidden // heads
     shapes = {"qkv": (hidden + 2 * pairs, hidden), "o": (hidden, hidden), "down": (hidden, inner)}
     shapes |= {"gate_up": (2 * inner, hidden), "head": (size["vocab_size"], hidden)}
@@ -520,13 +490,6 @@ GPU_PARTS: dict[str, Callable[[Options], Found]] = {
 # Our drafters inside vLLM, against vLLM without one and beside our engine.
 
 Steps: TypeAlias = list[tuple[int, int]]  # drafted and accepted tokens of steps that had a draft
-
-
-def vllm_options(add: Add) -> None:
-    add("run", type=Path, help="folder of a run of our engine, or of a replay")
-    add("--model", type=Path, required=True, help="folder of the weights that it ran with")
-    add("--tokens", type=int, default=8, help="num_speculative_tokens (default: 8)")
-    add("--rows", type=int, default=3, help="requests at once (default: 3)")
 
 
 def vllm(options: Options) -> Found:
@@ -639,13 +602,41 @@ def equal_answers(outputs: Sequence[list[int]], wanted: Sequence[list[int]]) -> 
     return sum(a == b for a, b in zip(outputs, wanted, strict=True))
 
 
-SECTIONS: dict[str, tuple[Callable[[Add], None], Callable[[Options], Found]]] = {
-    "passes": (passes_options, passes),
-    "steps": (steps_options, steps),
-    "others": (others_options, others),
-    "gpu": (gpu_options, gpu),
-    "vllm": (vllm_options, vllm),
+SECTIONS: dict[str, Callable[[Options], Found]] = {
+    section.__name__: section for section in (passes, steps, others, gpu, vllm)
 }
+
+
+def add_options(section: str, add: Add) -> None:
+    every = (*WEIGHTS, "generate", "llamacpp")
+    add("--out", type=Path, help="write the results as JSON, as they come")
+    match section:
+        case "passes":
+            add("--model", default=MODEL, help="a name of conf/model")
+            add("--weights", nargs="+", choices=WEIGHTS, default=WEIGHTS, help="engine.weights")
+            add("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64])
+            add("--threads", type=int, nargs="+", default=[1, 2])
+            add("--contexts", type=int, nargs="+", default=[256, 800])
+            add("--turns", type=int, default=30, help="of each pass, for each line of the table")
+        case "steps":
+            add("--model", default=MODEL, help="a name of conf/model")
+            add("--tokens", type=int, default=128, help="new tokens a question")
+            add("--threads", type=int, nargs="+", default=[1, 2])
+            add("--questions", type=int, default=len(QUESTIONS), help=f"of {len(QUESTIONS)}")
+        case "others":
+            add("--tokens", type=int, default=128, help="new tokens a prompt, at most")
+            add("--rounds", type=int, default=3, help="times that all prompts are asked")
+            add("--only", nargs="+", choices=every, default=every, help="which of them")
+        case "gpu":
+            add("part", choices=GPU_PARTS)
+            add("overrides", nargs="*", metavar="KEY=VALUE", help="of run.py, e.g. model=vicuna7b")
+            add("--repeats", type=int, default=3)
+            add("--trial", action="store_true", help="tiny sizes: the numbers say nothing")
+        case "vllm":
+            add("run", type=Path, help="folder of a run of our engine, or of a replay")
+            add("--model", type=Path, required=True, help="folder of the weights that it ran with")
+            add("--tokens", type=int, default=8, help="num_speculative_tokens (default: 8)")
+            add("--rows", type=int, default=3, help="requests at once (default: 3)")
 
 
 def shown(value: Any) -> str:
@@ -671,10 +662,9 @@ def show(results: dict[str, Any]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__, "scripts.bench")
     commands = parser.add_subparsers(dest="section", metavar="SECTION", required=True)
-    for name, (add_options, measure) in SECTIONS.items():
+    for name, measure in SECTIONS.items():
         command = add_command(commands, name, measure.__doc__ or "")
-        command.add_argument("--out", type=Path, help="write the results as JSON, as they come")
-        add_options(command.add_argument)
+        add_options(name, command.add_argument)
     options = parser.parse_args(argv)
     facts = {
         "command": f"python -m scripts.bench {shlex.join(sys.argv[1:])}",
@@ -682,7 +672,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "environment": environment.describe(),
     }
     results: dict[str, Any] = {}
-    for results in SECTIONS[options.section][1](options):
+    for results in SECTIONS[options.section](options):
         if options.out:  # a command that is stopped leaves what it had
             options.out.parent.mkdir(parents=True, exist_ok=True)
             jsonl.write_json(options.out, facts | results)
