@@ -22,27 +22,13 @@ from analysis.tabular.provenance import last_parts
 from specbench.errors import ResultsError
 from specbench.paths import PROJECT
 from specbench.results.manifest import RunManifest
-from specbench.results.records import (
-    CASES,
-    DISTURBED,
-    DONE,
-    MANIFEST,
-    SUMMARY,
-    SURFACE,
-    CaseRecord,
-    read_records,
-)
+from specbench.results.records import CASES, DISTURBED, DONE, SUMMARY, SURFACE, read_records
 from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED
 
 
 def keep(run: Path, kept: Path) -> list[Path]:
-    """Write the copy; returns its files.
-
-    Raises:
-        ResultsError: the run is not finished, or ``kept`` holds another one.
-        specbench.storage.jsonl.RecordError: a file of the run is damaged.
-    """
+    """Write the copy of a finished run; returns its files."""
     if not (run / DONE).is_file():
         raise ResultsError(f"{run} holds no finished run (no {DONE}). Repeat the run's command.")
     manifest = RunManifest.read(run)
@@ -52,31 +38,24 @@ def keep(run: Path, kept: Path) -> list[Path]:
     kept.mkdir(parents=True, exist_ok=True)
     lines = {}
     for name in (CASES, DISTURBED):
-        records, _ = read_records(run / name)
-        if records:
-            packed = "".join(
-                json.dumps(_without_ids(record).to_json(), separators=(",", ":")) + "\n"
-                for record in records
+        packed = ""
+        for record in read_records(run / name)[0]:
+            bare = replace(
+                record,
+                served=record.served and replace(record.served, text=""),
+                prompt_ids=[],
+                output_ids=[],
+                prompt_sha=ids_sha256(record.prompt_ids),
+                output_sha=ids_sha256(record.output_ids),
             )
+            packed += json.dumps(bare.to_json(), separators=(",", ":")) + "\n"
+        if packed:
             lines[name + PACKED] = gzip.compress(packed.encode(), mtime=0)
     names = [*lines, *(name for name in (SUMMARY, SURFACE) if (run / name).is_file())]
     for name in names:
         (kept / name).write_bytes(lines.get(name) or (run / name).read_bytes())
-    kept_manifest = _without_places(manifest)
-    kept_manifest.finish(kept, names)
-    return [kept / name for name in (*names, MANIFEST, DONE)]
-
-
-def _without_ids(record: CaseRecord) -> CaseRecord:
-    """The same turn with hashes in place of its ids, which spell out others' text."""
-    return replace(
-        record,
-        served=None if record.served is None else replace(record.served, text=""),
-        prompt_ids=[],
-        output_ids=[],
-        prompt_sha=ids_sha256(record.prompt_ids),
-        output_sha=ids_sha256(record.output_ids),
-    )
+    _without_places(manifest).finish(kept, names)
+    return [*kept.iterdir()]
 
 
 def _without_places(manifest: RunManifest) -> RunManifest:
