@@ -40,8 +40,6 @@ from specbench.system.noted import Gpu
 
 _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.
 
-    python scripts/spec_bench.py export RUN OUT
-
 Its evaluation/speed.py takes two of them as --file-path and --base-path, once default=True of its
 --mean-report near the end is default=False: as it stands, the files that are named are not read.
 
@@ -51,9 +49,6 @@ the baseline's tokens are counted like a method's: speed.py tokenizes that one's
 """
 
 _IMPORT = """Read Spec-Bench's answer files as a run folder, so that analysis can show them.
-
-    python scripts/spec_bench.py import OUT ar=vanilla.jsonl pld=pld.jsonl --model vicuna7b
-    python -m analysis.tables OUT
 
 A label given again is its next repeat. What their files do not say (token ids, prefill apart from
 decoding, what was drafted, verdicts) stays unknown: the manifest lists it, and every table's
