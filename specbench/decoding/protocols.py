@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 _Made = TypeVar("_Made")
+Ids: TypeAlias = "IntArray | torch.Tensor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +158,7 @@ class DraftLM(Protocol):
     def catching_up(self, tokens: IntArray, *, own: bool = False) -> ModelWork[torch.Tensor]:
         """`catch_up`, its pass handed out."""
 
-    def extend(
-        self,
-        tokens: IntArray | torch.Tensor,
-        parents: IntArray | torch.Tensor,
-        *,
-        own: bool = False,
-    ) -> torch.Tensor:
+    def extend(self, tokens: Ids, parents: Ids, *, own: bool = False) -> torch.Tensor:
         """Read nodes ``[n]`` behind the text; they are numbered as they come.
 
         Args:
@@ -179,13 +174,7 @@ class DraftLM(Protocol):
             ValueError: more nodes than reserved, or a parent that does not come before its child.
         """
 
-    def extending(
-        self,
-        tokens: IntArray | torch.Tensor,
-        parents: IntArray | torch.Tensor,
-        *,
-        own: bool = False,
-    ) -> ModelWork[torch.Tensor]:
+    def extending(self, tokens: Ids, parents: Ids, *, own: bool = False) -> ModelWork[torch.Tensor]:
         """`extend`, its pass handed out."""
 
     def commit_path(self, path: IntArray, survivors: IntArray | None = None) -> None:

@@ -135,18 +135,16 @@ def test_one_device_where_two_were_asked_for_stands_in_every_record(execute, cap
 def test_a_resumed_run_goes_on_with_what_its_first_start_measured(execute, monkeypatch, tmp_path):
     """r and gamma would come out otherwise at every start; a run has one of each."""
     methods = "compare=[{method: card, k: 6, r: auto, max_depth: 12}, {method: pearl, gamma: auto}]"
-    found = iter([2, 3, 5])
+    seconds = iter([2, 1, 3, 1, 5, 1])  # of the target and of the draft, in turns
     measured = []
-    monkeypatch.setattr(
-        draft_model, "passes_per_target_pass", lambda *_, **__: measured.append(1) or next(found)
-    )
+    monkeypatch.setattr(draft_model, "median", lambda _: measured.append(1) or next(seconds))
     with interrupted_after(2):
         execute(methods)
     begun = jsonl.read_json(tmp_path / "run" / records.MANIFEST)["model"]["measured"]
     assert begun == {"card": {"r": 2}, "pearl": {"gamma": 3}}
     code, done, manifest = execute(methods)
     assert code == 0
-    assert len(measured) == 2
+    assert len(measured) == 4
     assert manifest["model"]["measured"] == begun
     assert {r.drafter["r"] for r in done if r.label == "card"} == {2}
     assert {r.drafter["gamma"] for r in done if r.label == "pearl"} == {3}

@@ -99,7 +99,19 @@ def load_draft_model(
                     f"tokenizer renumbered by {ID_MAP_FILE}. Type pair.draft.vocabulary=same."
                 )
             max_len += max_len // 2  # as `DraftModel.reserve` has it
-            shared = _shared(node, network, tokenizer, target.vocab_size)
+            shared = shared_vocabulary(
+                tokenizer,
+                loading.load_tokenizer(node),
+                target_vocab=target.vocab_size,
+                draft_vocab=int(network.config.get_text_config().vocab_size),
+            )
+            count = int((shared.ids >= 0).sum())
+            if not count:
+                raise NeedsNotMet(
+                    f"{what} shares no token with the target. Choose another draft, or type "
+                    f"{node.remedy}."
+                )
+            log.info("%s: %d of its %d ids are the target's too", what, count, len(shared.ids))
         known = earlier(loaded)
     if "panels" in available_kernels():
         round_to(network, weights)
@@ -130,27 +142,6 @@ def load_draft_model(
     described.passes = drafter.passes
     described.self_check = check.to_json()
     return drafter, described
-
-
-def _shared(
-    node: DraftWeights, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, vocab: int
-) -> SharedVocabulary:
-    """What a draft shares with the target's ``vocab`` ids.
-
-    Raises:
-        NeedsNotMet: nothing.
-    """
-    size = int(network.config.get_text_config().vocab_size)
-    own = loading.load_tokenizer(node)
-    shared = shared_vocabulary(tokenizer, own, target_vocab=vocab, draft_vocab=size)
-    count = int((shared.ids >= 0).sum())
-    if not count:
-        raise NeedsNotMet(
-            f"{node.key}={node.id} shares no token with the target. Choose another draft, or type "
-            f"{node.remedy}."
-        )
-    log.info("%s=%s: %d of its %d ids are the target's too", node.key, node.id, count, size)
-    return shared
 
 
 def _placed(name: str, asked: str | None, target: Target) -> tuple[torch.device, int]:
@@ -204,20 +195,15 @@ def read_id_map(folder: Path) -> IntArray | None:
     from safetensors.torch import load_file
 
     try:
-        stored = load_file(file)["ids"]
+        ids: IntArray = load_file(file)["ids"].numpy()
+        known = ids[ids >= 0] if ids.dtype.kind in "iu" and ids.ndim == 1 else None
+        if known is None or len(np.unique(known)) != len(known):
+            raise ValueError("it is no list of the target's ids, each once")
     except Exception as error:  # safetensors' own, KeyError, OSError
         raise ConfigurationError(
             f"{file} is damaged: {first_line(error)}. Fetch it again."
         ) from error
-    whole = stored.dim() == 1 and not (stored.is_floating_point() or stored.is_complex())
-    ids: IntArray = (stored.long() if whole else torch.empty(0)).numpy()
-    known = ids[ids >= 0]
-    if not whole or len(np.unique(known)) != len(known):
-        raise ConfigurationError(
-            f"{file} has ids as {list(stored.shape)} of {str(stored.dtype)[6:]}, which is no list "
-            "of the target's ids, each once. Fetch it again."
-        )
-    return ids
+    return ids.astype(np.int64)
 
 
 def check_same_tokenizer(node: DraftWeights, tokenizer: PreTrainedTokenizerBase) -> None:

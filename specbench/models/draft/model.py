@@ -25,9 +25,9 @@ from transformers import PreTrainedModel
 
 from specbench.arrays import IntArray
 from specbench.decoding.device import seconds, to_device
-from specbench.decoding.protocols import ModelCall, ModelWork, alone
+from specbench.decoding.protocols import Ids, ModelCall, ModelWork, alone
 from specbench.decoding.sampling import sample
-from specbench.decoding.structs import DraftTree
+from specbench.decoding.structs import NO_TOKENS, DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError
 from specbench.models.batch_target import NewRows, read_rows
@@ -68,6 +68,8 @@ class DraftModel:
         devices: int = 1,
     ) -> None:
         self._target = target
+        self.network: PreTrainedModel = target.model
+        self.n_parameters = target.n_parameters
         self.device = target.device
         self.target_vocab = target_vocab
         self.context_length = context_length
@@ -75,23 +77,24 @@ class DraftModel:
         # Not counted is the pass over the prompt, as the target's is not among its passes.
         self.forwards = self.tokens = 0
         self._ids: torch.Tensor | None = None  # [vocab_size] own id -> target id
-        self._own_ids: torch.Tensor | None = None  # [target_vocab] target id -> own id
-        self._host_own_ids: IntArray | None = None  # the same
         self._never: torch.Tensor | None = None  # own ids that are read but never proposed
         self._never_ids: frozenset[int] = frozenset()  # the same
         self.shared = shared
         self._extra = 0  # own ids of the text beyond the target's
-        self.vocab_size: int  # ids it can propose from, in its own numbering
+        # What is committed behind a text that was read may be several own ids: root and bonus.
+        self._spare = 0 if shared is None else 2 * (int(np.diff(shared.begins).max()) - 1)
         if shared is not None:
             id_map = shared.ids
-        if id_map is None:
-            self.vocab_size = min(target.vocab_size, target_vocab)
-            if self.vocab_size < target_vocab:
-                own = np.arange(target_vocab)
-                self._read_as(np.where(own < self.vocab_size, own, 0))
-        else:
-            self.vocab_size = len(id_map)
-            self._map_ids(id_map)
+        # Ids it can propose from, in its own numbering.
+        self.vocab_size = min(target.vocab_size, target_vocab) if id_map is None else len(id_map)
+        own: IntArray | None = None  # [target_vocab] target id -> own id
+        if id_map is not None:
+            own = self._map_ids(id_map)
+        elif self.vocab_size < target_vocab:
+            own = np.arange(target_vocab)
+            own[self.vocab_size :] = 0
+        self._host_own_ids = own
+        self._own_ids = None if own is None else torch.from_numpy(own).to(self.device)
         self._generator = torch.Generator(self.device)
         self._last: Scores | None = None  # of the row behind the committed text, where known
         self._choices: IntArray | None = None  # of the rows handed out last, where their pass tells
@@ -100,41 +103,26 @@ class DraftModel:
         self._max_nodes = 0
         self._reserve_nodes(max_nodes)
 
-    def _map_ids(self, id_map: IntArray) -> None:
+    def _map_ids(self, id_map: IntArray) -> IntArray:
+        """``[target_vocab]`` the draft's id for each of the target's."""
         known = id_map >= 0
-        if len(id_map) > self._target.vocab_size or len(np.unique(id_map[known])) != known.sum():
-            raise ConfigurationError(
-                f"id_map: {len(id_map)} ids (distinct but for -1) for a draft of "
-                f"{self._target.vocab_size}: it belongs to another model."
-            )
-        others = self.shared is None and (~known).sum() > 1
-        if not known.any() or id_map.max() >= self.target_vocab or others:
-            raise ConfigurationError(
-                f"id_map: ids must be below the target's {self.target_vocab}, and -1 may "
-                "occur once."
-            )
         never = np.flatnonzero(~known)
+        repeated = len(np.unique(id_map[known])) != known.sum()
+        fits = len(id_map) <= self._target.vocab_size and id_map.max(initial=-1) < self.target_vocab
+        if not fits or repeated or not known.any() or (self.shared is None and len(never) > 1):
+            raise ConfigurationError(
+                f"id_map must be at most {self._target.vocab_size} ids, each once, below the "
+                f"target's {self.target_vocab}, got {len(id_map)} with {len(never)} times -1: it "
+                "belongs to another model."
+            )
         if len(never):
             self._never = torch.from_numpy(never).to(self.device)
             self._never_ids = frozenset(never.tolist())
             self._known = torch.from_numpy(np.flatnonzero(known)).to(self.device)
         own = np.full(self.target_vocab, never[0] if len(never) else 0, dtype=np.int64)
         own[id_map[known]] = np.flatnonzero(known)
-        self._read_as(own)
         self._ids = torch.from_numpy(np.where(known, id_map, 0)).to(self.device)
-
-    def _read_as(self, own: IntArray) -> None:
-        """``own [target_vocab]``: the draft's id for each of the target's."""
-        self._host_own_ids, self._own_ids = own, torch.from_numpy(own).to(self.device)
-
-    @property
-    def n_parameters(self) -> int:
-        return self._target.n_parameters
-
-    @property
-    def network(self) -> PreTrainedModel:
-        model: PreTrainedModel = self._target.model
-        return model
+        return own
 
     def twin(self) -> DraftModel:
         """The same draft for another text: weights are shared, what it reads is not."""
@@ -199,21 +187,19 @@ class DraftModel:
         self._generator.manual_seed(own_seed)
         self._target.cache.reset()
         self._count, self._chain, self._last = 0, True, None
-        text = self._host_ids(tokens) if self.shared is None else self._read(tokens, self.shared)
+        text = self._read(tokens)
         if self.free_rows(len(tokens)) >= 0:
             self._last = _last_row(self._target.prefill(text))
 
-    def _read(self, tokens: IntArray, shared: SharedVocabulary) -> IntArray:
-        """The own ids of a text, some of whose tokens are several of them."""
-        text = shared.expand(tokens)
+    def _read(self, tokens: IntArray) -> IntArray:
+        """The own ids of a text, some of whose tokens may be several of them."""
+        text = self._host_ids(tokens) if self.shared is None else self.shared.expand(tokens)
         self._extra = len(text) - len(tokens)
         return text
 
     def free_rows(self, length: int) -> int:
         rows = self._target.cache.max_len - self._max_nodes
-        free = min(rows, self.context_length or rows) - length
-        # What was committed since the text was read may be several own ids: root and bonus.
-        return free if self.shared is None else free - self._extra - 2 * (self.shared.widest - 1)
+        return min(rows, self.context_length or rows) - length - self._extra - self._spare
 
     def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
         return alone(self.catching_up(tokens, own=own))
@@ -222,38 +208,24 @@ class DraftModel:
         self.drop_nodes()
         # It holds a prefix of the text: `commit_path` commits none but accepted nodes.
         cache = self._target.cache
-        text = tokens if self.shared is None else self._read(tokens, self.shared)
+        text = self._read(tokens)
         if cache.length > len(text):
             cache.truncate(len(text))
             self._last = None
         if cache.length == len(text) and self._last is None:
             cache.truncate(len(text) - 1)
         if cache.length < len(text):
-            unread = text[cache.length :]
-            own_ids = self._host_ids(unread) if self.shared is None else unread
-            new = to_device(own_ids, self.device)
+            new = to_device(text[cache.length :], self.device)
             self.forwards += 1
             self.tokens += len(new)
             self._last = _last_row((yield self._call(NewRows(self._target, new))))
         assert self._last is not None
         return self._outgoing(self._last, own)[0]
 
-    def extend(
-        self,
-        tokens: IntArray | torch.Tensor,
-        parents: IntArray | torch.Tensor,
-        *,
-        own: bool = False,
-    ) -> torch.Tensor:
+    def extend(self, tokens: Ids, parents: Ids, *, own: bool = False) -> torch.Tensor:
         return alone(self.extending(tokens, parents, own=own))
 
-    def extending(
-        self,
-        tokens: IntArray | torch.Tensor,
-        parents: IntArray | torch.Tensor,
-        *,
-        own: bool = False,
-    ) -> ModelWork[torch.Tensor]:
+    def extending(self, tokens: Ids, parents: Ids, *, own: bool = False) -> ModelWork[torch.Tensor]:
         n, first = len(parents), self._count
         end = first + n
         if end > self._max_nodes:
@@ -313,32 +285,26 @@ class DraftModel:
         return seen[:, :end], self._depths[1 : end + 1]
 
     def commit_path(self, path: IntArray, survivors: IntArray | None = None) -> None:
-        held = 0 if survivors is None else len(survivors)
+        kept = NO_TOKENS if survivors is None else survivors
+        held = len(kept)
         if len(path):
             self._last = None
         if not held and (not len(path) or int(path[-1]) == len(path) - 1):
             self._target.cache.commit(None, len(path))
         else:
-            rows = path if survivors is None else np.concatenate([path, survivors])
-            self._target.cache.commit(to_device(rows, self.device), len(path), held)
-        if held:
-            assert survivors is not None
-            self._renumber(survivors, len(path))
-        else:
-            self._chain = True
+            rows = to_device(np.concatenate([path, kept]), self.device)
+            self._target.cache.commit(rows, len(path), held)
         self._count = held
-
-    def _renumber(self, survivors: IntArray, committed: int) -> None:
-        if self._chain:
-            if (survivors == np.arange(committed, committed + len(survivors))).all():
-                return
+        if not held:
+            self._chain = True
+        elif not self._chain:
+            below = to_device(kept, self.device)
+            seen = self._visible[below + 1]
+            self._visible[1 : held + 1] = False
+            self._visible[1 : held + 1, :held] = seen[:, below]
+            self._depths[1 : held + 1] = self._depths[below + 1] - len(path)
+        elif (kept != np.arange(len(path), len(path) + held)).any():
             raise ValueError("survivors of a single branch follow the path without a gap")
-        kept = to_device(survivors, self.device)
-        n = len(survivors)
-        seen = self._visible[kept + 1]
-        self._visible[1 : n + 1] = False
-        self._visible[1 : n + 1, :n] = seen[:, kept]
-        self._depths[1 : n + 1] = self._depths[kept + 1] - committed
 
     def drop_nodes(self) -> None:
         self._target.cache.retained = 0
@@ -409,20 +375,11 @@ def latency_ratio(
     """Draft passes that fit into one target pass: the r of CARD, the gamma of PEARL.
 
     ``measured`` holds what an earlier start of the run found for ``knob``, or gets what is measured
-    now (`passes_per_target_pass`).
+    now: ``ceil(t_target / t_draft)``, at least 1, of passes with so many rows. That empties both
+    caches. The root is one of ``target_rows``; they are fewer where the target has no room.
     """
-    if knob not in measured:
-        measured[knob] = passes_per_target_pass(target, draft, target_rows, draft_rows)
-    return measured[knob]
-
-
-def passes_per_target_pass(
-    target: Target, draft: DraftModel, target_rows: int, draft_rows: int
-) -> int:
-    """``ceil(t_target / t_draft)``, at least 1, of passes with so many rows; empties both caches.
-
-    The root is one of ``target_rows``; they are fewer where the target has no room.
-    """
+    if knob in measured:
+        return measured[knob]
     # In a union the tree that all parts share may be smaller than a part's own.
     chain = DraftTree.chain(np.zeros(min(target_rows - 1, target.max_nodes), dtype=np.int64))
     nodes, parents = np.zeros(draft_rows, dtype=np.int64), np.full(draft_rows, -1)
@@ -441,4 +398,5 @@ def passes_per_target_pass(
     draft.begin(_TIMED_TEXT)
     draft_s = median_seconds(draft_pass, draft.device)
     draft.begin(_TIMED_TEXT[:1])
-    return max(math.ceil(target_s / draft_s), 1)
+    measured[knob] = max(math.ceil(target_s / draft_s), 1)
+    return measured[knob]

@@ -42,11 +42,6 @@ class SharedVocabulary:
     begins: IntArray
     reads: IntArray
 
-    @property
-    def widest(self) -> int:
-        """Draft ids that one of the target's is read as, at most."""
-        return int(np.diff(self.begins).max())
-
     def expand(self, tokens: IntArray) -> IntArray:
         """The draft's ids of the target's ``tokens``."""
         begins = self.begins[tokens]
@@ -64,12 +59,7 @@ def shared_vocabulary(
     target_vocab: int,
     draft_vocab: int,
 ) -> SharedVocabulary:
-    """What two tokenizers share.
-
-    Args:
-        target_vocab: ids of the target, padding of its head among them.
-        draft_vocab: the same of the draft.
-    """
+    """What two tokenizers share, of heads with so many ids, padding among them."""
     ours, theirs = token_texts(tokenizer), token_texts(draft)
     own: dict[tuple[bytes, bool], int] = {}
     for i, spelled in theirs.items():

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.decoding.device import to_device
-from specbench.decoding.structs import DraftTree, Needs
+from specbench.decoding.structs import Needs
 from specbench.errors import ConfigurationError
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import CARRIERS, VOCAB, tiny_draft, tiny_model
-from tests.models.test_target import TOLERANCE, branch, plain_logits
+from tests.models.test_target import TOLERANCE, plain_logits
 
 NODES = 24
 
@@ -29,15 +29,9 @@ class Feeder:
         self.parents: list[int] = []
         model.begin(np.array(text))
 
-    @property
-    def tree(self) -> DraftTree:
-        return DraftTree(np.array(self.tokens, dtype=int), np.array(self.parents, dtype=int))
-
-    def branch(self, node: int) -> list[int]:
-        return branch(self.tree, node)
-
     def expected(self, node: int) -> torch.Tensor:
-        return plain_logits(self.model._target, [*self.text, *self.branch(node)])[-1]
+        tokens = [self.tokens[i] for i in self.path(node)]
+        return plain_logits(self.model._target, [*self.text, *tokens])[-1]
 
     def extend(self, tokens: list[int], parents: list[int], *, on_device: bool = False) -> None:
         first = len(self.tokens)
@@ -211,11 +205,16 @@ def test_padding_of_the_vocabularies_may_differ():
         assert model.catch_up(text, own=True).shape == (both,)
 
 
-def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(everything_packed, monkeypatch):
+def packed(**options) -> DraftModel:
+    """A draft whose pass is one compiled call, which finds the likeliest ids."""
     network = tiny_model("llama", dtype=torch.float32, vocab_size=VOCAB)
     target = Target(network, max_len=64, max_nodes=8, packed_bytes=1 << 22)
     assert target.compiled is not None
-    model = DraftModel(target, target_vocab=VOCAB, max_nodes=8)
+    return DraftModel(target, target_vocab=VOCAB, max_nodes=8, **options)
+
+
+def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(everything_packed, monkeypatch):
+    model = packed()
     model.begin(np.array([4, 5, 6]))
     rows = [model.catch_up(np.array([4, 5, 6, 7]), own=True)[None]]
     found = [model.likeliest(rows[0])]
@@ -229,11 +228,9 @@ def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(everything_pa
 
 def test_an_id_that_is_never_proposed_is_not_a_choice(everything_packed):
     """The pass chooses among all rows of the vocabulary, the one for every other id with them."""
-    network = tiny_model("llama", dtype=torch.float32, vocab_size=VOCAB)
-    target = Target(network, max_len=64, max_nodes=8, packed_bytes=1 << 22)
-    first = int(plain_logits(target, [1, 2, 3])[-1].argmax())  # some rows choose it
+    first = int(plain_logits(packed()._target, [1, 2, 3])[-1].argmax())  # some rows choose it
     id_map = np.where(np.arange(VOCAB) == first, -1, np.arange(VOCAB))
-    model = DraftModel(target, target_vocab=VOCAB, id_map=id_map, max_nodes=8)
+    model = packed(id_map=id_map)
     best = set()
     for text in [np.array([1, 2, 3]), *np.random.default_rng(1).integers(0, VOCAB, (20, 5))]:
         text = text[id_map[text] >= 0]

@@ -88,20 +88,18 @@ def test_with_one_way_of_writing_bytes_they_are_those_of_transformers():
     assert found == theirs.target_to_assistant_input_ids
 
 
-def models_of(seed=0):
-    target = Target(
-        tiny_model("llama", vocab_size=SIZES["target_vocab"]), max_len=200, max_nodes=40
-    )
-    return target, draft_model(tiny_model("llama", vocab_size=SIZES["draft_vocab"], seed=1 + seed))
-
-
-def draft_model(network, nodes=40):
+def draft_of(network, shared, nodes=40):
     own = Target(network, max_len=300 + nodes, max_nodes=nodes)
-    return DraftModel(own, target_vocab=SIZES["target_vocab"], shared=SHARED, max_nodes=nodes)
+    return DraftModel(own, target_vocab=SIZES["target_vocab"], shared=shared, max_nodes=nodes)
+
+
+def unlike():
+    """A draft of the other vocabulary that knows nothing of the target."""
+    return draft_of(tiny_model("llama", vocab_size=SIZES["draft_vocab"], seed=1), SHARED)
 
 
 def test_its_logits_are_those_behind_its_own_reading_of_the_text():
-    _, draft = models_of()
+    draft = unlike()
     text = np.array(TARGET.encode("that the atat at a thethe"), dtype=np.int64)
     assert len(SHARED.expand(text)) > len(text) + 3
     never = SHARED.ids < 0
@@ -131,36 +129,41 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_greedy_output_is_plain_decoding_s_and_no_draft_lies_outside(method):
-    target, draft = models_of()
-    drafter = METHODS[method]()
-    draft.reserve(300, drafter.needs.draft_nodes or drafter.needs.max_nodes)
+def decoded(network, draft, drafter, text, n):
+    """What the drafter makes of a text, which is plain decoding's, and all that it drafted."""
+    target = Target(network, max_len=200, max_nodes=40)
     context = DraftContext(SIZES["target_vocab"], frozenset(), target=target, draft_model=draft)
     drafter.setup(context)
-    allowed = set(SHARED.ids.tolist())
-    drafted, propose = [], drafter.propose
+    drafted, propose = set(), drafter.propose
 
     def proposed(state):
         tree = propose(state)
-        drafted.extend(np.asarray(tree.tokens).tolist())
+        drafted.update(np.asarray(tree.tokens).tolist())
         return tree
 
     drafter.propose = proposed
     loop = engine(target, overlap="serial")
-    for prompt in ("the atat",):
-        ids = np.array(TARGET.encode(prompt), dtype=np.int64)
-        plain = loop.decode(ids, Drafter(name="ar"), max_new_tokens=30)
-        drafter.reset()
-        assert loop.decode(ids, drafter, max_new_tokens=30).output_ids == plain.output_ids
-    assert set(drafted) <= allowed
+    prompt = np.array(TARGET.encode(text), dtype=np.int64)
+    plain = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=n)
+    found = loop.decode(prompt, drafter, max_new_tokens=n)
+    assert found.output_ids == plain.output_ids
+    return found, drafted
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_output_is_plain_decoding_s_and_no_draft_lies_outside(method):
+    network, drafter = tiny_model("llama", vocab_size=SIZES["target_vocab"]), METHODS[method]()
+    draft = unlike()
+    draft.reserve(300, drafter.needs.draft_nodes or drafter.needs.max_nodes)
+    _, drafted = decoded(network, draft, drafter, "the atat", 30)
+    assert drafted <= set(SHARED.ids.tolist())
     assert drafted or method in ("card", "pearl")  # which draft behind what was accepted alone
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_draft_that_is_the_target_under_other_ids_is_accepted(method):
     network = tiny_model("llama", vocab_size=SIZES["target_vocab"])
-    target, drafter = Target(network, max_len=200, max_nodes=20), METHODS[method]()
+    drafter = METHODS[method]()
     nodes = drafter.needs.draft_nodes or drafter.needs.max_nodes
     turned = byte_level([("t", "h"), ("th", "e"), ("Ġ", "a"), ("a", "t"), ("at", "at")], turned=91)
     shared = shared_vocabulary(TARGET, turned, **SIZES | {"draft_vocab": len(turned)})
@@ -174,18 +177,7 @@ def test_a_draft_that_is_the_target_under_other_ids_is_accepted(method):
         ):
             theirs.weight.copy_(ours.weight[torch.from_numpy(shared.ids)])
         network.lm_head.weight[len(TARGET) :] = 0.0  # padding is never said
-    draft = DraftModel(
-        Target(own, max_len=240 + nodes, max_nodes=nodes),
-        target_vocab=SIZES["target_vocab"], shared=shared, max_nodes=nodes,
-    )  # fmt: skip
-    drafter.setup(
-        DraftContext(SIZES["target_vocab"], frozenset(), target=target, draft_model=draft)
-    )
-    prompt = np.array(TARGET.encode("the a"), dtype=np.int64)
-    loop = engine(target, overlap="serial")
-    plain = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=41)
-    found = loop.decode(prompt, drafter, max_new_tokens=41)
-    assert found.output_ids == plain.output_ids
+    found, _ = decoded(network, draft_of(own, shared, nodes), drafter, "the a", 41)
     if method == "sps":
         assert found.committed_per_step == [4] * 10
     assert np.mean(found.committed_per_step) > 2
@@ -193,7 +185,7 @@ def test_a_draft_that_is_the_target_under_other_ids_is_accepted(method):
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.6, top_k=20)])
 def test_the_law_given_to_the_verifier_is_the_masked_one(sampling):
-    _, draft = models_of()
+    draft = unlike()
     drafter = Sps(gamma=4)
     drafter.setup(
         DraftContext(SIZES["target_vocab"], frozenset(), sampling=sampling, draft_model=draft)
