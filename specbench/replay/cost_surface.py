@@ -72,9 +72,24 @@ class Grid:
         object.__setattr__(self, "error", float(np.hypot(self._gap_error(), self._noise())))
 
     def predict(self, *coordinates: FloatArray) -> FloatArray:
-        """Seconds at points given by one array per axis, in the axes' order."""
+        """Seconds at points given by one array per axis, in the axes' order.
+
+        Linear between grid points and beyond them; an axis of one value does not matter.
+        """
         points = np.stack([np.asarray(c, dtype=float) for c in coordinates], axis=-1)
-        return _interpolate(list(self.axes.values()), self.fitted, points)
+        kept = [i for i, values in enumerate(self.axes.values()) if len(values) > 1]
+        if not kept:
+            return np.full(len(points), float(self.fitted.squeeze()))
+        axes = [np.asarray(v, dtype=float) for v in self.axes.values() if len(v) > 1]
+        found: FloatArray = RegularGridInterpolator(
+            axes,
+            self.fitted.reshape([len(axis) for axis in axes]),
+            bounds_error=False,
+            fill_value=None,
+        )(points[:, kept])
+        # Going on below the smallest value must not end in a pass that takes no time.
+        bounded: FloatArray = np.maximum(found, self.fitted.min() / 2)
+        return bounded
 
     def covers(self, *coordinates: FloatArray) -> BoolArray:
         """Whether each point lies inside the grid."""
@@ -295,23 +310,3 @@ def monotone_fit(values: FloatArray) -> FloatArray:
         if np.abs(fit - before).max() <= _SETTLED:
             break
     return fit
-
-
-def _interpolate(
-    axes: Sequence[Sequence[int]], values: FloatArray, points: FloatArray
-) -> FloatArray:
-    """Linear between grid points and beyond them; an axis of one value does not matter."""
-    kept = [i for i, axis in enumerate(axes) if len(axis) > 1]
-    squeezed = values.reshape([len(axes[i]) for i in kept])
-    if not kept:
-        return np.full(len(points), float(squeezed))
-    interpolator = RegularGridInterpolator(
-        [np.asarray(axes[i], dtype=float) for i in kept],
-        squeezed,
-        bounds_error=False,
-        fill_value=None,
-    )
-    found: FloatArray = interpolator(points[:, kept])
-    # Going on below the smallest value must not end in a pass that takes no time.
-    bounded: FloatArray = np.maximum(found, values.min() / 2)
-    return bounded

@@ -1,4 +1,10 @@
-"""Drafters replayed on recorded outputs by the engine's own loop: steps, predicted times."""
+"""Drafters replayed on recorded outputs by the engine's own loop: steps, predicted times.
+
+Greedy decoding with a drafter commits the same tokens whatever the drafter, so a draft can be
+verified against the recorded output. For drafters of tokens alone every step is exactly the live
+run's. Heads also read the hidden states of committed tokens, which were recorded along plain
+decoding: the same up to rounding.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +12,141 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
+import torch
 
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
 from specbench.config.schema import BFLOAT16_WEIGHTS, FLOAT32_WEIGHTS, ModelConfig
 from specbench.decoding.composite import Composite
+from specbench.decoding.device import to_device
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.head_drafter import HeadDrafter, heads_of
-from specbench.decoding.structs import NO_TOKENS, DraftContext, Loaded
+from specbench.decoding.structs import NO_TOKENS, DraftContext, DraftTree, Loaded
+from specbench.decoding.tree import ROOT_ALONE, TreeGeometry
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier
-from specbench.errors import NeedsNotMet, SpecBenchError
+from specbench.errors import CaseFailed, NeedsNotMet, SpecBenchError
 from specbench.models import loading
 from specbench.models.checkpoints import weights
 from specbench.replay import states
 from specbench.replay.cost_surface import CostSurface
-from specbench.replay.recorded_target import RecordedTarget
 from specbench.replay.traces import RecordedTurn, Traces
 from specbench.system.clock import CpuClock
 
 if TYPE_CHECKING:
-    import torch
-
     from specbench.models.stored_target import StoredTarget
 
 
 EXACT, ROUNDED = "exact", "exact up to rounding"  # of drafters of tokens, of heads
+_BEYOND = 64  # ids after the output's end, for drafts that reach further
+
+
+@dataclass(slots=True)
+class RecordedScores:
+    """The recorded choices of a pass."""
+
+    _choices: IntArray
+    vocab_size: int
+    depths: IntArray
+    hidden: Mapping[int, torch.Tensor]
+    verified = None
+
+    def greedy(self) -> IntArray:
+        """``[n + 1]`` the recorded token at each row's depth; right wherever its path is."""
+        return self._choices
+
+    @property
+    def logits(self) -> NoReturn:
+        raise CaseFailed("no_model", "a recorded output has no logits")
+
+
+class RecordedTarget:
+    """Stands in for ``specbench.models.target.Target`` in ``specbench.decoding.engine.Engine``.
+
+    Args:
+        vocab_size: ids are in ``[0, vocab_size)``.
+        max_nodes: nodes of the largest draft tree; `reserve` allows more.
+
+    Attributes:
+        passes: ``(k, width, context)`` of each pass since ``load``: k = 1 and the rows of a tree
+            (root included), or k rows of the given width in the batch layout; and the tokens that
+            were cached before it.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, vocab_size: int, max_nodes: int) -> None:
+        self._vocab_size = vocab_size
+        self._max_nodes = -1
+        self.reserve(max_nodes)
+        self.load(np.zeros(0, dtype=np.int64))
+
+    def reserve(self, max_nodes: int) -> None:
+        if max_nodes > self._max_nodes:
+            self._max_nodes = max_nodes
+            self._geometry = TreeGeometry(max_nodes)
+
+    def load(self, output: IntArray, states: Mapping[int, torch.Tensor] | None = None) -> None:
+        """The plain greedy output ``[n_new]`` of the turn that is decoded next.
+
+        ``states``: ``[n_prompt + n_new - 1, hidden]`` by number as drafters ask for them.
+        """
+        self._output = np.concatenate([output, np.zeros(_BEYOND + self._max_nodes, np.int64)])
+        self._states = states or {}
+        self._n_prompt = self._done = 0
+        self.passes: list[tuple[int, int, int]] = []
+
+    def prefill(
+        self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
+    ) -> RecordedScores:
+        self._n_prompt = len(prompt)
+        hidden = {layer: rows[: len(prompt)] for layer, rows in self._of(hidden_layers).items()}
+        return RecordedScores(self._output[:1], self._vocab_size, ROOT_ALONE, hidden)
+
+    def forward(
+        self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
+    ) -> RecordedScores:
+        """The recorded token after each row, and the recorded states.
+
+        Rows have the states of the token at their depth, which is theirs wherever the path is.
+        """
+        n = len(tree)
+        self.check(tree)
+        k, width = (1, n + 1) if tree.rows is None else (tree.rows[0], tree.rows[1] + 1)
+        self.passes.append((k, width, self._n_prompt + self._done))
+        depths = self._geometry.depths[: n + 1]
+        hidden: dict[int, torch.Tensor] = {}
+        for layer, recorded in self._of(hidden_layers).items():
+            # Only rejected nodes reach beyond the last state.
+            rows = np.minimum(self._n_prompt + self._done + depths, len(recorded) - 1)
+            hidden[layer] = recorded[to_device(rows, recorded.device)]
+        choices = self._output[self._done + 1 + depths]
+        return RecordedScores(choices, self._vocab_size, depths, hidden)
+
+    def check(self, tree: DraftTree) -> None:
+        """Refuse a malformed draft (CaseFailed)."""
+        self._geometry.read(tree, self._vocab_size)
+
+    def commit(self, tree: DraftTree, path: IntArray) -> None:
+        self._done += len(path) + 1
+
+    def free_rows(self) -> int:
+        return self._max_nodes
+
+    def _of(self, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
+        if any(layer not in self._states for layer in layers):
+            raise CaseFailed(
+                "no_model",
+                f"needs.hidden_layers asks for the hidden states {', '.join(map(str, layers))}, "
+                "which were not recorded. Record them with record=states, or run the method live "
+                "(runner=offline)",
+            )
+        return {layer: self._states[layer] for layer in layers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +248,6 @@ class Replayer:
     def _stored_target(self) -> StoredTarget:
         """The target's embedding and LM head, of the very weights that were recorded."""
         if self._stored is None:
-            import torch
-
             from specbench.models.stored_target import StoredTarget
 
             recorded, engine = self._traces.model, self._traces.config.get("engine", {})

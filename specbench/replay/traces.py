@@ -185,22 +185,6 @@ def load_traces(path: Path | str) -> Traces:
 
 @functools.lru_cache(maxsize=4)
 def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
-    traces = _read(path)
-    temperature = traces.config["generation"].get("temperature", 0)
-    if temperature:
-        raise ConfigurationError(
-            f"runner.traces={path} was sampled (generation.temperature={temperature}); only greedy "
-            "outputs can be replayed. Record one with generation.temperature=0."
-        )
-    if not traces.turns:
-        raise ConfigurationError(
-            f"runner.traces={path} has no finished turn to replay. Finish the run first: repeat "
-            "its command."
-        )
-    return traces
-
-
-def _read(path: Path) -> Traces:
     manifest = RunManifest.read(path)
     config = {key: manifest.config[key] for key in _NODES if key in manifest.config}
     try:
@@ -217,6 +201,11 @@ def _read(path: Path) -> Traces:
             f"{path / MANIFEST}: {field_error(error)}: the run never loaded its model, or the file "
             "is damaged. Name another run."
         ) from error
+    if temperature := config["generation"].get("temperature", 0):
+        raise ConfigurationError(
+            f"runner.traces={path} was sampled (generation.temperature={temperature}); only greedy "
+            "outputs can be replayed. Record one with generation.temperature=0."
+        )
     if (path / DONE).exists():
         manifest.check_files(path, (CASES,))
     records, _ = read_records(path, run_key=manifest.run_key, labels=manifest.labels)
@@ -233,6 +222,11 @@ def _read(path: Path) -> Traces:
             prompt_ids=np.asarray(record.prompt_ids, dtype=np.int64),
             output_ids=np.asarray(record.output_ids, dtype=np.int64),
             states=kept if record.label == BASELINE and kept.is_file() else None,
+        )
+    if not turns:
+        raise ConfigurationError(
+            f"runner.traces={path} has no finished turn to replay. Finish the run first: repeat "
+            "its command."
         )
     return Traces(
         path=path,

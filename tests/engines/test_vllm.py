@@ -12,7 +12,7 @@ from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.engines import vllm as adapter
 from specbench.errors import ConfigurationError, NeedsNotMet
-from specbench.replay.recorded_target import RecordedTarget
+from specbench.replay.replayer import RecordedTarget
 from tests.contract.driver import EOS as TOY_EOS
 from tests.contract.driver import VOCABULARY, WordTokenizer, instantiate, toy_context
 from tests.engines import vllm_scheduler

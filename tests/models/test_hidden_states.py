@@ -15,8 +15,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, DraftTree, Needs
 from specbench.errors import CaseFailed, ConfigurationError, NeedsNotMet
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
-from specbench.replay.recorded_target import RecordedTarget
-from specbench.replay.replayer import replay_kind
+from specbench.replay.replayer import RecordedTarget, replay_kind
 from tests.conftest import CARRIERS, VOCAB, side_by_side, tiny_model
 from tests.models.test_target import branch
 
