@@ -30,7 +30,6 @@ from specbench.errors import ConfigurationError, OutputRefused, ResultsError, Sp
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord
 from specbench.results.statistics.aggregate import BlockKey, by_block, is_complete, untimed_blocks
-from specbench.results.statistics.roofline import number_format
 from specbench.results.statistics.summary import summarize
 from specbench.results.tasks import task_of
 from specbench.storage import jsonl
@@ -94,10 +93,7 @@ def export_run(options: argparse.Namespace) -> None:
     }
     for why in (why for why, holds in cannot.items() if holds):
         raise ResultsError(f"{run.path} {why}.")
-    model = run.manifest.config["model"]
-    decode = (lambda _: "") if options.no_text else _decoder(model)
-    loaded = run.manifest.model or ModelInfo()
-    dtype = number_format({"dtype": loaded.dtype or model["dtype"], "weights": loaded.weights})
+    decode = (lambda _: "") if options.no_text else _decoder(run.manifest.config["model"])
     blocks, untimed = by_block(records), untimed_blocks(records)
     # Their format has no word for a turn that went wrong.
     whole = [key for key, turns in blocks.items() if is_complete(turns, run.labels)]
@@ -105,8 +101,8 @@ def export_run(options: argparse.Namespace) -> None:
     repeats = sorted({record.repeat for record in records})
     predicted = "-predicted" if run.timing == "predicted" else ""
     for label, repeat in itertools.product(run.labels, repeats):
-        name = dtype.replace(" ", "-")
-        model_id = f"{run.model}-{label}-{name}-temp-{run.temperature}{predicted}"
+        dtype = run.dtype.replace(" ", "-")
+        model_id = f"{run.model}-{label}-{dtype}-temp-{run.temperature}{predicted}"
         folder = options.out / f"run_{repeat + 1}" if len(repeats) > 1 else options.out
         folder.mkdir(parents=True, exist_ok=True)
         own = [record for record in records if record.label == label]
