@@ -63,7 +63,7 @@ def every(label, n=6):
         ({("wild", 4), ("pld", 1)}, []),
         ({("ar", 2)}, []),  # and every speedup is over it
     ],
-    ids=str,
+    ids=["one turn", "every turn", "the slower", "both", "plain"],
 )
 def test_who_has_a_wrong_output_has_no_standing_and_is_named_above_the_table(wrong, leaders):
     cases = run(wrong=wrong)
