@@ -157,10 +157,11 @@ def _cell(cell: str, row: str, column: str, record: Record) -> str | None:
         return cell if shown or cell in ("", "–", "1") else None
     for item, way, found in reversed(list(zip(items, ways, values, strict=True))):
         numbers = [v for v in found if isinstance(v, float | int)]
+        unit = 100 if "%" in cell else _unit(item["value"], numbers)
         ends = [*record.at(*way[:-1], f"{way[-1]}_ci"), *record.at(*way[:-1], "ci")]
-        each = {_decimals(item["value"], v, "%" in cell) for v in numbers}
+        each = {_decimals(item["value"], v, unit) for v in numbers}
         made = item["value"] if item["value"] in each else each.pop() if len(each) == 1 else None
-        if made is None or (item["low"] and not ends):
+        if made is None or not unit or (item["low"] and not ends):
             return None
         if item["low"]:
             low, high = min(ends, key=lambda two: abs(two[0] - float(item["low"])))
@@ -179,12 +180,18 @@ def _ways(row: str, column: str) -> Iterator[list[str]]:
         yield from ([*first, *last] for last in itertools.product(*columns))
 
 
-def _decimals(shown: str, value: float, percent: bool = False) -> str:
-    """``value`` with as many decimals as ``shown``, in percent, or in milliseconds of seconds."""
+def _unit(shown: str, values: Sequence[float]) -> float:
+    """1, or 1000 where seconds are shown in milliseconds; 0 where that cannot be told."""
+    old = abs(float(shown.replace(",", "").replace("−", "-")))
+    if not old or any(old / 30 < abs(v) < 30 * old for v in values):
+        return 1
+    return 1000 if any(old / 8 < 1000 * abs(v) < 8 * old for v in values) else 0
+
+
+def _decimals(shown: str, value: float, unit: float = 1) -> str:
+    """``value`` in ``unit`` with as many decimals as ``shown``."""
     decimals, old = len(shown.partition(".")[2]), float(shown.replace(",", "").replace("−", "-"))
-    if not percent and value and not 0.03 < abs(old / value) < 30:
-        value *= 1000
-    value *= 100 if percent else 1
+    value *= unit
     if abs(value - old) <= 0.5001 * 10.0**-decimals:  # a half may have been rounded either way
         return shown
     made = f"{value:,.{decimals}f}" if "," in shown else f"{value:.{decimals}f}"
@@ -231,18 +238,26 @@ def _all_methods(kept: str, whole: bool, root: Path) -> str:
     model, form = run.manifest.model, run.manifest.setting("engine", "draft_weights")
     assert model is not None
     drafts = f" Draft models and heads are read in {form}." if form not in (None, "float32") else ""
+    share = ""
+    if plain["bandwidth_share"]:
+        share = (
+            f" Plain decoding reads the weights at {100 * plain['bandwidth_share']:.0f} % of the "
+            "fastest read of memory."
+        )
     lines = [
         f"| {plain['n_cases']} questions | budget | rows a pass | remembers earlier questions "
         "| MAT | speedup over plain decoding [95 %] | against the best | outputs equal of "
         f"{sum(plain['lossless'].values())} |",
         "| --- " * 8 + "|",
-        *(_line(run, row, against_cell(summary["against_best"][row["label"]])) for row in shown),
+        *(
+            _line(run, row, against_cell(summary["against_best"].get(row["label"])))
+            for row in shown
+        ),
         "",
         f"{which} Where all are compared with plain decoding at once, {over_plain.count('faster')} "
         f"are shown to gain and {over_plain.count('slower')} to lose. {display_name(run.model)}, "
         f"{model.dtype}, on {run.manifest.hardware['cpu']}, {model.threads} threads, this "
-        "project's engine. Plain decoding reads the weights at "
-        f"{100 * plain['bandwidth_share']:.0f} % of the fastest read of memory.{drafts}",
+        f"project's engine.{share}{drafts}",
         "",
         _measured([kept], root),
     ]

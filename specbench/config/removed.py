@@ -54,6 +54,10 @@ REMOVED = (
         "type pair.draft.vocabulary=intersection, which drafts the tokens that both tokenizers "
         "have (method=sps, opt_tree, card, pearl)",
     ),
+    Removed("module", "scripts.draft_model.train", "type python -m scripts.training draft"),
+    Removed("module", "scripts.draft_model.train_heads", "type python -m scripts.training heads"),
+    Removed("module", "scripts.verifier_conformance", "type pytest tests/decoding -k enumerated"),
+    Removed("module", "scripts.gpu_check", "type make gpu-check"),
     Removed(
         "module",
         "analysis.rivals",

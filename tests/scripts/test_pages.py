@@ -50,6 +50,13 @@ def test_a_cell_whose_words_lead_nowhere_is_named(root, words):
     assert lost == [f"pld | {column}: 12.5", f"sam | {column}: 13.0"]
 
 
+@pytest.mark.parametrize(("typed", "written"), [("0.00", "0.01"), ("0.9", None), ("500.0", None)])
+def test_a_number_far_from_its_record_is_no_unit(root, typed, written):
+    made, lost = pages.written(TABLE.replace("| 12.5 |", f"| {typed} |"), root)
+    assert lost == ([] if written else [f"pld | step_s: {typed}"])
+    assert f"| {written or typed} | 7.7 |" in made
+
+
 def test_the_pages_are_what_their_records_say(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["pages.py", "--check"])
     assert pages.main() == 0, capsys.readouterr().out
