@@ -23,33 +23,22 @@ _ASIDE = ("# @package", "# python ")  # lines of a head comment that do not desc
 _WIDTH = 80
 
 
-def asked_for(arguments: Sequence[str]) -> str | None:
-    """The list that is asked for; None where none is.
+def shown(arguments: Sequence[str], console: Console | None = None) -> bool:
+    """Print the list that is asked for, if one is; whether one was.
+
+    A line is a name, a sentence of description, and of methods the paper's arXiv id.
 
     Raises:
         ConfigurationError: there is no such list.
     """
     words = " ".join(arguments).replace("--list=", "--list ").split()
     if "--list" not in words:
-        return None
+        return False
     name = next(iter(words[words.index("--list") + 1 :]), None)
     if name is None:
         raise ConfigurationError(f"--list needs a name. Type --list {'|'.join(LISTS)}.")
     if name not in LISTS:
         raise unknown_name("list", name, LISTS)
-    return name
-
-
-def shown(arguments: Sequence[str]) -> bool:
-    """Print the list that is asked for, if one is; whether one was."""
-    name = asked_for(arguments)
-    if name is not None:
-        show(name)
-    return name is not None
-
-
-def show(name: str, console: Console | None = None) -> None:
-    """Print a list: name, a sentence of description, and of methods the paper's arXiv id."""
     console = console or Console(width=min(Console().width, _WIDTH) or _WIDTH)
     group, methods = LISTS[name], name == "methods"
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -62,6 +51,7 @@ def show(name: str, console: Console | None = None) -> None:
         cells = _method(option, text) if methods else [_described(text)]
         table.add_row(*map(Text, [option, *cells]))
     console.print(table)
+    return True
 
 
 def _method(option: str, text: str) -> list[str]:
