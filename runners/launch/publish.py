@@ -17,9 +17,7 @@ from pathlib import Path
 import psutil
 from omegaconf import DictConfig, OmegaConf
 
-from specbench.errors import unknown_name
-
-_LOGGERS = {"wandb": "analysis.publish"}  # run as modules: runners import no analysis
+_MODULE = "analysis.publish"  # run as a module: runners import no analysis
 _PUBLISH_S = 300.0
 _UNREACHABLE = 3  # their exit code where the service cannot be used online
 
@@ -31,34 +29,28 @@ def publish(logger: DictConfig, path: Path) -> None:
 
     After the first copy that could not be sent (``logger.mode=online``), it and the copies of later
     jobs of a sweep are laid down offline.
-
-    Raises:
-        ConfigurationError: there is no such logger.
     """
     if logger is None or logger.name == "none":
         return
     name = str(logger.name)
-    if name not in _LOGGERS:
-        raise unknown_name("logger", name, ["none", *_LOGGERS])
-    if name not in _lost:
-        code, message = _copy(logger, path)
-        if code != _UNREACHABLE or logger.mode != "online":
-            sys.stdout.write(f"{name}: {message}\n")
-            return
+    if name in _lost and logger.mode == "online":
+        logger = logger.copy()
+        logger.mode = "offline"
+    code, message = _copy(logger, path)
+    sys.stdout.write(f"{name}: {message}\n")
+    if code == _UNREACHABLE and logger.mode == "online":
         _lost.add(name)
         sys.stdout.write(
-            f"{name}: {message}\n{name}: the copies of this job and of the later ones are laid "
-            "down offline, since each would wait as long.\n"
+            f"{name}: the copies of this job and of the later ones are laid down offline, since "
+            "each would wait as long.\n"
         )
-    offline = logger.copy()
-    offline.mode = "offline" if offline.mode == "online" else offline.mode
-    sys.stdout.write(f"{name}: {_copy(offline, path)[1]}\n")
+        publish(logger, path)
 
 
 def _copy(logger: DictConfig, path: Path) -> tuple[int, str]:
     """The exit code of the process that makes the copy, and what it says."""
     settings = json.dumps(OmegaConf.to_container(logger, resolve=True))
-    command = [sys.executable, "-m", _LOGGERS[logger.name], str(path), "--settings", settings]
+    command = [sys.executable, "-m", _MODULE, str(path), "--settings", settings]
     try:
         process = subprocess.Popen(
             command,
