@@ -19,7 +19,7 @@ from runners.advice.answer import Advice
 from runners.advice.bench import Processes
 from runners.advice.budget import Budget
 from runners.advice.steps import Wanted, find
-from runners.launch.analysis_process import run_analysis
+from runners.launch.sweep import run_analysis
 from runners.run_folder.folder import is_complete, make_folder
 from runners.search.space import typed
 from specbench.config import compose

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from runners.launch.analysis_process import run_analysis
+from specbench.paths import PROJECT
 from specbench.results import records
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
@@ -96,6 +97,15 @@ def finish(ended: Sequence[JsonObject]) -> None:
             "others go on where they stopped.\n"
         )
     sys.stdout.flush()
+
+
+def run_analysis(module: str, *arguments: str | Path) -> int:
+    """Run ``python -m analysis.MODULE ARGUMENTS`` of this checkout; its exit code."""
+    command = [sys.executable, "-m", f"analysis.{module}", *map(str, arguments)]
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    # A session of its own: a terminal's Ctrl-C reaches this process alone, which ends that one.
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, env=environment, check=False, start_new_session=True).returncode
 
 
 def _home(folders: Sequence[Path], varied: Sequence[str]) -> Path:
