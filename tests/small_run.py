@@ -131,7 +131,7 @@ def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
     # than the tiny model.
     uncollected = patch.object(live, "collector_at_rest", nullcontext)
     with uncollected, patch.dict(bandwidth.COPY_BYTES, cpu=1 << 16):
-        return dispatch.execute(cfg, dispatch.Invocation(typed, **invocation), launch)
+        return dispatch.execute(cfg, dispatch.Invocation(typed, **invocation), launch)[0]
 
 
 @contextmanager

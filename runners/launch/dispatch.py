@@ -45,8 +45,6 @@ from specbench.system import environment
 
 log = logging.getLogger(__name__)
 
-_NO_EXPERIMENT = "runs"  # where runs without an experiment go below paths.results
-
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
@@ -61,18 +59,6 @@ class Invocation:
     overrides: tuple[str, ...] = ()
     multirun: bool = False
     experiment: str | None = None
-
-    @staticmethod
-    def from_hydra() -> Invocation:
-        hydra = HydraConfig.get()
-        # As typed: an interpolation in them is resolved where it stands, not here.
-        typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-        experiment = hydra.runtime.choices.get("experiment")
-        return Invocation(
-            overrides=tuple(typed),
-            multirun=hydra.mode == RunMode.MULTIRUN,
-            experiment=None if experiment in (None, "null") else str(experiment),
-        )
 
 
 def run_application(main: Callable[[], Any]) -> int:
@@ -107,15 +93,22 @@ def run_job(cfg: DictConfig) -> int:
     Raises:
         SystemExit: the run was asked to stop.
     """
-    invocation = Invocation.from_hydra()
-    folders: list[Path] = []
-    words = ""
+    hydra = HydraConfig.get()
+    # As typed: an interpolation in them is resolved where it stands, not here.
+    typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    experiment = hydra.runtime.choices.get("experiment")
+    invocation = Invocation(
+        overrides=tuple(typed),
+        multirun=hydra.mode == RunMode.MULTIRUN,
+        experiment=None if experiment in (None, "null") else str(experiment),
+    )
+    path, words = None, ""
     try:
         own = with_own_model(cfg, invocation.overrides)
-        code = execute(own, invocation, claimed=folders.append)
+        code, path = execute(own, invocation)
     except Exception as error:
         code, words = _report(error)
-    sweep.keep(code, invocation.overrides, folders[0] if folders else None, words)
+    sweep.keep(code, invocation.overrides, path, words)
     return code
 
 
@@ -123,8 +116,7 @@ def execute(
     cfg: DictConfig,
     invocation: Invocation,
     launch: Callable[[Callable[[Job], int], Job], int] | None = None,
-    claimed: Callable[[Path], None] | None = None,
-) -> int:
+) -> tuple[int, Path]:
     """Check everything that is cheap to check, measure what is missing, print the table.
 
     Args:
@@ -132,10 +124,9 @@ def execute(
         invocation: what Hydra knows besides.
         launch: how the runner's work is called; by default in a child process, or in this one
             where the runner loads no model.
-        claimed: called with the run's folder once that is known to be its own.
 
     Returns:
-        0, or 1 where a case failed or an output is not what plain decoding gives.
+        0, or 1 where a case failed or an output is not what plain decoding gives; the folder.
 
     Raises:
         ConfigurationError: bad configuration or input.
@@ -148,7 +139,7 @@ def execute(
             f"server={cfg.server.name} answers with runner=serve only. Type runner=serve, or leave "
             "server out."
         )
-    cfg = prerequisites.ensure(cfg, lambda first: execute(first, Invocation(), launch))
+    cfg = prerequisites.ensure(cfg, lambda first: execute(first, Invocation(), launch)[0])
     cfg = runner.resolve_config(cfg, invocation.overrides)
     shard = _parse_shard(cfg.shard)
     entries = runner.entries(cfg)
@@ -174,16 +165,13 @@ def execute(
             raise
     if cfg.add:
         later = Invocation(invocation.overrides, multirun=True)  # a folder below the run's
-        places: list[Path] = []
-        exit_code = execute(added.job_of(cfg, path), later, launch, claimed=places.append)
-        sys.stdout.write(f"{added.agreement(path, places[0])}\n")
-        return exit_code
-    if claimed is not None:
-        claimed(path)
+        exit_code, place = execute(added.job_of(cfg, path), later, launch)
+        sys.stdout.write(f"{added.agreement(path, place)}\n")
+        return exit_code, place
     if not cfg.fresh and folder.is_complete(path):
         exit_code = _reprint(config, path, runner)
         publish(cfg.logger, path)
-        return exit_code
+        return exit_code, path
     questions = runner.load_cases(config)
     if questions and shard[0] >= len(questions):
         raise ConfigurationError(
@@ -210,7 +198,7 @@ def execute(
     if folder.is_complete(path):
         runner.show(path)
         publish(cfg.logger, path)
-    return exit_code
+    return exit_code, path
 
 
 def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
@@ -267,7 +255,7 @@ def _output_folder(config: RunConfig, invocation: Invocation, run_key: str) -> P
     if config.shard is not None:
         name += "-shard" + config.shard.replace("/", "of")
     if config.output_dir is None:
-        return Path(config.paths.results) / (invocation.experiment or _NO_EXPERIMENT) / name
+        return Path(config.paths.results) / (invocation.experiment or "runs") / name
     root = Path(config.output_dir)
     return root / name if invocation.multirun else root
 

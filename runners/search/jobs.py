@@ -90,7 +90,7 @@ def _done(job: DictConfig, path: Path, what: str, failures: bool = False) -> Pat
         return path
     job.output_dir = str(path)
     with contextlib.redirect_stdout(io.StringIO()):  # a search has one table, at its end
-        code = execute(job, Invocation())
+        code, _ = execute(job, Invocation())
     if code and not failures:
         raise SpecBenchError(f"{what} failed: see {path}.")
     return path

@@ -27,7 +27,7 @@ def test_phases_sum_to_the_wall_time_within_two_percent(monkeypatch, tmp_path):
         ["measure=phases", "measure.reruns=0", "measure.warmup=0", "dataset.limit=2",
          "generation.max_new_tokens=48", f"output_dir={tmp_path}/run"]
     )  # fmt: skip
-    assert dispatch.execute(cfg, dispatch.Invocation(), lambda work, job: work(job)) == 0
+    assert dispatch.execute(cfg, dispatch.Invocation(), lambda work, job: work(job))[0] == 0
     for phases, wall in outside:
         assert sum(phases.values()) == pytest.approx(wall, rel=0.02)
         named = sum(phases.get(name, 0.0) for name in (*records.PHASES, "prefill", "setup"))

@@ -15,6 +15,6 @@ def run(path, *words):
     words = [*first, "measure.warmup=0", *words]
     words += ["measure.exclusive=false", QUIET, f"output_dir={path}"]
     cfg = compose(words)
-    code = execute(cfg, Invocation(tuple(words)), launch=lambda work, job: work(job))
+    code, _ = execute(cfg, Invocation(tuple(words)), launch=lambda work, job: work(job))
     records, _ = read_records(path)
     return code, records, json.loads((path / "summary.json").read_text())

@@ -32,7 +32,7 @@ COMMON = ["runner=serve", "server=llamacpp", "measure.warmup=0", "measure.exclus
 
 def run(path, *words):
     words = [*COMMON, *words, f"output_dir={path}"]
-    code = execute(compose(words), Invocation(tuple(words)), launch=lambda work, job: work(job))
+    code, _ = execute(compose(words), Invocation(tuple(words)), launch=lambda work, job: work(job))
     return code, read_records(path)[0], json.loads((path / "summary.json").read_text())
 
 

@@ -113,7 +113,7 @@ def test_the_shipped_draft_changes_no_output_and_is_of_use(tmp_path):
             f"output_dir={tmp_path}/run",
         ]
     )
-    code = dispatch.execute(config, dispatch.Invocation(), lambda work, job: work(job))
+    code, _ = dispatch.execute(config, dispatch.Invocation(), lambda work, job: work(job))
     gc.unfreeze()
     assert code == 0
     found = records.read_records(tmp_path / "run")[0]
