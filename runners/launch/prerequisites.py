@@ -22,8 +22,6 @@ from specbench.errors import SpecBenchError
 from specbench.results.manifest import BASELINE
 from specbench.results.records import SURFACE
 
-RECORD, MEASURE = "record", "measure"
-
 log = logging.getLogger(__name__)
 
 
@@ -40,8 +38,8 @@ def ensure(cfg: DictConfig, execute: Callable[[DictConfig], int]) -> DictConfig:
     if cfg.runner.name != "replay":
         return cfg  # an experiment in the paper's size measures, whatever its small one replays
     for key, asked, describe, file in (
-        ("traces", RECORD, recording, ""),
-        ("surface", MEASURE, measurement, SURFACE),
+        ("traces", "record", recording, ""),
+        ("surface", "measure", measurement, SURFACE),
     ):
         if cfg.runner[key] != asked:
             continue

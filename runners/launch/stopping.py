@@ -14,9 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NoReturn, TypeAlias
-
-Handler: TypeAlias = Callable[[int, FrameType | None], None]
+from typing import Any, NoReturn
 
 # Windows has no SIGHUP, and cannot make signals wait.
 STOP_SIGNALS = tuple(s for s in signal.Signals if s.name in ("SIGHUP", "SIGINT", "SIGTERM"))
@@ -98,7 +96,7 @@ def say(signum: int) -> None:
         sys.stderr.flush()
 
 
-def _install(handler: Handler) -> None:
+def _install(handler: Callable[[int, FrameType | None], None]) -> None:
     for signum in STOP_SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as SIGHUP is under nohup
             signal.signal(signum, handler)
