@@ -232,11 +232,6 @@ def why_not(model: PreTrainedModel) -> str | None:
     return None
 
 
-def products_of(model: Any) -> list[PackedLinear]:
-    """The products of a pass in their order, of a model whose pass is one call."""
-    return [product for product in _all_products(model) if product is not None]
-
-
 def _all_products(model: Any) -> list[PackedLinear | None]:
     products = [part for layer in model.model.layers for part in products_of_layer(layer)]
     return [*products, _joined([model.lm_head])]
