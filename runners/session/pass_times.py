@@ -25,9 +25,10 @@ from specbench.results.manifest import ROWS, RowTimes
 _BRANCH = 8  # a node's parent is at most this far before it: branches of mixed length
 _FEW = 4  # rows up to which most methods' passes are
 _ROUNDS_OF_FEW = (15, 60)  # at least and at most
-_ROUNDS = (3, 15)  # of more rows
+_ROUNDS = (6, 15)  # of more rows: an interval takes six
 _ENOUGH_S = 1.0  # of passes, from which no further round begins
-_LONGEST_S = 20.0  # of passes of few rows, where a pass takes a second: then 3 rounds will do
+_FEWEST = 3  # rounds, where passes take so long that these use up
+_LONGEST_S = 20.0  # a price then has no interval
 _OUTSIDE = 0.025  # chance that the true median lies beyond an end of its interval
 
 
@@ -117,22 +118,22 @@ def _rounds(
     while len(made) < most:
         taken = sum(sum(times.values()) for times in made)
         enough = len(made) >= least and taken >= _ENOUGH_S
-        if enough or (len(made) >= _ROUNDS[0] and taken >= _LONGEST_S):
+        if enough or (len(made) >= _FEWEST and taken >= _LONGEST_S):
             break
         made.append(round_once())
     return made
 
 
 def median_with_ends(values: Sequence[float]) -> list[float]:
-    """The median of ``values`` and the ends of its interval: 95 % from six values on.
+    """The median of ``values`` and, from six values on, the ends of its 95 % interval.
 
-    The interval lies between two of the values, whatever they are drawn from; of fewer than six it
-    is from the least to the largest.
+    The interval lies between two of the values, whatever they are drawn from. Of fewer than six not
+    even the least and the largest are far enough apart, so there are no ends.
     """
     ordered, n = sorted(values), len(values)
     outside, beyond = 0, 1
     while beyond / 2**n <= _OUTSIDE:
         outside += 1
         beyond += math.comb(n, outside)
-    first = max(outside - 1, 0)
-    return [float(np.median(ordered)), float(ordered[first]), float(ordered[n - 1 - first])]
+    ends = [ordered[outside - 1], ordered[n - outside]] if outside else []
+    return [float(value) for value in (np.median(ordered), *ends)]

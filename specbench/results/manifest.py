@@ -110,7 +110,8 @@ class RowTimes(TypedDict):
     """Median ``seconds`` of a pass by its rows, behind ``context`` cached tokens.
 
     ``prices``: by rows, a pass's time over that of one row in the same round, its median and the
-    ends of that median's 95 % interval. Older runs and predicted times have none.
+    ends of that median's 95 % interval, or its median alone where passes were too slow for six
+    rounds. Older runs and predicted times have none.
     """
 
     context: Whole

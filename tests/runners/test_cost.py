@@ -118,21 +118,33 @@ def test_rows_are_timed_in_rounds_of_few_rows_first(make_target, monkeypatch):
     times = time_rows(make_target(max_nodes=3), np.arange(10), 100, seed=0)
     assert set(passes[6:51]) == {1, 2, 4}
     assert set(passes[51:]) == {1, 8, 16, 64}
-    assert len(passes) >= 6 + 45 + 12
+    assert len(passes) >= 6 + 45 + 24
     for rows, (middle, low, high) in times["prices"].items():
         price = (0.03 + 0.001 * int(rows)) / 0.031
         assert (middle, low, high) == pytest.approx((price, price, price))
         assert times["seconds"][rows] == pytest.approx(0.03 + 0.001 * int(rows))
 
 
-def test_slow_passes_are_timed_in_few_rounds(make_target, monkeypatch):
-    monkeypatch.setattr(pass_times, "pass_s", lambda *_, context: calls.append(context) or 3.0)
+@pytest.mark.parametrize(("pass_seconds", "few", "more"), [(0.5, 14, 6), (1.0, 7, 5), (3.0, 3, 3)])
+def test_slow_passes_are_timed_in_few_rounds(make_target, monkeypatch, pass_seconds, few, more):
+    """Of which fewer than six show no interval, and so give no warning of a slow baseline."""
     calls = []
-    time_rows(make_target(max_nodes=3), np.arange(10), 100, seed=0)
-    assert len(calls) == 6 + 3 * 3 + 3 * 4
+    monkeypatch.setattr(
+        pass_times, "pass_s", lambda *_, context: calls.append(context) or pass_seconds
+    )
+    times = time_rows(make_target(max_nodes=3), np.arange(10), 100, seed=0)
+    assert len(calls) == 6 + 3 * few + 4 * more
+    ends = {int(rows): len(price) - 1 for rows, price in times["prices"].items()}
+    of_more = 2 if more >= 6 else 0
+    assert ends == dict.fromkeys((2, 4), 2 if few >= 6 else 0) | dict.fromkeys((8, 16, 64), of_more)
 
 
-@pytest.mark.parametrize(("n", "left_out"), [(1, 0), (5, 0), (6, 0), (9, 1), (15, 3), (60, 21)])
+@pytest.mark.parametrize("n", [1, 3, 5])
+def test_a_median_of_fewer_than_six_has_no_ends(n):
+    assert median_with_ends([float(i) for i in range(n)]) == [(n - 1) / 2]
+
+
+@pytest.mark.parametrize(("n", "left_out"), [(6, 0), (9, 1), (15, 3), (60, 21)])
 def test_the_ends_of_a_median_leave_out_what_chance_allows(n, left_out):
     """Ranks of the interval for a median that holds for any distribution (e.g. Conover 1999)."""
     values = [float(i) for i in range(n)]

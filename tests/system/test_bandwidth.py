@@ -204,6 +204,13 @@ def test_a_price_below_one_beyond_its_spread_is_a_slow_baseline():
     assert notes(batched, None) == []
 
 
+def test_a_price_of_few_rounds_has_no_spread_and_warns_of_nothing():
+    (line,) = notes(priced({"2": [0.87], "4": [1.17, 0.98, 1.2]}), None)
+    assert "2 rows 0.87, 4 rows 1.17 (0.98 to 1.20)" in line
+    (line,) = notes(priced({"2": [0.87]}), None)
+    assert "2 rows 0.87" in line and "interval" not in line
+
+
 def test_the_fastest_read_is_what_the_baseline_is_held_against():
     """Where a run has measured it; a copy stands in for it in older ones."""
     model = {"weight_bytes": 500_000_000, "copy_bytes_per_s": 2e10, "read_bytes_per_s": 5e10}

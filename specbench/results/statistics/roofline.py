@@ -162,11 +162,17 @@ def row_prices(manifest: RunManifest) -> dict[int, float]:
     return prices | {rows: middle for rows, (middle, *_) in _measured_prices(manifest).items()}
 
 
-def _measured_prices(manifest: RunManifest) -> dict[int, tuple[float, float, float]]:
-    """By rows, the median of ratios within a round and the ends of its interval."""
+def _measured_prices(manifest: RunManifest) -> dict[int, Sequence[float]]:
+    """By rows, the median of ratios within a round and, where it has one, its interval's ends."""
     times = _subject(manifest).row_times
     prices: Mapping[str, Sequence[float]] = times.get("prices", {}) if times else {}
-    return {int(rows): (middle, low, high) for rows, (middle, low, high) in prices.items()}
+    return {int(rows): price for rows, price in prices.items()}
+
+
+def _price_intervals(manifest: RunManifest) -> dict[int, tuple[float, float, float]]:
+    """Of the prices with an interval: by rows, the median and the ends."""
+    prices = _measured_prices(manifest)
+    return {rows: (p[0], p[1], p[2]) for rows, p in prices.items() if len(p) == 3}
 
 
 def price_words(manifest: RunManifest) -> str:
@@ -176,7 +182,7 @@ def price_words(manifest: RunManifest) -> str:
         return ""
     times = _subject(manifest).row_times
     assert times is not None
-    measured = _measured_prices(manifest)
+    measured = _price_intervals(manifest)
 
     def spread(rows: int) -> str:
         return " ({1:.2f} to {2:.2f})".format(*measured[rows]) if rows in measured else ""
@@ -193,7 +199,7 @@ def price_warning(manifest: RunManifest) -> str:
     """That a pass of one row takes longer than one of more rows, beyond the spread; "" else."""
     slower = {
         rows: price
-        for rows, price in _measured_prices(manifest).items()
+        for rows, price in _price_intervals(manifest).items()
         if round(price[2], 2) < 1  # as it is shown
     }
     if not slower:
