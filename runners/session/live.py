@@ -95,10 +95,9 @@ def _measure(load: Load, run: OpenRun) -> None:
     with device_lock.hold_device(job, drafts) as gpus:
         if measure.energy:
             interference.check_energy(gpus, device_lock.names(job, drafts))
-        for method_run in runs:
-            if earlier is not None:
-                method_run.measured.update(earlier.measured.get(method_run.label, {}))
         watch = SystemMonitor(gpus, energy=measure.energy)
+        if earlier is not None:
+            _keep_measured(earlier, runs)
         session = load(job, runs)
         model = session.describe()
         _name_busy_machine(watch.end(), measure.disturbed.others, model.threads)
@@ -155,6 +154,19 @@ def _measure(load: Load, run: OpenRun) -> None:
             model.read_bytes_per_s = reading.bytes_per_s or None
             session.note_passes(model)
             _keep_reasons(model, earlier)
+
+
+def _keep_measured(earlier: ModelInfo, runs: Sequence[MethodRun]) -> None:
+    """Go on with what the run's first start measured: of labels, and of how passes read panels."""
+    for method_run in runs:
+        method_run.measured.update(earlier.measured.get(method_run.label, {}))
+    if earlier.threads is None:
+        return
+    from specbench.kernels.autotune import keep_distances
+
+    # The target's last: what it chose for a form holds for its drafts, too.
+    for packed in (*(draft.packed for draft in earlier.drafts.values()), earlier.packed):
+        keep_distances((packed or {}).get("ahead", {}), earlier.threads)
 
 
 def _name_busy_machine(loading: Interference, limit: float | None, threads: int | None) -> None:

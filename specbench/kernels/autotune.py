@@ -4,8 +4,8 @@ The kernels of a CPU's matrix libraries differ by factors with shape and rows, a
 differs from CPU to CPU. The plan is cached as a small JSON file, so that later runs (and a resumed
 run) use the same kernels and round the same way.
 
-How far ahead panels are asked for is measured at each start: it takes a fraction of a second, and
-changes no number.
+How far ahead panels are asked for is measured at a run's first start: it takes a fraction of a
+second, and changes no number. Later starts keep it, so that a run's passes take one time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -187,6 +187,22 @@ def choose_distances(products: Sequence[torch.Tensor]) -> dict[str, dict[int, in
             _measured.add(known)
             _choose_distances(form, held)
     return {form.name: panel_kernels.distances(form) for form in by_form}
+
+
+def keep_distances(chosen: Mapping[str, Mapping[str, int]], threads: int) -> None:
+    """Set what `choose_distances` gave an earlier start of a run, and measure it no more.
+
+    Args:
+        chosen: bytes by form and rows, as a manifest holds them. What this build has not is left.
+        threads: that the earlier start measured with; others are measured with anew.
+    """
+    for form in panel_kernels.FORMS:
+        by_rows = {int(rows): distance for rows, distance in chosen.get(form.name, {}).items()}
+        if by_rows.keys() != panel_kernels.distances(form).keys():
+            continue
+        _measured.add((form, threads))
+        for rows, distance in by_rows.items():
+            panel_kernels.set_distance(form, rows, distance)
 
 
 def _choose_distances(form: panel_kernels.Form, held: Sequence[torch.Tensor]) -> None:

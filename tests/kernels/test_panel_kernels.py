@@ -1,6 +1,7 @@
 """Products from panels: exact to rounding, the same to the last bit for any number of rows."""
 
 import ctypes
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 
@@ -123,6 +124,23 @@ def test_small_weights_and_the_models_behind_the_first_change_no_distance(choose
     for distance in (0, 1024):  # that of the first model stays
         found = choose(quickest(distance), held)
         assert [set(by.values()) for by in found.values()] == [{0}, {0}]
+
+
+def test_a_later_start_keeps_the_distances_that_the_first_one_chose(choose):
+    held, threads = [panel_kernels.pack(torch.randn(4 * WIDTH, 64))], torch.get_num_threads()
+    first = choose(lambda rows, distance, _: 1.0 if distance == 0 else 2.0, held)
+    chosen = json.loads(json.dumps(first))  # as a manifest gives it back
+    autotune._measured.clear()  # as another process begins
+    _ask_at(4096)
+    autotune.keep_distances(chosen | {"of another build": {"1": 0}}, threads)
+
+    def other_way(rows, distance, _):
+        return 1.0 if distance == 1024 else 2.0
+
+    assert choose(other_way, held) == first
+    autotune._measured.clear()
+    autotune.keep_distances(chosen, threads + 1)
+    assert set(choose(other_way, held)["float32"].values()) == {1024}
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -17,6 +17,7 @@ from runners.session.method_runs import fitting
 from specbench.config import compose
 from specbench.config.run_key import run_key
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
+from specbench.kernels import panel_kernels
 from specbench.results import records
 from specbench.results.records import Lossless
 from specbench.storage import jsonl
@@ -271,6 +272,33 @@ def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(execute, 
     assert parts["run_key"] == whole["run_key"]
     # A folder's id is its own, and stays when it is resumed.
     assert parts["folder_id"] == begun["folder_id"] != whole["folder_id"]
+
+
+def test_a_resumed_run_asks_for_panels_as_far_ahead_as_its_first_start(
+    execute, tmp_path, everything_packed
+):
+    if everything_packed != "panels":
+        pytest.skip("torch has another OpenMP library")
+    command = [f"output_dir={tmp_path}", "model.dtype=float32"]
+    before = panel_kernels.distances(panel_kernels.FLOAT32)
+    with interrupted_after(3):
+        execute(*command)
+    path = tmp_path / records.MANIFEST
+    manifest = jsonl.read_json(path)
+    assert manifest["model"]["packed"]["ahead"] == {
+        "float32": {str(r): d for r, d in before.items()}
+    }
+    # As if the first start had found another machine's timings than this process would.
+    chosen = {"float32": {str(rows): 64 * rows for rows in before}}
+    manifest["model"]["packed"]["ahead"] = chosen
+    path.write_text(json.dumps(manifest))
+    try:
+        assert execute(*command) == 0
+        assert panel_kernels.distances(panel_kernels.FLOAT32) == {r: 64 * r for r in before}
+    finally:
+        for rows, distance in before.items():
+            panel_kernels.set_distance(panel_kernels.FLOAT32, rows, distance)
+    assert jsonl.read_json(path)["model"]["packed"]["ahead"] == chosen
 
 
 def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path):
