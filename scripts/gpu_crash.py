@@ -23,8 +23,11 @@ import json
 import os
 import subprocess
 import sys
+import traceback
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -51,6 +54,8 @@ WITHOUT = {  # how each ends without the mend
     "compiled_plain": "same",
 }
 WITH = ("clear_empty", "compiled", "reuse")
+LIMIT_S = 50  # of a case; all run at once
+GAVE_BACK = "MiB given back:"
 PROMPT, TOKENS, DEVICE = np.arange(3, 131), 64, torch.device("cuda:0")
 
 
@@ -87,6 +92,8 @@ def disturb(case: str, stream: torch.cuda.Stream) -> list[torch.Tensor]:
 def one(case: str) -> str:
     """Whether both decodes gave the ``same`` tokens, or ``other`` ones.
 
+    Prints the sizes of the memory segments that the case gave back.
+
     Raises:
         RuntimeError: the second one could not run.
     """
@@ -105,23 +112,38 @@ def one(case: str) -> str:
         if case == "compiled_kept":
             trees = "torch._inductor.cudagraph_trees.clear_cublass_cache"
             stack.enter_context(mock.patch(trees, lambda: None))
-        first = decode()
-        kept = disturb(case, ours.capture_stream())
+        first, before = decode(), segments()
+        try:
+            kept = disturb(case, ours.capture_stream())
+        except Exception:  # says nothing of our passes
+            traceback.print_exc()
+            return "disturber failed"
+        gone = before.keys() - segments().keys()
+        print(GAVE_BACK, json.dumps(sorted(before[at] >> 20 for at in gone)), flush=True)
         again = decode()
     whole = all(bool((tensor == 7).all()) for tensor in kept)
     return "same" if again == first and whole else "other"
 
 
-def together(cases: list[str], fix: str) -> dict[str, str]:
-    """How each case ends in a process of its own, all at once."""
-    command = [sys.executable, "-m", "scripts.gpu_crash"]
+def segments() -> dict[int, int]:
+    """The bytes of each segment of the allocator, by address."""
+    return {each["address"]: each["total_size"] for each in torch.cuda.memory_snapshot()}
+
+
+def alone(case: str, fix: str) -> dict[str, Any]:
+    """How a case ends in a process of its own, and the MiB of the segments that it gave back."""
+    command = [sys.executable, "-m", "scripts.gpu_crash", case]
     environ = os.environ | {"FIX": fix}
-    started = {
-        case: subprocess.Popen([*command, case], env=environ, text=True, stdout=subprocess.PIPE)
-        for case in cases
-    }
-    said = {case: process.communicate()[0].split() for case, process in started.items()}
-    return {case: words[-1] if words else "failed" for case, words in said.items()}
+    try:
+        ran = subprocess.run(
+            command, env=environ, text=True, stdout=subprocess.PIPE, timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return {"ended": f"not over after {LIMIT_S} s"}
+    lines = ran.stdout.splitlines()
+    said = [line.removeprefix(GAVE_BACK) for line in lines if line.startswith(GAVE_BACK)]
+    ended = f"failed with exit code {ran.returncode}" if ran.returncode else lines[-1]
+    return {"ended": ended, "given_back_mib": json.loads(said[0]) if said else None}
 
 
 def main() -> int:
@@ -142,11 +164,21 @@ def main() -> int:
             print(error, file=sys.stderr)
             print("crash", flush=True)
         return 0
-    found = {"without": together([*WITHOUT], "0"), "with": together([*WITH], "1")}
-    print(json.dumps(found, indent=1))
-    if options.out:
-        options.out.write_text(json.dumps(found))
-    return int(found != {"without": WITHOUT, "with": dict.fromkeys(WITH, "same")})
+    wanted = {("without", case): ended for case, ended in WITHOUT.items()}
+    wanted |= {("with", case): "same" for case in WITH}
+    found: dict[str, dict[str, Any]] = {"without": {}, "with": {}}
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        begun = {
+            pool.submit(alone, case, "0" if mend == "without" else "1"): (mend, case)
+            for mend, case in wanted
+        }
+        for ended in as_completed(begun):
+            mend, case = begun[ended]
+            found[mend][case] = ended.result()
+            print(f"{mend} the mend, {case}: {ended.result()}", flush=True)
+            if options.out:
+                options.out.write_text(json.dumps(found, indent=1))
+    return int(any(found[mend][case]["ended"] != w for (mend, case), w in wanted.items()))
 
 
 if __name__ == "__main__":

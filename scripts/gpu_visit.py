@@ -14,10 +14,6 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
 import tarfile
 import time
@@ -29,7 +25,7 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[1]
 KEPT = PROJECT / "docs/measurements"
 sys.path.insert(0, str(PROJECT))  # this checkout, not an installed one
-from scripts.gpu_parts import PARTS, Part, words
+from scripts.gpu_parts import PARTS, Part, read
 from scripts.weight_pieces import join
 from specbench.config.removed import refuse_words
 from specbench.errors import ConfigurationError
@@ -62,13 +58,6 @@ def what_is_here(device: str) -> tuple[dict[str, str], str | None]:
     return here | {"gpu": torch.cuda.get_device_name(0)}, None
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A JSON file's content; nothing where there is none, or half of one."""
-    with contextlib.suppress(OSError, ValueError):
-        return dict(json.loads(path.read_text()))
-    return {}
-
-
 def earlier(part: Part, out: Path, here: dict[str, str]) -> Iterator[dict[str, Any]]:
     """Results of the part that are kept, of this GPU and torch."""
     for place in [out, *KEPT.glob("*")]:
@@ -78,32 +67,7 @@ def earlier(part: Part, out: Path, here: dict[str, str]) -> Iterator[dict[str, A
             yield found
 
 
-def run(part: Part, device: str, limit_s: float, work: Path) -> tuple[str | None, dict[str, Any]]:
-    """Run a part to its end or limit: why its condition is not met, and what it found."""
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    typed = part.command.format(**words(device, work))
-    environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
-    with (work / "printed.txt").open("w") as out:
-        child = subprocess.Popen(
-            ["bash", "-c", typed], cwd=PROJECT, env=environ, stdout=out, stderr=out, process_group=0
-        )
-        try:
-            code = child.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return f"not over after {limit_s} s", read(work / "found.json")
-        finally:
-            with contextlib.suppress(ProcessLookupError):  # also what it left running
-                os.killpg(child.pid, signal.SIGKILL)
-    found = read(work / "found.json") or read(work / "run/summary.json")
-    try:
-        return f"exit code {code}" if code else part.check(found, work), found
-    except (LookupError, OSError, SyntaxError, TypeError, ValueError) as error:
-        return f"its result cannot be read: {type(error).__name__}: {error}", found
-
-
-def keep(part: Part, result: dict[str, Any], out: Path, archive: Path) -> None:
+def keep(part: Part, result: dict[str, Any], out: Path) -> None:
     """Write what one part gave, so that a kill at any later moment costs nothing of it."""
     half = out / "parts" / f"{part.name}.half"
     half.write_text(json.dumps(result, indent=1))
@@ -112,17 +76,23 @@ def keep(part: Part, result: dict[str, Any], out: Path, archive: Path) -> None:
     with (out / "progress.txt").open("a") as progress:
         progress.write(f"{time.strftime('%H:%M:%S')} {said}\n")
     print(said, flush=True)
-    lines = [f"# {result['gpu']}", "", json.dumps(result["versions"]), ""]
+
+
+def pack(out: Path, archive: Path) -> None:
+    """Write the report of all parts that are kept, and all results into one file."""
+    (out / "parts").mkdir(parents=True, exist_ok=True)
+    lines = []
     for each in PARTS:
-        if kept := read(out / "parts" / f"{each.name}.json"):
+        if "why" in (kept := read(out / "parts" / f"{each.name}.json")):
             printed = out / "parts" / each.name / "printed.txt"
-            tail = printed.read_text().splitlines()[-40:] if printed.exists() else []
-            lines += [f"## {each.name}: {kept['why'] or 'condition met'}", "", "```", *tail, "```"]
-    (out / "report.md").write_text("\n".join([*lines, ""]))
+            said = printed.read_text(errors="replace") if printed.exists() else ""
+            lines += [f"## {each.name}: {kept['why'] or 'condition met'}", "", kept["gpu"], ""]
+            lines += ["```", *said.splitlines()[-40:], "```", ""]
+    (out / "report.md").write_text("\n".join(lines))
     half = archive.with_suffix(".half")
     with tarfile.open(half, "w:gz") as whole:
-        for name in ("parts", "progress.txt", "report.md"):
-            whole.add(out / name, name)
+        for place in filter(Path.exists, (out / n for n in ("parts", "progress.txt", "report.md"))):
+            whole.add(place, place.name)
     half.replace(archive)
 
 
@@ -146,30 +116,27 @@ def main(argv: list[str] | None = None) -> int:
     if wrong := wrong or (join(args.weights) if args.weights else None):
         print(wrong, file=sys.stderr)
         return 2
+    archive = args.archive or out / "parts.tgz"
+    pack(out, archive)  # a killed call may have kept a part and not packed it
     asked = [part for part in PARTS if args.visit in (None, part.visit)]
     kept, left = {part.name: [*earlier(part, out, here)] for part in asked}, []
     for part in sorted(asked, key=lambda part: all(k["ok"] for k in kept[part.name])):
-        start, code = time.monotonic(), part.source_hash()
-        limit_s = part.limit_s * (3 if args.device == "cpu" else 1)
+        code, limit_s = part.source_hash(), part.limit_s * (3 if args.device == "cpu" else 1)
         why: str | None = None
         if args.device == "cpu" and part.needs_gpu:
             print(f"{part.name}: needs a GPU")
         elif any(k["ok"] and k["source_hash"] == code for k in kept[part.name]):
             print(f"{part.name}: done before")
-        elif start + limit_s > end:
+        elif time.monotonic() + limit_s > end:
             print(f"{part.name}: {(why := 'no time is left')}")
         else:
-            why, found = run(part, args.device, limit_s, out / "parts" / part.name)
-            seconds = round(time.monotonic() - start, 1)
-            result: dict[str, Any] = {
-                "ok": why is None,
-                "why": why,
-                "seconds": seconds,
-                "gpu": here["gpu"],
-            }
-            result |= {"versions": here, "source_hash": code, "found": found}
-            keep(part, result, out, args.archive or out / "parts.tgz")
+            result = part.run(args.device, limit_s, out / "parts" / part.name)
+            result |= {"gpu": here["gpu"], "versions": here, "source_hash": code}
+            keep(part, result, out)
+            pack(out, archive)
+            why = result["why"]
         left += [part.name] if why else []
+    pack(out, archive)
     print(f"left or failed: {', '.join(left) or 'none'}; results: {out}")
     return 1 if left else 0
 

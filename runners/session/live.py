@@ -120,7 +120,7 @@ def _measure(load: Load, run: OpenRun) -> None:
         prompts = [session.render([(case.turns[0], None)]) for case in job.cases]
         size = job.config.batch.size
         source = (EngineAnswers if size == 1 else BatchAnswers)(job, session, watch)
-        source.warm_up_lengths(list(map(len, prompts)))
+        source.prepare_warm_up(prompts)
         runner = run.runner(source)
         session.check_heads(runs, prompts[0])  # makes caches of its own: graphs come behind it
         runner.warm_up(measure.warmup)
@@ -297,8 +297,14 @@ class EngineAnswers(Answers):
     def recover(self, error: Exception, running: str, before: str) -> None:
         self._session.recover(error, running, before)
 
-    def warm_up_lengths(self, lengths: Sequence[int]) -> None:
-        """Choose from the prompts' lengths three at most to warm up at: they stand for all."""
+    def prepare_warm_up(self, prompts: Sequence[IntArray]) -> None:
+        """Choose from the prompts' lengths three at most to warm up at: they stand for all.
+
+        Also makes room for what the audit will read, so that no buffer grows behind the warm-up.
+        """
+        if self.job.greedy and self.job.baseline:
+            self._session.reserve_audit(prompts)
+        lengths = list(map(len, prompts))
         longest = self._session.context_length - _WARM_UP_TOKENS
         fitting = sorted(length for length in lengths if length <= longest)
         chosen = (fitting[0], fitting[len(fitting) // 2], fitting[-1]) if fitting else ()

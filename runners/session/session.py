@@ -295,6 +295,12 @@ class Session:
         result = self._plain_engine.decode(prompt, self._plain_drafter, max_new_tokens=limit)
         return np.asarray(result.output_ids, dtype=np.int64)
 
+    def reserve_audit(self, prompts: Sequence[IntArray]) -> None:
+        """Make room for what `calibrate_audit` reads: buffers that grow are captured anew."""
+        if self._tolerance is None:
+            chosen = chosen_prompts(prompts, self.context_length)
+            self.make_room(max(map(len, chosen)) + TOKENS)
+
     def calibrate_audit(
         self, prompts: Sequence[IntArray], earlier: JsonObject | None
     ) -> AuditTolerance:
@@ -307,8 +313,8 @@ class Session:
         if earlier is not None:
             self._tolerance = AuditTolerance.from_json(earlier)
         elif self._tolerance is None:
+            self.reserve_audit(prompts)
             chosen = chosen_prompts(prompts, self.context_length)
-            self.make_room(max(map(len, chosen)) + TOKENS)
             targets = dict.fromkeys((self._target, self._eager_target))
             self._tolerance = calibrate(list(targets), chosen)
             log.info("the audit takes for a near tie: %s", self._tolerance)
@@ -364,7 +370,10 @@ class Session:
 
     def recover(self, error: Exception, running: str, before: str) -> None:
         """Give back what a failed case left; arguments and what it raises as `check_device`."""
-        check_device(self._target.device, error, running, before)
+        places = [weight.device for weight in self._model.model.parameters()]
+        places += [draft.device for draft in self._drafts]
+        for device in dict.fromkeys(places):
+            check_device(device, error, running, before)
         for target in {self._target, self._eager_target}:
             target.cache.clear()
         if self._batch_target is not None:

@@ -55,8 +55,10 @@ def test_captured_drafts_are_those_of_the_cpu(gpu, plain, dtype, tmp_path, name)
     captured, drafter = make(), make()
     found = drafts(target, captured, DEVICE)
     wanted = drafts(uncaptured, drafter, "cpu")
-    if dtype == torch.bfloat16:
-        assert alike(found, wanted) > 0.5
+    # Random heads have near ties; the kernels of a real GPU round float32 in their own way, too.
+    least = {torch.bfloat16: 0.5, torch.float32: 0.9}.get(dtype) if gpu is None else None
+    if least is not None:
+        assert alike(found, wanted) > least
     else:
         assert found.keys() == wanted.keys() and len(found) > 6
         for at, (*tree, said) in found.items():
@@ -171,6 +173,29 @@ def test_drafting_on_the_second_device(gpu, overlap, names):
         found = decode(target, drafter, turns=2, draft_model=draft, overlap=overlap)
         decoders.plain(torch.float64).check(found.output_ids, name)
     assert not target.reasons
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["pearl", "card"])
+def test_late_drafts_beside_a_pass_are_the_same(gpu, monkeypatch, name):
+    """On a stream of their own: whoever does not wait for them reads what was there before."""
+    if gpu is not None:
+        pytest.skip("a pretended GPU is never late")
+    target, texts = decoders.target(max_nodes=31), []
+    for late in (False, True):
+        drafter = DRAFTED[name]()
+        overlap = drafter.overlap
+
+        def slow(state, tree, overlap=overlap, late=late):
+            if late:
+                torch.cuda._sleep(5_000_000)
+            return overlap(state, tree)
+
+        monkeypatch.setattr(drafter, "overlap", slow)
+        draft = decoders.draft(drafter)
+        found = decode(target, drafter, turns=2, draft_model=draft, overlap="stream")
+        texts.append((found.output_ids, found.n_target_passes))
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("architecture", ["mistral_window", "qwen3"])

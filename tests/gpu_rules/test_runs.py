@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
+from methods.sps import Sps
 from methods.token_recycling import TokenRecycling
 from runners.session import device_lock
 from runners.session.blocks import BlockRunner
@@ -17,6 +19,7 @@ from specbench.config.compose import compose
 from specbench.config.schema import MeasureConfig, ModelConfig, RunConfig
 from specbench.decoding.device import seconds
 from specbench.errors import ConfigurationError, DeviceLost
+from specbench.kernels import cuda_graphs
 from specbench.models import loading
 from specbench.models.batch_target import free_bytes
 from specbench.models.given_back import given_back
@@ -24,7 +27,7 @@ from specbench.models.loading import choose_device
 from specbench.system import bandwidth, environment
 from specbench.system.clock import CudaClock, TorchEvents, make_clock
 from tests.gpu_rules import decoders
-from tests.gpu_rules.decoders import DEVICE
+from tests.gpu_rules.decoders import DEVICE, SECOND
 from tests.runners.test_replay_heads import with_heads  # noqa: F401 (a fixture)
 from tests.small_run import run_here
 
@@ -35,27 +38,50 @@ def answers(folder):
     return {(r["label"], r["case_id"], r["turn"]): r["output_ids"] for r in records}
 
 
-def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu, monkeypatch):  # noqa: F811
-    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
-    head = "{method: eagle3, total: 9, depth: 2, top_k: 3}"  # its files say which layers it reads
-    typed = [f"compare=[token_recycling, {head}]", "dataset.limit=1", "measure.warmup=1"]
-    warm_up, ready = BlockRunner.warm_up, []
+@contextmanager
+def warmed_up():
+    """What is captured within; and what of it behind a warm-up, where a turn waits for it."""
+    warm_up = BlockRunner.warm_up
 
     def watched(self, rounds):
         warm_up(self, rounds)
         ready.append(len(found))
 
-    monkeypatch.setattr(BlockRunner, "warm_up", watched)
+    ready: list[int] = []
+    with mock.patch.object(BlockRunner, "warm_up", watched), decoders.recorded() as found:
+        yield found
+    assert ready and not found[ready[-1] :]
+
+
+def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+    head = "{method: eagle3, total: 9, depth: 2, top_k: 3}"  # its files say which layers it reads
+    typed = [f"compare=[token_recycling, {head}]", "dataset.limit=1", "measure.warmup=1"]
     for device in ("cpu", DEVICE):
         folder = tmp_path / device
-        with decoders.recorded() as found:
+        with warmed_up() as found:
             run = [*typed, f"model.device={device}", f"output_dir={folder}"]
             assert run_here(with_heads, *run) == 0
     assert {name.split(",")[0] for _, name in found} > {"reading", "drafting", "the tree"}
-    assert not found[ready[-1] :]  # whoever waits for one in a turn is timed
     assert answers(tmp_path / "cpu").items() <= answers(tmp_path / DEVICE).items()
     manifest = json.loads((tmp_path / DEVICE / "manifest.json").read_text())
     assert manifest["cuda_settings"]["cudnn_attention"] is False
+
+
+def test_what_is_read_behind_the_warm_up_needs_no_graph_of_its_own(
+    small, tmp_path, gpu, monkeypatch
+):
+    """The audit's texts are longer than short answers, and buffers that grow are captured anew."""
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+    (questions := tmp_path / "single.jsonl").write_text(
+        json.dumps({"question_id": 1, "category": "qa", "turns": ["water " * 212]}) + "\n"
+    )  # with 16 tokens of a warm-up in 256 keys, with the audit's 32 not
+    typed = ["model.dtype=bfloat16", "model.context_length=600", f"dataset.path={questions}"]
+    typed += ["generation.max_new_tokens=4", "measure.warmup=1", f"model.device={DEVICE}"]
+    typed += [f"output_dir={tmp_path}/run"]
+    with warmed_up() as found:
+        assert run_here(small, *typed) == 0
+    assert found
 
 
 def test_a_lost_gpu_ends_the_run_with_the_first_error(small, tmp_path, pretended, monkeypatch):
@@ -80,6 +106,18 @@ def test_a_lost_gpu_ends_the_run_with_the_first_error(small, tmp_path, pretended
                 small, *typed, f"measure.warmup={warm_ups}", f"output_dir={tmp_path}/{warm_ups}"
             )
         assert len(asked) == 1
+
+
+def test_a_lost_gpu_of_a_draft_model_ends_the_run(small, tmp_path, pretended, monkeypatch):
+    def fails(self, state):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+    monkeypatch.setattr(Sps, "propose", fails)
+    monkeypatch.setattr(cuda_graphs, "device_lives", lambda device: str(device) != SECOND)
+    typed = ["pair=random_draft", f"pair.draft.device={SECOND}", "compare=[sps]"]
+    with pytest.raises(DeviceLost, match=rf"{SECOND} answers no more since .*turn 0, sps failed"):
+        run_here(small, *typed, f"model.device={DEVICE}", f"output_dir={tmp_path}/run")
 
 
 def test_the_clock_of_a_gpu_counts_events(gpu):
