@@ -76,7 +76,7 @@ def run_application(main: Callable[[], Any]) -> int:
                 main()
             except Exception as error:
                 code, _ = _report(error, verbose)
-            ended = sweep.outcomes()
+            ended = sweep.outcomes(whole=not code)
             sweep.finish(ended)
     except KeyboardInterrupt as stop:
         code = stopping.exit_code(stop)

@@ -6,16 +6,19 @@ sweep's own, which is gone when the sweep has ended.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -25,15 +28,25 @@ from specbench.results import records
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 
-_places: list[Path] = []
+_places: dict[Path, int] = {}  # where outcomes are left, and by how many jobs
+_NAME = "{:06d}.json"  # of a job's outcome
 _alone: list[JsonObject] = []  # of a job that is no part of a sweep
 
 
 class Place(Callback):
-    """Hydra's callback that says in which folder a sweep's jobs leave their outcomes."""
+    """Hydra's callback that says where a sweep's jobs leave their outcomes, and how many there are.
+
+    They are counted as Hydra's sweeper does.
+    """
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        _places.append(Path(config.hydra.sweep.dir, config.hydra.sweep.subdir))
+        hydra = config.hydra
+        typed = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
+        running = GlobalHydra.instance()
+        loader = running.config_loader() if running.is_initialized() else None
+        overrides = OverridesParser.create(loader).parse_overrides([*typed, *hydra.overrides.task])
+        batches = BasicSweeper.split_arguments(overrides, None)
+        _places[Path(hydra.sweep.dir, hydra.sweep.subdir)] = sum(map(len, batches))
 
 
 def keep(code: int, overrides: Sequence[str], folder: Path | None, error: str) -> None:
@@ -49,21 +62,35 @@ def keep(code: int, overrides: Sequence[str], folder: Path | None, error: str) -
     outcome = {"code": code, "typed": typed, "folder": folder and str(folder), "error": error}
     hydra = HydraConfig.get()
     if hydra.mode == RunMode.MULTIRUN:
-        jsonl.write_json(Path(hydra.runtime.output_dir) / f"{hydra.job.num:06d}.json", outcome)
+        jsonl.write_json(Path(hydra.runtime.output_dir, _NAME.format(hydra.job.num)), outcome)
     else:
         _alone.append(outcome)
 
 
-def outcomes() -> list[JsonObject]:
-    """What was given to `keep` for this process's job, or for its sweep's jobs, in their order."""
-    files = sorted(file for place in _places for file in place.glob("*.json"))
-    return [*_alone, *map(jsonl.read_json, files)]
+def outcomes(whole: bool = True) -> list[JsonObject]:
+    """What was given to `keep` for this process's job, or for its sweep's jobs, in their order.
+
+    Of a ``whole`` sweep, which came to its end, a job that left nothing has failed.
+    """
+    ended = list(_alone)
+    for place, jobs in _places.items():
+        for number in range(jobs):
+            file = place / _NAME.format(number)
+            error = f"job {number} of the sweep left no outcome in {place}: it was killed, or runs "
+            error += "on a machine that does not see this folder"
+            lost: JsonObject = {"code": 1, "typed": {}, "folder": None, "error": error}
+            if file.exists() or whole:
+                ended.append(jsonl.read_json(file) if file.exists() else lost)
+    return ended
 
 
 def forget() -> None:
-    """Remove what `keep` kept."""
-    for place in _places:
-        shutil.rmtree(place, ignore_errors=True)
+    """Remove what `keep` kept, and nothing else."""
+    for place, jobs in _places.items():
+        for number in range(jobs):
+            (place / _NAME.format(number)).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            place.rmdir()
     _places.clear()
     _alone.clear()
 
@@ -72,8 +99,9 @@ def finish(ended: Sequence[JsonObject]) -> None:
     """Print the table of all jobs, draw and write what belongs to it, and say what failed."""
     if len(ended) < 2:
         return
-    keys = dict.fromkeys(key for job in ended for key in job["typed"])
-    varied = [key for key in keys if len({job["typed"].get(key) for job in ended}) > 1]
+    typed = [job["typed"] for job in ended if job["typed"]]
+    keys = dict.fromkeys(key for words in typed for key in words)
+    varied = [key for key in keys if len({words.get(key) for words in typed}) > 1]
     folders = [Path(job["folder"]) for job in ended if job["folder"]]
     done = [folder for folder in folders if (folder / records.DONE).exists()]
     measured = [folder for folder in dict.fromkeys(done) if (folder / records.CASES).exists()]

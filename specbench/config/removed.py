@@ -167,6 +167,11 @@ def refuse_overrides(arguments: Sequence[str]) -> None:
     """
     for text in arguments:
         key, _, value = text.lstrip("+~").partition("=")
+        if key == "hydra.sweep.subdir":
+            raise ConfigurationError(
+                f"`{key}` must be left out: a job's folder is output_dir/<label>-<key>; type "
+                "output_dir=FOLDER for another one."
+            )
         if error := removed_key(key, value):
             raise error
 

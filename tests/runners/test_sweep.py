@@ -30,10 +30,17 @@ def commands(monkeypatch):
 def ended(tmp_path, monkeypatch):
     """Ends a sweep: gives its outcomes, by job number, as launchers' processes leave them."""
     node = {"sweep": {"dir": str(tmp_path), "subdir": ".ended"}, "mode": RunMode.MULTIRUN}
-    sweep.Place().on_multirun_start(OmegaConf.create({"hydra": node}))
     (tmp_path / ".ended").mkdir()
+    (tmp_path / "theirs").mkdir()
 
-    def made(jobs):
+    def made(jobs, typed=None):
+        jobs = list(jobs)
+        sweep.forget()
+        (tmp_path / ".ended").mkdir(exist_ok=True)
+        last = max(number for number, _ in jobs) if jobs else 0
+        seeds = typed or f"seed={','.join(map(str, range(last + 1)))}"
+        more = {"sweeper": {"params": {"seed": "7,8"}}, "overrides": {"task": [seeds]}}
+        sweep.Place().on_multirun_start(OmegaConf.create({"hydra": {**node, **more}}))
         for number, job in jobs:
             at = {"runtime": {"output_dir": str(tmp_path / ".ended")}, "job": {"num": number}}
             hydra = OmegaConf.create({**node, **at})
@@ -44,6 +51,7 @@ def ended(tmp_path, monkeypatch):
     yield made
     sweep.forget()
     assert not sweep.outcomes() and not (tmp_path / ".ended").exists()
+    assert (tmp_path / "theirs").exists()  # whoever else keeps something there
 
 
 def job(folder: Path, *overrides, code=0, error="", done=True):
@@ -62,6 +70,13 @@ def test_outcomes_are_found_once_and_in_the_order_of_the_jobs(ended):
     assert found[0] == {"code": 2, "typed": {"seed": "0"}, "folder": "x", "error": "no"}
 
 
+@pytest.mark.parametrize("there", [(), (0,), (1, 2)])
+def test_a_job_that_left_nothing_has_failed(ended, there, tmp_path):
+    found = ended(((n, job(tmp_path / f"{n}")) for n in there), "seed=0,1,2")
+    assert [outcome["code"] for outcome in found] == [0 if n in there else 1 for n in range(3)]
+    assert len(sweep.outcomes(whole=False)) == len(there)  # something ended the sweep itself
+
+
 def test_one_job_is_no_sweep(ended, commands, tmp_path, capsys):
     sweep.finish(ended([(0, job(tmp_path / "one"))]))
     assert not commands
@@ -69,7 +84,8 @@ def test_one_job_is_no_sweep(ended, commands, tmp_path, capsys):
 
 
 def test_a_sweep_is_summarized_beside_its_jobs_and_always_there(ended, commands, tmp_path, capsys):
-    found = ended((n, job(tmp_path / f"pld-{n}", f"method.num_tokens={n}")) for n in (1, 2))
+    jobs = [job(tmp_path / f"pld-{n}", f"method.num_tokens={n}") for n in (1, 2)]
+    found = ended(enumerate(jobs))
     sweep.finish(found)
     sweep.finish(found[::-1])
     (first, second) = commands
@@ -108,7 +124,7 @@ def test_failed_jobs_are_named_by_what_was_varied_and_how_to_go_on(
 
 
 def test_a_sweep_without_one_measured_job_has_no_table(ended, commands, capsys):
-    sweep.finish(ended((n, (2, (f"seed={n}",), None, "no such model")) for n in (1, 2)))
+    sweep.finish(ended((n, (2, (f"seed={n}",), None, "no such model")) for n in (0, 1)))
     assert not commands
     assert "failed: seed=1: no such model" in capsys.readouterr().out
 
