@@ -29,7 +29,7 @@ from specbench.replay.traces import Traces, load_traces
 from specbench.results.estimate import FEWEST, Interval
 from specbench.results.records import SUMMARY
 from specbench.results.statistics.bootstrap import LEVEL, log_ratios, strata_of
-from specbench.results.statistics.counted import WRONG
+from specbench.results.statistics.counted import WRONG, rankable
 from specbench.results.summary_schema import Summary, SummaryRow
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
@@ -296,8 +296,8 @@ class _Steps:
             _note_measured(option, rows, summary)
             if not option.exact:
                 self._notes.append(
-                    f"{option.method}: outputs differ from plain decoding's for more than rounding "
-                    f"(see {run}): it is not advised."
+                    f"{option.method}: its outputs, or plain decoding's own, are wrong by more "
+                    f"than rounding (see {run}): it is not advised."
                 )
             elif option is chosen[0] and not (option.joint and option.joint[0] > 1):
                 n = prompts_for(option)
@@ -364,7 +364,9 @@ def _note_measured(
         speed = Speed(row["speedup"], row["speedup_ci"], row["n_timed"])
         if task == OVERALL:
             option.measured, option.joint = speed, speed.interval
-            option.exact = summary["against_best"].get(label) != WRONG
+            standings = summary["against_best"].items()
+            wrong = [name for name, standing in standings if standing == WRONG]
+            option.exact = bool(rankable([label], wrong))
         else:
             option.measured_by_task[task] = speed
     for pair in summary["pairs"]:

@@ -98,6 +98,23 @@ def test_what_is_done_is_not_done_again(advice, words, quick):
         command.give(command.read([w for w in typed if w != "generation.max_new_tokens=16"]))
 
 
+def test_nothing_is_advised_where_plain_decoding_has_wrong_outputs(advice, words, quick):
+    _, folder = advice
+    kept = {path: path.read_text() for path in folder.glob("confirmed*/summary.json")}
+    for path, text in kept.items():
+        summary = json.loads(text)
+        summary["against_best"]["ar"] = {"verdict": "wrong outputs", "p": None}
+        path.write_text(json.dumps(summary))
+    try:
+        found = command.give(command.read([*words, f"output_dir={folder}"]))
+    finally:
+        for path, text in kept.items():
+            path.write_text(text)
+    measured = [option for option in found.options if option.measured]
+    assert measured and not any(option.exact for option in measured)
+    assert found.best is None
+
+
 def test_a_finished_run_s_recording_is_used(advice, words, quick, tmp_path):
     _, folder = advice
     run = shutil.copytree(folder / "recorded-7", tmp_path / "run")
