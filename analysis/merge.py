@@ -23,13 +23,13 @@ from analysis.runs.command import reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.lines import answer_line, error_line, turn_line
-from specbench.results.manifest import ModelInfo, RunManifest
+from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, DIALOGUE, DISTURBED, ERRORS, LEFT, STEPS, SUMMARY
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 
 # What must be the same for records to stand in one table.
-_SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline", "labels")
+_SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline")
 _MODEL = ("id", "revision", "weights_hash", "dtype", "weights", "tokenizer_hash", "template_sha")
 
 
@@ -81,6 +81,7 @@ def _check_same(runs: Sequence[Run]) -> None:
     for run in others:
         there, here = run.manifest, first.manifest
         pairs = [(key, getattr(there, key), getattr(here, key)) for key in _SUBJECT]
+        pairs.append(("labels", _labels(there, here), _labels(here, there)))
         models = [manifest.model or ModelInfo() for manifest in (there, here)]
         pairs += [(f"model.{key}", *(getattr(model, key) for model in models)) for key in _MODEL]
         differing = [
@@ -96,9 +97,25 @@ def _check_same(runs: Sequence[Run]) -> None:
             )
 
 
+def _labels(own: RunManifest, other: RunManifest) -> dict[str, LabelInfo | None]:
+    """A shard's labels, without what is known of those that either of the two left out."""
+    missing = {**(own.left_out or {}), **(other.left_out or {})}
+    found = dict.fromkeys([*own.labels, *(own.left_out or {})])
+    return {label: None if label in missing else own.labels[label] for label in sorted(found)}
+
+
+def _left_out(runs: Sequence[Run]) -> dict[str, str] | None:
+    """The labels that a shard left out, and so the whole, with their reasons."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        for label, why in (run.manifest.left_out or {}).items():
+            found.setdefault(label, []).append(f"{_words(run)}: {why}")
+    return {label: " ".join(said) for label, said in found.items()} or None
+
+
 def _short(value: object) -> str:
     if isinstance(value, dict):  # of labels
-        value = {label: info.to_json() for label, info in value.items()}
+        value = {label: info and info.to_json() for label, info in value.items()}
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
@@ -170,6 +187,8 @@ def _check_keys(runs: Sequence[Run]) -> None:
 
 def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManifest:
     first = runs[0].manifest
+    missing = _left_out(runs)
+    labels = {label: info for run in runs for label, info in run.manifest.labels.items()}
     reads = [model.read_bytes_per_s for run in runs if (model := run.manifest.model)]
     fastest = max((read for read in reads if read), default=None)
     return first.model_copy(
@@ -178,8 +197,10 @@ def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManif
             "config": {**first.config, "shard": None},
             "identity": {**(first.identity or {}), "shard": None},
             "overrides": [o for o in first.overrides if not o.startswith("shard=")],
+            "labels": labels,
+            "left_out": missing,
             "status": "complete",
-            "exit_code": code,
+            "exit_code": max(code, int(bool(missing))),
             "starts": [start for run in runs for start in run.manifest.starts],
             "forced_resume": any(run.manifest.forced_resume for run in runs),
             "merged_from": [str(run.path) for run in runs],

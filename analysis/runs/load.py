@@ -11,12 +11,13 @@ from pathlib import Path
 
 from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
-from specbench.results.lines import read_steps
+from specbench.results.lines import error_line, read_steps
 from specbench.results.manifest import Hardware, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,
     DISTURBED,
     DONE,
+    ERRORS,
     MANIFEST,
     OWN_ENGINE,
     STEPS,
@@ -28,7 +29,7 @@ from specbench.results.statistics.counted import WrongOutputs, left_out, wrong_o
 from specbench.results.statistics.roofline import number_format
 from specbench.results.wording import thinking
 from specbench.storage.hashes import ids_sha256
-from specbench.storage.jsonl import PACKED, JsonObject
+from specbench.storage.jsonl import PACKED, JsonObject, read_jsonl
 
 _NO_DTYPE = "dtype not recorded"
 
@@ -152,8 +153,13 @@ class Run:
 
     @functools.cached_property
     def left_out(self) -> Mapping[str, str]:
-        """The labels that do not count, with their reasons."""
-        return left_out(self.records, self.manifest)
+        """The labels that do not count, with their reasons.
+
+        Raises:
+            specbench.storage.jsonl.RecordError: ``errors.jsonl`` is damaged.
+        """
+        errors, _ = read_jsonl(self.path / ERRORS, error_line)
+        return left_out(self.records, self.manifest, errors)
 
     @functools.cached_property
     def wrong_outputs(self) -> Mapping[str, WrongOutputs]:

@@ -137,6 +137,20 @@ def test_other_hardware_must_be_asked_for_and_is_noted(parts, tmp_path, capsys):
     assert noted == ["hardware of shard=1/2 is not that of shard=0/2"]
 
 
+def test_a_label_that_a_shard_left_out_is_left_out_of_the_whole(parts, tmp_path):
+    labels = jsonl.read_json(parts[1] / records.MANIFEST)["labels"]
+    del labels["pld"]
+    why = {"pld": "It failed in its warm-up (made up)."}
+    edit_records(parts[1], lambda record: None if record["label"] == "pld" else record)
+    edit_manifest(parts[1], labels=labels, left_out=why, files=None)
+    joined = merge.merge(parts, tmp_path / "joined")
+    assert joined.labels == ["ar"] and joined.manifest.exit_code == 1
+    summary = jsonl.read_json(joined.path / records.SUMMARY)
+    assert {row["label"] for row in summary["rows"]} == {"ar"}
+    (note,) = [note for note in summary["notes"] if note.startswith("LEFT OUT: pld")]
+    assert "shard=1/2" in note and "made up" in note
+
+
 def test_neither_an_existing_folder_nor_a_whole_run_will_do(shards, tmp_path, capsys):
     part, whole = shards / "part0", shards / "whole"
     assert f"{part} exists already" in refused(capsys, part, shards / "part1", "-o", part)

@@ -86,7 +86,7 @@ def test_who_fails_in_all_cases_is_left_out_and_its_records_stay(typed, tmp_path
     (comparison,) = make_comparisons(load_runs([tmp_path]))
     assert [entry.label for entry in comparison.entries] == ["ar", "suffix_decoding"]
     assert comparison.entries[1].overall["speedup"] == rows["suffix_decoding"]["speedup"]
-    assert "LEFT OUT: pld." in caption(comparison)
+    assert "LEFT OUT: pld." in caption(comparison) and "look_up" in caption(comparison)
 
 
 def test_a_replay_of_such_a_run_has_its_cases(typed, tmp_path, failing):
