@@ -5,7 +5,7 @@
 
 The runs differ in their seed, and so in the order of cases and labels, and in nothing else. They
 count as repeats of one run: intervals hold what prompts and what runs do, and two methods are
-compared within each run.
+compared within each run. A label that one of them left out is left out of all, with the reason.
 """
 
 import sys
@@ -18,8 +18,7 @@ from analysis.runs.comparisons import conditions
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.records import SUMMARY
-from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of
-from specbench.results.statistics.summary import summarize
+from specbench.results.statistics.run_summary import compare_labels
 from specbench.storage.jsonl import JsonObject, write_json
 
 
@@ -36,7 +35,7 @@ def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
     first = runs[0]
     for run in runs[1:]:
         for what, own, theirs in (
-            ("labels", sorted(run.labels), sorted(first.labels)),
+            ("labels", {*run.labels, *run.left_out}, {*first.labels, *first.left_out}),
             ("cases", {r.case_id for r in run.records}, {r.case_id for r in first.records}),
             ("conditions", conditions(run), conditions(first)),
             ("code", run.manifest.code, first.manifest.code),
@@ -46,21 +45,29 @@ def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
     tasks = {r.task for r in first.records}
     if unknown := sorted(set(without) - tasks):
         raise ResultsError(f"no case is of {', '.join(unknown)}; tasks: {', '.join(sorted(tasks))}")
+    missing = {label for run in runs for label in run.left_out}
     records = [
         replace(r, repeat=i)
         for i, run in enumerate(runs)
         for r in run.records
-        if r.task not in without
+        if r.task not in without and r.label not in missing
     ]
-    how = (first.labels, first.baseline, first.seed, first.estimator)
-    pairs = compare_pairs(records, *how)
+    labels = [label for label in first.labels if label not in missing]
+    baseline = first.baseline if first.baseline in labels else None
+    found = compare_labels(records, labels, baseline, first.seed, first.estimator)
     return {
         "code": first.manifest.code,
         "runs": [run.manifest.run_key for run in runs],
-        "rows": summarize(records, *how),
-        "pairs": pairs,
-        "leaders": leaders_of(pairs),
-        "against_best": standings_of(pairs),
+        "rows": found.rows,
+        "pairs": found.pairs,
+        "leaders": found.leaders,
+        "against_best": found.against_best,
+        "verdict": found.verdict,
+        "notes": [
+            f"LEFT OUT: {label}, by {run.path.name}. {why}"
+            for run in runs
+            for label, why in run.left_out.items()
+        ],
     }
 
 

@@ -1,10 +1,13 @@
 """Runs that repeat each other, summarised as one."""
 
+import shutil
+
 import pytest
 
 from analysis.pooled import pooled
 from analysis.runs.load import load_runs
 from specbench.errors import ResultsError
+from tests.analysis.folders import edit_manifest, edit_records
 from tests.small_run import run_here
 
 
@@ -30,6 +33,34 @@ def test_they_count_as_repeats_of_one_run(twice):
     low, high = rows["pld"]["speedup_ci"]
     assert low < rows["pld"]["speedup"] < high
     assert sum(rows["pld"]["lossless"].values()) == len(turns)
+
+
+def test_a_wrong_output_of_one_process_costs_the_label_its_standing(twice, tmp_path):
+    folder = shutil.copytree(twice, tmp_path / "twice")
+    spoilt = set()
+
+    def spoil(record):
+        if record["label"] == "pld" and not spoilt:
+            spoilt.add("pld")
+            record["lossless"] = {"verdict": "bug", "first_diff": 2, "gap": 5.0}
+        return record
+
+    edit_records(folder / "1", spoil)
+    edit_manifest(folder / "1", files=None)
+    made = pooled(load_runs([folder / "0", folder / "1"]))
+    assert made["against_best"]["pld"]["verdict"] == "wrong outputs"
+    assert "pld" not in made["leaders"]
+    assert made["verdict"].startswith("WRONG OUTPUTS of pld")
+
+
+def test_a_label_that_one_process_left_out_is_left_out_with_its_reason(twice, tmp_path):
+    folder = shutil.copytree(twice, tmp_path / "twice")
+    edit_records(folder / "1", lambda record: None if record["label"] == "pld" else record)
+    why = {"pld": "It failed in its warm-up (made up)."}
+    edit_manifest(folder / "1", left_out=why, files=None)
+    made = pooled(load_runs([folder / "0", folder / "1"]))
+    assert {row["label"] for row in made["rows"]} == {"ar"}
+    assert made["notes"] == ["LEFT OUT: pld, by 1. It failed in its warm-up (made up)."]
 
 
 def test_a_task_is_left_out(twice):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.results.records import (
@@ -25,13 +26,57 @@ from specbench.results.statistics.disturbed import disturbance, disturbance_word
 from specbench.results.statistics.latency import limits_of
 from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of, verdict_of
 from specbench.results.statistics.served import served_labels, system_verdict
-from specbench.results.statistics.summary import summarize
-from specbench.results.summary_schema import Disturbance, Summary, SummaryRow
+from specbench.results.statistics.summary import NO_CONTEXT, summarize
+from specbench.results.summary_schema import Disturbance, Pair, Standing, Summary, SummaryRow
 from specbench.results.tasks import OVERALL
 from specbench.results.wording import run_caption
 
 _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The labels of records beside each other, as ``summary.json`` has it."""
+
+    rows: list[SummaryRow]
+    pairs: list[Pair]
+    leaders: list[str]
+    against_best: dict[str, Standing]
+    verdict: str
+
+
+def compare_labels(
+    records: Sequence[CaseRecord],
+    labels: Sequence[str],
+    baseline: str | None,
+    seed: int,
+    estimator: str,
+    context: roofline.BaselineContext = NO_CONTEXT,
+) -> Compared:
+    """Rows, pairs and standings of the labels that count; those with wrong outputs have none.
+
+    Args:
+        records: of these labels alone, of one run or of several that count as its repeats.
+        labels: in the order of the run.
+        baseline: what speedups refer to.
+        seed: of the bootstrap.
+        estimator, context: as for :func:`specbench.results.statistics.summary.summarize`.
+    """
+    how = (labels, baseline, seed, estimator)
+    wrong = wrong_outputs(records, labels)
+    rows = summarize(records, *how, context=context)
+    pairs = compare_pairs(records, *how)
+    said = verdict_of(pairs, rows)
+    if any(record.served and record.served.concurrency > 1 for record in records):
+        said = system_verdict(records, labels, baseline, seed)
+    return Compared(
+        rows,
+        pairs,
+        leaders_of(pairs),
+        {**standings_of(pairs), **dict.fromkeys(wrong, WRONG)},
+        "\n".join([*wrong_words(wrong, baseline), said]).strip(),
+    )
 
 
 def run_summary(
@@ -54,11 +99,11 @@ def run_summary(
     labels = [label for label in manifest.labels if label not in missing]
     baseline = manifest.baseline if manifest.baseline in labels else None
     seed, model = manifest.seed, manifest.model
-    wrong = wrong_outputs(records, labels)
-    how = (labels, baseline, seed, manifest.config["estimator"])
-    rows = summarize(records, *how, context=roofline.baseline_context(manifest))
-    pairs = compare_pairs(records, *how)
-    compared = len({pair["first"] for pair in pairs}) > 1
+    context = roofline.baseline_context(manifest)
+    estimator = manifest.config["estimator"]
+    compared = compare_labels(records, labels, baseline, seed, estimator, context)
+    rows, pairs = compared.rows, compared.pairs
+    several = len({pair["first"] for pair in pairs}) > 1
     disturbed = disturbance(records, superseded, rows, baseline, seed)
     on_gpu = model is not None and (model.device or "").startswith("cuda")
     # Blocks are measured in changing orders; words go by the run's own.
@@ -68,11 +113,11 @@ def run_summary(
         "schema_version": SCHEMA_VERSION,
         "run_key": manifest.run_key,
         "rows": rows,
-        "pairs": pairs if compared else [],
-        "leaders": leaders_of(pairs),
-        "against_best": {**standings_of(pairs), **dict.fromkeys(wrong, WRONG)},
+        "pairs": pairs if several else [],
+        "leaders": compared.leaders,
+        "against_best": compared.against_best,
         "disturbed": disturbed,
-        "verdict": verdict_of(pairs, rows),
+        "verdict": compared.verdict,
         "caption": run_caption(in_order, manifest, rows),
         "notes": [
             *(f"LEFT OUT: {label}. {why}" for label, why in missing.items()),
@@ -94,9 +139,6 @@ def run_summary(
         found["batched"] = batched
     if served := served_labels(records, labels, limits_of(manifest)):
         found["served"] = served
-        if any(row["concurrency"] > 1 for row in served):
-            found["verdict"] = system_verdict(records, labels, baseline, seed)
-    found["verdict"] = "\n".join([*wrong_words(wrong, baseline), found["verdict"]]).strip()
     return found
 
 
