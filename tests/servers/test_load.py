@@ -128,3 +128,20 @@ def test_a_sweep_of_loads_says_where_drafting_pays(tmp_path):
         assert f"At {users}: {words}" in " ".join(figure.caption.split())
     # Two questions are two batches at most: too few to say that anything is faster.
     assert "Too few" in said[2] and "faster at" not in figure.caption
+
+
+def test_every_point_by_load_is_of_all_users_and_of_whole_batches(tmp_path):
+    wanted = []
+    with (
+        serving(wait_s=0.004) as (plain, _),
+        serving(accepted=(2, 0, 5), drafted=6, idle=1, wait_s=0.001) as (drafting, _),
+    ):
+        where = [f"server.base_url={drafting}", f"server.plain_url={plain}", "dataset.limit=6"]
+        for users in (1, 2):
+            words = [f"server.concurrency={users}", "server.label=mtp", "server.speculation=mtp"]
+            _, _, summary = run(tmp_path / str(users), *where, *words)
+            speeds = {row["label"]: row["system_tokens_per_s"] for row in summary["served"]}
+            wanted.append(speeds["mtp"] / speeds["ar"])
+    (found,) = by_load(make_comparisons(load_runs([tmp_path])))
+    (drawn,) = load_picture(found).axes[0].containers
+    assert list(drawn.lines[0].get_ydata()) == pytest.approx(wanted)
