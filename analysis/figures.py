@@ -32,6 +32,7 @@ from analysis.plots.sweeps import own_sweeps, sweep_pictures
 from analysis.runs.captions import caption
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons
+from analysis.runs.leaders import wrong_words_of
 from analysis.runs.load import Run
 
 MOST = 12  # labels whose bars can be told apart
@@ -42,13 +43,23 @@ _TITLES = {"speedup": "Speedup by task", "mat": "Mean accepted tokens by task"}
 
 def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
     """Bars of ``speedup`` or ``mat`` per task and over the whole run; None without numbers."""
-    panel = task_panel(comparison, key)
+    panel = task_panel(comparison, key, ranked=True)
     if not panel.series:
         return None
     timed = key == "speedup"
-    words = [caption(comparison, timed, timed), claimed_words([comparison], key)]
+    words = [
+        _not_drawn(comparison),
+        caption(comparison, timed, timed),
+        claimed_words([comparison], key),
+    ]
     title = f"{_TITLES[key]} ({comparison.printed_title})"
     return bars([panel], title, "\n".join(filter(None, words)))
+
+
+def _not_drawn(comparison: ComparedRuns) -> str:
+    """Whose outputs are wrong, so that pictures which show who is faster lack it."""
+    found = wrong_words_of(comparison)
+    return f"Not drawn: {' '.join(found)}" if found else ""
 
 
 def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
@@ -85,7 +96,7 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
 
 def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     """The figures of runs of no experiment, with what is added to their files' names."""
-    words = caption(comparison)
+    words = "\n".join(filter(None, [_not_drawn(comparison), caption(comparison)]))
     knobs, found = own_sweeps(comparison)
     yield from sweep_pictures(comparison, knobs, found)
     swept = {id(entry) for _, sweep in found for entry in sweep.entries.values()}
@@ -97,7 +108,7 @@ def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     for name, picture in (("acceptance", acceptance_picture), ("tree_rows", rows_picture)):
         if (drawn := picture(comparison, caption(comparison, False, False))) is not None:
             yield name, drawn
-    for name, key in FIGURES.items() if len(comparison.drafting) <= MOST else ():
+    for name, key in FIGURES.items() if len(comparison.ranked) <= MOST else ():
         if (drawn := task_bars(comparison, key)) is not None:
             yield name, drawn
 

@@ -225,9 +225,9 @@ def first_table(
         title=titled("Methods", timed),
         caption="\n".join([*filter(None, budgets), *_below(made)]),
     )
-    if in_full:
-        return FirstTable(methods, None, [], records)
     drafting = [comparison for comparison in timed if leaders_of(comparison)]
+    if in_full or not drafting:
+        return FirstTable(methods, None, [], records)
     numbers = [_section_of(comparison, sections) for comparison in drafting]
     places = [sections[number - 1].place if number else ABSENT for number in numbers]
     fastest = leaders_table(drafting, places)

@@ -19,8 +19,11 @@ _WORDS = {"mat": "MAT", "speedup": "speedup"}
 _BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
 
 
-def task_panel(comparison: ComparedRuns, key: str) -> Panel:
-    """Bars of every label by task, the whole run last; of ``speedup`` or ``mat``."""
+def task_panel(comparison: ComparedRuns, key: str, ranked: bool = False) -> Panel:
+    """Bars of every label by task, the whole run last; of ``speedup`` or ``mat``.
+
+    ``ranked``: those alone that may have a standing.
+    """
     tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
     series = [
         Series(
@@ -29,7 +32,7 @@ def task_panel(comparison: ComparedRuns, key: str) -> Panel:
             [Point.at(x, entry.measured(key, task)) for x, task in enumerate(tasks)],
             claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
         )
-        for entry in comparison.drafting
+        for entry in (comparison.ranked if ranked else comparison.drafting)
         if number(entry.overall, key) is not None
     ]
     ticks = [task_label(comparison, task) for task in tasks]

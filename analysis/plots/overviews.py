@@ -64,7 +64,7 @@ def _of(caption: str, most: int, count: int) -> str:
 
 def budget_picture(comparison: ComparedRuns, caption: str) -> Drawing | None:
     """Speedup by draft budget of methods that ran with several; None without one."""
-    entries = [e for e in comparison.drafting if e.overall["speedup"] is not None]
+    entries = [e for e in comparison.ranked if e.overall["speedup"] is not None]
     lines = _by_budget(entries)
     if not lines:
         return None

@@ -99,8 +99,13 @@ def verdict_of(comparison: ComparedRuns) -> str:
 
     "" where nothing was timed so and no output is wrong.
     """
+    return "\n".join([*wrong_words_of(comparison), _sentence(comparison)]).strip()
+
+
+def wrong_words_of(comparison: ComparedRuns) -> list[str]:
+    """A sentence for each label of each run whose outputs are wrong."""
     names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
-    said = [
+    return [
         words
         for run in comparison.runs
         for words in wrong_words(
@@ -108,7 +113,6 @@ def verdict_of(comparison: ComparedRuns) -> str:
             run.baseline,
         )
     ]
-    return "\n".join([*said, _sentence(comparison)]).strip()
 
 
 def _sentence(comparison: ComparedRuns) -> str:

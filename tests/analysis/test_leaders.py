@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from matplotlib.text import Text
 
+from analysis.figures import pictures_of
 from analysis.plots.overviews import overview_pictures, undecided_groups
 from analysis.report import first_table
 from analysis.runs.comparisons import make_comparisons
@@ -129,6 +131,23 @@ def test_a_label_with_a_wrong_output_is_in_no_ranking(results, beside):
     assert drawn
     ranked = [e for group in undecided_groups(comparison.drafting) for e in group]
     assert len(ranked) == len(comparison.drafting) - 1
+
+
+def test_a_label_with_a_wrong_output_is_in_no_picture_of_who_is_faster(results):
+    def said():
+        (comparison,) = make_comparisons(load_runs([results]))
+        return {
+            name: (figure.caption, {text.get_text() for text in figure.findobj(Text)})
+            for name, figure in pictures_of(comparison)
+            if name in {"speedup_by_task", "mat", "ranked"}
+        }
+
+    before = said()
+    assert len(before) == 3 and all("cacheback" in texts for _, texts in before.values())
+    with_bugs(results / "one", {"cacheback"})
+    for caption, texts in said().values():
+        assert "cacheback" not in texts
+        assert "Not drawn: WRONG OUTPUTS of cacheback" in " ".join(caption.split())
 
 
 def test_where_all_methods_have_wrong_outputs_none_is_named(results):

@@ -221,6 +221,18 @@ def test_one_setting_measured_again_and_again_is_no_line_of_budgets(comparison):
     assert [c.get_label() for c in figure.axes[0].containers] == ["pld"]
 
 
+def test_settings_with_wrong_outputs_are_on_no_line_of_budgets(comparison):
+    (run,) = comparison.runs
+    records = [
+        replace(r, lossless=replace(r.lossless, verdict="bug")) if r.label == "pld" else r
+        for r in run.records
+    ]
+    (pld,) = [entry for entry in comparison.drafting if entry.label == "pld"]
+    wrong = replace(run, records=records)
+    entries = [replace(pld, run=_with_knobs(wrong, num_tokens=n)) for n in (2, 4, 8)]
+    assert budget_picture(replace(comparison, entries=entries), "") is None
+
+
 def _with_knobs(run, **knobs):
     info = run.manifest.labels["pld"]
     info = info.model_copy(update={"knobs": {**info.knobs, **knobs}})
