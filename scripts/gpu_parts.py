@@ -280,7 +280,7 @@ PARTS = (
         _tests,
         (
             *_TESTED, "runners", "tests/models/test_gpu.py", "tests/contract", "tests/small_run.py",
-            "tests/tiny_checkpoint.py", "assets",
+            "tests/tiny_checkpoint.py", "assets/demo.jsonl",
         ),
         True,
     ),

@@ -22,7 +22,15 @@ from analysis.tabular.provenance import last_parts
 from specbench.errors import ResultsError
 from specbench.paths import PROJECT
 from specbench.results.manifest import RunManifest
-from specbench.results.records import CASES, DISTURBED, DONE, SUMMARY, SURFACE, read_records
+from specbench.results.records import (
+    CASES,
+    DISTURBED,
+    DONE,
+    MANIFEST,
+    SUMMARY,
+    SURFACE,
+    read_records,
+)
 from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED
 
@@ -55,7 +63,7 @@ def keep(run: Path, kept: Path) -> list[Path]:
     for name in names:
         (kept / name).write_bytes(lines.get(name) or (run / name).read_bytes())
     _without_places(manifest).finish(kept, names)
-    return [*kept.iterdir()]
+    return [kept / name for name in (*names, MANIFEST, DONE)]
 
 
 def _without_places(manifest: RunManifest) -> RunManifest:

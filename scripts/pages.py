@@ -153,7 +153,10 @@ def _cell(cell: str, row: str, column: str, record: Record) -> str | None:
         return cell if cell in words else words.pop() if len(words) == 1 else None
     if len(items) != len(ways):
         every = np.hstack([[], *itertools.chain(*values)])
-        shown = all(i["value"] in {_decimals(i["value"], v) for v in every} for i in items)
+        shown = all(
+            i["value"] in {_decimals(i["value"], v, _unit(i["value"], [v]) or 1) for v in every}
+            for i in items
+        )
         return cell if shown or cell in ("", "–", "1") else None
     for item, way, found in reversed(list(zip(items, ways, values, strict=True))):
         numbers = [v for v in found if isinstance(v, float | int)]
@@ -164,8 +167,9 @@ def _cell(cell: str, row: str, column: str, record: Record) -> str | None:
         if made is None or not unit or (item["low"] and not ends):
             return None
         if item["low"]:
-            low, high = min(ends, key=lambda two: abs(two[0] - float(item["low"])))
-            made += f" [{_decimals(item['low'], low)}, {_decimals(item['high'], high)}]"
+            at = float(item["low"])
+            low, high = min(ends, key=lambda two: abs(unit * two[0] - at))
+            made += f" [{_decimals(item['low'], low, unit)}, {_decimals(item['high'], high, unit)}]"
         cell = cell[: item.start()] + made + cell[item.end() :]
     return cell
 

@@ -267,7 +267,10 @@ for rows, found in times.items():
 
 
 def speed(options: argparse.Namespace) -> int:
-    """Milliseconds, tokens/s and seconds in turns, either checkout first in turn; none asserted."""
+    """Milliseconds, tokens/s and seconds in turns, either checkout first in turn.
+
+    Exit code 1: this checkout is slower by more than 2 % (at tokens/s: has fewer).
+    """
     found: dict[str, dict[str, list[float]]] = {}
     sides = [(BEFORE, options.before), (NOW, PROJECT)]
     for number in range(options.turns):
@@ -286,10 +289,13 @@ def speed(options: argparse.Namespace) -> int:
                     values |= {f"tokens/s of {row['label']}": row["tokens_per_s"] for row in rows}
             for name, value in values.items():
                 found.setdefault(name, {}).setdefault(side, []).append(float(value))
+    worse = 0
     for name, by_side in found.items():
         old, new = (statistics.median(by_side[side]) for side, _ in sides)
-        print(f"{name:32} {old:9.2f} {new:9.2f}  {new / old:.3f}")
-    return 0
+        slower = new < 0.98 * old if name.startswith("tokens/s") else new > 1.02 * old
+        worse += slower
+        print(f"{name:32} {old:9.2f} {new:9.2f}  {new / old:.3f}{' SLOWER' * slower}")
+    return int(worse > 0)
 
 
 def typed(options: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from analysis.plots.layout import Drawing, shown
 from analysis.plots.style import MAT, PLAIN, speedup_words, unit_of
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
+from analysis.runs.leaders import wrong_words_of
 from analysis.runs.sweeps import Sweep, Value, sweeps, swept_knobs
 from specbench.errors import ResultsError
 from specbench.results.names import display_name
@@ -134,16 +135,18 @@ def sweep_pictures(
     """
     if not found:
         return
+    wrong = wrong_words_of(comparison)  # drawn all the same: which setting it is must be seen
     methods = ", ".join(dict.fromkeys(display_name(sweep.method) for _, sweep in found))
     title = f"{methods}: {{}} by {' and '.join(knobs[:2])} ({comparison.printed_title})"
     if len(knobs) == 1:
-        drawn = sweep_lines(found, knobs[0], title.format("speedup and MAT"), caption(comparison))
+        text = "\n".join([*wrong, caption(comparison)])
+        drawn = sweep_lines(found, knobs[0], title.format("speedup and MAT"), text)
         if drawn is not None:
             yield knobs[0], drawn
         return
     for key, words in (("speedup", "speedup"), ("mat", "MAT")):
         timed = key == "speedup"
-        text = caption(comparison, timed, timed)
+        text = "\n".join([*wrong, caption(comparison, timed, timed)])
         drawn = sweep_heatmaps(found, (knobs[0], knobs[1]), key, title.format(words), text)
         if drawn is not None:
             yield f"{knobs[0]}_{knobs[1]}_{key}", drawn

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -21,7 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from specbench.paths import PROJECT
 from specbench.results import records
@@ -41,12 +41,15 @@ class Place(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         hydra = config.hydra
+        place = Path(hydra.sweep.dir, hydra.sweep.subdir)
+        _places[place] = 1  # at least, should Hydra's words not be understood here
         typed = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
+        # As they were typed: what they refer to may be known to a job alone.
+        typed += cast("list[str]", OmegaConf.to_container(hydra.overrides.task, resolve=False))
         running = GlobalHydra.instance()
         loader = running.config_loader() if running.is_initialized() else None
-        overrides = OverridesParser.create(loader).parse_overrides([*typed, *hydra.overrides.task])
-        batches = BasicSweeper.split_arguments(overrides, None)
-        _places[Path(hydra.sweep.dir, hydra.sweep.subdir)] = sum(map(len, batches))
+        overrides = OverridesParser.create(loader).parse_overrides(typed)
+        _places[place] = sum(map(len, BasicSweeper.split_arguments(overrides, None)))
 
 
 def keep(code: int, overrides: Sequence[str], folder: Path | None, error: str) -> None:
@@ -55,7 +58,7 @@ def keep(code: int, overrides: Sequence[str], folder: Path | None, error: str) -
     Args:
         code: its exit code.
         overrides: what was typed for it.
-        folder: where its files are, once that was known.
+        folder: where its files are, of a job that raised nothing.
         error: the first line of what went wrong; "" where nothing was raised.
     """
     typed = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)

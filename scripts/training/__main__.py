@@ -91,8 +91,8 @@ def train(
     tokenizer: Any = loaded.tokenizer
     said = [tokenizer.decode(text.tokens.tolist()) for text in texts] if apart else []
     near = near_a_question(said, apart)
-    held, numbers = split(texts)
-    held, learnt = spaced(held, _SCORED), [texts[i] for i in numbers if i not in near]
+    held, numbers = split(texts, near)
+    held, learnt = spaced(held, _SCORED), [texts[i] for i in numbers]
     torch.manual_seed(recipe.seed)
     family = heads.FAMILIES.get(recipe.name, draft.DraftPupil)
     pupil = family(recipe, loaded, texts, learnt)

@@ -11,7 +11,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import takewhile
@@ -173,6 +173,10 @@ class Author:
     @cached_property
     def _paragraphs(self) -> list[str]:
         files = sorted(self._mix.data.rglob("*.txt")) if self._mix.data else []
+        if self._mix.data and not files:
+            raise ConfigurationError(
+                f"`--data` must be a folder with .txt files, got {self._mix.data}, which has none."
+            )
         own = [p for path in files for p in paragraphs(path.read_text("utf-8", errors="replace"))]
         return [p for _, found in installed_prose() for p in found] + own
 
@@ -306,14 +310,16 @@ def made_texts(mix: Mix, work: Path, author: Callable[[], Author]) -> list[Text]
     return texts
 
 
-def split(texts: Texts) -> tuple[list[Text], list[int]]:
+def split(texts: Texts, near: Collection[int] = ()) -> tuple[list[Text], list[int]]:
     """The texts that are held out, all of them greedy, and the numbers of those that are learnt.
 
     Short prompts come up more than once: where one of two is held out the other is not learnt.
+    Texts with a number in ``near`` are neither.
     """
     prompts = [tuple(text.tokens[: text.prompt].tolist()) for text in texts]
     unseen = set(prompts[::_HELD])
-    return [*texts[::_HELD]], [i for i, prompt in enumerate(prompts) if prompt not in unseen]
+    held = [texts[i] for i in range(0, len(texts), _HELD) if i not in near]
+    return held, [i for i, p in enumerate(prompts) if p not in unseen and i not in near]
 
 
 def spaced(texts: Texts, count: int) -> list[Text]:

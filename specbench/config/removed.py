@@ -56,7 +56,11 @@ REMOVED = (
     ),
     Removed("module", "scripts.draft_model.train", "type python -m scripts.training draft"),
     Removed("module", "scripts.draft_model.train_heads", "type python -m scripts.training heads"),
-    Removed("module", "scripts.verifier_conformance", "type pytest tests/decoding -k enumerated"),
+    Removed(
+        "module",
+        "scripts.verifier_conformance",
+        "type pytest tests/decoding/test_enumerated_law.py",
+    ),
     Removed("module", "scripts.gpu_check", "type make gpu-check"),
     Removed(
         "module",

@@ -39,7 +39,10 @@ def ended(tmp_path, monkeypatch):
         (tmp_path / ".ended").mkdir(exist_ok=True)
         last = max(number for number, _ in jobs) if jobs else 0
         seeds = typed or f"seed={','.join(map(str, range(last + 1)))}"
-        more = {"sweeper": {"params": {"seed": "7,8"}}, "overrides": {"task": [seeds]}}
+        more = {
+            "sweeper": {"params": {"seed": "7,8"}},
+            "overrides": {"task": [seeds, "x=${not.there}"]},
+        }
         sweep.Place().on_multirun_start(OmegaConf.create({"hydra": {**node, **more}}))
         for number, job in jobs:
             at = {"runtime": {"output_dir": str(tmp_path / ".ended")}, "job": {"num": number}}

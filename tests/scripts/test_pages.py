@@ -12,7 +12,14 @@ RECORD = {
     "date": "2026-11-26",
     "environment": {"git": {"commit": "0123456789abcdef"}},
     "rows": [
-        {"label": "pld", "speedup": 1.234, "speedup_ci": [1.1, 1.5], "step_s": 0.0125, "bug": 0},
+        {
+            "label": "pld",
+            "speedup": 1.234,
+            "speedup_ci": [1.1, 1.5],
+            "step_s": 0.0125,
+            "step_s_ci": [0.012, 0.013],
+            "bug": 0,
+        },
         {"label": "sam", "speedup": 0.5, "speedup_ci": [0.4, 0.6], "step_s": 0.02, "bug": 1},
     ],
 }
@@ -50,6 +57,11 @@ def test_a_cell_whose_words_lead_nowhere_is_named(root, words):
     assert lost == [f"pld | {column}: 12.5", f"sam | {column}: 13.0"]
 
 
+def test_an_interval_has_the_unit_of_its_number(root):
+    page = TABLE.replace("| 12.5 |", "| 12.5 [11.0, 14.0] |")
+    assert "| 12.5 [12.0, 13.0] | 7.7 |" in pages.written(page, root)[0]
+
+
 @pytest.mark.parametrize(("typed", "written"), [("0.00", "0.01"), ("0.9", None), ("500.0", None)])
 def test_a_number_far_from_its_record_is_no_unit(root, typed, written):
     made, lost = pages.written(TABLE.replace("| 12.5 |", f"| {typed} |"), root)
@@ -63,5 +75,5 @@ def test_the_pages_are_what_their_records_say(monkeypatch, capsys):
 
 
 def test_a_row_typed_into_the_table_of_all_methods_is_found():
-    page = (PROJECT / "README.md").read_text(encoding="utf-8")
+    page = (PROJECT / "docs/measurements/cpu-epyc-2core.md").read_text(encoding="utf-8")
     assert pages.written(page.replace("| `union` |", "| `onion` |"))[0] == page
