@@ -76,4 +76,6 @@ def test_the_pages_are_what_their_records_say(monkeypatch, capsys):
 
 def test_a_row_typed_into_the_table_of_all_methods_is_found():
     page = (PROJECT / "docs/measurements/cpu-epyc-2core.md").read_text(encoding="utf-8")
-    assert pages.written(page.replace("| `union` |", "| `onion` |"))[0] == page
+    first = page.index("<!-- made of ")
+    typed = page[:first] + page[first:].replace("| `union` |", "| `onion` |", 1)
+    assert typed != page == pages.written(typed)[0]
