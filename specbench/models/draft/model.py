@@ -208,14 +208,15 @@ class DraftModel:
         self.drop_nodes()
         # It holds a prefix of the text: `commit_path` commits none but accepted nodes.
         cache = self._target.cache
-        text = self._read(tokens)
+        text = tokens if self.shared is None else self._read(tokens)
         if cache.length > len(text):
             cache.truncate(len(text))
             self._last = None
         if cache.length == len(text) and self._last is None:
             cache.truncate(len(text) - 1)
         if cache.length < len(text):
-            new = to_device(text[cache.length :], self.device)
+            unread = text[cache.length :]  # alone: a step's work must not grow with the text
+            new = to_device(self._host_ids(unread) if self.shared is None else unread, self.device)
             self.forwards += 1
             self.tokens += len(new)
             self._last = _last_row((yield self._call(NewRows(self._target, new))))
