@@ -2,7 +2,7 @@
 
     python scripts/keep_run.py RUN docs/measurements/MACHINE/NAME
 
-The copy has ``manifest.json``, ``summary.json``, ``DONE`` and ``cases.jsonl.gz`` (and, where
+The copy has ``manifest.json``, ``DONE``, ``summary.json.gz`` and ``cases.jsonl.gz`` (and, where
 measurements were made again, ``disturbed.jsonl.gz``), with hashes in place of the ids of prompts
 and outputs: the questions are others' text. A cost run's ``surface.json`` is copied as it is. Paths
 of this machine become DATA, RUN and RECORDING. ``python -m analysis.tables FOLDER`` and the other
@@ -59,7 +59,9 @@ def keep(run: Path, kept: Path) -> list[Path]:
             packed += json.dumps(bare.to_json(), separators=(",", ":")) + "\n"
         if packed:
             lines[name + PACKED] = gzip.compress(packed.encode(), mtime=0)
-    names = [*lines, *(name for name in (SUMMARY, SURFACE) if (run / name).is_file())]
+    if (run / SUMMARY).is_file():
+        lines[SUMMARY + PACKED] = gzip.compress((run / SUMMARY).read_bytes(), mtime=0)
+    names = [*lines, *(name for name in (SURFACE,) if (run / name).is_file())]
     for name in names:
         (kept / name).write_bytes(lines.get(name) or (run / name).read_bytes())
     _without_places(manifest).finish(kept, names)

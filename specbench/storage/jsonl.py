@@ -26,7 +26,7 @@ JsonObject: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 Line = TypeVar("Line", bound=Mapping[str, object])
 
-PACKED = ".gz"  # of a file of lines that is kept gzipped
+PACKED = ".gz"  # of a file that is kept gzipped
 
 _DEEPEST = 64  # nested lists and objects; our own files have three levels
 _LARGEST = 2**63 - 1  # what arrays and tables can hold
@@ -223,13 +223,15 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> JsonObject:
-    """A json object from a file.
+    """A json object from a file, or from the gzipped one beside it where it is missing.
 
     Raises:
         RecordError: the file is missing or holds something else.
     """
+    packed = path.with_name(path.name + PACKED)
     try:
-        value = parse_json(path.read_bytes())
+        whole = not path.exists() and packed.exists()
+        value = parse_json(_unpacked(packed) if whole else path.read_bytes())
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read: {error}.") from error
     if not isinstance(value, dict):

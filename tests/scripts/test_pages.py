@@ -1,36 +1,36 @@
 """Tables of the pages are written from the kept records."""
 
 import json
+import re
 import sys
 
 import pytest
 
 from scripts import pages
 from specbench.paths import PROJECT
+from specbench.results.records import SUMMARY
+from specbench.storage.jsonl import read_json
 
 RECORD = {
     "date": "2026-11-26",
-    "environment": {"git": {"commit": "0123456789abcdef"}},
+    "environment": {"git": {"commit": "0123456789abcdef"}, "hardware": {"cpu": "A CPU"}},
     "rows": [
         {
             "label": "pld",
             "speedup": 1.234,
             "speedup_ci": [1.1, 1.5],
             "step_s": 0.0125,
-            "step_s_ci": [0.012, 0.013],
-            "bug": 0,
+            "share": 0.256,
+            "turns": 12345,
         },
-        {"label": "sam", "speedup": 0.5, "speedup_ci": [0.4, 0.6], "step_s": 0.02, "bug": 1},
+        {"label": "sam", "speedup": 0.5, "speedup_ci": [0.4, 0.6], "step_s": 0.02, "turns": 1},
     ],
 }
-TABLE = """<!-- from: record.json
-columns: speedup | step_s | -
-rows: pld | sam -->
-
-| method | speedup | ms | words |
-| --- | --- | --- | --- |
-| PLD | 9.99 [1.00, 2.00] | 12.5 | 7.7 |
-| SAM | 0.50 [0.40, 0.60] | 13.0 | 8.8 |
+TABLE = """<!-- table
+from: record.json
+columns: method | speedup [95 %] = speedup: ci | ms = step_s: ms .1f
+rows: prompt lookup = pld | sam -->
+<!-- end -->
 """
 
 
@@ -40,33 +40,44 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_numbers_intervals_and_units_are_the_record_s_with_date_and_commit_below(root):
-    made, lost = pages.written(TABLE, root)
+def test_a_table_is_its_records_with_machine_date_and_commit_below(root):
+    page, lost = pages.written(f"before\n\n{TABLE}\nafter\n", root)
     assert lost == []
-    assert (
-        "| PLD | 1.23 [1.10, 1.50] | 12.5 | 7.7 |\n| SAM | 0.50 [0.40, 0.60] | 20.0 | 8.8 |" in made
+    assert page.endswith(
+        "rows: prompt lookup = pld | sam -->\n\n"
+        "| method | speedup [95 %] | ms |\n| --- | --- | --- |\n"
+        "| prompt lookup | 1.23 [1.10, 1.50] | 12.5 |\n| `sam` | 0.50 [0.40, 0.60] | 20.0 |\n\n"
+        "*Measured on A CPU, 2026-11-26, commit 01234567.*\n\n<!-- end -->\n\nafter\n"
     )
-    assert made.endswith("\n\n*Measured 2026-11-26, commit 01234567.*\n")
-    assert pages.written(made, root) == (made, [])
+    assert pages.written(page, root) == (page, [])
 
 
-@pytest.mark.parametrize("words", ["speedup | jump_s | -", "speedup | step_s bug | -"])
-def test_a_cell_whose_words_lead_nowhere_is_named(root, words):
-    _, lost = pages.written(TABLE.replace("speedup | step_s | -", words), root)
-    column = words.split(" | ")[1]
-    assert lost == [f"pld | {column}: 12.5", f"sam | {column}: 13.0"]
+def test_what_was_typed_into_a_table_is_replaced(root):
+    page, _ = pages.written(TABLE, root)
+    assert pages.written(page.replace("1.23", "9.99").replace("`sam`", "`ham`"), root)[0] == page
 
 
-def test_an_interval_has_the_unit_of_its_number(root):
-    page = TABLE.replace("| 12.5 |", "| 12.5 [11.0, 14.0] |")
-    assert "| 12.5 [12.0, 13.0] | 7.7 |" in pages.written(page, root)[0]
+@pytest.mark.parametrize(
+    ("column", "shown"),
+    [("share: %", "26%"), ("share: .1%", "25.6%"), ("turns: ,d", "12,345"), ("turns", "12345")],
+)
+def test_a_number_is_shown_as_asked(root, column, shown):
+    page = TABLE.replace("step_s: ms .1f", column).replace(" | sam", "")
+    assert f"| 1.23 [1.10, 1.50] | {shown} |" in pages.written(page, root)[0]
 
 
-@pytest.mark.parametrize(("typed", "written"), [("0.00", "0.01"), ("0.9", None), ("500.0", None)])
-def test_a_number_far_from_its_record_is_no_unit(root, typed, written):
-    made, lost = pages.written(TABLE.replace("| 12.5 |", f"| {typed} |"), root)
-    assert lost == ([] if written else [f"pld | step_s: {typed}"])
-    assert f"| {written or typed} | 7.7 |" in made
+@pytest.mark.parametrize("words", ["jump_s", "speedup turns", "step_s: ci"])
+def test_a_cell_whose_words_lead_to_no_number_is_named(root, words):
+    _, lost = pages.written(TABLE.replace("step_s: ms .1f", words), root)
+    assert len(lost) == 2
+    assert "pld" in lost[0]
+
+
+def test_words_of_several_numbers_are_no_number(root):
+    _, lost = pages.written(
+        TABLE.replace("rows: prompt lookup = pld | sam", "rows: all = rows"), root
+    )
+    assert lost
 
 
 def test_the_pages_are_what_their_records_say(monkeypatch, capsys):
@@ -74,8 +85,11 @@ def test_the_pages_are_what_their_records_say(monkeypatch, capsys):
     assert pages.main() == 0, capsys.readouterr().out
 
 
-def test_a_row_typed_into_the_table_of_all_methods_is_found():
-    page = (PROJECT / "docs/measurements/cpu-epyc-2core.md").read_text(encoding="utf-8")
-    first = page.index("<!-- made of ")
-    typed = page[:first] + page[first:].replace("| `union` |", "| `onion` |", 1)
-    assert typed != page == pages.written(typed)[0]
+def test_every_method_of_a_run_stands_in_its_table_the_fastest_first():
+    summary = read_json(PROJECT / "docs/measurements/cpu-epyc-2core/all_methods" / SUMMARY)
+    rows = [row for row in summary["rows"] if row["task"] == "overall"]
+    speedups = sorted((row["speedup"] for row in rows if row["label"] != "ar"), reverse=True)
+    page = "<!-- table\nfrom: docs/measurements/cpu-epyc-2core/all_methods\ncolumns: method | "
+    page += "x = overall speedup: .6f\nrows: * -->\n<!-- end -->\n"
+    shown = re.findall(r"^\| `\w+` \| ([\d.]+) \|$", pages.written(page)[0], re.M)
+    assert [float(number) for number in shown] == [round(number, 6) for number in speedups]
