@@ -24,7 +24,7 @@ from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
 from analysis.runs.captions import (
     compared_budgets,
-    disturbed_words,
+    disturbed_text,
     slow_baseline_words,
     verdict_totals,
 )
@@ -129,9 +129,7 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
         lead=lead(recorded or runs),
         when_and_where=when_and_where(recorded or runs),
         warnings=warnings(comparisons),
-        disturbed=[
-            (c.printed_title, " ".join(said)) for c in comparisons if (said := disturbed_words(c))
-        ],
+        disturbed=[(c.printed_title, text) for c in comparisons if (text := disturbed_text(c))],
         firsts=[first_table(group, shown, len(comparisons) <= _IN_FULL) for group in apart],
         definitions=DEFINITIONS,
         sections=shown,

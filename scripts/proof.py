@@ -54,7 +54,7 @@ LIVE = [
 ]  # fmt: skip
 QUIET = [
     "measure.warmup=0", "measure.exclusive=false",
-    "measure.disturbed={steal: null, others: null, slowdown: null}",
+    "measure.disturbed.shortest_s=1e9",  # nothing is judged, here and in earlier checkouts
 ]  # fmt: skip
 SCENARIOS: Mapping[str, Sequence[str]] = {
     "greedy": [*LIVE, "record=states", "generation.max_new_tokens=20"],

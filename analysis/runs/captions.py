@@ -9,7 +9,7 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run
 from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
-from specbench.results.statistics.disturbed import disturbance_words
+from specbench.results.statistics.disturbed import disturbance_text
 from specbench.results.summary_schema import n_of, number
 from specbench.results.tasks import OVERALL
 from specbench.results.wording import (
@@ -89,7 +89,7 @@ def _sentences(comparison: ComparedRuns, speedup: bool = True, times: bool = Tru
         + (f", {noisy}{_of_runs(comparison)} with a disturbed turn " if noisy else "")
         + (_how_counted(comparison) if noisy else "")
         + ".",
-        *(disturbed_words(comparison, speedup) if times else []),
+        *filter(None, [disturbed_text(comparison) if times else ""]),
         f"Hardware: {first.hardware}.",
         *(
             [
@@ -179,15 +179,10 @@ def _how_counted(comparison: ComparedRuns) -> str:
     return "not timed"
 
 
-def disturbed_words(comparison: ComparedRuns, speedup: bool = True) -> list[str]:
-    """What the rule about disturbed turns did to the runs, and their speedups without it."""
+def disturbed_text(comparison: ComparedRuns) -> str:
+    """Say how many turns of the runs were disturbed; empty where none was."""
     by_run = {entry.run.path: entry.disturbed for entry in comparison.entries}
-    speedups = [
-        (comparison.name_of(e), e.overall["speedup"], e.disturbed["without_rule"][e.label])
-        for e in comparison.entries
-        if speedup and e.disturbed is not None and e.label != e.run.baseline
-    ]
-    return disturbance_words(by_run.values(), speedups)
+    return disturbance_text(by_run.values())
 
 
 def _scopes(comparison: ComparedRuns) -> str:

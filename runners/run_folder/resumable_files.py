@@ -162,11 +162,6 @@ class ResultFiles:
         self._rewrite([*self.done[:at], *block, *self.done[at + len(old) :]])
         self.superseded |= {(*place, record.attempt) for record in old}
 
-    def mark(self, changed: Mapping[tuple[int, str, int, str], CaseRecord]) -> None:
-        """Replace single records by ones that say otherwise about disturbance."""
-        if changed:
-            self._rewrite([changed.get(record.key, record) for record in self.done])
-
     def _rewrite(self, done: list[CaseRecord]) -> None:
         jsonl.rewrite_jsonl(self._folder / records.CASES, (r.to_json() for r in done))
         self.done[:] = done  # others hold this list

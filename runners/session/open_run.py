@@ -96,24 +96,26 @@ class OpenRun:
     def _measure_again(self, runner: BlockRunner) -> None:
         """Measure disturbed blocks again, for `measure.rerun_minutes` at most."""
         minutes, start = self.job.config.measure.rerun_minutes, time.monotonic()
-        most = "" if minutes is None else f", for {minutes:g} minutes at most"
         while blocks := self.noisy():
-            log.info("measuring again what was disturbed (cases: %d%s)", len(blocks), most)
-            with RunProgress(len(blocks)) as progress:
-                for number, block in enumerate(blocks):
-                    if minutes is not None and time.monotonic() - start >= 60 * minutes:
-                        log.warning(
-                            "%d disturbed cases are not measured again: measure.rerun_minutes=%g "
-                            "is over. Tables count them as disturbed.",
-                            len(blocks) - number,
-                            minutes,
-                        )
-                        return
-                    keys = block.keys(self.job.labels)
-                    attempt = 1 + max(r.attempt for r in self.files.done if r.key in keys)
-                    made = runner.run([block], block.stream_index, attempt)
-                    self.files.replace(made.records, made.errors, made.steps)
-                    progress.advance(f"again {block.case.task} {block.case.case_id}")
+            if minutes is not None and time.monotonic() - start >= 60 * minutes:
+                log.warning(
+                    "%d disturbed cases are not measured again: measure.rerun_minutes=%g is over. "
+                    "Tables count them as disturbed.",
+                    len(blocks),
+                    minutes,
+                )
+                return
+            block = blocks[0]
+            keys = block.keys(self.job.labels)
+            attempt = 1 + max(r.attempt for r in self.files.done if r.key in keys)
+            log.info(
+                "measuring %s %s again: %d disturbed",
+                block.case.task,
+                block.case.case_id,
+                len(blocks),
+            )
+            made = runner.run([block], block.stream_index, attempt)
+            self.files.replace(made.records, made.errors, made.steps)
 
     def _batches(self, size: int) -> Iterator[list[CaseBlock]]:
         """The blocks of the run, so many at a time as are asked at once; of one repeat."""
@@ -126,13 +128,12 @@ class OpenRun:
                 yield blocks[start : start + size]
 
     def noisy(self) -> list[CaseBlock]:
-        """Judge all turns together; the blocks that are to be measured again."""
-        if self.job.config.batch.size > 1:  # steps of groups have no like to be held against
+        """List the disturbed blocks to measure again; none of a run in batches."""
+        if self.job.config.batch.size > 1:  # a group is measured as a whole or not at all
             return []
-        done, limits = self.files.done, self.job.config.measure.disturbed
-        traces, baseline = self.files.traces(), self.job.baseline
-        self.files.mark(interference_rule.judge(done, traces, limits, baseline))
-        return interference_rule.to_measure_again(self.job, done, len(self.files.superseded))
+        return interference_rule.to_measure_again(
+            self.job, self.files.done, len(self.files.superseded)
+        )
 
     def save_manifest(self) -> None:
         self.manifest.write(self.job.folder)

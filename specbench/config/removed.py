@@ -54,6 +54,11 @@ REMOVED = (
         "type pair.draft.vocabulary=intersection, which drafts the tokens that both tokenizers "
         "have (method=sps, opt_tree, card, pearl)",
     ),
+    Removed(
+        "key",
+        "measure.disturbed.slowdown",
+        "only counters disturb a case; leave it out (measure.disturbed.steal and .others stay)",
+    ),
     Removed("module", "scripts.draft_model.train", "type python -m scripts.training draft"),
     Removed("module", "scripts.draft_model.train_heads", "type python -m scripts.training heads"),
     Removed(

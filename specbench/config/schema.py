@@ -328,7 +328,6 @@ class NoiseConfig:
 
     steal: float | None = 0.05
     others: float | None = 0.1
-    slowdown: float | None = 1.5
     shortest_s: float = 0.5
 
 

@@ -58,7 +58,6 @@ _AT_LEAST: Mapping[str, float] = {
     "measure.rerun_minutes": 0,
     "measure.disturbed.steal": 0,
     "measure.disturbed.others": 0,
-    "measure.disturbed.slowdown": 1,
     "measure.disturbed.shortest_s": 0,
     "generation.max_new_tokens": 1,
     "generation.temperature": 0,

@@ -131,15 +131,6 @@ class WithoutRule(TypedDict):
     speedup_ci: Interval | None
 
 
-class Unequal(TypedDict):
-    """Two labels of whose time others took unequal ``shares``; ``p`` of a t test."""
-
-    more: str
-    less: str
-    shares: tuple[float, float]
-    p: float
-
-
 class Disturbance(TypedDict):
     """What the rule about disturbed turns found and did.
 
@@ -147,7 +138,6 @@ class Disturbance(TypedDict):
         turns: by label, measured turns; ``flagged``: of these the ones whose first measurement was
             called disturbed.
         cases_again: cases (and repeats) measured again; ``turns_again``: their turns, all labels.
-        unequal: the labels whose time others took unequally, by more than chance, if any.
         without_rule: by label.
     """
 
@@ -155,7 +145,6 @@ class Disturbance(TypedDict):
     flagged: dict[str, int]
     cases_again: int
     turns_again: int
-    unequal: Unequal | None
     without_rule: dict[str, WithoutRule]
 
 

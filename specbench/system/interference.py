@@ -1,9 +1,8 @@
-"""What else the machine was doing while a turn ran: CPU time lost to others, load, GPUs.
+"""CPU time lost to others, load, and state and energy of GPUs, read before and after a turn.
 
-Read before and after a turn, never within it. torch is not imported. GPUs are asked through NVML,
-which needs nvidia-ml-py (the extra ``gpu``) and a driver; without one of them everything that they
-would tell is None. They are named by UUID, because NVML counts all GPUs of the machine in its own
-order, whatever ``CUDA_VISIBLE_DEVICES`` says.
+GPUs are read through NVML, which needs nvidia-ml-py (the extra ``gpu``) and a driver; without them
+every GPU value is None. They are named by UUID, because NVML counts all GPUs of the machine in its
+own order, whatever ``CUDA_VISIBLE_DEVICES`` says. torch is not imported.
 """
 
 from __future__ import annotations
@@ -39,20 +38,24 @@ _THROTTLE = {
 
 @dataclass(frozen=True, slots=True)
 class Interference:
-    """How much of the machine a turn had to itself. None: the system does not tell."""
+    """What else the machine did in a turn; None where the system does not tell.
 
-    # Shares of the time of the CPUs that this process may use: what the hypervisor gave to other
-    # machines, and (``cpu_others``) what other processes of this machine used.
+    Attributes:
+        cpu_steal: share of the time of this process's CPUs that the hypervisor gave to other
+            machines; ``cpu_others``: that other processes of this machine used.
+        cpu_waiting: seconds that threads of this process were ready but had no CPU, summed over
+            threads, per second of the turn.
+        cpu_load: processes running or waiting for a CPU, averaged over the last minute.
+        gpu: at the turn's end, with the reasons for throttling of start and end.
+        energy_j: of the GPUs, with ``measure=energy``.
+    """
+
     cpu_steal: float | None = None
-    # Seconds this process's threads were ready to run but had no CPU, per second of the turn; other
-    # processes of this machine took it. May exceed 1 with many threads.
     cpu_waiting: float | None = None
     cpu_others: float | None = None
-    # processes running or waiting for a CPU, averaged over the last minute
     cpu_load: float | None = None
-    # at the turn's end; reasons for throttling are those of its start and end together
     gpu: list[GpuState] | None = None
-    energy_j: float | None = None  # what the GPUs took, with ``measure=energy``
+    energy_j: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +102,16 @@ class SystemMonitor:
             spent = [max(0, b - a) for a, b in zip(first.ticks, last.ticks, strict=True)]
             total = sum(spent)
             if total:  # else less time has passed than the system counts in
-                steal = spent[_STEAL_FIELD] / total
+                steal = round(spent[_STEAL_FIELD] / total, 4)
                 idle = sum(spent[field] for field in (*_IDLE_FIELDS, _STEAL_FIELD))
                 own = (last.own_ns - first.own_ns) * 1e-9 * os.sysconf("SC_CLK_TCK")
-                others = max(0.0, total - idle - own) / total
+                others = round(max(0.0, total - idle - own) / total, 4)
         if first.waited_ns is not None and last.waited_ns is not None and elapsed_s > 0:
-            waiting = max(0, last.waited_ns - first.waited_ns) * 1e-9 / elapsed_s
+            waiting = round(max(0, last.waited_ns - first.waited_ns) * 1e-9 / elapsed_s, 4)
         if first.energy_j is not None and last.energy_j is not None:
             energy = last.energy_j - first.energy_j
-        return Interference(
-            cpu_steal=_rounded(steal),
-            cpu_waiting=_rounded(waiting),
-            cpu_others=_rounded(others),
-            cpu_load=cpu_load(),
-            gpu=_joined(first.gpu, last.gpu),
-            energy_j=energy,
-        )
+        load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+        return Interference(steal, waiting, others, load, _joined(first.gpu, last.gpu), energy)
 
     def _read(self) -> _Reading:
         return _Reading(
@@ -135,14 +132,6 @@ class SystemMonitor:
             return (int(fields[11]) + int(fields[12])) * 10**9 // os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
             return 0
-
-
-def cpu_load() -> float | None:
-    """Processes running or waiting for a CPU, averaged over the last minute; None if unknown."""
-    try:
-        return round(os.getloadavg()[0], 2)
-    except (AttributeError, OSError):
-        return None
 
 
 def _cpu_ticks(stat: Path) -> tuple[int, ...] | None:
@@ -176,14 +165,10 @@ def _joined(first: list[GpuState] | None, last: list[GpuState] | None) -> list[G
         return last
     joined: list[GpuState] = []
     for before, after in zip(first, last, strict=True):
-        reasons = [*(before["throttle"] or ()), *(after["throttle"] or ())]
-        known = before["throttle"] is not None or after["throttle"] is not None
-        joined.append({**after, "throttle": list(dict.fromkeys(reasons)) if known else None})
+        reasons = dict.fromkeys([*(before["throttle"] or ()), *(after["throttle"] or ())])
+        untold = before["throttle"] is None and after["throttle"] is None
+        joined.append({**after, "throttle": None if untold else list(reasons)})
     return joined
-
-
-def _rounded(share: float | None) -> float | None:
-    return None if share is None else round(share, 4)
 
 
 class Gpus:
@@ -197,10 +182,9 @@ class Gpus:
         return [self._state(handle) for handle in self._handles]
 
     def energy_j(self) -> float | None:
-        """Joules the GPUs have taken since their driver was loaded; None where one cannot tell.
+        """Read the joules taken since the driver was loaded; None where a GPU cannot tell.
 
-        The counter moves every 20 to 100 ms (Volta and newer have one), so a difference over a
-        turn of some seconds is exact to a few percent.
+        The counter moves every 20 to 100 ms: a turn of some seconds is exact to a few percent.
         """
         readings = [self._ask("nvmlDeviceGetTotalEnergyConsumption", h) for h in self._handles]
         if not readings or any(reading is None for reading in readings):
@@ -259,9 +243,10 @@ def open_gpus(uuids: Sequence[str]) -> Gpus | None:
 
 
 def check_energy(gpus: Gpus | None, devices: Sequence[str]) -> None:
-    """Refuse ``measure=energy`` where no energy can be read, and say what is missing.
+    """Refuse ``measure=energy`` where no energy can be read; ``devices``: what the run uses.
 
-    ``devices`` are what the run computes on, in words.
+    Raises:
+        ConfigurationError: says what is missing.
     """
     if gpus is not None and gpus.energy_j() is not None:
         return

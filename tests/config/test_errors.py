@@ -83,7 +83,7 @@ from specbench.errors import ConfigurationError
         ("pair.draft.random.seed=-1", ["pair.draft.random.seed=-1"]),
         ("repeats=1000000000", ["repeats=1000000000", "at most"]),
         ("measure.rerun_share=nan", ["measure.rerun_share=nan", "finite"]),
-        ("measure.disturbed.slowdown=inf", ["measure.disturbed.slowdown=inf"]),
+        ("measure.disturbed.steal=inf", ["measure.disturbed.steal=inf"]),
         ("engine.packed.memory_gb=inf", ["engine.packed.memory_gb=inf"]),
         ("generation.temperature=1e-320", ["generation.temperature=1e-320", "1e-09"]),
         ("engine.name=foo", ["engine.name", "'foo'", "eager"]),

@@ -28,7 +28,7 @@ VOCAB = 23
 EOS = 22
 NEW_TOKENS = 12
 # Nothing is disturbed, whatever the machine does.
-MEASURE = MeasureConfig(disturbed=NoiseConfig(None, None, None, 0.0))
+MEASURE = MeasureConfig(disturbed=NoiseConfig(None, None, 0.0))
 
 
 class FormulaScores:

@@ -6,7 +6,7 @@ from runners.launch.dispatch import Invocation, execute
 from specbench.config.compose import compose
 from specbench.results.records import read_records
 
-QUIET = "measure.disturbed={steal: null, others: null, slowdown: null}"
+QUIET = "measure.disturbed={steal: null, others: null}"
 
 
 def run(path, *words):

@@ -26,7 +26,7 @@ from tests.servers.wire import listening, percentiles
 
 pytest.importorskip("xllamacpp")
 
-QUIET = "measure.disturbed={steal: null, others: null, slowdown: null}"
+QUIET = "measure.disturbed={steal: null, others: null}"
 COMMON = ["runner=serve", "server=llamacpp", "measure.warmup=0", "measure.exclusive=false", QUIET]
 
 

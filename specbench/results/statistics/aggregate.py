@@ -43,8 +43,12 @@ def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
     """
     turns = by_block(records)
     noisy = {place for place, own in turns.items() if noisy_blocks(own)}
-    few = max(1, math.floor(LEFT_OUT_SHARE * len(turns))) if len(turns) > FEWEST else 0
-    return noisy if len(noisy) <= few else set()
+    return noisy if len(noisy) <= most_left_out(len(turns)) else set()
+
+
+def most_left_out(n_blocks: int) -> int:
+    """Compute how many disturbed blocks of a run its times may leave out."""
+    return max(1, math.floor(LEFT_OUT_SHARE * n_blocks)) if n_blocks > FEWEST else 0
 
 
 def by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:

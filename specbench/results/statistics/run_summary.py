@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,
-    DISTURBED,
     ERRORS,
     LAUNCHED_DRAFTS,
     SCHEMA_VERSION,
@@ -22,7 +21,7 @@ from specbench.results.statistics import roofline
 from specbench.results.statistics.aggregate import LEFT_OUT_SHARE, noisy_blocks, timed_turns
 from specbench.results.statistics.batched import batched_labels
 from specbench.results.statistics.counted import WRONG, left_out, wrong_outputs, wrong_words
-from specbench.results.statistics.disturbed import disturbance, disturbance_words
+from specbench.results.statistics.disturbed import disturbance, disturbance_text
 from specbench.results.statistics.latency import limits_of
 from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of, verdict_of
 from specbench.results.statistics.served import served_labels, system_verdict
@@ -202,18 +201,8 @@ def _disturbance(
     on_gpu: bool,
 ) -> list[str]:
     notes = []
-    if found is not None:
-        without = found["without_rule"]
-        speedups = [
-            (row["label"], row["speedup"], without[row["label"]])
-            for row in rows
-            if row["task"] == OVERALL
-        ]
-        notes += disturbance_words([found], speedups)
-        if found["cases_again"]:
-            notes.append(f"the first measurements are in {DISTURBED}.")
-        if notes:
-            notes.append(_rule(limits, on_gpu))
+    if text := disturbance_text([found]):
+        notes += [text, _rule(limits, on_gpu)]
     units = noisy_blocks(records)
     blocks = {(r.repeat, r.case_id): (r.repeat, r.unit) for r in records}
     noisy = [block for block, unit in blocks.items() if unit in units]
@@ -246,8 +235,6 @@ def _rule(limits: Mapping[str, float | None], on_gpu: bool) -> str:
         "steal": "more than {:.0%} of a case's CPU time, all labels together, stolen by the "
         "hypervisor",
         "others": "more than {:.0%} of it taken by other processes",
-        "slowdown": "steps of ar and of most other labels over {:g} times as long as their like at "
-        "once (the cases beside it are disturbed, too)",
     }
     parts = [text.format(limits[key]) for key, text in words.items() if limits.get(key) is not None]
     gpu = ["a GPU shared or throttled"] if on_gpu else []
