@@ -161,7 +161,7 @@ class Cost(Runner):
             for grid in (surface.batch, surface.texts)
         )
         console.print(
-            f"relative error between grid points: tree {surface.tree.error:.1%}, batch {batch}, "
+            f"relative error of the medians: tree {surface.tree.error:.1%}, batch {batch}, "
             f"several texts {texts}, prompt {surface.prefill.error:.1%}",
             highlight=False,
         )

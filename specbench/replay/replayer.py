@@ -8,6 +8,7 @@ decoding: the same up to rounding.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -48,16 +49,15 @@ _BEYOND = 64  # ids after the output's end, for drafts that reach further
 
 @dataclass(slots=True)
 class RecordedScores:
-    """The recorded choices of a pass."""
+    """The recorded token at each row's depth, which is right wherever the row's path is."""
 
-    _choices: IntArray
+    _choices: IntArray  # [n + 1]
     vocab_size: int
     depths: IntArray
     hidden: Mapping[int, torch.Tensor]
     verified = None
 
     def greedy(self) -> IntArray:
-        """``[n + 1]`` the recorded token at each row's depth; right wherever its path is."""
         return self._choices
 
     @property
@@ -92,9 +92,9 @@ class RecordedTarget:
             self._geometry = TreeGeometry(max_nodes)
 
     def load(self, output: IntArray, states: Mapping[int, torch.Tensor] | None = None) -> None:
-        """The plain greedy output ``[n_new]`` of the turn that is decoded next.
+        """Take the greedy output ``[n_new]`` of the next turn, and its hidden states by layer.
 
-        ``states``: ``[n_prompt + n_new - 1, hidden]`` by number as drafters ask for them.
+        ``states``: ``[n_prompt + n_new - 1, hidden]``.
         """
         self._output = np.concatenate([output, np.zeros(_BEYOND + self._max_nodes, np.int64)])
         self._states = states or {}
@@ -111,12 +111,8 @@ class RecordedTarget:
     def forward(
         self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()
     ) -> RecordedScores:
-        """The recorded token after each row, and the recorded states.
-
-        Rows have the states of the token at their depth, which is theirs wherever the path is.
-        """
         n = len(tree)
-        self.check(tree)
+        self._geometry.read(tree, self._vocab_size)  # refuses a malformed draft
         k, width = (1, n + 1) if tree.rows is None else (tree.rows[0], tree.rows[1] + 1)
         self.passes.append((k, width, self._n_prompt + self._done))
         depths = self._geometry.depths[: n + 1]
@@ -128,10 +124,6 @@ class RecordedTarget:
         choices = self._output[self._done + 1 + depths]
         return RecordedScores(choices, self._vocab_size, depths, hidden)
 
-    def check(self, tree: DraftTree) -> None:
-        """Refuse a malformed draft (CaseFailed)."""
-        self._geometry.read(tree, self._vocab_size)
-
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         self._done += len(path) + 1
 
@@ -142,9 +134,8 @@ class RecordedTarget:
         if any(layer not in self._states for layer in layers):
             raise CaseFailed(
                 "no_model",
-                f"needs.hidden_layers asks for the hidden states {', '.join(map(str, layers))}, "
-                "which were not recorded. Record them with record=states, or run the method live "
-                "(runner=offline)",
+                f"the hidden states {', '.join(map(str, layers))} were not recorded. Record them "
+                "with record=states, or run the method live (runner=offline)",
             )
         return {layer: self._states[layer] for layer in layers}
 
@@ -169,12 +160,9 @@ class ReplayedTurn:
 
 
 class Replayer:
-    """Prepares drafters for recorded outputs and replays them.
+    """Prepares drafters for recorded outputs and replays them; without a surface, steps only.
 
-    Args:
-        surface: predicts what target passes cost; None: steps only.
-        model: the configuration's model node, for files that must be built in ``cache_dir``.
-        seed: the run's.
+    ``model``: the configuration's node, for files that must be built in ``cache_dir``.
     """
 
     def __init__(
@@ -205,7 +193,6 @@ class Replayer:
             traces.model["tokenizer_hash"], lambda: loading.load_tokenizer(model)
         )
         self._seed = seed
-        self._stored: StoredTarget | None = None
         self._states: tuple[RecordedTurn, dict[int, torch.Tensor]] | None = None
 
     def prepare(self, drafter: Drafter, heads: Mapping[str, Path] | None = None) -> Drafter:
@@ -236,7 +223,7 @@ class Replayer:
                     model_name=build_model(self._model),
                 ),
                 seed=self._seed,
-                target=self._stored_target() if kind == ROUNDED else None,
+                target=self._stored_target if kind == ROUNDED else None,
                 heads=heads or {},
                 loaded=self._loaded,
             )
@@ -245,47 +232,42 @@ class Replayer:
             check_layers(drafter, self._traces)
         return drafter
 
+    @functools.cached_property
     def _stored_target(self) -> StoredTarget:
         """The target's embedding and LM head, of the very weights that were recorded."""
-        if self._stored is None:
-            from specbench.models.stored_target import StoredTarget
+        from specbench.models.stored_target import StoredTarget
 
-            recorded, engine = self._traces.model, self._traces.config.get("engine", {})
-            node = replace(self._model, revision=recorded["revision"] or self._model.revision)
-            if weights.model_key(node) != self.model_key():
-                raise NeedsNotMet(
-                    f"{weights.key_of(node)}={node.id} has other weights than those that "
-                    f"{self._traces.path} was recorded with, and heads read its embedding. "
-                    f"{how_to_record(self._model.name)}"
-                )
-            self._stored = StoredTarget(
-                node,
-                device=loading.choose_device(node.device),
-                dtype=getattr(torch, str(recorded["dtype"])),
-                draft_weights=engine.get("draft_weights", FLOAT32_WEIGHTS),
-                rounded=torch.bfloat16 if recorded.get("weights") == BFLOAT16_WEIGHTS else None,
+        recorded, engine = self._traces.model, self._traces.config.get("engine", {})
+        node = replace(self._model, revision=recorded["revision"] or self._model.revision)
+        if weights.model_key(node) != self.model_key():
+            raise NeedsNotMet(
+                f"{weights.key_of(node)}={node.id} has other weights than those that "
+                f"{self._traces.path} was recorded with, and heads read its embedding. "
+                f"{how_to_record(self._model.name)}"
             )
-        return self._stored
+        return StoredTarget(
+            node,
+            device=loading.choose_device(node.device),
+            dtype=getattr(torch, str(recorded["dtype"])),
+            draft_weights=engine.get("draft_weights", FLOAT32_WEIGHTS),
+            rounded=torch.bfloat16 if recorded.get("weights") == BFLOAT16_WEIGHTS else None,
+        )
 
     def _states_of(self, turn: RecordedTurn, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
-        """A turn's hidden states, numbered as ``layers``; labels that follow each other share them.
-
-        Raises:
-            ArtifactError: the file is damaged.
-        """
+        """A turn's hidden states by layer; labels that follow each other share what was read."""
         if not layers or turn.states is None:
             return {}
-        stored = self._stored_target()
+        stored = self._stored_target
         if self._states is None or self._states[0] is not turn:
             read = states.read_states(
                 turn.states, turn.prompt_ids, turn.output_ids, stored.dtype, stored.device
             )
             self._states = (turn, read)
-        found = self._states[1]
-        return {layer: found[states.place(layer, stored.n_layers)] for layer in layers}
+        by_number = self._states[1]
+        return {layer: by_number[states.place(layer, stored.n_layers)] for layer in layers}
 
     def model_key(self) -> str:
-        """As ``models.checkpoints.weights.model_key`` names the model, without its files."""
+        """Name the model as ``models.checkpoints.weights.model_key``, without its files."""
         model = self._traces.model
         return model.get("weights_hash") or f"{model.get('id')}@{model.get('revision')}"
 
@@ -298,13 +280,11 @@ class Replayer:
         seed: int | None = None,
         seen: IntArray = NO_TOKENS,
     ) -> ReplayedTurn:
-        """Decode a recorded turn.
+        """Decode a recorded turn with a drafter from `prepare`.
 
         Args:
-            drafter: from `prepare`.
-            turn: its output is what the target will say.
             empty: reset the drafter first; the time counts as its setup.
-            seed: the turn's; None takes the recorded one.
+            seed: None takes the recorded one.
             seen: the text of the case's turn before, where the drafter has not forgotten it.
 
         Raises:
@@ -371,10 +351,7 @@ class Replayer:
         return replayed
 
     def step_s(self, drafter: Drafter) -> float:
-        """Seconds that a drafter takes for a step's propose and observe: the median over turns.
-
-        The first turn warms up and does not count.
-        """
+        """Measure a step's propose and observe: the median over all turns but the first."""
         turns = [turn for group in self._traces.cases().values() for turn in group]
         times = []
         for replayed in self.replay_turns(drafter, turns)[1:]:
@@ -385,7 +362,7 @@ class Replayer:
 
 
 def replay_kind(drafter: Drafter, traces: Traces) -> str:
-    """``exact`` or ``exact up to rounding``.
+    """Tell whether a replay is ``exact`` or ``exact up to rounding``.
 
     Raises:
         NeedsNotMet: the drafter needs the model; says what to do.
@@ -426,9 +403,9 @@ def check_layers(drafter: Drafter, traces: Traces) -> None:
     """Refuse a head that reads other hidden states than were recorded."""
     assert traces.hidden_states is not None
     n_layers, recorded = traces.hidden_states
-    wanted = {states.place(layer, n_layers) for layer in drafter.needs.hidden_layers}
-    if missing := sorted(wanted - recorded):
-        layers = sorted((wanted | recorded) - {n_layers})
+    needed = {states.place(layer, n_layers) for layer in drafter.needs.hidden_layers}
+    if missing := sorted(needed - recorded):
+        layers = sorted((needed | recorded) - {n_layers})
         raise NeedsNotMet(
             f"method={drafter.name} reads the hidden states {', '.join(map(str, missing))}, and "
             f"{traces.path} holds {', '.join(map(str, sorted(recorded)))}. "
@@ -437,7 +414,7 @@ def check_layers(drafter: Drafter, traces: Traces) -> None:
 
 
 def how_to_record(model: str, layers: list[int] | None = None) -> str:
-    """The command that records a model's hidden states, for an error message."""
+    """Give the command that records a model's hidden states, for an error message."""
     more = f" 'record_layers={layers}'" if layers else ""
     return (
         f"Type: python run.py method=ar model={model} record=states{more}, with the questions "

@@ -44,24 +44,19 @@ def place(layer: int, n_layers: int) -> int:
 def states_along(
     target: Target, prompt: IntArray, output: IntArray, layers: tuple[int, ...]
 ) -> dict[int, torch.Tensor]:
-    """The hidden states of a text, by passes over the text itself.
-
-    Args:
-        target: the model; its cache is overwritten.
-        prompt: ``[n_prompt]`` ids.
-        output: ``[n_new]`` the greedy output.
-        layers: those wanted, see ``Needs.hidden_layers``.
+    """Compute the hidden states of a prompt and its greedy output by passes over the text itself.
 
     Returns:
-        ``[n_prompt + n_new - 1, hidden]`` by number, of all tokens but the last.
+        ``[n_prompt + n_new - 1, hidden]`` by layer (``Needs.hidden_layers``), of all tokens but the
+        last; the target's cache is overwritten.
     """
     import torch
 
-    found: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+    passes: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
 
     def keep(scores: Scores) -> None:
         for layer, rows in (scores.hidden or {}).items():
-            found[layer].append(rows.clone())  # a captured pass writes over the one before
+            passes[layer].append(rows.clone())  # a captured pass writes over the one before
 
     with torch.inference_mode():
         keep(target.prefill(prompt, hidden_layers=layers))
@@ -71,7 +66,7 @@ def states_along(
             tree = DraftTree.chain(tokens[1:])
             keep(target.forward(int(tokens[0]), tree, hidden_layers=layers))
             target.commit(tree, np.arange(len(tree)))
-        return {layer: torch.cat(rows).cpu() for layer, rows in found.items()}
+        return {layer: torch.cat(rows).cpu() for layer, rows in passes.items()}
 
 
 def write_states(
@@ -83,12 +78,7 @@ def write_states(
     output: IntArray | Sequence[int],
     tokenizer_hash: str,
 ) -> int:
-    """Write a turn's states, whole or not at all; returns the file's bytes.
-
-    Args:
-        states: ``[n_prompt + n_new - 1, hidden]`` by number: of all tokens but the last.
-        n_layers: of the target.
-        tokenizer_hash: of the ids.
+    """Write a turn's states from `states_along`, whole or not at all; returns the file's bytes.
 
     Raises:
         DiskError: the disk is full or broken.

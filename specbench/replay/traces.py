@@ -31,14 +31,7 @@ _OF_RECORD = ("label", "task", "category", "case_id", "turn", "stream_index", "s
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """One recorded turn.
-
-    Attributes:
-        label, task, category, case_id, turn, stream_index, seed: as in the record.
-        prompt_ids: ``[n_prompt]``.
-        output_ids: ``[n_new]``, the greedy output.
-        states: file of its hidden states; None without ``record=states``.
-    """
+    """One recorded turn; ``states``: file of its hidden states, with ``record=states``."""
 
     label: str
     task: str
@@ -47,16 +40,13 @@ class RecordedTurn:
     turn: int
     stream_index: int
     seed: int
-    prompt_ids: IntArray
-    output_ids: IntArray
+    prompt_ids: IntArray  # [n_prompt]
+    output_ids: IntArray  # [n_new], greedy
     states: Path | None = None
 
 
 class RecordedModel(TypedDict, total=False):
-    """The manifest's part about the target; the rest (packing, threads) moves no token.
-
-    ``weights``: `engine.weights`, where passes read others than float32.
-    """
+    """The manifest's part about the target that moves tokens; packing and threads do not."""
 
     id: Text | None
     revision: Text | None
@@ -104,11 +94,7 @@ class Traces:
     """The greedy outputs of a run.
 
     Attributes:
-        path: the run folder.
-        config: the nodes ``model``, ``dataset``, ``generation`` and ``engine`` of the run's
-            configuration, and its ``seed``.
-        run_key: of the run.
-        prompt_set_hash: of its questions.
+        config: the nodes ``model``, ``dataset``, ``generation``, ``engine`` and ``seed``.
         turns: by ``(label, case_id, turn)``; first repeat, failed ones left out.
         failed: cases with a turn that failed when it was recorded.
     """
@@ -134,22 +120,22 @@ class Traces:
         return digest.hexdigest()[:16]
 
     def find(self, label: str, case_id: str, turn: int) -> RecordedTurn | None:
-        """The label's own recorded turn, else plain decoding's, else None."""
-        own = self.turns.get((label, case_id, turn))
-        return own if own is not None else self.turns.get((BASELINE, case_id, turn))
+        """Find the label's recorded turn, else plain decoding's."""
+        keys = ((name, case_id, turn) for name in (label, BASELINE))
+        return next((self.turns[key] for key in keys if key in self.turns), None)
 
     @property
     def labels(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(turn.label for turn in self.turns.values()))
 
     def cases(self) -> dict[str, list[RecordedTurn]]:
-        """The turns of each case in the order they were run: plain decoding's where it ran."""
+        """List each case's turns in the order they were run: plain decoding's where it ran."""
         label = BASELINE if BASELINE in self.labels else self.labels[0]
-        chosen = [turn for turn in self.turns.values() if turn.label == label]
-        found: dict[str, list[RecordedTurn]] = {}
-        for turn in sorted(chosen, key=lambda t: (t.stream_index, t.turn)):
-            found.setdefault(turn.case_id, []).append(turn)
-        return found
+        by_case: dict[str, list[RecordedTurn]] = {}
+        for turn in sorted(self.turns.values(), key=lambda t: (t.stream_index, t.turn)):
+            if turn.label == label:
+                by_case.setdefault(turn.case_id, []).append(turn)
+        return by_case
 
     @functools.cached_property
     def hidden_states(self) -> tuple[int, frozenset[int]] | None:
@@ -159,10 +145,10 @@ class Traces:
             ArtifactError: a file is damaged.
         """
         files = [turn.states for group in self.cases().values() for turn in group]
-        found = [states.recorded_layers(file) for file in files if file is not None]
-        if len(found) < len(files):
+        recorded = [states.recorded_layers(file) for file in files if file is not None]
+        if len(recorded) < len(files):
             return None
-        return found[0][0], frozenset.intersection(*(layers for _, layers in found))
+        return recorded[0][0], frozenset.intersection(*(layers for _, layers in recorded))
 
 
 def load_traces(path: Path | str) -> Traces:

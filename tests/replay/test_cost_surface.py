@@ -92,13 +92,11 @@ def test_nodes_within_budget_are_those_within_a_tenth_of_the_single_row():
     assert CostSurface(MODEL, MACHINE, surface().prefill, flat).nodes_within_budget(16) == 7
 
 
-def test_the_error_counts_noise_and_gaps():
+def test_the_error_counts_noise():
     assert surface().tree.error < 1e-9
     rng = np.random.default_rng(0)
     noisy = surface().tree.samples * rng.lognormal(0, 0.1, surface().tree.samples.shape)
     assert Grid(surface().tree.axes, noisy).error > 0.02
-    bent = grid(lambda r, c: 0.05 + 0.001 * r**2, ROWS, CONTEXTS)
-    assert bent.error > 0.01
 
 
 @pytest.mark.parametrize(
