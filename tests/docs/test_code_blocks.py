@@ -1,0 +1,103 @@
+"""The code blocks of the pages: commands compose, those of README and CONTRIBUTING run."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from runners.advice import command as advice_command
+from specbench.config import compose
+from specbench.config.compare import compose_entry
+from specbench.config.knobs import check_method
+from specbench.config.validate import check_values
+from tests.docs.pages import PAGES, ROOT, commands, text
+
+# Not run: what sets up, many minutes, seven billion weights, and a program that may be missing.
+NOT_RUN = re.compile(r"source|make|.*model=vicuna7b|.*(serve|scripts/reproduce.py .*data_dir)")
+SHORT = ["generation.max_new_tokens=8", "measure.warmup=0", "measure.exclusive=false"]
+
+
+def first_job(words):
+    """The overrides of the first job of a sweep."""
+    if "-m" in words:
+        words = [w if "[" in w else w.split(",")[0] for w in words if w != "-m"]
+    return words
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_run_of_a_page_composes(page):
+    """Every group, choice, key and knob exists, and its values are allowed."""
+    for words in commands(page):
+        if words[:2] != ["python", "run.py"] or any(w.endswith("MODEL.gguf") for w in words):
+            continue
+        words = first_job(words[2:])
+        if words[0] == "advise":
+            words = [w for w in words[1:] if not w.startswith("run=")]
+            words = [w for w in advice_command.read(words).words if w != "dataset.path=MY.txt"]
+        cfg = compose.compose(words)
+        check_values(cfg)
+        if cfg.runner.name != "serve":
+            for entry in cfg.compare:
+                check_method(compose_entry(cfg, entry).method)
+
+
+@pytest.fixture
+def workplace(tmp_path, checkpoint):
+    """A folder that looks like the project, with what readers bring: data and weights."""
+    for path in ROOT.iterdir():
+        if path.name == ".cache" or not path.name.startswith((".", "results", "wandb")):
+            (tmp_path / path.name).symlink_to(path)
+    lines = (ROOT / "assets/demo.jsonl").read_text().splitlines()
+    (tmp_path / "DIR").mkdir()
+    (tmp_path / "DIR/spec_bench.jsonl").write_text("\n".join(lines))
+    (tmp_path / "MY.txt").write_text("".join(f"{json.loads(x)['turns'][0]!r}\n" for x in lines))
+    shutil.copytree(checkpoint, tmp_path / "WEIGHTS")
+    return tmp_path
+
+
+def shortened(words):
+    """The command with words that make it quick."""
+    if words[:2] != ["python", "run.py"] or "--list" in words:
+        return words
+    if "advise" in words:
+        return [*words, "minutes=1", *SHORT[:2], "methods=[pld]"]
+    limit = [] if any("dataset.limit" in word for word in words) else ["dataset.limit=2"]
+    if "-m" in words:  # two values of a knob
+        words = [re.sub(r"^([\w.]+=[\w.]+,[\w.]+),.*", r"\1", word) for word in words]
+    return [*words, *SHORT, *limit]
+
+
+@pytest.mark.slow  # the real small model, some ten times
+@pytest.mark.timeout(3600)
+def test_the_commands_of_readme_and_contributing_run(workplace):
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+    quiet = {"PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
+    failed, ran = [], 0
+    for words in [*commands("README.md"), *commands("CONTRIBUTING.md")]:
+        command = shlex.join(shortened(words))
+        if NOT_RUN.match(command):
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=workplace, env={**os.environ, **quiet},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        ran += 1
+        if done.returncode:
+            failed.append(f"{command}\n{done.stdout[-1500:]}{done.stderr[-1500:]}")
+    assert not failed, "\n\n".join(failed)
+    assert ran > 4
+
+
+@pytest.mark.slow  # it loads the bundled model
+@pytest.mark.timeout(900)
+def test_the_example_in_python_runs_as_printed():
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text("docs/python.md"), re.S | re.M)
+    done = subprocess.run([sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for label in ("ar", "pld", "cacheback", "mine"):
+        assert re.search(rf"^{label} ", done.stdout, re.M), done.stdout
