@@ -91,7 +91,7 @@ def compare_pairs(
     if len(methods) == 1:
         return rows
     if all_speeds is None:
-        places, found = _descending([sample.tokens_per_s(label) or 0.0 for label in methods]), {}
+        places, found = _descending([sample.tokens_per_s(label)[0] or 0.0 for label in methods]), {}
     else:
         speeds = all_speeds.of(of_method)
         places, found = _descending(speeds.values), against_best(speeds)

@@ -43,7 +43,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -51,6 +51,7 @@ from specbench.arrays import FloatArray
 from specbench.config.schema import ESTIMATORS as ESTIMATORS  # for analysis too
 from specbench.results.estimate import Interval
 from specbench.results.manifest import BASELINE
+from specbench.results.metrics import METRICS, Measured
 from specbench.results.records import DIFFERS, VERDICTS, CaseRecord
 from specbench.results.statistics.aggregate import (
     COMMITTED,
@@ -129,11 +130,9 @@ def summarize(
     for sample in samples.values():
         for label in plain:
             context = context.with_passes(sample.decode_speed(label))
-    return [
-        sample.row(task, label, baseline, context)
-        for task, sample in samples.items()
-        for label in labels
-    ]
+    for sample in samples.values():
+        sample.baseline, sample.context = baseline, context
+    return [sample.row(task, label) for task, sample in samples.items() for label in labels]
 
 
 def _over_totals(above: Part, below: Part) -> float:
@@ -154,6 +153,8 @@ class Sample:
         self._estimator = estimator
         self._seed = seed
         self._n_resamples = n_resamples
+        self.baseline: str | None = None
+        self.context = NO_CONTEXT
         # Of an answer without text Spec-Bench's count is 0 or less, and it averages that in.
         self._timed = self._with(self._speed_parts, above_zero=estimator != "specbench_exact")
         self._decoded = self._with(_decode_parts)
@@ -176,26 +177,10 @@ class Sample:
         """Timed cases in a unit of the bootstrap: more than one where they are decoded at once."""
         return self.n_timed / max(1, len(self._timed.cases))
 
-    def row(
-        self, task: str, label: str, baseline: str | None, context: BaselineContext
-    ) -> SummaryRow:
+    def row(self, task: str, label: str) -> SummaryRow:
         pooled = self._all
-        totals = pooled.totals[label][0]
-        mat, mat_ci = self._mat(label)
-        tokens_per_s = self.tokens_per_s(label)
-        plain = context.plain
-        over = {of: self.speedup(label, of) for of in {baseline, *plain.values(), None}}
-        speedup, speedup_ci = over[baseline]
-        geomean, geomean_ci = self._over(
-            label, baseline, self._decoded, _decode_parts, lambda: self._case_means, _mean_of_cases
-        )
-        # With the prompt's pass in the time and its token among the new ones.
-        end_to_end, end_to_end_ci = self._over(
-            label, baseline, self._whole, _whole_parts, lambda: self._whole_speeds
-        )
-        own = label if label in plain.values() else baseline
         verdicts = [verdict for _, verdict in pooled.verdicts[label]]
-        return {
+        row: dict[str, object] = {
             "label": label,
             "method": pooled.methods.get(label, label),
             "task": task,
@@ -204,33 +189,14 @@ class Sample:
             "n_dropped": len(pooled.dropped),
             "n_disturbed": len(pooled.noisy),
             "disturbed_counted": pooled.noisy_counted and bool(pooled.noisy),
-            "mat": mat,
-            "mat_ci": mat_ci,
-            "mat_per_request": _finite(
-                ratio_of_totals(totals[:, REQUEST_MATS], totals[:, REQUESTS])
-            ),
-            "mat_token_weighted": _finite(
-                ratio_of_totals(totals[:, TOKEN_MATS], totals[:, COMMITTED])
-            ),
-            "tokens_per_s": tokens_per_s,
-            "tokens_per_s_ci": self._interval(self.speeds, tokens_per_s, label),
-            "end_to_end_tokens_per_s": _finite(
-                ratio_of_totals(totals[:, TIMED_NEW], totals[:, WALL])
-            ),
-            "joules_per_token": self._joules_per_token(totals),
-            "phase_share": self._phase_share(label),
             "estimator": self._estimator,
-            "speedup": speedup,
-            "speedup_ci": speedup_ci,
-            "geomean_speedup": geomean,
-            "geomean_speedup_ci": geomean_ci,
-            "end_to_end_speedup": end_to_end,
-            "end_to_end_speedup_ci": end_to_end_ci,
-            "speedup_eager": over[plain.get("eager")][0],
-            "speedup_graph": over[plain.get("graph")][0],
-            "speedup_eager_ci": over[plain.get("eager")][1],
-            "speedup_graph_ci": over[plain.get("graph")][1],
-            "bandwidth_share": context.share(self.decode_speed(own)),
+        }
+        for metric in METRICS:
+            row[metric.name], interval = metric.function(self, label)
+            if metric.has_interval:
+                row[metric.interval_name] = interval
+        row |= {
+            "phase_share": self._phase_share(label),
             "lossless": {
                 kind: verdicts.count(kind)
                 for kind in (*VERDICTS, DIFFERS, "lossy")
@@ -239,12 +205,48 @@ class Sample:
             "state_scope": pooled.state_scopes.get(label),
             "timing": pooled.timings.get(label, "measured"),
         }
+        return cast("SummaryRow", row)
 
-    @staticmethod
-    def _joules_per_token(totals: FloatArray) -> float | None:
-        if not totals[:, ENERGY_NEW].any():
-            return None
-        return _finite(ratio_of_totals(totals[:, ENERGY], totals[:, ENERGY_NEW]))
+    def _ratio_of_columns(self, label: str, above: int, below: int) -> Measured:
+        totals = self._all.totals[label][0]
+        return _finite(ratio_of_totals(totals[:, above], totals[:, below])), None
+
+    def mat_per_request(self, label: str) -> Measured:
+        return self._ratio_of_columns(label, REQUEST_MATS, REQUESTS)
+
+    def mat_token_weighted(self, label: str) -> Measured:
+        return self._ratio_of_columns(label, TOKEN_MATS, COMMITTED)
+
+    def end_to_end_tokens_per_s(self, label: str) -> Measured:
+        return self._ratio_of_columns(label, TIMED_NEW, WALL)
+
+    def joules_per_token(self, label: str) -> Measured:
+        return self._ratio_of_columns(label, ENERGY, ENERGY_NEW)
+
+    def geomean_speedup(self, label: str) -> Measured:
+        return self._over(
+            label,
+            self.baseline,
+            self._decoded,
+            _decode_parts,
+            lambda: self._case_means,
+            _mean_of_cases,
+        )
+
+    def end_to_end_speedup(self, label: str) -> Measured:
+        """With the prompt's pass in the time and its token among the new ones."""
+        return self._over(
+            label, self.baseline, self._whole, _whole_parts, lambda: self._whole_speeds
+        )
+
+    def speedup_over_engine(self, label: str, engine: str) -> Measured:
+        """Over plain decoding by that engine, where the run has it."""
+        return self.speedup(label, self.context.plain.get(engine))
+
+    def bandwidth_share(self, label: str) -> Measured:
+        """Of plain decoding: of the label itself where it is that, else of the baseline."""
+        plain = label if label in self.context.plain.values() else self.baseline
+        return self.context.share(self.decode_speed(plain)), None
 
     def _phase_share(self, label: str) -> dict[str, float] | None:
         sums: dict[str, float] = {}
@@ -262,8 +264,9 @@ class Sample:
         exact = self._estimator == "specbench_exact"
         return _question_speeds(totals, SPEC_BENCH_NEW if exact else TIMED_NEW)
 
-    def tokens_per_s(self, label: str) -> float | None:
-        return _finite(ratio_of_totals(*self._speed_parts(self._timed.totals[label][0])))
+    def tokens_per_s(self, label: str) -> Measured:
+        value = _finite(ratio_of_totals(*self._speed_parts(self._timed.totals[label][0])))
+        return value, self._interval(self.speeds, value, label)
 
     def decode_speed(self, label: str | None) -> float | None:
         """Tokens per second after the prompt's pass; None of a label that was not run."""
@@ -271,7 +274,7 @@ class Sample:
             return None
         return _finite(ratio_of_totals(*_decode_parts(self._decoded.totals[label][0])))
 
-    def _mat(self, label: str) -> tuple[float | None, Interval | None]:
+    def mat(self, label: str) -> Measured:
         totals = self._all.totals[label]
         value = ratio_of_totals(totals[0][:, COMMITTED], totals[0][:, STEPS])
         stepped = self._all.only(np.flatnonzero(totals[0][:, STEPS] > 0).tolist())
@@ -281,7 +284,7 @@ class Sample:
         low, high = found.interval(0, value)
         return value, (max(1.0, low), high)  # a pass yields a token at least
 
-    def speedup(self, label: str, reference: str | None) -> tuple[float | None, Interval | None]:
+    def speedup(self, label: str, reference: str | None) -> Measured:
         """Speedup over a reference that may not have been run."""
         return self._over(label, reference, self._timed, self._speed_parts, lambda: self.speeds)
 
@@ -293,7 +296,7 @@ class Sample:
         parts: Parts,
         logarithms: Callable[[], LogRatios | None],
         ratio: Callable[[Part, Part], float] = _over_totals,
-    ) -> tuple[float | None, Interval | None]:
+    ) -> Measured:
         """A ratio of the parts over a reference that may not have been run, with its interval."""
         if reference not in of.totals or not of.cases:
             return None, None
