@@ -11,7 +11,6 @@ Compare ratios of one call, not numbers of two. ``--help`` behind a section says
 
 import argparse
 import importlib
-import itertools
 import os
 import re
 import shlex
@@ -311,7 +310,7 @@ def beside_first(
 
 # What `make gpu-check` asks of a GPU, with run.py's models and random weights.
 
-PROMPT, PROFILED, LIBRARIES = 128, 5, ("cublas", "cublaslt")
+PROMPT, PROFILED = 128, 5
 FAMILIES = {  # by the first that a kernel's name matches
     "attention": r"attention|flash|fmha|sdpa",
     "product": r"gemm|gemv|cutlass|cublas|nvjet|splitk|xmma|(add)?mm\b|linear",
@@ -323,13 +322,12 @@ FAMILIES = {  # by the first that a kernel's name matches
 
 
 def gpu(options: Options) -> Found:
-    """Bandwidth, loops, kernels or products of a GPU, or, as a trial, of a CPU.
+    """Bandwidth, loops or kernels of a GPU, or, as a trial, of a CPU.
 
     bandwidth: copies and reads of the memory. loops: plain decoding eagerly, over graphs and in
     transformers' generate; and the clock of CUDA events against the wall. static: generate with its
     compiled static cache, which does not leave the GPU's memory as it was, alone. kernels:
-    microseconds of a pass by family of kernels. products: those of one layer and the LM head, by
-    rows and library.
+    microseconds of a pass by family of kernels.
     """
     cuda_settings.fix()
     with torch.inference_mode():
@@ -437,53 +435,11 @@ def profiled(target: GraphTarget, rows: int) -> dict[str, Any]:
     return found | {"longest_us": longest}
 
 
-def measure_products(options: Options) -> Found:
-    """Of one layer and the LM head, of weights that no cache holds, replayed as a graph."""
-    model = typed(compose([*options.overrides, "model.shape=true"])).model
-    size, dtype = model.shape_config, getattr(torch, str(model.dtype))
-    device = choose_device(str(model.device))
-    hidden, inner = size["hidden_size"], size["intermediate_size"]
-    heads = size["num_attention_heads"]
-    pairs = size.get("num_key_value_heads", heads) * hidden // heads
-    shapes = {"qkv": (hidden + 2 * pairs, hidden), "o": (hidden, hidden), "down": (hidden, inner)}
-    shapes |= {"gate_up": (2 * inner, hidden), "head": (size["vocab_size"], hidden)}
-    many, libraries = (1 << 31, LIBRARIES) if device.type == "cuda" else (1 << 20, ("default",))
-    rows: dict[str, Any] = {}
-    for name, shape in shapes.items():
-        one = torch.empty(shape, dtype=dtype).nbytes
-        times = max(2, many // one)
-        weights = [torch.randn(shape, dtype=dtype, device=device) for _ in range(times)]
-        for n, library in itertools.product((1, 8, 64), libraries):
-            x = torch.randn(n, shape[1], dtype=dtype, device=device)
-            torch.backends.cuda.preferred_blas_library(library)
-            run = captured(partial(all_products, x, weights), device)
-            spent = [seconds(run, device) / times for _ in range(options.repeats + 1)][1:]
-            line = {"us": [1e6 * s for s in spent], "gb_per_s": [1e-9 * one / s for s in spent]}
-            rows[f"{name}, {n} rows, {library}"] = line
-        yield {"rows": rows}
-
-
-def all_products(x: torch.Tensor, weights: list[torch.Tensor]) -> None:
-    for weight in weights:
-        torch.nn.functional.linear(x, weight)
-
-
-def captured(work: Callable[[], object], device: torch.device) -> Callable[[], object]:
-    work()
-    if device.type == "cpu":
-        return work
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
 GPU_PARTS: dict[str, Callable[[Options], Found]] = {
     "bandwidth": measure_bandwidth,
     "loops": measure_loops,
     "static": measure_loops,
     "kernels": measure_kernels,
-    "products": measure_products,
 }
 
 

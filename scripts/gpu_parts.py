@@ -299,7 +299,6 @@ PARTS = (
         _rows,
         (*CORE, "runners/cost.py", "runners/session/pass_times.py", "conf/model", "conf/runner"),
     ),
-    Part("products", 1, 35, _BENCH + "products {large} {sizes} {out}", _any, BENCH),
     Part(
         "order", 1, 25,
         f"TORCH_CUDA_SANITIZER=1 {{pytest}} {_GPU_TESTS} -k "

@@ -101,6 +101,7 @@ REMOVED = (
     Removed("command", "scripts.bench drafters", "type python run.py measure=phases"),
     Removed("command", "scripts.bench undrafted", "type python -m scripts.bench steps"),
     Removed("command", "scripts.bench kernels", "type python -m scripts.bench gpu kernels"),
+    Removed("command", "scripts.bench gpu products", "type python -m scripts.bench gpu kernels"),
     Removed("command", "scripts.bench start", "type time python run.py dataset.limit=1"),
     Removed("command", "scripts.gpu_visit --quick", "type --visit 1 --seconds 560"),
     Removed("command", "scripts.gpu_visit --minutes", "type --seconds with sixty times as many"),

@@ -112,7 +112,7 @@ def test_weights_are_joined_from_pieces_that_are_whole(tmp_path, monkeypatch, ca
 
 @pytest.mark.timeout(300)  # two processes that import torch
 def test_a_short_trial_on_the_cpu(tmp_path, monkeypatch):
-    asked = [p for p in PARTS if p.name in ("bandwidth", "kernels", "products")]
+    asked = [p for p in PARTS if p.name in ("bandwidth", "kernels")]
     assert visit(monkeypatch, tmp_path, *asked) == 0
     report = (tmp_path / "report.md").read_text()
     assert "1 rows after 32 tokens" in report and "kernels: condition met" in report
