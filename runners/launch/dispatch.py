@@ -19,9 +19,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Entry, Job, refuse_doubled
-from runners.launch import added, prerequisites, stopping, sweep
+from runners.launch import added, prerequisites, publish, stopping, sweep
 from runners.launch.child_process import run_in_child
-from runners.launch.publish import publish
 from runners.run_folder import folder
 from runners.run_folder.manifest import check_questions
 from runners.runner import Runner
@@ -78,6 +77,7 @@ def run_application(main: Callable[[], Any]) -> int:
                 code, _ = _report(error, verbose)
             ended = sweep.outcomes(whole=not code)
             sweep.finish(ended)
+            code = max(code, publish.publish(ended))
     except KeyboardInterrupt as stop:
         code = stopping.exit_code(stop)
         stopping.say(code - 128)
@@ -102,13 +102,14 @@ def run_job(cfg: DictConfig) -> int:
         multirun=hydra.mode == RunMode.MULTIRUN,
         experiment=None if experiment in (None, "null") else str(experiment),
     )
-    path, words = None, ""
+    path, words, logger = None, "", None
     try:
+        logger = OmegaConf.to_container(cfg.logger, resolve=True) if cfg.logger else None
         own = with_own_model(cfg, invocation.overrides)
         code, path = execute(own, invocation)
     except Exception as error:
         code, words = _report(error)
-    sweep.keep(code, invocation.overrides, path, words)
+    sweep.keep(code, invocation.overrides, path, words, logger)
     return code
 
 
@@ -134,6 +135,7 @@ def execute(
     """
     runner = _runner(cfg)
     check_values(cfg)
+    publish.check(OmegaConf.to_container(cfg.logger, resolve=True) if cfg.logger else {})
     if cfg.server is not None and cfg.runner.name != "serve":
         raise ConfigurationError(
             f"server={cfg.server.name} answers with runner=serve only. Type runner=serve, or leave "
@@ -170,7 +172,6 @@ def execute(
         return exit_code, place
     if not cfg.fresh and folder.is_complete(path):
         exit_code = _reprint(config, path, runner)
-        publish(cfg.logger, path)
         return exit_code, path
     questions = runner.load_cases(config)
     if questions and shard[0] >= len(questions):
@@ -197,7 +198,6 @@ def execute(
     exit_code = launch(runner.run, job) if launch else runner.run(job)
     if folder.is_complete(path):
         runner.show(path)
-        publish(cfg.logger, path)
     return exit_code, path
 
 

@@ -1,81 +1,53 @@
-"""Copies of finished runs elsewhere, as the ``logger`` group says; none stops or disturbs a run.
+"""Copies of finished runs elsewhere, as the ``logger`` group says; none disturbs a measurement.
 
-A process of its own makes each copy after the measurement, and ends before the next job's clock
-starts. A service that could not be reached is not waited for again.
+They are made in a process of its own when a command's last job has ended.
 """
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import psutil
-from omegaconf import DictConfig, OmegaConf
+from runners.launch.sweep import run_analysis
+from specbench.errors import ConfigurationError
+from specbench.results.records import DONE
+from specbench.storage.jsonl import JsonObject
 
-_MODULE = "analysis.publish"  # run as a module: runners import no analysis
-_PUBLISH_S = 300.0
-_UNREACHABLE = 3  # their exit code where the service cannot be used online
+# What W&B takes: the rules of its settings, and of its accounts' names.
+_TAKEN = {
+    "project": (r"[^/\\#?%:]{1,128}", "1 to 128 letters without / \\ # ? % :"),
+    "entity": (r"[A-Za-z0-9_-]{1,64}", "1 to 64 of A-Z, a-z, 0-9, - and _"),
+    "tags": (r"(?s).{1,64}", "a list of texts of 1 to 64 letters each"),
+}
 
-_lost: set[str] = set()  # loggers whose service could not be used online, for the rest of a sweep
 
+def check(logger: Mapping[str, Any]) -> None:
+    """Refuse what could not be published, before anything is measured.
 
-def publish(logger: DictConfig, path: Path) -> None:
-    """Copy a finished run elsewhere as the ``logger`` node says; a failure is only reported.
-
-    After the first copy that could not be sent (``logger.mode=online``), it and the copies of later
-    jobs of a sweep are laid down offline.
+    Raises:
+        ConfigurationError: wandb is missing, or W&B would refuse a value.
     """
-    if logger is None or logger.name == "none":
+    if logger.get("name") in (None, "none"):
         return
-    name = str(logger.name)
-    if name in _lost and logger.mode == "online":
-        logger = logger.copy()
-        logger.mode = "offline"
-    code, message = _copy(logger, path)
-    sys.stdout.write(f"{name}: {message}\n")
-    if code == _UNREACHABLE and logger.mode == "online":
-        _lost.add(name)
-        sys.stdout.write(
-            f"{name}: the copies of this job and of the later ones are laid down offline, since "
-            "each would wait as long.\n"
-        )
-        publish(logger, path)
+    if importlib.util.find_spec("wandb") is None:
+        raise ConfigurationError("logger=wandb needs wandb. Type pip install -e '.[wandb]'.")
+    for key, (pattern, rule) in _TAKEN.items():
+        value = logger.get(key)
+        texts = value if key == "tags" and isinstance(value, list) else [value]
+        alike = value is None or (key == "tags") == isinstance(value, list)
+        if not alike or not all(t is None or re.fullmatch(pattern, str(t)) for t in texts):
+            raise ConfigurationError(f"`logger.{key}` must be {rule}, got {value!r}.")
 
 
-def _copy(logger: DictConfig, path: Path) -> tuple[int, str]:
-    """The exit code of the process that makes the copy, and what it says."""
-    settings = json.dumps(OmegaConf.to_container(logger, resolve=True))
-    command = [sys.executable, "-m", _MODULE, str(path), "--settings", settings]
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,  # nobody is there to be asked for a key
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-    except OSError as error:
-        return 1, f"not published: {error}"
-    with process:
-        try:
-            out, complaints = process.communicate(timeout=_PUBLISH_S)
-        except subprocess.TimeoutExpired:
-            return _UNREACHABLE, f"not published: {path}: it took more than {_PUBLISH_S:g} s"
-        finally:
-            # What it left: its children, also in sessions of their own, and its group.
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        child.kill()
-            if hasattr(os, "killpg"):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-    # The first line says it; a service's own complaints may follow.
-    lines = (out if process.returncode == 0 else complaints).strip().splitlines()
-    return process.returncode, lines[0] if lines else "nothing was said"
+def publish(jobs: Sequence[JsonObject]) -> int:
+    """Publish the finished runs among a command's jobs, all together; 0, or 1 where that failed."""
+    loggers = [job["logger"] for job in jobs if (job.get("logger") or {}).get("name") == "wandb"]
+    folders = dict.fromkeys(job["folder"] for job in jobs if job["folder"])
+    done = [folder for folder in folders if Path(folder, DONE).exists()]
+    if not loggers or not done:
+        return 0
+    return min(1, run_analysis("publish", *done, "--settings", json.dumps(loggers[0])))

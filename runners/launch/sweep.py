@@ -52,7 +52,9 @@ class Place(Callback):
         _places[place] = sum(map(len, BasicSweeper.split_arguments(overrides, None)))
 
 
-def keep(code: int, overrides: Sequence[str], folder: Path | None, error: str) -> None:
+def keep(
+    code: int, overrides: Sequence[str], folder: Path | None, error: str, logger: Any = None
+) -> None:
     """Keep how a job ended for the process that must exit, which may be another one.
 
     Args:
@@ -60,9 +62,11 @@ def keep(code: int, overrides: Sequence[str], folder: Path | None, error: str) -
         overrides: what was typed for it.
         folder: where its files are, of a job that raised nothing.
         error: the first line of what went wrong; "" where nothing was raised.
+        logger: the job's ``logger`` node.
     """
     typed = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
     outcome = {"code": code, "typed": typed, "folder": folder and str(folder), "error": error}
+    outcome["logger"] = logger
     hydra = HydraConfig.get()
     if hydra.mode == RunMode.MULTIRUN:
         jsonl.write_json(Path(hydra.runtime.output_dir, _NAME.format(hydra.job.num)), outcome)

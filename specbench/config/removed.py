@@ -133,6 +133,16 @@ REMOVED = (
     Removed(
         "command", "scripts.training --evaluate", "type python run.py method=sps, which says MAT"
     ),
+    Removed(
+        "command",
+        "analysis.dashboards --output",
+        "W&B has the workspace and the report; type --push to save them there",
+    ),
+    Removed(
+        "command",
+        "analysis.dashboards -o",
+        "W&B has the workspace and the report; type --push to save them there",
+    ),
 )
 
 

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from analysis.publish import group_of
 from analysis.runs.load import load_runs
-from analysis.runs.published_names import group_of
 from runners.job import Entry
 from runners.session.method_runs import fitting
 from specbench.config import compose
