@@ -105,12 +105,7 @@ class Grid:
 
 
 class Drafting(TypedDict):
-    """What a method's draft of a step took.
-
-    Attributes:
-        context: tokens of the prompt.
-        step_us: microseconds of propose and observe; or ``skipped``: why they were not measured.
-    """
+    """Microseconds of a step's propose and observe; or ``skipped``: why they were not measured."""
 
     label: str
     method: str
@@ -124,13 +119,11 @@ class CostSurface:
     """The measured cost of a model's passes on one machine.
 
     Attributes:
-        model: name, id, dtype, device and more of what was measured.
-        machine: where that was.
         prefill: seconds over ``context`` (tokens of the prompt).
         tree: seconds over ``rows`` (root and draft nodes) and ``context`` (cached tokens).
-        batch: seconds over ``k``, ``w`` and ``context``; None where it was not measured.
-        texts: seconds over ``texts`` read at once, ``rows`` of each and ``context``; likewise.
-        drafting: per method and context.
+        batch: seconds over ``k``, ``w`` and ``context``: k rows of w + 1 tokens, as in N-Grammys'
+            Figure 1 (arXiv 2411.03786).
+        texts: seconds over ``texts`` read at once, ``rows`` of each and ``context``.
     """
 
     model: Mapping[str, Any]
@@ -142,11 +135,7 @@ class CostSurface:
     drafting: Sequence[Drafting] = ()
 
     def pass_s(self, k: FloatArray, width: FloatArray, context: FloatArray) -> FloatArray:
-        """Predict passes; ``k`` is 1 for trees, whose ``width`` counts root and nodes.
-
-        Raises:
-            NeedsNotMet: there is a batch pass, and the surface has none.
-        """
+        """Predict passes; ``k`` is 1 for trees, whose ``width`` counts root and nodes."""
         seconds = self.tree.predict(width, context)
         wide = k > 1
         if wide.any():
@@ -164,11 +153,7 @@ class CostSurface:
         return self.batch
 
     def joint_pass_s(self, texts: FloatArray, rows: FloatArray, context: FloatArray) -> FloatArray:
-        """Predict passes over ``rows`` of so many texts together, behind ``context`` each.
-
-        Raises:
-            ConfigurationError: the surface has no such passes.
-        """
+        """Predict passes over ``rows`` of so many texts together, behind ``context`` each."""
         seconds = self.tree.predict(rows, context)
         several = texts > 1
         if several.any():

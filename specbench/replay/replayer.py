@@ -68,10 +68,6 @@ class RecordedScores:
 class RecordedTarget:
     """Stands in for ``specbench.models.target.Target`` in ``specbench.decoding.engine.Engine``.
 
-    Args:
-        vocab_size: ids are in ``[0, vocab_size)``.
-        max_nodes: nodes of the largest draft tree; `reserve` allows more.
-
     Attributes:
         passes: ``(k, width, context)`` of each pass since ``load``: k = 1 and the rows of a tree
             (root included), or k rows of the given width in the batch layout; and the tokens that
@@ -142,13 +138,9 @@ class RecordedTarget:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedTurn:
-    """A turn that was replayed.
+    """The steps of a replayed turn; times are a surface's, those of drafting measured.
 
-    Attributes:
-        decoded: steps as the live run takes them, with the replay's own timings.
-        prefill_s, decode_s, setup_s: predicted by the surface, drafting measured; 0 without one.
-        phase_s: the same by phase; None without a surface.
-        covered: share of the passes that lie inside the surface's grid; 1 without one.
+    ``covered``: share of the passes that lie inside the surface's grid.
     """
 
     decoded: DecodeResult
@@ -196,9 +188,7 @@ class Replayer:
         self._states: tuple[RecordedTurn, dict[int, torch.Tensor]] | None = None
 
     def prepare(self, drafter: Drafter, heads: Mapping[str, Path] | None = None) -> Drafter:
-        """Set a drafter up and return it.
-
-        ``heads``: folders of trained heads, by name as in ``needs.heads``.
+        """Set a drafter up, with folders of trained heads by name (``needs.heads``).
 
         Raises:
             NeedsNotMet: it needs the model, a file that cannot be built here, or hidden states that
@@ -286,10 +276,6 @@ class Replayer:
             empty: reset the drafter first; the time counts as its setup.
             seed: None takes the recorded one.
             seen: the text of the case's turn before, where the drafter has not forgotten it.
-
-        Raises:
-            CaseFailed: the draft is malformed.
-            SpecBenchError: the engine does not end with the recorded output.
         """
         start = time.perf_counter()
         if empty:

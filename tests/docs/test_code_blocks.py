@@ -95,9 +95,12 @@ def test_the_commands_of_readme_and_contributing_run(workplace):
 
 @pytest.mark.slow  # it loads the bundled model
 @pytest.mark.timeout(900)
-def test_the_example_in_python_runs_as_printed():
+def test_the_example_in_python_runs_as_printed(tmp_path):
     (example,) = re.findall(r"^```python\n(.*?)^```$", text("docs/python.md"), re.S | re.M)
-    done = subprocess.run([sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     for label in ("ar", "pld", "cacheback", "mine"):
         assert re.search(rf"^{label} ", done.stdout, re.M), done.stdout
