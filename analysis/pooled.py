@@ -10,7 +10,6 @@ compared within each run. A label that one of them left out is left out of all, 
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from analysis.runs.command import parser_of, reporting_errors
@@ -47,7 +46,7 @@ def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
         raise ResultsError(f"no case is of {', '.join(unknown)}; tasks: {', '.join(sorted(tasks))}")
     missing = {label for run in runs for label in run.left_out}
     records = [
-        replace(r, repeat=i)
+        r.replace(repeat=i)
         for i, run in enumerate(runs)
         for r in run.records
         if r.task not in without and r.label not in missing

@@ -205,7 +205,7 @@ class RecordedAnswers(Answers):
         self._decode_s: dict[str, float] = defaultdict(float)
 
     def begin(self, record: CaseRecord) -> CaseRecord:
-        return replace(record, timing=self._timing, prediction_error=self._error)
+        return record.replace(timing=self._timing, prediction_error=self._error)
 
     def answer_one(self, turn: Turn) -> None:
         record, drafter = turn.record, turn.run.drafter

@@ -12,7 +12,6 @@ commands of ``analysis`` read the copy like any run; a replay cannot, as it need
 import gzip
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
@@ -48,9 +47,8 @@ def keep(run: Path, kept: Path) -> list[Path]:
     for name in (CASES, DISTURBED):
         packed = ""
         for record in read_records(run / name)[0]:
-            bare = replace(
-                record,
-                served=record.served and replace(record.served, text=""),
+            bare = record.replace(
+                served=record.served and record.served.replace(text=""),
                 prompt_ids=[],
                 output_ids=[],
                 prompt_sha=ids_sha256(record.prompt_ids),

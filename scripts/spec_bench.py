@@ -18,7 +18,6 @@ import hashlib
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
@@ -268,7 +267,7 @@ def _blank(line: JsonObject, source: JsonObject, stream_index: int) -> CaseRecor
     if not {"question_id", "category"} <= line.keys():
         raise AnswerError("not a Spec-Bench answer: it needs question_id and category.")
     case_id, category = str(line["question_id"]), str(line["category"])
-    return CaseRecord(
+    return CaseRecord.begun(
         **source, task=task_of(category), category=category, case_id=case_id, turn=0,
         stream_index=stream_index, state_scope="unknown", seed=0, started_at=started,
     )  # fmt: skip
@@ -294,7 +293,7 @@ def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list
             f"question {blank.case_id}: {len(texts)} turns, {len(steps)} decoding_steps, "
             f"{len(new_tokens)} new_tokens, {len(walls)} wall_time; each turn needs one of each."
         )
-    blanks = [replace(blank, turn=turn) for turn in range(len(texts))]
+    blanks = [blank.replace(turn=turn) for turn in range(len(texts))]
     if _ERROR in texts:  # the lengths belong to no turn for sure
         return blanks
     records = []

@@ -163,7 +163,11 @@ def case_record(case_id="a", label="ar", n_new=9, **changes):
     }  # fmt: skip
     if not changes.keys() & {"prefill_s", "decode_s", "wall_s", "timing"}:
         values |= {"prefill_s": 0.5, "decode_s": 1.0, "wall_s": 1.5}
-    return CaseRecord(**(values | changes))
+    values |= changes
+    for name in ("prompt_ids", "output_ids", "committed_per_step"):
+        if name in values:
+            values[name] = list(values[name])
+    return CaseRecord.begun(**values)
 
 
 _TIMES = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s", "cpu_steal", "gpu"}

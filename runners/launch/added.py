@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def agreement(path: Path, added: Path) -> str:
     """How fast plain decoding was beside what was added, over what it was in the run; in words."""
     from specbench.results.statistics.pairs import compare_pairs
 
-    again = [replace(r, label=_AGAIN, method=_AGAIN) for r in _plain(added)]
+    again = [r.replace(label=_AGAIN, method=_AGAIN) for r in _plain(added)]
     pairs = compare_pairs([*_plain(path), *again], [BASELINE, _AGAIN])
     if not pairs or not pairs[0]["ratio"]:
         return f"{BASELINE} here and in {path}: no cases to compare."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from runners.job import Job
 from runners.session.blocks import Turn, each
@@ -52,5 +51,5 @@ def seat_turns(job: Job, turns: Sequence[Turn], ask: Callable[[Turn], None]) -> 
     each(turns, ask)
     able = [turn for turn in turns if turn.error is None]
     for turn in turns:
-        turn.record = replace(turn.record, batch=job.seat(turn.batch, turn.seat, len(able)))
+        turn.record = turn.record.replace(batch=job.seat(turn.batch, turn.seat, len(able)))
     return able

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -121,7 +121,7 @@ class Turn:
 
     def finish(self, output_ids: Sequence[int], committed: Sequence[int], **measured: Any) -> None:
         """Complete the record; ``measured`` are fields of it, which may correct counts."""
-        self.record = replace(self.record.finished(list(output_ids), list(committed)), **measured)
+        self.record = self.record.finished(output_ids, committed, **measured)
 
     def finish_decoded(
         self, decoded: DecodeResult, step_s: Sequence[float] | None, **measured: Any
@@ -310,7 +310,7 @@ class BlockRunner:
                     self._continue(turn)
         noise = by_counters(result.records, self.job.config.measure.disturbed)
         result.records = [
-            replace(r, status="disturbed", disturbed_by=noise[r.key]) if r.key in noise else r
+            r.replace(status="disturbed", disturbed_by=noise[r.key]) if r.key in noise else r
             for r in result.records
         ]
         self._compare(result)
@@ -321,7 +321,7 @@ class BlockRunner:
     ) -> CaseRecord:
         """A record that holds all that is known before the turn is decoded, as failed."""
         config, case, run = self.job.config, block.case, self.runs[label]
-        record = CaseRecord(
+        record = CaseRecord.begun(
             run_key=self.job.run_key,
             label=label,
             method=run.entry.name,
@@ -409,4 +409,4 @@ class BlockRunner:
                 log.warning("%s failed: %s", what, error)
                 self.source.recover(error, what, self._last)
             else:
-                result.records[i] = replace(record, lossless=lossless)
+                result.records[i] = record.replace(lossless=lossless)

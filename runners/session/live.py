@@ -210,7 +210,7 @@ class EngineAnswers(Answers):
         self._lengths: list[int] = []
 
     def begin(self, record: CaseRecord) -> CaseRecord:
-        return replace(record, verifier=self.job.verifier(record.label), host=socket.gethostname())
+        return record.replace(verifier=self.job.verifier(record.label), host=socket.gethostname())
 
     def answer_one(self, turn: Turn) -> None:
         asked = self._request(turn)
@@ -229,7 +229,7 @@ class EngineAnswers(Answers):
         # What cannot be decoded is told by its length: a record is no place for a whole book.
         fits = len(prompt) < session.context_length
         ids = prompt.tolist() if fits else []
-        turn.record = replace(turn.record, n_prompt=len(prompt), prompt_ids=ids)
+        turn.record = turn.record.replace(n_prompt=len(prompt), prompt_ids=ids)
         if drafter.needs.reference:
             drafter.set_reference(self._reference(turn, prompt))
         return TurnRequest(prompt, drafter, turn.record.seed, turn.run.seen(turn.record), reset_s)
@@ -280,7 +280,7 @@ class EngineAnswers(Answers):
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
         if record is plain:
-            return Lossless("equal")
+            return Lossless(verdict="equal")
         reference = plain.output_ids
         if record.prompt_ids != plain.prompt_ids:
             # A dialogue of its own that went elsewhere after a near tie.
@@ -369,8 +369,7 @@ class BatchAnswers(EngineAnswers):
                 turn.error = decoded
                 continue
             assert turn.record.batch is not None
-            batch = replace(
-                turn.record.batch,
+            batch = turn.record.batch.replace(
                 full_s=made.full_s,
                 model_s=made.model_s,
                 model_passes=made.model_passes,

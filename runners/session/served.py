@@ -81,8 +81,7 @@ class ServedAnswers(Answers):
 
     def begin(self, record: CaseRecord) -> CaseRecord:
         engine = self._servers.by_label[record.label].info
-        return replace(
-            record,
+        return record.replace(
             verifier="server",
             host=socket.gethostname(),
             engine=engine.name,
@@ -123,13 +122,13 @@ class ServedAnswers(Answers):
         if all(turn.error is None for turn in turns):  # without all tokens its time says nothing
             for turn in turns:
                 assert turn.record.served is not None
-                served = replace(
-                    turn.record.served, batch_s=batch.seconds, batch_passes=batch.passes
+                served = turn.record.served.replace(
+                    batch_s=batch.seconds, batch_passes=batch.passes
                 )
                 if batch.accepted:
                     said = "positions" if served.said == "totals" else served.said
-                    served = replace(served, accepted_by_position=[*batch.accepted], said=said)
-                turn.record = replace(turn.record, served=served)
+                    served = served.replace(accepted_by_position=[*batch.accepted], said=said)
+                turn.record = turn.record.replace(served=served)
 
     def _finish(self, turn: Turn, asked: Asked, around: Interference) -> None:
         """Complete a turn's record, unless its answer did not come whole."""
@@ -241,4 +240,4 @@ def compare(record: CaseRecord, plain: CaseRecord) -> Lossless:
     else:
         assert record.served is not None and plain.served is not None
         at = first_difference(record.served.text, plain.served.text)
-    return Lossless("equal") if at is None else Lossless(DIFFERS, first_diff=at)
+    return Lossless(verdict="equal") if at is None else Lossless(verdict=DIFFERS, first_diff=at)

@@ -7,6 +7,7 @@ emitted is (nearly) the maximum there, the output is one that plain decoding cou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,10 +40,14 @@ def audit_output(
     """
     first = first_difference(output, reference)
     if first is None:
-        return Lossless("equal")
+        return Lossless(verdict="equal")
     gap = max_gap(target, prompt, output)
     explained = ended_rightly and gap <= tolerance
-    return Lossless("near_tie" if explained else "bug", first, gap)
+    return Lossless(
+        verdict="near_tie" if explained else "bug",
+        first_diff=first,
+        gap=gap if math.isfinite(gap) else None,
+    )
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 from specbench.arrays import IntArray
 from specbench.errors import ConfigurationError, field_error
 from specbench.replay import states
-from specbench.results.lines import Count, Ids, Seed, Text
+from specbench.results.lines import STRICT, Count, Ids, Seed
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import CASES, DONE, MANIFEST, read_records
 from specbench.results.statistics.counted import failing_labels
@@ -48,27 +48,27 @@ class RecordedTurn:
 class RecordedModel(TypedDict, total=False):
     """The manifest's part about the target that moves tokens; packing and threads do not."""
 
-    id: Text | None
-    revision: Text | None
-    dtype: Text | None
-    weights: Text | None
-    template_sha: Text | None
-    weights_hash: Text | None
+    id: str | None
+    revision: str | None
+    dtype: str | None
+    weights: str | None
+    template_sha: str | None
+    weights_hash: str | None
     eos_ids: Ids
     context_length: Count
     vocab_size: Count
-    tokenizer_hash: Text
+    tokenizer_hash: str
 
 
 class _Named(TypedDict):
-    name: Text
+    name: str
 
 
 class _Generation(TypedDict):
     max_new_tokens: Count
 
 
-@with_config(ConfigDict(extra="allow"))
+@with_config(STRICT | ConfigDict(extra="allow"))
 class _Config(TypedDict):
     model: _Named
     dataset: _Named
@@ -76,13 +76,14 @@ class _Config(TypedDict):
     seed: Seed
 
 
+@with_config(STRICT)
 class _Header(TypedDict):
     """What a replay asks of a manifest."""
 
     model: RecordedModel
     config: _Config
-    run_key: Text
-    prompt_set_hash: Text
+    run_key: str
+    prompt_set_hash: str
 
 
 _OF_MODEL: tuple[str, ...] = tuple(RecordedModel.__annotations__)

@@ -1,19 +1,17 @@
-"""What the fields of a run's files must be before a number is made of them. Free of torch.
+"""Lines of a run's files as typed values, checked where they are read. Free of torch.
 
 Whoever edits a line by hand, or joins files, can make one that says something else than what was
-measured. The types below are checked where a line is read (`specbench.storage.jsonl.read_jsonl`),
-not where the program makes one.
+measured.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, with_config
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator, with_config
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on only
 
 from specbench.storage import jsonl
@@ -22,57 +20,91 @@ from specbench.storage.jsonl import JsonObject
 _MOST = 2**31 - 1  # ids and counts are kept as 32-bit numbers
 _HUGE = 1e18
 
-Text = Annotated[str, Strict()]
-Flag = Annotated[bool, Strict()]
-Count = Annotated[int, Strict(), Field(ge=0, le=_MOST)]
-Seed = Annotated[int, Strict(), Field(ge=0)]  # of 56 bits
-Number = Annotated[float, Strict(), Field(gt=-_HUGE, lt=_HUGE, allow_inf_nan=False)]
-Seconds = Annotated[float, Strict(), Field(ge=0, lt=_HUGE, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=_MOST)]
+Seed = Annotated[int, Field(ge=0)]  # of 56 bits
+Number = Annotated[float, Field(gt=-_HUGE, lt=_HUGE, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, lt=_HUGE, allow_inf_nan=False)]
 Ids = list[Count]
-OutputIds = list[Annotated[int, Strict(), Field(ge=-1, le=_MOST)]]  # -1: an imported id
-Committed = list[Annotated[int, Strict(), Field(ge=1, le=_MOST)]]  # tokens by step
-Sources = list[Annotated[int, Strict(), Field(ge=-_MOST, le=_MOST)]]
+OutputIds = list[Annotated[int, Field(ge=-1, le=_MOST)]]  # -1: an imported id
+Committed = list[Annotated[int, Field(ge=1, le=_MOST)]]  # tokens by step
+
+STRICT = ConfigDict(strict=True, protected_namespaces=())  # no text for a number, no 1 for true
 
 
-def one_of(names: Collection[str]) -> AfterValidator:
-    """The check of a text that is one of a few."""
+class Line(BaseModel):
+    """A JSON object of a run's files. Keys that a class does not list are ignored."""
 
-    def check(name: str) -> str:
-        if name not in names:
-            raise ValueError(f"one of {', '.join(names)}")
-        return name
+    model_config = STRICT | ConfigDict(frozen=True, populate_by_name=True, serialize_by_alias=True)
 
-    return AfterValidator(check)
+    @classmethod
+    def from_json(cls, line: Mapping[str, object]) -> Self:
+        """The value of a file's JSON object.
+
+        Raises:
+            ValueError: names the field (`specbench.errors.field_error`).
+        """
+        return cls.model_validate(line)
+
+    def to_json(self) -> JsonObject:
+        """A plain dict for the file."""
+        return self.model_dump()
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other values, which are taken as they are."""
+        return self.model_copy(update=changes)
 
 
-@with_config(ConfigDict(extra="allow"))
+class TurnKey(Line):
+    """Which turn of a run a line is about."""
+
+    label: str
+    case_id: str
+    turn: Count
+    repeat: Count
+
+    @property
+    def key(self) -> tuple[int, str, int, str]:
+        return (self.repeat, self.case_id, self.turn, self.label)
+
+    @property
+    def turn_id(self) -> TurnLine:
+        """The key as the lines of other files spell it."""
+        return {
+            "label": self.label,
+            "case_id": self.case_id,
+            "turn": self.turn,
+            "repeat": self.repeat,
+        }
+
+
+@with_config(STRICT | ConfigDict(extra="allow"))
 class TurnLine(TypedDict):
     """The turn that a line of a side file is about; such a line may say more."""
 
-    label: Text
-    case_id: Text
+    label: str
+    case_id: str
     turn: Count
     repeat: Count
 
 
-@with_config(ConfigDict(extra="allow"))
+@with_config(STRICT | ConfigDict(extra="allow"))
 class ErrorLine(TurnLine):
     """A line of ``errors.jsonl``."""
 
-    during: Text
-    type: Text
-    message: Text
-    traceback: NotRequired[Text]
-    at: NotRequired[Text]
+    during: str
+    type: str
+    message: str
+    traceback: NotRequired[str]
+    at: NotRequired[str]
 
 
-@with_config(ConfigDict(extra="allow"))
+@with_config(STRICT | ConfigDict(extra="allow"))
 class AnswerLine(TypedDict):
     """A line of ``dialogue.jsonl``: the plain greedy output of a prompt."""
 
-    case_id: Text
+    case_id: str
     turn: Count
-    prompt_sha: Text
+    prompt_sha: str
     output_ids: Ids
 
 
@@ -81,54 +113,66 @@ error_line: Callable[[object], ErrorLine] = TypeAdapter(ErrorLine).validate_pyth
 answer_line: Callable[[object], AnswerLine] = TypeAdapter(AnswerLine).validate_python
 
 
+class Batched(Line):
+    """Of a turn that was decoded in lock-step with others (``batch.size`` above 1).
+
+    Its times are the group's until it ended, so the longest of them is the group's own.
+    """
+
+    size: Count
+    """What was asked for."""
+
+    at_once: Count
+    """Texts of the group that were decoded in this turn."""
+
+    group: Count
+    """Which group, of the same cases in every repeat."""
+
+    place: Count
+    """The turn's seat in the group."""
+
+    full_s: Seconds
+    """Seconds of the steps in which all texts ran."""
+
+    model_s: Seconds | None = None
+    """Seconds of passes of heads and draft models in the group's steps; None: not counted."""
+
+    model_passes: Count | None = None
+    """How many passes these were."""
+
+    pass_s: Seconds | None = None
+    """Seconds of the target's passes in the group's steps; None where a device ran them."""
+
+
 # -- traces of steps: steps.jsonl while it grows, steps.parquet in the end -------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTrace:
-    """The steps of one turn of one label; every list has one entry per step.
+class StepTrace(TurnKey):
+    """The steps of one turn of one label; every list has one entry per step."""
 
-    Attributes:
-        drafted: draft nodes (auxiliary ones not counted); ``depth``: of the deepest one.
-        committed: tokens committed, bonus included.
-        sources: for each step the source id of each accepted node, or None.
-        step_s: seconds per step, None where the clock does not give them.
-    """
-
-    label: Text
-    case_id: Text
-    turn: Count
-    repeat: Count
     drafted: Ids
+    """Draft nodes, auxiliary ones not counted."""
+
     depth: Ids
+    """Of the deepest draft node."""
+
     committed: Committed
-    sources: list[Sources | None] | None = None
+    """Tokens committed, bonus included."""
+
+    sources: list[list[Annotated[int, Field(ge=-_MOST, le=_MOST)]] | None] | None = None
+    """For each step the source id of each accepted node, or None."""
+
     step_s: list[Seconds] | None = None
+    """Seconds; None where the clock does not give them."""
 
-    @staticmethod
-    def from_json(line: object) -> StepTrace:
-        """The trace of a line of ``steps.jsonl``.
-
-        Raises:
-            ValueError: names the field.
-        """
-        trace = _parse_trace(line)
-        n = len(trace.committed)
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        n = len(self.committed)
         for name in ("drafted", "depth", "sources", "step_s"):
-            values = getattr(trace, name)
+            values = getattr(self, name)
             if values is not None and len(values) != n:
                 raise ValueError(f"{name} has {len(values)} entries for {n} steps")
-        return trace
-
-    @property
-    def key(self) -> tuple[int, str, int, str]:
-        return (self.repeat, self.case_id, self.turn, self.label)
-
-    def to_json(self) -> JsonObject:
-        return asdict(self)
-
-
-_parse_trace: Callable[[object], StepTrace] = TypeAdapter(StepTrace).validate_python
+        return self
 
 
 def write_steps(path: Path, traces: Iterable[StepTrace]) -> None:
@@ -182,28 +226,3 @@ def read_steps(path: Path) -> list[StepTrace]:
             if columns[name][0] is None:
                 del columns[name]
     return [StepTrace(**dict(zip(turn, key, strict=True)), **c) for key, c in traces.items()]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batched:
-    """Of a turn that was decoded in lock-step with others (``batch.size`` above 1).
-
-    Its times are the group's until it ended, so the longest of them is the group's own.
-
-    Attributes:
-        size: what was asked for; ``at_once``: texts of the group that were decoded in this turn.
-        group: which group, of the same cases in every repeat; ``place``: the turn's seat in it.
-        full_s: seconds of the steps in which all of them ran.
-        model_s: seconds of passes of the drafters' models in the group's steps, heads' and draft
-            models', and ``model_passes`` how many; None: not counted.
-        pass_s: seconds of the target's passes in the group's steps; None where a device ran them.
-    """
-
-    size: Count
-    at_once: Count
-    group: Count
-    place: Count
-    full_s: Seconds
-    model_s: Seconds | None = None
-    model_passes: Count | None = None
-    pass_s: Seconds | None = None

@@ -9,20 +9,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NotRequired, Self
+from typing import Any, NotRequired, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
-    Strict,
     model_serializer,
 )
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on only
 
 from specbench.errors import field_error
-from specbench.results.lines import Flag, Text
+from specbench.results.lines import STRICT
 from specbench.results.records import DONE, MANIFEST, SCHEMA_VERSION
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
@@ -33,18 +32,19 @@ from specbench.system.noted import Hardware as Hardware  # tables name it too
 BASELINE = "ar"  # the label of plain decoding
 ROWS = (1, 2, 4, 8, 16, 64)  # of the passes whose cost stands beside speedups
 
-Whole = Annotated[int, Strict()]
-Number = Annotated[float, Strict()]
+# Keys that readers look for even where they have no value.
+_NULL_IN_FILES = {"baseline", "exit_code", "git", "pair", "revision", "weights_hash"}
+# Keys of what labels add, which a run without any (a replay, a cost surface) does not have.
+_BY_LABEL = ("drafts", "memory", "measured")
 
 
 class _Node(BaseModel):
     """A JSON object with known keys; each class below lists them, others are kept.
 
-    Keys without a value are written only where readers look for them (``_always``).
+    Of the known ones those without a value are not written.
     """
 
-    model_config = ConfigDict(extra="allow", protected_namespaces=())
-    _always: ClassVar[frozenset[str]] = frozenset()
+    model_config = STRICT | ConfigDict(extra="allow")
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Self:
@@ -61,250 +61,277 @@ class _Node(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, plain: SerializerFunctionWrapHandler) -> JsonObject:
-        always = self._always | (self.model_extra or {}).keys()
-        return {k: v for k, v in plain(self).items() if v is not None or k in always}
+        kept = _NULL_IN_FILES | (self.model_extra or {}).keys()
+        return {
+            key: value
+            for key, value in plain(self).items()
+            if key in kept or not (value is None or (key in _BY_LABEL and not value))
+        }
 
 
 class Passes(TypedDict, total=False):
-    """How a model's passes ran.
-
-    Attributes:
-        engine: ``eager`` or ``graph``; ``reason``: why not ``graph``.
-        graphs: shapes of the captured passes; ``eager``: why others ran eagerly, by shape.
-        layers: which parts of the network run fused, if any.
-    """
+    """How a model's passes ran."""
 
     engine: str
+    """``eager`` or ``graph``."""
+
     reason: str
+    """Why not ``graph``."""
+
     graphs: list[str]
+    """Shapes of the captured passes."""
+
     eager: dict[str, str]
-    layers: dict[str, dict[str, Whole]]
+    """Why other passes ran eagerly, by shape."""
+
+    layers: dict[str, dict[str, int]]
+    """Which parts of the network run fused, if any."""
 
 
 class ArtifactInfo(TypedDict, total=False):
-    """A file that a method read; ``header``: what it says of itself, where it is a table."""
+    """A file that a method read."""
 
-    path: Text
-    bytes: Whole
-    sha256: Text
+    path: str
+    bytes: int
+    sha256: str
     header: JsonObject
+    """What the file says of itself, where it is a table."""
 
 
 class Peers(TypedDict, total=False):
     """The model that transformers' own loops ran on."""
 
-    attention: Text
-    packed: Flag
+    attention: str
+    packed: bool
 
 
 class Replayed(TypedDict, total=False):
-    """The recording that a replay reads; ``failed``: its cases that are left out."""
+    """The recording that a replay reads."""
 
-    run_key: Text
-    sha: Text
-    prompt_set_hash: Text
-    failed: list[Text]
+    run_key: str
+    sha: str
+    prompt_set_hash: str
+    failed: list[str]
+    """Its cases that are left out."""
 
 
 class RowTimes(TypedDict):
-    """Median ``seconds`` of a pass by its rows, behind ``context`` cached tokens.
+    """What passes cost by their rows."""
 
-    ``prices``: by rows, a pass's time over that of one row in the same round, its median and the
-    ends of that median's 95 % interval, or its median alone where passes were too slow for six
-    rounds. Older runs and predicted times have none.
-    """
+    context: int
+    """Cached tokens."""
 
-    context: Whole
-    seconds: dict[str, Number]
-    prices: NotRequired[dict[str, list[Number]]]
+    seconds: dict[str, float]
+    """Median of a pass, by its rows."""
+
+    prices: NotRequired[dict[str, list[float]]]
+    """By rows, a pass's time over that of one row in the same round: its median and the ends of
+    that median's 95 % interval, or the median alone where passes were too slow for six rounds.
+    Predicted times have none."""
 
 
 class DraftInfo(_Node):
-    """A label's draft model.
+    """A label's draft model."""
 
-    Attributes:
-        id: hub id, local folder, or ``random``; ``revision``: the hub's commit.
-        parameters: how many; ``vocab_size``: ids are below it.
-        packed: what its packed linears hold; ``passes``: how its passes ran.
-        self_check: as in ``ModelInfo``.
-    """
+    id: str | None = None
+    """Hub id, local folder, or ``random``."""
 
-    _always = frozenset({"revision", "weights_hash"})
+    revision: str | None = None
+    """The hub's commit."""
 
-    id: Text | None = None
-    revision: Text | None = None
-    weights_hash: Text | None = None
-    dtype: Text | None = None
-    device: Text | None = None
-    parameters: Whole | None = None
-    vocab_size: Whole | None = None
+    weights_hash: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    parameters: int | None = None
+    vocab_size: int | None = None
     packed: JsonObject | None = None
+    """What its packed linears hold."""
+
     passes: Passes | None = None
     self_check: JsonObject | None = None
+    """As in `ModelInfo`."""
 
 
 class ModelInfo(_Node):
-    """The target as it was loaded.
+    """The target as it was loaded."""
 
-    Attributes:
-        name: in ``conf/model``, of a cost run; ``shape``: whether its weights were random.
-        id: hub id or local folder; ``revision``: the hub's commit.
-        weights_hash: SHA-256 over local weight files.
-        weights: other than float32 that passes read; ``weight_bytes``: by a pass of one row.
-        copy_bytes_per_s: the device's copy bandwidth at the run's start; ``read_bytes_per_s``: its
-            fastest read of as many bytes as the weights have, of all in the run.
-        row_times: what passes cost by their rows, timed after the warm-up.
-        packed: what packed linears hold; ``passes``: which engine ran the passes, and why eagerly.
-        overlap: how drafters worked beside the target's passes.
-        overlapping: labels that drafted during those passes; only where the clock was inside the
-            steps and could not tell the two apart.
-        artefacts: by label and name, facts about the files that its method read.
-        drafts: by label, its draft model.
-        threads_on: how many of the process's threads may run on which CPUs, once all have computed.
-        memory: by label, bytes of weights and caches of ``target`` and ``draft``.
-        measured: by label, what its drafter measured in ``setup``.
-        self_check: how far our logits, and its own passes, were from the model's own at load.
-        audit: what the audit takes for a near tie, and how that was measured.
-    """
+    name: str | None = None
+    """In ``conf/model``, of a cost run."""
 
-    _always = frozenset({"revision", "weights_hash"})
+    id: str | None = None
+    """Hub id or local folder."""
 
-    name: Text | None = None
-    id: Text | None = None
-    revision: Text | None = None
-    weights_hash: Text | None = None
-    shape: Flag | None = None
-    dtype: Text | None = None
-    weights: Text | None = None
-    device: Text | None = None
-    eos_ids: list[Whole] | None = None
-    context_length: Whole | None = None
-    vocab_size: Whole | None = None
-    tokenizer_hash: Text | None = None
-    template_sha: Text | None = None
-    parameters: Whole | None = None
-    weight_bytes: Whole | None = None
-    copy_bytes_per_s: Number | None = None
-    read_bytes_per_s: Number | None = None
+    revision: str | None = None
+    """The hub's commit."""
+
+    weights_hash: str | None = None
+    """SHA-256 over local weight files."""
+
+    shape: bool | None = None
+    """Whether the weights were random."""
+
+    dtype: str | None = None
+    weights: str | None = None
+    """Other than float32 that passes read."""
+
+    device: str | None = None
+    eos_ids: list[int] | None = None
+    context_length: int | None = None
+    vocab_size: int | None = None
+    tokenizer_hash: str | None = None
+    template_sha: str | None = None
+    parameters: int | None = None
+    weight_bytes: int | None = None
+    """Read by a pass of one row."""
+
+    copy_bytes_per_s: float | None = None
+    """The device's copy bandwidth at the run's start."""
+
+    read_bytes_per_s: float | None = None
+    """The device's fastest read of as many bytes as the weights have, of all in the run."""
+
     row_times: RowTimes | None = None
+    """Timed after the warm-up."""
+
     packed: JsonObject | None = None
+    """What packed linears hold."""
+
     passes: Passes | None = None
-    overlap: Text | None = None
-    overlapping: list[Text] | None = None
-    threads: Whole | None = None
-    threads_on: dict[str, Whole] | None = None
+    overlap: str | None = None
+    """How drafters worked beside the target's passes."""
+
+    overlapping: list[str] | None = None
+    """Labels that drafted during those passes; only where the clock was inside the steps and could
+    not tell the two apart."""
+
+    threads: int | None = None
+    threads_on: dict[str, int] | None = None
+    """How many of the process's threads may run on which CPUs, once all have computed."""
+
     artefacts: dict[str, dict[str, ArtifactInfo]] | None = None
+    """By label and name, the files that its method read."""
+
     drafts: dict[str, DraftInfo] = Field(default_factory=dict)
-    memory: dict[str, dict[str, Whole]] = Field(default_factory=dict)
-    measured: dict[str, dict[str, Whole]] = Field(default_factory=dict)
+    """By label."""
+
+    memory: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """By label, bytes of weights and caches of ``target`` and ``draft``."""
+
+    measured: dict[str, dict[str, int]] = Field(default_factory=dict)
+    """By label, what its drafter measured in ``setup``."""
+
     peers: Peers | None = None
     self_check: JsonObject | None = None
-    audit: JsonObject | None = None
+    """How far our logits, and the model's own passes, were from its own at load."""
 
-    @model_serializer(mode="wrap")
-    def _without_labels(self, plain: SerializerFunctionWrapHandler) -> JsonObject:
-        """What labels add is left out where none ran (a replay, a cost surface)."""
-        found = _Node._without_absent(self, plain)
-        by_label = () if self.memory else ("drafts", "memory", "measured")
-        return {k: v for k, v in found.items() if v or k not in by_label}
+    audit: JsonObject | None = None
+    """What the audit takes for a near tie, and how that was measured."""
 
 
 class LabelInfo(_Node):
-    """An entry of the run: its method, how long it kept state, its settings, its pair's."""
+    """An entry of the run."""
 
-    _always = frozenset({"pair"})
-
-    method: Text | None = None
-    method_version: Whole | None = None
-    state_scope: Text | None = None
+    method: str | None = None
+    method_version: int | None = None
+    state_scope: str | None = None
     knobs: JsonObject = Field(default_factory=dict)
-    budget: Text | None = None  # where these are from: tuned, published, typed
+    """The method's settings."""
+
+    budget: str | None = None
+    """Where the settings are from: ``tuned``, ``published`` or ``typed``."""
+
     pair: JsonObject | None = None
+    """The method beside it in a joined one."""
 
 
 class Start(_Node):
-    """A process that began or resumed the run; ``clock_mhz``: the CPUs' frequency then."""
+    """A process that began or resumed the run."""
 
-    at: Text | None = None
-    clock_mhz: Whole | None = None
-    host: Text | None = None
-    pid: Whole | None = None
-    records_found: Whole = 0
-    blocks_redone: Whole = 0
+    at: str | None = None
+    clock_mhz: int | None = None
+    """The CPUs' frequency then."""
+
+    host: str | None = None
+    pid: int | None = None
+    records_found: int = 0
+    blocks_redone: int = 0
 
 
 class RunManifest(_Node):
-    """``manifest.json``.
+    """``manifest.json``."""
 
-    Attributes:
-        folder_id: made up for each folder; the run key is the same on every machine.
-        run_key: hash of ``identity``, the part of ``config`` that may move a number.
-        status: ``running``, ``complete``, ``interrupted`` or ``failed``.
-        config: the composed configuration; ``overrides``: what was typed; ``swept``:
-            whether the run is one job of a sweep.
-        labels: in the order of the interleaving.
-        baseline: the label that speedups refer to.
-        hardware, versions, git, code, cuda_settings: as `specbench.system.environment.describe`
-            gives them.
-        model: None until the model was loaded.
-        surface: model and machine of the cost surface that a replay's times are predicted with.
-        replay: by label, whether its steps are exact.
-        servers: by label, the engine that answered, as it describes itself (``runner=serve``).
-        synthetic: records that were made up; ``imported``: whose files they were read from;
-            ``merged_from``: the parts they were joined of; ``mixed_conditions``: what differed
-            among the parts' hardware, versions and code.
-        files: SHA-256 of each file that the run left when it was done.
-    """
+    schema_version: int = SCHEMA_VERSION
+    folder_id: str | None = None
+    """Made up for each folder; the run key is the same on every machine."""
 
-    _always = frozenset({"exit_code", "baseline", "git"})
+    run_key: str | None = None
+    """Hash of ``identity``."""
 
-    schema_version: Whole = SCHEMA_VERSION
-    folder_id: Text | None = None
-    run_key: Text | None = None
-    status: Text | None = None
-    exit_code: Whole | None = None
+    status: str | None = None
+    """``running``, ``complete``, ``interrupted`` or ``failed``."""
+
+    exit_code: int | None = None
     config: JsonObject = Field(default_factory=dict)
+    """The composed configuration."""
+
     identity: JsonObject | None = None
-    overrides: list[Text] = Field(default_factory=list)
-    swept: Flag | None = None
+    """The part of ``config`` that may move a number."""
+
+    overrides: list[str] = Field(default_factory=list)
+    """What was typed."""
+
+    swept: bool | None = None
+    """Whether the run is one job of a sweep."""
+
     labels: dict[str, LabelInfo] = Field(default_factory=dict)
-    baseline: Text | None = None
-    seed: Whole = 0
-    n_cases: Whole | None = None
-    prompt_set_hash: Text | None = None
+    """In the order of the interleaving."""
+
+    baseline: str | None = BASELINE
+    """The label that speedups refer to."""
+
+    seed: int = 0
+    n_cases: int | None = None
+    prompt_set_hash: str | None = None
     hardware: Hardware = Field(default_factory=Hardware)
-    versions: dict[str, Text] = Field(default_factory=dict)
+    """This and the next four as `specbench.system.environment.describe` gives them."""
+
+    versions: dict[str, str] = Field(default_factory=dict)
     git: GitState | None = None
-    code: Text | None = None
+    code: str | None = None
     cuda_settings: CudaSettings = Field(default_factory=dict)
-    forced_resume: Flag = False
+    forced_resume: bool = False
     starts: list[Start] = Field(default_factory=list)
     model: ModelInfo | None = None
-    ended_at: Text | None = None
+    """None until the model was loaded."""
+
+    ended_at: str | None = None
     surface: JsonObject | None = None
+    """Model and machine of the cost surface that a replay's times are predicted with."""
+
     traces: Replayed | None = None
-    replay: dict[str, Text] | None = None
-    replay_s: Number | None = None
-    left_out: dict[str, Text] | None = None
-    notes: list[Text] | None = None
+    replay: dict[str, str] | None = None
+    """By label, whether its steps are exact."""
+
+    replay_s: float | None = None
+    left_out: dict[str, str] | None = None
+    notes: list[str] | None = None
     servers: dict[str, JsonObject] | None = None
-    synthetic: Flag | None = None
+    """By label, the engine that answered, as it describes itself (``runner=serve``)."""
+
+    synthetic: bool | None = None
+    """Whether the records were made up."""
+
     imported: JsonObject | None = None
-    merged_from: list[Text] | None = None
-    mixed_conditions: list[Text] | None = None
-    files: dict[str, Text] | None = None
+    """Whose files the records were read from."""
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
-        """The manifest that a file's JSON object holds.
+    merged_from: list[str] | None = None
+    """The parts that the records were joined of."""
 
-        Raises:
-            ValueError: names the field; or another version of the program wrote it.
-        """
-        version = data.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise ValueError(f"schema_version is {version!r}, this program reads {SCHEMA_VERSION}")
-        return super().from_json({"baseline": BASELINE, **data})
+    mixed_conditions: list[str] | None = None
+    """What differed among these parts' hardware, versions and code."""
+
+    files: dict[str, str] | None = None
+    """SHA-256 of each file that the run left when it was done."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -316,6 +343,9 @@ class RunManifest(_Node):
         path = folder / MANIFEST
         data = jsonl.read_json(path)
         try:
+            version = data.get("schema_version")
+            if version != SCHEMA_VERSION:
+                raise ValueError(f"schema_version is {version!r}, it must be {SCHEMA_VERSION}")
             return cls.from_json(data)
         except ValueError as error:
             raise jsonl.RecordError(

@@ -22,16 +22,24 @@ Files of a run folder:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
-from pydantic import AfterValidator, Field, Strict, TypeAdapter
+from pydantic import Field, field_validator, model_validator
 
-from specbench.results import lines
-from specbench.results.lines import Batched, Count, Seconds, Seed, Text
+from specbench.results.lines import (
+    Batched,
+    Committed,
+    Count,
+    Ids,
+    Line,
+    Number,
+    OutputIds,
+    Seconds,
+    Seed,
+    TurnKey,
+)
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 from specbench.system.noted import GpuState
@@ -56,199 +64,237 @@ LEFT = (CASES, ERRORS, DISTURBED, STEPS, SUMMARY)  # what tables are made of
 # Counts in ``CaseRecord.drafter``: passes that ran eagerly where a CUDA graph was meant to be.
 EAGER_PASSES, EAGER_DRAFT_PASSES = "eager_passes", "eager_draft_passes"
 LAUNCHED_DRAFTS = "launched_drafts"  # of a trained head, where its own work was no graph
-STATUSES = ("ok", "failed", "disturbed")
-TIMINGS = ("measured", "predicted", "none")
+Timing: TypeAlias = Literal["measured", "predicted", "none"]
+TIMINGS: tuple[Timing, ...] = get_args(Timing)
 PHASES = ("draft", "verify", "accept", "cache", "observe")  # of a step; ``other`` is the rest
-VERDICTS = ("equal", "near_tie", "bug", "not_audited")
-DIFFERS = "differs"  # the verdict on another engine's output that is not its own plain one
+Verdict: TypeAlias = Literal["equal", "near_tie", "bug", "not_audited", "differs"]
+DIFFERS: Verdict = "differs"
+VERDICTS: tuple[Verdict, ...] = tuple(v for v in get_args(Verdict) if v != DIFFERS)  # of our engine
 OWN_ENGINE = "specbench"
-_COMMITTED_KEY = "accepted_per_step"  # of the tokens committed by step, in files
-_ROUNDING = 1e-6
-LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's distribution
-
-
-@dataclass(frozen=True, slots=True)
-class Lossless:
-    """How a greedy output compares with plain decoding.
-
-    Attributes:
-        verdict: ``equal``; ``near_tie`` (differs, but every emitted token's logit is within the
-            dtype's tolerance of the maximum); ``bug`` (anything else); ``not_audited``. Of another
-            engine's answer ``differs``: it is not the same server's plain one, and nobody here can
-            say whether rounding is why.
-        first_diff: index into ``output_ids`` of the first difference, None where there is none.
-        gap: largest ``max(logits) - logits[token]`` over the output, None where not computed.
-    """
-
-    verdict: Annotated[Text, lines.one_of((*VERDICTS, DIFFERS))] = "not_audited"
-    first_diff: Annotated[int, Strict()] | None = None
-    gap: lines.Number | None = None
-
-
 Said: TypeAlias = Literal["", "steps", "positions", "totals", "nothing"]
+LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's distribution
+_ROUNDING = 1e-6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What a server's turn says besides.
+def _absent(value: object) -> bool:
+    return value is None or value == ""
 
-    Attributes:
-        text: the answer; prompts and answers may come without ids.
-        concurrency: questions asked at once; ``batch``: which of these, from 0 in the run.
-        batch_s: seconds of the batch; None where a request of it failed or was repeated.
-        requests: how often the question was asked until its answer came whole.
-        counted: whether the server said how many steps it took.
-        counters: in the server's own words.
-        where: the server's address.
-        bursts: seconds from the request to each arrival of tokens, those of a step together.
-        batch_passes: of the server for the whole batch, its prompts' included, where it says so.
-        accepted_by_position: draft tokens of the whole batch, where the server counts those.
-        said: of drafts: ``steps``, ``positions``, ``totals`` alone, or ``nothing``.
-    """
 
-    text: Text
+def _is_own(engine: str) -> bool:
+    return engine == OWN_ENGINE
+
+
+class Lossless(Line):
+    """How a greedy output compares with plain decoding."""
+
+    verdict: Verdict = "not_audited"
+    """``near_tie``: it differs, but every emitted token's logit is within the dtype's tolerance of
+    the maximum; ``bug``: anything else. ``differs``: another engine's answer is not the same
+    server's plain one, and nobody here can say whether rounding is why."""
+
+    first_diff: int | None = None
+    """Index into ``output_ids`` of the first difference."""
+
+    gap: Number | None = None
+    """Largest ``max(logits) - logits[token]`` over the output; None where not computed."""
+
+
+class Served(Line):
+    """What a server's turn says besides."""
+
+    text: str
+    """The answer; prompts and answers may come without ids."""
+
     concurrency: Count
+    """Questions asked at once."""
+
     batch: Count
+    """Which of these, from 0 in the run."""
+
     batch_s: Annotated[Seconds, Field(gt=0)] | None = None
+    """Seconds of the batch; None where a request of it failed or was repeated."""
+
     requests: Count
+    """How often the question was asked until its answer came whole."""
+
     counted: bool = True
+    """Whether the server said how many steps it took."""
+
     where: str = ""
-    counters: dict[str, Any] = field(default_factory=dict)
-    bursts: list[Seconds] = field(default_factory=list)
+    """The server's address."""
+
+    counters: dict[str, Any] = Field(default_factory=dict)
+    """In the server's own words."""
+
+    bursts: list[Seconds] = Field(default_factory=list)
+    """Seconds from the request to each arrival of tokens, those of a step together."""
+
     batch_passes: Count | None = None
-    accepted_by_position: list[Count] = field(default_factory=list)
+    """Of the server for the whole batch, its prompts' included, where it says so."""
+
+    accepted_by_position: list[Count] = Field(default_factory=list)
+    """Draft tokens of the whole batch, where the server counts those."""
+
     said: Said = ""
+    """What the server said of drafts."""
 
 
-def _check_counted(counted: dict[str, Any]) -> dict[str, Any]:
-    """What tables and the rule of noise add up of what a drafter said."""
-    for name, value in counted.items():
-        if name.startswith(("accepted_from_", "found_by_")) and (
-            type(value) is not int or value < 0
-        ):
-            raise ValueError(f"counts, and {name} is {value!r}")
-    return counted
+_NOT_DECODED: dict[str, Any] = {
+    "status": "failed",
+    "n_prompt": 0,
+    "n_new": 0,
+    "finish_reason": None,
+    "n_target_passes": 0,
+    "n_drafted": 0,
+    "committed_per_step": [],
+    "prompt_ids": [],
+    "output_ids": [],
+    "prefill_s": 0.0,
+    "decode_s": 0.0,
+    "drafter_setup_s": 0.0,
+    "wall_s": 0.0,
+    "lossless": Lossless(),
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaseRecord:
+class CaseRecord(TurnKey):
     """One turn of one case, decoded by one method: a line of ``cases.jsonl``.
 
-    Its key within a run is ``(repeat, case_id, turn, label)``. Times are seconds.
-
-    Attributes:
-        run_key: hash of the configuration that may move a number.
-        label: unique name of the entry in this run (default: the method's name).
-        method: the method's name; ``method_version``: raised when its numbers may move.
-        model: the model's name in ``conf/model``; ``dataset`` in ``conf/dataset``.
-        task: one of Spec-Bench's six where that applies, else the data set's own word.
-        case_id: the data set's own id.
-        turn: from 0; ``repeat``: from 0.
-        stream_index: place of the block in the run's order, over all repeats and shards.
-        position: place of the label in the block's order (0 ran first).
-        n_prompt: tokens of the prompt; ``n_new``: new tokens, EOS included.
-        finish_reason: ``eos``, ``length`` or ``context``; None for a failed turn.
-        n_target_passes: steps; prefill is not one.
-        n_drafted: draft nodes over all steps, auxiliary nodes (``n_aux``) not counted.
-        committed_per_step: tokens committed by each step, bonus included; sums to ``n_new - 1``.
-            In the file it is ``accepted_per_step``.
-        output_ids: ``[n_new]`` the new tokens.
-        timing: where the times come from: ``measured``; ``predicted`` by a cost surface (the
-            target's part; drafting is measured); ``none``: a replay without a surface, all zero.
-        prediction_error: of predicted times, the relative error of the label's speedup that is not
-            from the choice of prompts (`specbench.results.prediction_error`); intervals hold it.
-        phase_s: seconds by phase, only under ``measure=phases``.
-        drafter: what the drafter counted in the turn, in its own words (``Drafter.report``):
-            forwards of a draft model, age of a store, which row of a step won.
-        state_scope: how long the drafter kept what it learnt: ``turn``, ``prompt`` or ``run``.
-        verifier: who decided acceptance.
-        seed: the turn's seed, derived from the run's; the same for all labels.
-        cpu_steal, cpu_waiting, cpu_others, cpu_load, gpu: what else the machine did while the turn
-            ran, see :class:`specbench.system.interference.Interference`; None where unknown.
-        energy_j: joules the GPUs took over the turn, only under ``measure=energy``.
-        attempt: earlier measurements of the block that were disturbed; they are in
-            ``disturbed.jsonl``.
-        disturbed_by: what disturbed the turn, in words; else empty. The status is ``disturbed``
-            where counters say so, and ``ok`` where it only slowed together with the baseline.
-        started_at: UTC, ISO 8601. ``host``: the machine's name.
-        n_retokenized: of plain decoding, the tokens that Spec-Bench's ``speed.py`` counts in the
-            output: its text tokenized again, minus one; None where nobody counted.
-        engine: what decoded: ours, or another one with its version (``runner=serve``), whose
-            turns may lack ids and single steps; ``numerics``: what that one keeps weights in.
-        served: what a server's turn says besides, see `Served`.
-        batch: of a turn that was decoded with others at once, see `Batched`; None: it was alone.
-        prompt_sha, output_sha: SHA-256 of ids that were not kept (``scripts/keep_run.py``).
-        forced_resume: whether the run was resumed with ``resume=force`` on other hardware,
-            versions or code before this record was made.
+    Its key within a run is ``(repeat, case_id, turn, label)``; turns and repeats count from 0.
+    Times are seconds.
     """
 
-    run_key: Text
-    label: Text
-    method: Text
+    run_key: str
+    """Hash of the configuration that may move a number."""
+
+    method: str
     method_version: Count = 1
-    model: Text
-    dataset: Text
-    task: Text
-    category: Text
-    case_id: Text
-    turn: Count
-    repeat: Count
+    """Raised when the method's numbers may move."""
+
+    model: str
+    """Name in ``conf/model``."""
+
+    dataset: str
+    """Name in ``conf/dataset``."""
+
+    task: str
+    """One of Spec-Bench's six where that applies, else the data set's own word."""
+
+    category: str
     stream_index: Count
+    """Place of the block in the run's order, over all repeats and shards."""
+
     position: Count = 0
-    status: Annotated[Text, lines.one_of(STATUSES)] = "failed"  # until `finished`
-    n_prompt: Count = 0
-    n_new: Count = 0
-    finish_reason: Text | None = None
-    n_target_passes: Count = 0
-    n_drafted: Count = 0
+    """Place of the label in the block's order; 0 ran first."""
+
+    status: Literal["ok", "failed", "disturbed"]
+    n_prompt: Count
+    """Tokens of the prompt."""
+
+    n_new: Count
+    """New tokens, EOS included."""
+
+    finish_reason: str | None
+    """``eos``, ``length`` or ``context``; None for a failed turn."""
+
+    n_target_passes: Count
+    """Steps; prefill is not one."""
+
+    n_drafted: Count
+    """Draft nodes over all steps, auxiliary ones (``n_aux``) not counted."""
+
     n_aux: Count = 0
-    committed_per_step: Annotated[lines.Committed, Field(alias=_COMMITTED_KEY)] = field(
-        default_factory=list
-    )
-    prompt_ids: lines.Ids = field(default_factory=list)
-    output_ids: lines.OutputIds = field(default_factory=list)
-    prefill_s: Seconds = 0.0
-    decode_s: Seconds = 0.0
-    drafter_setup_s: Seconds = 0.0
-    wall_s: Seconds = 0.0
-    timing: Annotated[Text, lines.one_of(TIMINGS)] = "measured"
-    prediction_error: lines.Number | None = None
-    phase_s: dict[str, lines.Number] | None = None
-    drafter: Annotated[dict[str, Any], AfterValidator(_check_counted)] = field(default_factory=dict)
-    state_scope: Text
-    verifier: Text = "greedy"
+    committed_per_step: Annotated[Committed, Field(alias="accepted_per_step")]
+    """Tokens committed by each step, bonus included; they sum to ``n_new - 1``."""
+
+    prompt_ids: Ids
+    output_ids: OutputIds
+    prefill_s: Seconds
+    decode_s: Seconds
+    drafter_setup_s: Seconds
+    wall_s: Seconds
+    timing: Timing = "measured"
+    """``predicted`` by a cost surface: the target's part; drafting is measured. ``none``: a replay
+    without a surface, all times are 0."""
+
+    prediction_error: Annotated[Number | None, Field(exclude_if=_absent)] = None
+    """Of predicted times, the relative error of the label's speedup that is not from the choice of
+    prompts (`specbench.results.prediction_error`); intervals hold it."""
+
+    phase_s: dict[str, Number] | None = None
+    """Seconds by phase, only under ``measure=phases``."""
+
+    drafter: dict[str, Any] = Field(default_factory=dict)
+    """What the drafter counted in the turn, in its own words (``Drafter.report``): forwards of a
+    draft model, age of a store, which row of a step won."""
+
+    state_scope: str
+    """How long the drafter kept what it learnt: ``turn``, ``prompt`` or ``run``."""
+
+    verifier: str = "greedy"
     seed: Seed
-    lossless: Lossless = field(default_factory=Lossless)
+    """The turn's, derived from the run's; the same for all labels."""
+
+    lossless: Lossless
     cpu_steal: Seconds | None = None
+    """This and the next four: what else the machine did while the turn ran, see
+    `specbench.system.interference.Interference`; None where unknown."""
+
     cpu_waiting: Seconds | None = None
     cpu_others: Seconds | None = None
     cpu_load: Seconds | None = None
     gpu: list[GpuState] | None = None
     energy_j: Seconds | None = None
-    attempt: Count = 0
-    disturbed_by: Text = ""
-    started_at: Text = ""
-    host: Text = ""
-    n_retokenized: Count | None = None
-    engine: Text = OWN_ENGINE
-    numerics: Text = ""
-    served: Served | None = None
-    batch: Batched | None = None
-    prompt_sha: Text = ""
-    output_sha: Text = ""
-    forced_resume: lines.Flag = False
+    """Joules the GPUs took over the turn, only under ``measure=energy``."""
 
-    def finished(self, output_ids: list[int], committed: list[int], **measured: Any) -> CaseRecord:
+    attempt: Count = 0
+    """Earlier measurements of the block that were disturbed; they are in ``disturbed.jsonl``."""
+
+    disturbed_by: str = ""
+    started_at: str = ""
+    """UTC, ISO 8601."""
+
+    host: str = ""
+    n_retokenized: Count | None = None
+    """Of plain decoding, the tokens that Spec-Bench's ``speed.py`` counts in the output: its text
+    tokenized again, minus one; None where nobody counted."""
+
+    engine: Annotated[str, Field(exclude_if=_is_own)] = OWN_ENGINE
+    """What decoded: ours, or another one with its version (``runner=serve``), whose turns may lack
+    ids and single steps."""
+
+    numerics: Annotated[str, Field(exclude_if=_absent)] = ""
+    """What another engine keeps weights in."""
+
+    served: Annotated[Served | None, Field(exclude_if=_absent)] = None
+    batch: Annotated[Batched | None, Field(exclude_if=_absent)] = None
+    """None: the turn was decoded alone."""
+
+    prompt_sha: Annotated[str, Field(exclude_if=_absent)] = ""
+    """SHA-256 of ids that were not kept (``scripts/keep_run.py``), as ``output_sha``."""
+
+    output_sha: Annotated[str, Field(exclude_if=_absent)] = ""
+    forced_resume: bool = False
+    """Whether the run was resumed with ``resume=force`` on other hardware, versions or code before
+    this record was made."""
+
+    @classmethod
+    def begun(cls, **known: Any) -> Self:
+        """A turn before it is decoded: as failed, its counts and times 0."""
+        return cls(**(_NOT_DECODED | known))
+
+    def finished(
+        self, output_ids: Sequence[int], committed: Sequence[int], **measured: Any
+    ) -> Self:
         """The same turn decoded; ``committed`` has each step's tokens, bonus included."""
-        return replace(
-            self,
-            status="ok",
-            n_new=len(output_ids),
-            output_ids=output_ids,
-            n_target_passes=len(committed),
-            committed_per_step=committed,
-            **measured,
-        )
+        decoded = {
+            "status": "ok",
+            "n_new": len(output_ids),
+            "output_ids": [int(token) for token in output_ids],
+            "n_target_passes": len(committed),
+            "committed_per_step": [int(count) for count in committed],
+        }
+        return self.replace(**(decoded | measured))
 
     @property
     def lossy(self) -> bool:
@@ -256,59 +302,25 @@ class CaseRecord:
         return self.verifier in LOSSY_VERIFIERS
 
     @property
-    def key(self) -> tuple[int, str, int, str]:
-        return (self.repeat, self.case_id, self.turn, self.label)
-
-    @property
     def unit(self) -> str:
         """What is measured by itself, and drawn in a bootstrap: the case, or its group."""
         return self.case_id if self.batch is None else f"group {self.batch.group}"
 
-    @property
-    def turn_id(self) -> lines.TurnLine:
-        """The key as the lines of other files spell it."""
-        return {
-            "label": self.label,
-            "case_id": self.case_id,
-            "turn": self.turn,
-            "repeat": self.repeat,
-        }
+    @field_validator("drafter")
+    @classmethod
+    def _check_counted(cls, drafter: dict[str, Any]) -> dict[str, Any]:
+        """What tables and the rule of noise add up of what a drafter said."""
+        for name, value in drafter.items():
+            if name.startswith(("accepted_from_", "found_by_")) and (
+                type(value) is not int or value < 0
+            ):
+                raise ValueError(f"counts, and {name} is {value!r}")
+        return drafter
 
-    def to_json(self) -> JsonObject:
-        """A plain dict for one line of ``cases.jsonl``; a gap that is not finite becomes None."""
-        line = {_FILE_KEYS.get(name, name): value for name, value in asdict(self).items()}
-        gap = self.lossless.gap
-        if gap is not None and not math.isfinite(gap):
-            line["lossless"]["gap"] = None
-        if self.engine == OWN_ENGINE:
-            for name in ("engine", "numerics", "served"):
-                del line[name]
-        if self.batch is None:
-            del line["batch"]
-        if self.prediction_error is None:
-            del line["prediction_error"]
-        if not self.output_sha:
-            del line["prompt_sha"], line["output_sha"]
-        for name in (_COMMITTED_KEY, "prompt_ids", "output_ids"):
-            line[name] = [int(value) for value in line[name]]
-        return line
-
-    @staticmethod
-    def from_json(line: JsonObject) -> CaseRecord:
-        """The record of a line. Keys this version does not know are ignored.
-
-        Raises:
-            ValueError: a field is missing or the counts contradict each other.
-        """
-        if missing := _PROMISED - line.keys():
-            raise ValueError(f"no field {', '.join(sorted(missing))}")
-        record = _parse_record(line)
-        record._check()
-        return record
-
-    def _check(self) -> None:
+    @model_validator(mode="after")
+    def _check_counts(self) -> Self:
         """That the fields do not contradict each other."""
-        n_committed = sum(self.committed_per_step)
+        steps, committed = len(self.committed_per_step), sum(self.committed_per_step)
         if self.prompt_ids and len(self.prompt_ids) != self.n_prompt:
             raise ValueError(f"n_prompt is {self.n_prompt}, prompt_ids has {len(self.prompt_ids)}")
         if self.status != "failed":
@@ -317,17 +329,17 @@ class CaseRecord:
         without = not self.output_ids and (foreign or self.output_sha)
         if len(self.output_ids) != self.n_new and not without:
             raise ValueError(f"n_new is {self.n_new}, output_ids has {len(self.output_ids)}")
-        if foreign and not self.committed_per_step:
-            return  # a server that counts says totals
-        if len(self.committed_per_step) != self.n_target_passes:
+        if foreign and not steps:
+            return self  # a server that counts says totals
+        if steps != self.n_target_passes:
             raise ValueError(
-                f"n_target_passes is {self.n_target_passes}, "
-                f"{_COMMITTED_KEY} has {len(self.committed_per_step)}"
+                f"n_target_passes is {self.n_target_passes}, accepted_per_step has {steps}"
             )
-        if self.n_new and n_committed != self.n_new - 1:
+        if self.n_new and committed != self.n_new - 1:
             raise ValueError(
-                f"{_COMMITTED_KEY} sums to {n_committed}, n_new - 1 is {self.n_new - 1}"
+                f"accepted_per_step sums to {committed}, n_new - 1 is {self.n_new - 1}"
             )
+        return self
 
     def _check_times(self) -> None:
         """Of a finished turn: 0 only where a clock may say it, as after the prompt's pass alone."""
@@ -342,19 +354,6 @@ class CaseRecord:
             raise ValueError(f"wall_s is {self.wall_s}, prefill_s + decode_s is {parts}")
         if parts and self.n_target_passes and not self.decode_s:
             raise ValueError(f"decode_s is 0, and {self.n_target_passes} steps take time")
-
-
-_parse_record: Callable[[object], CaseRecord] = TypeAdapter(CaseRecord).validate_python
-_FILE_KEYS = {"committed_per_step": _COMMITTED_KEY}
-# All but these are promised to every reader of the files.
-_OPTIONAL_FIELDS = (
-    "method_version position n_aux timing prediction_error phase_s drafter verifier cpu_steal "
-    "cpu_waiting cpu_others cpu_load gpu energy_j attempt disturbed_by started_at host "
-    "n_retokenized engine numerics served batch prompt_sha output_sha forced_resume"
-)
-_PROMISED = {_FILE_KEYS.get(f.name, f.name) for f in fields(CaseRecord)} - {
-    *_OPTIONAL_FIELDS.split()
-}
 
 
 def read_records(

@@ -100,7 +100,7 @@ def test_settings_that_may_be_as_fast_as_the_best_are_named():
     (run,) = (r for r in load_runs([EXPERIMENTS / "ngrammys_table1"]) if r.dataset == "mtbench")
     cost = {"ar": 1.0, "k10_w10": 0.8, "k5_w4": 0.4}  # seconds a token, where the two are far apart
     parted = [
-        replace(r, decode_s=cost[r.label] * (r.n_new - 1 + 0.01 * r.repeat)) for r in run.records
+        r.replace(decode_s=cost[r.label] * (r.n_new - 1 + 0.01 * r.repeat)) for r in run.records
     ]
 
     def said(run):
@@ -258,7 +258,7 @@ def draft_model_rows(change):
     runs = load_runs([EXPERIMENTS / "draft_models"])
     for run in runs:
         run.records[:] = [
-            replace(r, drafter=change(r.method, r.drafter)) if r.method != "ar" else r
+            r.replace(drafter=change(r.method, r.drafter)) if r.method != "ar" else r
             for r in run.records
         ]
     table = reproduction("draft_models").tables(runs)[0]
@@ -285,7 +285,7 @@ def test_what_nobody_counted_is_absent_and_not_0():
     for row in rows.values():
         assert {str(row[column]) for column in [*COUNTED, "draft Params × L_new"]} == {"–"}
     (run,) = load_runs([EXPERIMENTS / "card_table3"])
-    run.records[:] = [replace(r, drafter={}) if r.label == "sps" else r for r in run.records]
+    run.records[:] = [r.replace(drafter={}) if r.label == "sps" else r for r in run.records]
     (table,) = reproduction("card_table3").tables([run])
     (row,) = table.frame[table.frame["method"] == "sps"].to_dict("records")
     for heading in table.frame:
@@ -319,7 +319,7 @@ def test_table_3_compares_speed_on_its_own_model_and_hardware():
     there = replace(
         run, manifest=run.manifest.model_copy(update={"hardware": machine, "model": model})
     )
-    llama2 = replace(there, records=[replace(r, model="llama2_70b") for r in there.records])
+    llama2 = replace(there, records=[r.replace(model="llama2_70b") for r in there.records])
     for measured, card, opt_tree in (
         (run, "not compared", "other model"),
         (there, "disagrees", "other model"),

@@ -224,7 +224,7 @@ def test_one_setting_measured_again_and_again_is_no_line_of_budgets(comparison):
 def test_settings_with_wrong_outputs_are_on_no_line_of_budgets(comparison):
     (run,) = comparison.runs
     records = [
-        replace(r, lossless=replace(r.lossless, verdict="bug")) if r.label == "pld" else r
+        r.replace(lossless=r.lossless.replace(verdict="bug")) if r.label == "pld" else r
         for r in run.records
     ]
     (pld,) = [entry for entry in comparison.drafting if entry.label == "pld"]

@@ -18,7 +18,11 @@ SPEED = {"ar": 10.0, "pld": 6.0, "wild": 2.0}  # seconds of a case; wild is the 
 def made(label, case, wrong=(), failed=()):
     """A label's turn of case ``case``; ``wrong`` and ``failed`` hold labels with cases."""
     seconds = SPEED[label] + 0.1 * (case % 4)
-    verdict = Lossless("bug", 3, 9.0) if (label, case) in wrong else Lossless("equal")
+    verdict = (
+        Lossless(verdict="bug", first_diff=3, gap=9.0)
+        if (label, case) in wrong
+        else Lossless(verdict="equal")
+    )
     record = case_record(
         f"c{case:02d}", label, 12, stream_index=case, lossless=verdict, prefill_s=1.0,
         decode_s=seconds, wall_s=1.0 + seconds,

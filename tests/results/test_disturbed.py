@@ -1,7 +1,5 @@
 """What counts where turns were disturbed, and what is said of it."""
 
-from dataclasses import replace
-
 import pytest
 
 from specbench.results.statistics.aggregate import untimed_blocks
@@ -78,7 +76,7 @@ def test_where_nothing_was_disturbed_the_numbers_are_the_same_and_nothing_is_sai
 
 
 def test_predicted_times_have_no_disturbance():
-    records = [replace(r, timing="predicted") for r in run(3)]
+    records = [r.replace(timing="predicted") for r in run(3)]
     assert disturbance(records, [], summarize(records, LABELS), "ar") is None
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -32,7 +31,7 @@ def record(label, case_id, n_new, steps, decode_s, **changes):
         accepted[0] += n_new - 1 - steps
     return case_record(
         case_id, label, n_new, committed_per_step=accepted, prefill_s=prefill_s, decode_s=decode_s,
-        wall_s=prefill_s + decode_s, **{"lossless": Lossless("equal"), **changes},
+        wall_s=prefill_s + decode_s, **{"lossless": Lossless(verdict="equal"), **changes},
     )  # fmt: skip
 
 
@@ -58,7 +57,7 @@ def test_predicted_speedups_have_their_predictions_error_in_every_interval():
         for i, name in enumerate("abcdefgh")
         for case in pair(name, fast_s=5.0 + i / 10, timing="predicted", prefill_s=0.0)
     ]
-    wide = [replace(case, prediction_error=0.1) for case in cases]
+    wide = [case.replace(prediction_error=0.1) for case in cases]
 
     def half(found, key):
         low, high = found[f"{key}_ci"]
@@ -285,8 +284,12 @@ class TestDroppedCases:
 
 def test_verdicts_are_counted_over_turns_and_never_hidden():
     cases = [*pair("a"), *pair("b"), *pair("c")]
-    cases[1] = record("pld", "a", 11, 5, 5.0, lossless=Lossless("near_tie", 3, 1e-4))
-    cases[3] = record("pld", "b", 11, 5, 5.0, lossless=Lossless("bug", 0, 2.0))
+    cases[1] = record(
+        "pld", "a", 11, 5, 5.0, lossless=Lossless(verdict="near_tie", first_diff=3, gap=1e-4)
+    )
+    cases[3] = record(
+        "pld", "b", 11, 5, 5.0, lossless=Lossless(verdict="bug", first_diff=0, gap=2.0)
+    )
     cases[2] = record("ar", "b", 0, 0, 0.0, status="failed", lossless=Lossless())
     found = row(summarize(cases, LABELS), "pld")
     assert found["n_dropped"] == 1
@@ -390,7 +393,7 @@ class TestComparePairs:
         assert found["ratio"] > 1 / found["detectable"]
 
     def test_only_methods_that_were_timed_are_compared(self):
-        cases = [replace(r, decode_s=0.0, timing="none") for r in self.cases(1.0)]
+        cases = [r.replace(decode_s=0.0, timing="none") for r in self.cases(1.0)]
         assert compare_pairs(cases, ["ar", "pld", "sam"]) == []
         rows = self.sample(1.1, baseline=None)
         best = [(r["first"], r["second"]) for r in rows if r["family"] == "best"]
@@ -411,7 +414,7 @@ class TestWhatCountsInTimes:
             if i < n_failed:
                 both[1] = record("pld", str(i), 0, 0, 0.0, status="failed", lossless=Lossless())
             elif i < n_failed + n_disturbed:
-                both[1] = replace(both[1], status="disturbed")
+                both[1] = both[1].replace(status="disturbed")
             cases += both
         return cases
 
@@ -436,9 +439,9 @@ class TestWhatCountsInTimes:
 
     def test_a_task_that_loses_a_case_to_noise_keeps_its_interval_or_says_why_not(self):
         cases = self.disturbed(5, 0, 1)
-        cases += [replace(r, case_id=f"x{r.case_id}", task="rag") for r in self.disturbed(3, 0, 1)]
+        cases += [r.replace(case_id=f"x{r.case_id}", task="rag") for r in self.disturbed(3, 0, 1)]
         more = self.disturbed(32, 0, 0)
-        cases += [replace(r, case_id=f"y{r.case_id}", task="mt_bench") for r in more]
+        cases += [r.replace(case_id=f"y{r.case_id}", task="mt_bench") for r in more]
         rows = summarize(cases, LABELS)
         kept, lost = (row(rows, "pld", task) for task in ("qa", "rag"))
         assert (kept["n_cases"], kept["n_timed"]) == (5, 4)
@@ -522,7 +525,7 @@ class TestRunSummary:
         config = {**self.MANIFEST["config"], "estimator": estimator}
         options = {"labels": {"ar": {}, "pld": {}}, "config": config}
         cases = [case for name in "abcd" for case in pair(name, n_retokenized=11)]
-        cases[-1] = replace(cases[-1], status="disturbed")
+        cases[-1] = cases[-1].replace(status="disturbed")
         caption = self.of(cases, **options)["caption"]
         assert caption.startswith(
             "m on d: 4 (3 timed) cases, repeats=1. State kept per ar: prompt, pld: prompt."
@@ -551,16 +554,16 @@ class TestRunSummary:
         found = [("ar", None), *zip(("pld", "sam"), budgets, strict=True)]
         labels = {label: {"budget": kind} if kind else {} for label, kind in found}
         cases = [case for name in "abc" for case in pair(name, fast_steps=4)]
-        cases += [replace(case, label="sam", method="sam") for case in cases if case.label == "pld"]
+        cases += [case.replace(label="sam", method="sam") for case in cases if case.label == "pld"]
         drafted = {"ar": 0, "pld": 10, "sam": 16}
-        cases = [replace(case, n_drafted=drafted[case.label]) for case in cases]
+        cases = [case.replace(n_drafted=drafted[case.label]) for case in cases]
         caption = self.of(cases, labels=labels)["caption"]
         assert said in caption
         assert ("udgets" in caption) == bool(said)
         assert parted(caption + 300 * "x")[0].count("MIXED") == said.count("MIXED")
         # Of what a rule cut, both: drafting it is paid all the same.
         offered = {"offered_per_step": [5, 5, 5, 5]}
-        cut = [replace(case, drafter=offered) if case.label == "pld" else case for case in cases]
+        cut = [case.replace(drafter=offered) if case.label == "pld" else case for case in cases]
         cut_caption = self.of(cut, labels=labels)["caption"]
         assert ("pld 2.5 (cut from 5.0)" in cut_caption) == ("pld 2.5" in caption)
 
@@ -619,7 +622,11 @@ class TestRunSummary:
 
     @pytest.mark.parametrize(("verdict", "code"), [("bug", 1), ("near_tie", 0)])
     def test_the_exit_code(self, verdict, code):
-        found = [record("pld", "a", 11, 5, 5.0, lossless=Lossless(verdict, 1, 1.0))]
+        found = [
+            record(
+                "pld", "a", 11, 5, 5.0, lossless=Lossless(verdict=verdict, first_diff=1, gap=1.0)
+            )
+        ]
         assert exit_code(found, []) == code
         assert exit_code([], [{"during": "decode"}]) == 1
 
@@ -635,7 +642,7 @@ class TestServed:
                 answered = Served(text="t", concurrency=2, batch=batch, batch_s=batch_s, requests=1)
                 # A user of pld gets tokens faster than one of ar, whatever the batches take.
                 made = record(label, str(i), 11, 5, 1.0 if label == "pld" else 1.1)
-                found.append(alter(replace(made, served=answered)))
+                found.append(alter(made.replace(served=answered)))
         return found
 
     def system(self, cases):
@@ -647,7 +654,7 @@ class TestServed:
         def fail(record):
             if (record.label, record.case_id) != ("pld", "0"):
                 return record
-            return replace(record, status="failed", served=None)
+            return record.replace(status="failed", served=None)
 
         found = self.system(self.cases(alter=fail))
         assert found["ar"] == pytest.approx(11), "not 7 of 8 cases' tokens over all time"
@@ -656,9 +663,9 @@ class TestServed:
     def test_a_disturbed_case_and_a_repeated_request_do_so_too(self):
         def harm(record):
             if (record.label, record.case_id) == ("pld", "3"):
-                return replace(record, status="disturbed")
+                return record.replace(status="disturbed")
             if (record.label, record.case_id) == ("ar", "7"):
-                return replace(record, served=replace(record.served, batch_s=None))
+                return record.replace(served=record.served.replace(batch_s=None))
             return record
 
         found = self.system(self.cases(alter=harm))
@@ -671,9 +678,9 @@ class TestServed:
 
             def again(r, repeat=repeat):
                 broken = (repeat, r.label, r.case_id) == (1, "ar", "7")
-                served = replace(r.served, batch_s=None if broken else 2.0, batch_passes=10)
-                return replace(
-                    r, repeat=repeat, served=replace(served, batch=served.batch + 9 * repeat)
+                served = r.served.replace(batch_s=None if broken else 2.0, batch_passes=10)
+                return r.replace(
+                    repeat=repeat, served=served.replace(batch=served.batch + 9 * repeat)
                 )
 
             repeats += self.cases(alter=again)
@@ -707,7 +714,7 @@ def grouped(n_groups=4):
             )
             # Longer answers in later groups, so that groups differ.
             turns = pair(f"{case}{group}", 11 + group, plain_s, fast_s, task=case, category=case)
-            made += [replace(turn, batch=batch) for turn in turns]
+            made += [turn.replace(batch=batch) for turn in turns]
     return made
 
 
@@ -738,19 +745,19 @@ def test_cases_decoded_at_once_are_added_up_by_group():
 
 def test_a_failed_case_leaves_its_group_out():
     turns = grouped()
-    turns[1] = replace(turns[1], status="failed")
+    turns[1] = turns[1].replace(status="failed")
     found = row(summarize(turns, LABELS), "pld")
     assert (found["n_cases"], found["n_dropped"]) == (6, 2)
 
 
 def test_intervals_over_groups_know_no_categories():
-    turns = [replace(turn, task="qa") for turn in grouped()]
-    renamed = [replace(turn, category=f"c{turn.batch.group // 2}") for turn in turns]
+    turns = [turn.replace(task="qa") for turn in grouped()]
+    renamed = [turn.replace(category=f"c{turn.batch.group // 2}") for turn in turns]
     assert row(summarize(renamed, LABELS), "pld") == row(summarize(turns, LABELS), "pld")
 
 
 def test_a_disturbed_case_leaves_its_group_out_of_times():
     turns = grouped()
-    turns[1] = replace(turns[1], status="disturbed")
+    turns[1] = turns[1].replace(status="disturbed")
     found = row(summarize(turns, LABELS), "pld")
     assert (found["n_cases"], found["n_timed"]) == (8, 6)

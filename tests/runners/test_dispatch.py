@@ -240,7 +240,8 @@ def test_an_output_that_is_not_plain_decodings_fails_the_run(
     execute, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(
-        "runners.session.session.audit_output", lambda *a, **k: Lossless("bug", 3, 2.5)
+        "runners.session.session.audit_output",
+        lambda *a, **k: Lossless(verdict="bug", first_diff=3, gap=2.5),
     )
     assert execute(f"output_dir={tmp_path}", "dataset.limit=2") == 1
     row = jsonl.read_json(tmp_path / records.SUMMARY)["rows"][-1]

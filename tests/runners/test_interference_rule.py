@@ -1,7 +1,6 @@
 """Which turns count as disturbed, what is measured again, and where the first measurement goes."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -19,7 +18,8 @@ from tests.small_run import case_record, run_here
 LIMITS = NoiseConfig(steal=0.05, others=0.1, shortest_s=0.5)
 
 
-turn = partial(case_record, prefill_s=1.0, decode_s=1.0, wall_s=2.0)
+def turn(wall_s=2.0, **changes):
+    return case_record(prefill_s=wall_s / 2, decode_s=wall_s / 2, wall_s=wall_s, **changes)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_cpu_is_judged_over_the_case_with_all_its_labels_and_turns_and_a_gpu
     # The same .2 s are 20 % of pld's turn and 5 % of ar's.
     assert judged(0.0, 0.2, 0.0) == judged(0.05, 0.0, 0.0) == set()
     assert judged(0.0, 0.5, 0.0) == judged(0.125, 0.0, 0.0) != set()
-    hot = replace(turn(label="pld"), gpu=[{"throttle": ["hardware_thermal"]}])
+    hot = turn(label="pld").replace(gpu=[{"throttle": ["hardware_thermal"]}])
     found = interference_rule.by_counters([turn(), hot, turn("b", cpu_steal=0.9)], LIMITS)
     assert {key[1::2] for key in found} == {("a", "pld"), ("b", "ar")}
 

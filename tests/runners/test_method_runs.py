@@ -1,7 +1,6 @@
 """What a `run`-scope drafter learnt, kept in the run's folder and taken up again."""
 
 import logging
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,7 +54,7 @@ def drafts(run):
 def test_a_kept_state_and_the_turns_after_it_give_what_all_turns_give(tmp_path, turns, monkeypatch):
     first = method_run(tmp_path)
     # Other labels and failed turns are none of its business.
-    others = [replace(turns[0], label="ar"), replace(turns[1], status="failed")]
+    others = [turns[0].replace(label="ar"), turns[1].replace(status="failed")]
     restore(first, [*others, *turns[:3]], refuse)
     keep_state(first, [*others, *turns[:3]])
     restore(whole := method_run(tmp_path / "other"), turns, refuse)
@@ -80,8 +79,8 @@ def spy(method, calls):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda turns: [replace(r, repeat=1) for r in turns],
-        lambda turns: [turns[0], replace(turns[1], started_at="2027"), *turns[2:]],
+        lambda turns: [r.replace(repeat=1) for r in turns],
+        lambda turns: [turns[0], turns[1].replace(started_at="2027"), *turns[2:]],
         lambda turns: turns[:2],
     ],
     ids=["another repeat", "a block measured again", "fewer turns than it saw"],
@@ -121,10 +120,10 @@ def test_only_a_snapshot_of_run_scope_leaves_a_file_unless_the_disk_refuses(tmp_
 def test_the_notes_say_which_part_accepted_tokens_came_from(turns):
     counts = {"accepted_from_a": 30, "accepted_from_b": 10, "found_by_a": 30, "found_by_b": 20}
     done = [
-        replace(turns[0], label="both", drafter=counts),
-        replace(turns[1], label="both", drafter=counts),
-        replace(turns[2], label="both", drafter=counts, status="failed"),
-        replace(turns[3], label="other", drafter={"stale_tokens": 7}),
+        turns[0].replace(label="both", drafter=counts),
+        turns[1].replace(label="both", drafter=counts),
+        turns[2].replace(label="both", drafter=counts, status="failed"),
+        turns[3].replace(label="other", drafter={"stale_tokens": 7}),
     ]
     assert accepted_by_part(done) == [
         "80 accepted draft tokens of both came from: a 75% (had 75%), b 25% (had 50%)."

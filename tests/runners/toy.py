@@ -110,7 +110,7 @@ class ToySession:
     def audit(self, record, reference):
         self.audits.append((record.label, record.case_id, record.turn))
         same = list(record.output_ids) == list(reference)
-        return Lossless("equal") if same else Lossless("bug", 0, 1.0)
+        return Lossless(verdict="equal") if same else Lossless(verdict="bug", first_diff=0, gap=1.0)
 
     def recover(self, error, running, before):
         pass

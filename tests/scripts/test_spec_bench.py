@@ -2,7 +2,6 @@
 
 import json
 import statistics
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,7 +113,7 @@ def test_the_exact_estimator_prints_what_their_script_prints_of_the_export(task)
 
 
 def test_a_baseline_that_nobody_counted_as_they_do_has_no_exact_speedup():
-    uncounted = [replace(r, n_retokenized=None) for r in RECORDS]
+    uncounted = [r.replace(n_retokenized=None) for r in RECORDS]
     rows = summarize(uncounted, LABELS, estimator="specbench_exact")
     assert {row["speedup"] for row in rows if row["label"] == "pld"} == {None}
 
@@ -298,7 +297,7 @@ UNTIMED = {"timing": "none", "prefill_s": 0.0, "decode_s": 0.0, "wall_s": 0.0}
 def test_what_cannot_be_exported_or_imported_says_why(write, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(ResultsError, match="replay without times"):
-        exported(write([replace(r, **UNTIMED) for r in RECORDS]), out)
+        exported(write([r.replace(**UNTIMED) for r in RECORDS]), out)
     with pytest.raises(ConfigurationError, match="is not a file"):
         imported(out, [tmp_path / "toy-pld.jsonl"])
     path = tmp_path / "toy-pld.jsonl"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.summary import summarize
@@ -30,7 +29,7 @@ def first_measurements(
 
 def without_rule(first: Iterable[CaseRecord]) -> list[CaseRecord]:
     """Give the same turns, with each disturbed one counted as ``ok``."""
-    return [replace(r, status="ok") if r.status == "disturbed" else r for r in first]
+    return [r.replace(status="ok") if r.status == "disturbed" else r for r in first]
 
 
 def disturbance(
