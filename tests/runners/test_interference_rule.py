@@ -18,8 +18,9 @@ from tests.small_run import case_record, run_here
 LIMITS = NoiseConfig(steal=0.05, others=0.1, shortest_s=0.5)
 
 
-def turn(wall_s=2.0, **changes):
-    return case_record(prefill_s=wall_s / 2, decode_s=wall_s / 2, wall_s=wall_s, **changes)
+def turn(*case_id, wall_s=2.0, **changes):
+    half = wall_s / 2
+    return case_record(*case_id, prefill_s=half, decode_s=half, wall_s=wall_s, **changes)
 
 
 @pytest.mark.parametrize(
