@@ -43,7 +43,13 @@ from specbench.results.tasks import OVERALL
 LONGEST_NAME, LONGEST_TAG = 128, 64  # letters, as W&B allows
 PREDICTED = "predicted_"  # before the key of a number that rests on predicted times
 # The ``logger`` node, as far as W&B has a use for it.
-LOGGER = {"project": "specbench", "entity": None, "mode": "offline", "tags": [], "folder": None}
+LOGGER: Mapping[str, Any] = {
+    "project": "specbench",
+    "entity": None,
+    "mode": "offline",
+    "tags": [],
+    "folder": None,
+}
 _RECORDS = {".json", ".jsonl", ".parquet", ".gz"}  # ends of the files of a run
 # Of a record all but prompts, outputs and other lists as long as a sequence.
 _TURN = (
@@ -80,7 +86,7 @@ class WandbRun:
 def logger_settings(run: Run, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the ``logger`` node given now, else the run's, with defaults for what it lacks."""
     node = given or run.manifest.config.get("logger") or {}
-    return LOGGER | {key: node[key] for key in LOGGER if node.get(key) is not None}
+    return dict(LOGGER) | {key: node[key] for key in LOGGER if node.get(key) is not None}
 
 
 def run_id(run: Run) -> str:
@@ -188,10 +194,11 @@ def _of_label(
 
 def _of_all(comparison: ComparedRuns, first: Run) -> WandbRun:
     """What is about all labels: the table, the pictures, the verdict and the record files."""
+    timed = PREDICTED if comparison.timing == "predicted" else ""
     files = [
         (run, path)
         for run in comparison.runs
-        for path in sorted(run.path.iterdir())
+        for path in sorted(run.path.glob("*.*"))
         if path.suffix in _RECORDS
     ]
     return WandbRun(
@@ -201,12 +208,12 @@ def _of_all(comparison: ComparedRuns, first: Run) -> WandbRun:
         job_type="comparison",
         config=run_config(first),
         summary={
-            "verdict": verdict_of(comparison),
+            f"{timed}verdict": verdict_of(comparison),
             "caption": caption(comparison),
             "complete": all(run.complete for run in comparison.runs),
         },
-        tables={"comparison": sheet([comparison_table(comparison).in_short()])},
-        figures=dict(pictures_of(comparison)),
+        tables={f"{timed}comparison": sheet([comparison_table(comparison).in_short()])},
+        figures={f"{timed}{key}": figure for key, figure in pictures_of(comparison)},
         files={f"{run.path.resolve().name}/{path.name}": path for run, path in files},
     )
 

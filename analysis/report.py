@@ -2,8 +2,9 @@
 
 The page stands alone: style, pictures and CSV files are inside, it has no script, and its content
 policy forbids the browser to fetch anything. It says the same as :mod:`analysis.tables` and
-:mod:`analysis.figures`: first which method to take and one figure, then the rest, folded. The same
-records give the same bytes.
+:mod:`analysis.figures`: what to know before any number, which method to take, one table and one
+picture for each comparison, its conditions, and the run folders. The same records give the same
+bytes.
 """
 
 from __future__ import annotations
@@ -22,93 +23,60 @@ from analysis.figures import pictures_of
 from analysis.papers import by_reproduction
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
-from analysis.runs.captions import (
-    compared_budgets,
-    disturbed_text,
-    slow_baseline_words,
-    verdict_totals,
-)
+from analysis.runs.captions import decoding_words, disturbed_text, slow_baseline_words
 from analysis.runs.command import runs_parser, with_runs
-from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
-from analysis.runs.leaders import leaders_of, shown_faster
+from analysis.runs.comparisons import ComparedRuns, make_comparisons, run_names
+from analysis.runs.leaders import verdict_of, wrong_words_of
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, pairs_table
-from analysis.tabular.overviews import claims_table, leaders_table, lossless_table, titled
-from analysis.tabular.provenance import environments, settings, sources, uncommitted
+from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table
+from analysis.tabular.provenance import last_parts
 from analysis.tabular.records_sheet import records_sheet
-from analysis.tabular.table import ResultTable, column_name, csv_text, sheet
+from analysis.tabular.table import ResultTable, csv_text
+from specbench.results.decision import SPEEDUP
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.names import display_name
-from specbench.results.records import TIMINGS
-from specbench.results.statistics.aggregate import LEFT_OUT_SHARE
-from specbench.results.statistics.summary import ESTIMATORS
-from specbench.results.wording import DECISION_TEXT, DEFINITIONS, citation, parted, verdict_words
+from specbench.results.wording import DEFINITIONS
 
-# Methods or settings of one comparison in the first table.
-_MOST = 8
-# Comparisons whose methods are all in the first table; of more a row each.
-_IN_FULL = 3
-_SLOW = "Slow baseline: a part of each speedup is the slowness of plain decoding"
 TEMPLATE = "report.html.jinja"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure for a page: its words beside it, not in it, so that a screen reads them.
+    """A figure for a page, with its title and caption beside it so that a screen reads them.
 
     Attributes:
-        shows: what its axes are.
+        axes: what its axes show.
         uri: the drawing (SVG) as a ``data:`` address.
         width: in CSS pixels, as drawn.
     """
 
     title: str
     caption: str
-    shows: str
+    axes: str
     uri: str
     width: int
 
 
 @dataclass(frozen=True)
 class Section:
-    """One reproduction of a paper, or the runs that share model, data and hardware.
+    """One reproduction of a paper, or the runs that share model, data and conditions.
 
     Attributes:
-        place: what it is called in a table.
-        first: the picture that stands at the page's head instead of here.
+        sentence: what the comparison says; "" for a reproduction, whose tables say it.
+        csv: all numbers of its runs, as a ``data:`` address.
+        conditions: value by name.
     """
 
     title: str
-    place: str
-    runs: Sequence[Run]
+    sentence: str
     tables: Sequence[ResultTable]
     pictures: Sequence[Picture]
-    first: Picture | None = None
+    csv: str
+    conditions: dict[str, str]
 
 
-@dataclass(frozen=True)
-class FirstTable:
-    """Which method to take, by comparisons of one timing.
-
-    Attributes:
-        shown: the table that is in the open; ``further``: every method, where that one has but the
-            fastest.
-        sections: of each row of ``shown`` the number of its section from 1; none where methods are
-            rows.
-        records: all numbers, as CSV.
-    """
-
-    shown: ResultTable
-    further: ResultTable | None
-    sections: Sequence[int]
-    records: str
-
-
-def page(runs: Sequence[Run], estimator: str | None = None) -> str:
-    """The whole page; the estimator holds for the first table and for runs of no reproduction."""
-    recorded = [run for run in runs if run.records]
-    apart = [make_comparisons(group, estimator) for group in by_timing(recorded)]
-    comparisons = [comparison for group in apart for comparison in group]
+def page(runs: Sequence[Run]) -> str:
+    """Return the whole page."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -117,216 +85,153 @@ def page(runs: Sequence[Run], estimator: str | None = None) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.tests["measured"] = lambda cell: isinstance(cell, Estimate)
-    environment.filters |= {
-        "numeric": numeric_columns,
-        "parted": parted,
-        "csv": lambda table: _csv_address(csv_text(sheet([table]))),
-        "file": lambda title: f"{column_name(title)}.csv",
-    }
+    environment.filters["numeric"] = numeric_columns
+    recorded = [run for run in runs if run.records]
+    comparisons = make_comparisons(recorded)
     with styled():
-        shown = first_picture_apart(list(sections(runs, estimator)))
+        parts = list(sections(runs))
     return environment.get_template(TEMPLATE).render(
         lead=lead(recorded or runs),
-        when_and_where=when_and_where(recorded or runs),
-        warnings=warnings(comparisons),
-        disturbed=[(c.printed_title, text) for c in comparisons if (text := disturbed_text(c))],
-        firsts=[first_table(group, shown, len(comparisons) <= _IN_FULL) for group in apart],
+        place=place(recorded or runs),
+        warnings=list(dict.fromkeys(text for c in comparisons for text in warnings(c))),
+        sections=parts,
         definitions=DEFINITIONS,
-        sections=shown,
-        claims=[claims_table(group) for group in apart],
-        lossless=lossless_table(comparisons),
-        verdicts=verdict_words(verdict_totals(e for c in comparisons for e in c.drafting)),
-        settings=settings(recorded),
-        environments=environments(runs),
-        sources=sources(runs),
-        code=uncommitted(runs),
-        citation=citation(),
+        folders=folders(runs),
     )
 
 
 def lead(runs: Sequence[Run]) -> str:
-    """What was run, in one sentence."""
+    """Return what was run, in one sentence."""
     turns = sum(len(run.records) for run in runs)
-    words = [f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {turns:,} recorded turns"]
+    text = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {turns:,} recorded turns"
     if turns:
         models = dict.fromkeys(display_name(run.model) for run in runs)
         data = dict.fromkeys(display_name(run.dataset) for run in runs)
-        words.append(f"of {', '.join(models)} on {', '.join(data)}")
-    return " ".join(words) + "."
+        text += f" of {', '.join(models)} on {', '.join(data)}"
+    return f"{text}."
 
 
-def when_and_where(runs: Sequence[Run]) -> str:
-    """Days and machines of the measurements, and the code; what was not recorded is left out."""
+def place(runs: Sequence[Run]) -> str:
+    """Return the days, machines and commits of the measurements."""
     days = sorted({record.started_at[:10] for run in runs for record in run.records} - {""})
     machines = dict.fromkeys(run.hardware for run in runs)
     codes = dict.fromkeys(run.code for run in runs)
+    code = next(iter(codes)) if len(codes) == 1 else f"{len(codes)} states of the code"
     when = " to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "Date not recorded"
-    few = [*codes] if len(codes) <= _IN_FULL else [f"{len(codes)} states of the code"]
-    return f"{when}. {'; '.join(machines)}. {'; '.join(few).capitalize()}."
+    return f"{when}. {'; '.join(machines)}. {code.capitalize()}."
 
 
-def warnings(comparisons: Sequence[ComparedRuns]) -> list[tuple[str, str]]:
-    """What a reader must know before any number: in a word, and how much of it there is."""
-    runs = [run for comparison in comparisons for run in comparison.runs]
-    entries = [entry for comparison in comparisons for entry in comparison.entries]
-    # All labels of a run lose the same cases.
-    lost = {str(entry.run.path): entry.overall for entry in entries}.values()
-    timed_all_the_same = sum(row["n_disturbed"] for row in lost if row["disturbed_counted"])
-    slow = sum(
-        any(words.startswith("SLOW") for words in slow_baseline_words(comparison))
-        for comparison in comparisons
-    )
-    of_turns = {
-        "BUG: output that is not plain decoding's": sum(
-            entry.overall["lossless"]["bug"] for entry in entries
-        ),
-        "Lossy verifier": sum(entry.overall["lossless"].get("lossy", 0) for entry in entries),
-    }
-    of_runs = {
-        "Synthetic records, not a measurement": sum(run.synthetic for run in runs),
-        "Times predicted by a cost surface, not measured": sum(
-            run.timing == "predicted" for run in runs
-        ),
-        "Replay without times, steps only": sum(run.timing == "none" for run in runs),
-        "Imported, not run here": sum(run.imported is not None for run in runs),
-        "Incomplete": sum(not run.complete for run in runs),
-    }
-    of_cases = {
-        "Left out for all labels because one failed": sum(row["n_dropped"] for row in lost),
-        "Disturbed, left out of everything timed": sum(row["n_disturbed"] for row in lost)
-        - timed_all_the_same,
-        f"Disturbed, and timed: over {LEFT_OUT_SHARE:.0%} of their run": timed_all_the_same,
-    }
-    return [
-        *((words, f"turns: {count}") for words, count in of_turns.items() if count),
-        *((words, f"{count} of {len(runs)} runs") for words, count in of_runs.items() if count),
-        *((words, f"cases: {count}") for words, count in of_cases.items() if count),
-        *([(_SLOW, f"{slow} of {len(comparisons)} comparisons")] if slow else []),
-    ]
+def warnings(comparison: ComparedRuns) -> list[str]:
+    """Return what a reader must know before any number of a comparison, wrong outputs first."""
+    runs = comparison.runs
+    texts = [
+        (runs[0].synthetic, "Synthetic records, not a measurement"),
+        (runs[0].timing == "predicted", "Times predicted by a cost surface, not measured"),
+        (runs[0].timing == "none", "Replayed without times"),
+        (any(not run.complete for run in runs), "Incomplete run"),
+        (any(entry.overall["n_dropped"] for entry in comparison.entries),
+         "Cases left out for all labels because one failed"),
+    ]  # fmt: skip
+    left_out = [f"{label} left out: {why}" for run in runs for label, why in run.left_out.items()]
+    beside = filter(None, [*slow_baseline_words(comparison), disturbed_text(comparison)])
+    return [*wrong_words_of(comparison), *left_out, *(t for true, t in texts if true), *beside]
 
 
-def first_table(
-    comparisons: Sequence[ComparedRuns], sections: Sequence[Section], in_full: bool
-) -> FirstTable:
-    """Which method to take, for comparisons of one timing; of a sweep the fastest settings.
-
-    Every method of them ``in_full``, else a row for each comparison.
-    """
-    records = _csv_address(csv_text(records_sheet(comparisons)))
-    timed = [c for c in comparisons if any(not entry.run.phases for entry in c.drafting)]
-    if not timed:
-        return FirstTable(ResultTable.of("", "", []), None, [], records)
-    made = comparison_table(*timed, most=_MOST)
-    budgets = dict.fromkeys(map(compared_budgets, timed)) if in_full else ()
-    methods = replace(
-        made.in_short(),
-        title=titled("Methods", timed),
-        caption="\n".join([*filter(None, budgets), *_below(made)]),
-    )
-    drafting = [comparison for comparison in timed if leaders_of(comparison)]
-    if in_full or not drafting:
-        return FirstTable(methods, None, [], records)
-    numbers = [_section_of(comparison, sections) for comparison in drafting]
-    places = [sections[number - 1].place if number else ABSENT for number in numbers]
-    fastest = leaders_table(drafting, places)
-    if drafting and drafting[0].timing != "none":
-        fastest = replace(fastest, head=[_how_many(drafting)])
-    return FirstTable(fastest, methods, numbers, records)
-
-
-def _how_many(comparisons: Sequence[ComparedRuns]) -> str:
-    """In how many of many comparisons a method gains, in a sentence."""
-    faster = sum(bool(shown_faster(comparison)) for comparison in comparisons)
-    return (
-        f"In {faster} of {len(comparisons)} comparisons a method is shown faster than plain "
-        "decoding."
-    )
-
-
-def _section_of(comparison: ComparedRuns, sections: Sequence[Section]) -> int:
-    """The number of the first section with runs of the comparison; 0 where none has."""
-    folders = {run.path for run in comparison.runs}
-    found = (n for n, s in enumerate(sections, 1) if folders & {run.path for run in s.runs})
-    return next(found, 0)
-
-
-def _below(table: ResultTable) -> list[str]:
-    """The part of its caption that neither the sections below nor the definitions hold."""
-    lines = table.caption.split("\n")
-    return lines[lines.index(DECISION_TEXT) + 1 :]
-
-
-def sections(runs: Sequence[Run], estimator: str | None = None) -> Iterator[Section]:
-    """The reproductions of the papers first, then every comparison of other runs.
+def sections(runs: Sequence[Run]) -> Iterator[Section]:
+    """Return the reproductions of the papers first, then every comparison of other runs.
 
     Drawn one after the other, within :func:`analysis.plots.style.styled`.
     """
-    made, others = by_reproduction(runs)
-    for reproduction, members in made:
-        pictures = [picture(figure) for _, figure in reproduction.figures(members)]
-        title = reproduction.place + TITLE_TIMES[members[0].timing]
+    reproduced, others = by_reproduction(runs)
+    for reproduction, members in reproduced:
         yield Section(
-            title, reproduction.place, members, list(reproduction.tables(members)), pictures
+            reproduction.place + TITLE_TIMES[members[0].timing],
+            "",
+            [table.in_short() for table in reproduction.tables(members)],
+            [picture(figure) for _, figure in reproduction.figures(members)],
+            _csv(make_comparisons([run for run in members if run.records])),
+            conditions(members[0]),
         )
-    for comparison in make_comparisons(others, estimator):
-        tables = [comparison_table(comparison), pairs_table(comparison)]
-        pictures = [picture(figure) for _, figure in pictures_of(comparison)]
+    for comparison in make_comparisons(others):
+        drawn = next(pictures_of(comparison), None)
         yield Section(
             comparison.printed_title + TITLE_TIMES[comparison.timing],
-            comparison.printed_title,
-            comparison.runs,
-            [table for table in tables if table is not None],
-            pictures,
+            verdict_of(comparison),
+            [by_speedup(comparison_table(comparison).in_short())],
+            [picture(drawn[1])] if drawn else [],
+            _csv([comparison]),
+            conditions(comparison.runs[0]),
         )
 
 
-def first_picture_apart(made: list[Section]) -> list[Section]:
-    """The sections, of which the one with most measured turns gives its first picture away."""
+def by_speedup(table: ResultTable) -> ResultTable:
+    """Return the table with the fastest method first."""
+    key = SPEEDUP if SPEEDUP in table.frame else "MAT"
+    values = [cell.value if isinstance(cell, Estimate) else None for cell in table.frame[key]]
+    order = sorted(range(len(values)), key=lambda i: -(values[i] or 0.0))
+    return replace(table, frame=table.frame.iloc[order])
 
-    def weight(section: Section) -> tuple[int, int]:
-        measured = -TIMINGS.index(section.runs[0].timing)
-        return measured, sum(len(run.records) for run in section.runs)
 
-    drawn = [section for section in made if section.pictures]
-    if not drawn:
-        return made
-    chosen = max(drawn, key=weight)
-    first, *others = chosen.pictures
-    made[made.index(chosen)] = replace(chosen, first=first, pictures=others)
-    return made
+def conditions(run: Run) -> dict[str, str]:
+    """Return the conditions that the runs of a section share, by name."""
+    questions = len({record.case_id for record in run.records})
+    return {
+        "Model": f"{last_parts(run.model)}, {run.dtype}",
+        "Data": f"{run.dataset}, {questions} cases" if questions else ABSENT,
+        "New tokens a turn": f"at most {run.max_new_tokens}" if run.max_new_tokens else ABSENT,
+        "Decoding": decoding_words(run),
+        "At once": str(run.batch * run.concurrency),
+        "Engine": run.engine,
+        "Hardware": run.hardware,
+        "Code": run.code,
+    }
+
+
+def folders(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """Return name, command, seed and commit of each run folder; paths by their last part."""
+    names = run_names(runs)
+    return [
+        {
+            "folder": names[run.path],
+            "command": last_parts(run.manifest.command),
+            "seed": str(run.seed),
+            "commit": run.code.removeprefix("commit "),
+        }
+        for run in runs
+    ]
 
 
 def picture(figure: Drawing) -> Picture:
-    """The figure with its words beside it."""
+    """Return the figure with its words beside it."""
     # Axes without a name are legends and color bars.
     named = [axes.get_title() or axes.get_ylabel() or axes.get_xlabel() for axes in figure.axes]
-    shows = "; ".join(dict.fromkeys(" ".join(name.split()) for name in named if name))
+    axes = "; ".join(dict.fromkeys(" ".join(name.split()) for name in named if name))
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     uri, width = _address("image/svg+xml", out.getvalue()), round(figure.get_figwidth() * 96)
-    return Picture(figure.title, " ".join(figure.caption.split()), shows, uri, width)
+    return Picture(figure.title, figure.caption, axes, uri, width)
+
+
+def _csv(comparisons: Sequence[ComparedRuns]) -> str:
+    if not comparisons:
+        return ""
+    return _address("text/csv;charset=utf-8", csv_text(records_sheet(comparisons)).encode())
 
 
 def _address(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def _csv_address(text: str) -> str:
-    return _address("text/csv;charset=utf-8", text.encode())
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
     parser = runs_parser("report", "Runs as one page for a browser.")
-    add = parser.add_argument
-    add("-o", "--output", type=Path, metavar="FILE", help="default: RUNS/report.html")
-    add("--estimator", choices=ESTIMATORS, help="default: the one each run was made with")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="RUNS/report.html")
     return with_runs(parser.parse_args(arguments), _write)
 
 
 def _write(runs: Sequence[Run], options: argparse.Namespace) -> int:
     output = options.output or options.runs[0] / "report.html"
-    text = page(runs, options.estimator)
+    text = page(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     sys.stdout.write(f"{output}: {len(text.encode()) / 1024:.0f} KiB\n")

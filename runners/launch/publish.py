@@ -25,13 +25,13 @@ _TAKEN = {
 }
 
 
-def check(logger: Mapping[str, Any]) -> None:
+def check(logger: Any) -> None:
     """Refuse what could not be published, before anything is measured.
 
     Raises:
         ConfigurationError: wandb is missing, or W&B would refuse a value.
     """
-    if logger.get("name") in (None, "none"):
+    if not isinstance(logger, Mapping) or logger.get("name") in (None, "none"):
         return
     if importlib.util.find_spec("wandb") is None:
         raise ConfigurationError("logger=wandb needs wandb. Type pip install -e '.[wandb]'.")

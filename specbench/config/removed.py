@@ -135,6 +135,11 @@ REMOVED = (
     ),
     Removed(
         "command",
+        "analysis.report --estimator",
+        "type python -m analysis.tables RUNS --estimator NAME, or estimator=NAME with a run",
+    ),
+    Removed(
+        "command",
         "analysis.dashboards --output",
         "W&B has the workspace and the report; type --push to save them there",
     ),

@@ -7,11 +7,11 @@ from matplotlib.text import Text
 
 from analysis.figures import pictures_of
 from analysis.plots.overviews import overview_pictures, undecided_groups
-from analysis.report import first_table
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.leaders import leaders, standings, verdict_of
 from analysis.runs.leaders import leaders_of as leaders_over
 from analysis.runs.load import load_runs
+from analysis.tabular.comparison_tables import comparison_table
 from specbench.results.statistics.pairs import compare_pairs, leaders_of
 from tests.analysis.folders import copy_run, edit_manifest, edit_records
 
@@ -52,7 +52,7 @@ def led(results, key="speedup"):
 
 def decided(comparison):
     """The report's first table."""
-    return first_table([comparison], [], True).shown.frame
+    return comparison_table(comparison).in_short().frame
 
 
 def test_in_one_run_they_are_those_of_its_summary(results):
@@ -158,4 +158,4 @@ def test_where_all_methods_have_wrong_outputs_none_is_named(results):
         (comparison,) = make_comparisons(load_runs([results]))
     assert leaders_over(comparison) == []
     assert "times as fast" not in verdict_of(comparison)
-    assert first_table([comparison], [], False).shown is not None
+    assert decided(comparison) is not None
