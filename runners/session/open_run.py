@@ -96,26 +96,29 @@ class OpenRun:
     def _measure_again(self, runner: BlockRunner) -> None:
         """Measure disturbed blocks again, for `measure.rerun_minutes` at most."""
         minutes, start = self.job.config.measure.rerun_minutes, time.monotonic()
-        while blocks := self.noisy():
-            if minutes is not None and time.monotonic() - start >= 60 * minutes:
-                log.warning(
-                    "%d disturbed cases are not measured again: measure.rerun_minutes=%g is over. "
-                    "Tables count them as disturbed.",
-                    len(blocks),
-                    minutes,
-                )
-                return
-            block = blocks[0]
-            keys = block.keys(self.job.labels)
-            attempt = 1 + max(r.attempt for r in self.files.done if r.key in keys)
-            log.info(
-                "measuring %s %s again: %d disturbed",
-                block.case.task,
-                block.case.case_id,
-                len(blocks),
-            )
-            made = runner.run([block], block.stream_index, attempt)
-            self.files.replace(made.records, made.errors, made.steps)
+        most = "" if minutes is None else f", for {minutes:g} minutes at most"
+        blocks = self.noisy()
+        while blocks:
+            log.info("measuring again what was disturbed (cases: %d%s)", len(blocks), most)
+            with RunProgress(len(blocks)) as progress:
+                for block in blocks:
+                    if minutes is not None and time.monotonic() - start >= 60 * minutes:
+                        log.warning(
+                            "%d disturbed cases are not measured again: measure.rerun_minutes=%g "
+                            "is over. Tables count them as disturbed.",
+                            len(self.noisy()),
+                            minutes,
+                        )
+                        return
+                    keys = block.keys(self.job.labels)
+                    attempt = 1 + max(r.attempt for r in self.files.done if r.key in keys)
+                    result = runner.run([block], block.stream_index, attempt)
+                    self.files.replace(result.records, result.errors, result.steps)
+                    progress.advance(f"again {block.case.task} {block.case.case_id}")
+                    remaining = self.noisy()
+                    if not remaining:  # all are quiet, or too many would stay disturbed
+                        break
+            blocks = remaining
 
     def _batches(self, size: int) -> Iterator[list[CaseBlock]]:
         """The blocks of the run, so many at a time as are asked at once; of one repeat."""
