@@ -22,7 +22,6 @@ import torch
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import DynamicCache
 
 from specbench.artifacts.documentation import installed_prose, paragraphs
 from specbench.data.chat_templates import PromptTemplate
@@ -193,8 +192,9 @@ class Author:
             maker = PromptMaker(number, self._paragraphs)
             asked = [maker.draw(style) for _ in range(count)]
         prompts = [self._render(question) for question in asked or self._questions(count, number)]
-        greedy = [i % 2 == 0 for i in range(len(prompts))]
-        said = self._said(prompts, greedy, _ANSWER, number, _TEMPERATURE)
+        said: list[list[int]] = [[]] * len(prompts)
+        said[::2] = self._said(prompts[::2], _ANSWER, number, 0.0)
+        said[1::2] = self._said(prompts[1::2], _ANSWER, number, _TEMPERATURE)
         return self._read(style, list(zip(prompts, said, strict=True)))
 
     def _render(self, question: str) -> list[int]:
@@ -202,40 +202,29 @@ class Author:
 
     @torch.inference_mode()
     def _said(
-        self,
-        prompts: list[list[int]],
-        greedy: list[bool],
-        limit: int,
-        seed: int,
-        temperature: float,
+        self, prompts: list[list[int]], limit: int, seed: int, temperature: float
     ) -> list[list[int]]:
         """The target's answers of ``limit`` tokens at most, their end token with them."""
+        if not prompts:
+            return []
         model: Any = self._loaded.model
-        generator = torch.Generator(model.device).manual_seed(seed)
         ends, longest = self._loaded.eos_ids, max(map(len, prompts))
         # Padding on the left: all answers begin in the same column.
         fed = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-        mask = mask.to(model.device)
-        first = torch.tensor(greedy, device=model.device)[:, None]
-        cache, columns = DynamicCache(), list[list[int]]()
-        going_on = set(range(len(prompts)))
-        while going_on and len(columns) < limit:
-            out = model(
-                fed,
-                attention_mask=mask,
-                position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, -fed.shape[1] :],
-                past_key_values=cache,
-                logits_to_keep=1,
-            )
-            top = out.logits[:, -1].float().topk(TOP)
-            weights = (top.values / temperature).softmax(-1)
-            drawn = torch.multinomial(weights, 1, generator=generator)
-            fed = top.indices.gather(1, drawn.masked_fill(first, 0))
-            mask = torch.cat([mask, torch.ones_like(fed)], dim=1)
-            columns.append(fed[:, 0].tolist())
-            going_on -= {row for row in going_on if columns[-1][row] in ends}
-        answers = [list(answer) for answer in zip(*columns, strict=True)]
+        how: dict[str, Any] = {"do_sample": False}
+        if temperature:
+            how = {"do_sample": True, "temperature": temperature, "top_k": TOP, "top_p": 1.0}
+        torch.manual_seed(seed)
+        out = model.generate(
+            fed,
+            attention_mask=mask.to(model.device),
+            max_new_tokens=limit,
+            eos_token_id=sorted(ends),
+            pad_token_id=0,
+            **how,
+        )
+        answers = out[:, longest:].tolist()
         lengths = [next((i for i, t in enumerate(a, 1) if t in ends), limit) for a in answers]
         return [answer[:length] for answer, length in zip(answers, lengths, strict=True)]
 
@@ -260,7 +249,7 @@ class Author:
         pairs = zip(self._render("A"), self._render("B"), strict=False)
         before = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
         more = count * 3 // 2
-        said = self._said([before] * more, [False] * more, _QUESTION, seed + 500_009, 1.0)
+        said = self._said([before] * more, _QUESTION, seed + 500_009, 1.0)
         ended = [ids[:-1] for ids in said if ids[-1] in self._loaded.eos_ids and len(ids) > 4]
         asked = [self._tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in ended]
         return list(dict.fromkeys(asked))[:count]
