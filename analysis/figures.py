@@ -43,7 +43,7 @@ _TITLES = {"speedup": "Speedup by task", "mat": "Mean accepted tokens by task"}
 
 def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
     """Bars of ``speedup`` or ``mat`` per task and over the whole run; None without numbers."""
-    panel = task_panel(comparison, key, ranked=True)
+    panel = task_panel(comparison, key)
     if not panel.series:
         return None
     timed = key == "speedup"

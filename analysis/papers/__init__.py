@@ -1,74 +1,65 @@
 """The tables and figures of the papers, made of the runs of ``conf/experiment/<name>.yaml``.
 
 ``reproductions.yaml`` has each by its experiment; a few need runs of more than one. What the
-kinds of :mod:`analysis.papers.reproduction` cannot make is code, in a module per paper.
+kinds of :mod:`analysis.papers.reproduction` cannot make is in :mod:`analysis.papers.odd_panels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from analysis.papers import card, draft_models, ngrammys, spec_bench, ssd, token_recycling
-from analysis.papers.reproduction import (
-    FigureKind,
-    Reproduction,
-    TableKind,
-    data_set_bars,
-    knob_heatmaps,
-    knob_rows,
-    model_bars,
-    overall_and_by_task,
-    settings,
-    task_bars,
-)
+from analysis.papers import odd_panels
+from analysis.papers import reproduction as kinds
+from analysis.papers.reproduction import FigureKind, Reproduction, TableKind
 from analysis.runs.comparisons import by_timing
 from analysis.runs.load import Run
 
 _FILE = Path(__file__).with_name("reproductions.yaml")
-# What is code, by experiment.
+# Kinds by their keys in the file.
+_TABLE_KINDS: Mapping[str, Callable[..., Any]] = {
+    "by_task": kinds.task_tables,
+    "settings": kinds.settings_tables,
+    "columns": kinds.column_tables,
+}
+_FIGURE_KINDS: Mapping[str, Callable[..., Any]] = {
+    "data_set_bars": kinds.data_set_bars,
+    "model_bars": kinds.model_bars,
+    "task_bars": kinds.task_bars,
+    "heatmaps": kinds.knob_heatmaps,
+    "lines": kinds.knob_lines,
+}
+# What no kind makes, by experiment.
 _TABLES: Mapping[str, TableKind] = {
-    "card_table3": card.table3,
-    "draft_models": draft_models.tables,
-    "ngrammys_figure1": ngrammys.figure1,
-    "ngrammys_figure4": ngrammys.figure4,
-    "ngrammys_table1": ngrammys.table1,
-    "specbench_board": spec_bench.board,
-    "ssd_stream": ssd.stream,
-    "token_recycling_figure4": token_recycling.figure4,
+    "draft_models": odd_panels.draft_model_tables,
+    "ngrammys_figure1": odd_panels.slowdown_table,
+    "ngrammys_figure4": odd_panels.row_table,
+    "ngrammys_table1": odd_panels.best_settings_table,
+    "specbench_board": odd_panels.board_tables,
+    "ssd_stream": odd_panels.stream_table,
+    "token_recycling_figure4": odd_panels.phase_table,
 }
 _FIGURES: Mapping[str, FigureKind] = {
-    "card_figure1": card.figure1_lines,
-    "card_figure6": card.figure6_lines,
-    "ngrammys_figure1": ngrammys.figure1_heatmaps,
-    "ngrammys_figure2": ngrammys.figure2_lines,
-    "ngrammys_figure4": ngrammys.figure4_bars,
-    "specbench_board": spec_bench.board_heatmaps,
-    "ssd_store_size": ssd.size_lines,
-    "ssd_stream": ssd.stream_lines,
-    "token_recycling_figure3": token_recycling.figure3_lines,
-    "token_recycling_figure4": token_recycling.figure4_bars,
-}
-_TABLE_KINDS: Mapping[str, Callable[..., TableKind]] = {
-    "by_task": overall_and_by_task,
-    "settings": settings,
-    "knob_rows": knob_rows,
-}
-_FIGURE_KINDS: Mapping[str, Callable[..., FigureKind]] = {
-    "data_set_bars": data_set_bars,
-    "model_bars": model_bars,
-    "task_bars": task_bars,
-    "heatmaps": knob_heatmaps,
+    "ngrammys_figure1": odd_panels.slowdown_pictures,
+    "ngrammys_figure4": odd_panels.row_bars,
+    "specbench_board": odd_panels.board_heatmaps,
+    "ssd_stream": odd_panels.stream_lines,
+    "token_recycling_figure4": odd_panels.phase_bars,
 }
 
 
 def _reproduction(name: str, about: dict[str, Any]) -> Reproduction:
     """One entry of the file: a kind has its arguments, everything else is the reproduction's."""
-    tables = [kind(**about.pop(key)) for key, kind in _TABLE_KINDS.items() if key in about]
-    figures = [kind(**about.pop(key)) for key, kind in _FIGURE_KINDS.items() if key in about]
+    tables: list[TableKind] = [
+        partial(of, **about.pop(key)) for key, of in _TABLE_KINDS.items() if key in about
+    ]
+    figures: list[FigureKind] = [
+        partial(of, **about.pop(key)) for key, of in _FIGURE_KINDS.items() if key in about
+    ]
     tables += [_TABLES[name]] if name in _TABLES else []
     figures += [_FIGURES[name]] if name in _FIGURES else []
     return Reproduction(name, table_kinds=tables, figure_kinds=figures, **about)

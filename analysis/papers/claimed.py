@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.style import MAT, PLAIN, speed_words, speedup_words
@@ -19,10 +20,10 @@ _WORDS = {"mat": "MAT", "speedup": "speedup"}
 _BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
 
 
-def task_panel(comparison: ComparedRuns, key: str, ranked: bool = False) -> Panel:
-    """Bars of every label by task, the whole run last; of ``speedup`` or ``mat``.
+def task_panel(comparison: ComparedRuns, key: str) -> Panel:
+    """Draw bars of ``speedup`` or ``mat`` by task, the whole run last.
 
-    ``ranked``: those alone that may have a standing.
+    Of the labels alone that may have a standing: a label with wrong outputs has none.
     """
     tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
     series = [
@@ -32,7 +33,7 @@ def task_panel(comparison: ComparedRuns, key: str, ranked: bool = False) -> Pane
             [Point.at(x, entry.measured(key, task)) for x, task in enumerate(tasks)],
             claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
         )
-        for entry in (comparison.ranked if ranked else comparison.drafting)
+        for entry in comparison.ranked
         if number(entry.overall, key) is not None
     ]
     ticks = [task_label(comparison, task) for task in tasks]
@@ -48,11 +49,18 @@ def metric_panel(
     ticks: Sequence[str] | None = None,
     log: float | None = None,
 ) -> Panel:
-    """Axes of ``mat``, ``speedup`` (with the line of plain decoding) or ``tokens_per_s``."""
-    units = {"mat": MAT, "speedup": speedup_words(timing), "tokens_per_s": speed_words(timing)}
+    """Make axes of a metric; those of ``speedup`` have the line of plain decoding."""
+    units = {
+        "mat": MAT,
+        "speedup": speedup_words(timing),
+        "tokens_per_s": speed_words(timing),
+        "draft_share": "draft's share of time",
+        "hit_rate": "hit rate",
+    }
     # A pass always yields one token: what counts of MAT is the part above.
     bottom, line = 1.0 if key == "mat" else None, (1.0, PLAIN) if key == "speedup" else None
-    return Panel(title, xlabel, units[key], series, ticks, line, log, bottom=bottom)
+    top = {"draft_share": 1.0, "hit_rate": 1.02}.get(key)
+    return Panel(title, xlabel, units[key], series, ticks, line, log, bottom=bottom, top=top)
 
 
 def task_label(comparison: ComparedRuns, task: str) -> str:
@@ -136,24 +144,18 @@ def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL)
 
 
 def speedups(comparisons: Sequence[ComparedRuns]) -> list[Series]:
-    """Speedup of each label that drafts, a point for each comparison that has it.
+    """Draw the speedup of each label that may have a standing, a point a comparison.
 
     A label that several runs of a comparison have is one for each of them.
     """
-    found = [{figure_name(c, entry): entry for entry in c.drafting} for c in comparisons]
-    methods = {label: e.method for own in found for label, e in own.items()}
-    places = list(enumerate(found))
-    return [
-        Series(
-            label,
-            method,
-            [Point.at(x, own[label].measured("speedup")) for x, own in places if label in own],
-            claimed=[
-                p
-                for x, own in places
-                if label in own
-                for p in claimed_point(x, own[label], "speedup")
-            ],
-        )
-        for label, method in methods.items()
-    ]
+    series: dict[str, Series] = {}
+    for x, comparison in enumerate(comparisons):
+        for entry in comparison.ranked:
+            name = figure_name(comparison, entry)
+            line = series.get(name) or Series(name, entry.method, [])
+            series[name] = replace(
+                line,
+                points=[*line.points, Point.at(x, entry.measured("speedup"))],
+                claimed=[*line.claimed, *claimed_point(x, entry, "speedup")],
+            )
+    return list(series.values())

@@ -1,12 +1,12 @@
-"""What a reproduction is, and the kinds of tables and figures that a paper's module lists."""
+"""What a reproduction is, and the kinds of table and figure that ``reproductions.yaml`` names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
-from analysis.papers.cells import cells
 from analysis.papers.claimed import (
     claimed_in_cells,
     claimed_words,
@@ -14,9 +14,11 @@ from analysis.papers.claimed import (
     speedups,
     task_panel,
 )
-from analysis.plots.charts import Panel, Point, bars, curves
-from analysis.plots.layout import Drawing
+from analysis.papers.columns import cells, cells_not_run, knob_of, setting_cell
+from analysis.plots.charts import Panel, Point, Series, bars, curves
+from analysis.plots.layout import Drawing, shown
 from analysis.plots.sweeps import sweep_heatmaps
+from analysis.runs.acceptance import hit_rate, phase_share
 from analysis.runs.captions import captions_once
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
@@ -24,7 +26,6 @@ from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.sweeps import sweeps
 from analysis.tabular.comparison_tables import (
-    Columns,
     comparison_table,
     natural,
     settings_table,
@@ -32,7 +33,7 @@ from analysis.tabular.comparison_tables import (
     with_rule,
 )
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import ABSENT, Cell
+from specbench.results.estimate import Cell, Estimate
 from specbench.results.names import display_name
 from specbench.results.wording import case_words
 
@@ -42,6 +43,7 @@ TableKind: TypeAlias = "Callable[[Reproduction, Sequence[Run]], Iterable[ResultT
 FigureKind: TypeAlias = "Callable[[Reproduction, Sequence[Run]], Pictures]"
 # Of comparisons that share a picture, with its title and caption.
 Draw: TypeAlias = Callable[[Sequence[ComparedRuns], str, str], Drawing]
+Row: TypeAlias = Mapping[str, Cell]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Reproduction:
     Attributes:
         name: of the experiment that it is made of, and of its files.
         place: where it stands, e.g. ``Cacheback, Table 1``.
-        claims: the source's key in the ledger, then the exhibits whose claims may stand beside.
+        claims: the source's key in ``claims.yaml``, then the exhibits that may stand beside.
         table_kinds: its numbers.
         figure_kinds: its pictures; none for a plain table.
         text: what captions say before the conditions.
@@ -73,117 +75,116 @@ class Reproduction:
     def experiments(self) -> tuple[str, ...]:
         return (self.name, *self.also)
 
+    @property
+    def own_claims(self) -> list[Claim]:
+        """The claims of its source's exhibits."""
+        return claims_of(*self.claims) if self.claims else []
+
     def comparisons(self, runs: Sequence[Run]) -> list[ComparedRuns]:
-        """The runs compared, with the claims of this table or figure alone; by model size."""
-        compared = make_comparisons(runs, claims=claims_of(*self.claims))
+        """Compare the runs, with the claims of this table or figure alone; by model size."""
+        compared = make_comparisons(runs, claims=self.own_claims)
         return sorted(compared, key=lambda comparison: natural(comparison.model))
 
     def tables(self, runs: Sequence[Run]) -> list[ResultTable]:
-        """Its numbers, from its runs."""
+        """Make its numbers from its runs."""
         return [table for kind in self.table_kinds for table in kind(self, runs)]
 
     def figures(self, runs: Sequence[Run]) -> Pictures:
-        """Its pictures, drawn one after the other."""
+        """Draw its pictures one after the other."""
         for kind in self.figure_kinds:
             yield from kind(self, runs)
 
 
 def claims_of(paper: str, *exhibits: str) -> list[Claim]:
-    """What the ledger has from these tables, figures or passages of a source."""
+    """Return what ``claims.yaml`` has from these tables, figures or passages of a source."""
     return [c for c in load_claims() if c.paper == paper and c.exhibit in exhibits]
+
+
+def after(place: str, where: str) -> str:
+    """Return the title of a figure that is made after a paper's, but of runs of one's own."""
+    return f"After {place} ({where})"
+
+
+def captions(
+    comparisons: Iterable[ComparedRuns], *before: str, speedup: bool = True, times: bool = True
+) -> str:
+    """Return what stands below: a few words of its own, then each comparison's conditions."""
+    return "\n".join([*filter(None, before), *captions_once(comparisons, speedup, times)])
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def knob_column(name: str) -> Callable[[ComparedLabel], str]:
-    """A column of a table: the value of a knob, – for a method that has no such knob."""
-
-    def value_of(entry: ComparedLabel) -> str:
-        value = entry.knobs.get(name)
-        return ABSENT if value is None else str(value)
-
-    return value_of
-
-
-STORES = {"ssd": "buffer_tokens", "rest": "store_tokens"}  # by method, the knob of the store's size
-# What a column of a table of settings has, where it is no knob.
-_NO_KNOBS: Columns = {
-    "label": lambda entry: entry.label,
-    "temperature": lambda entry: f"{entry.run.temperature:g}",
-    "store": lambda entry: knob_column(STORES.get(entry.method, "buffer_tokens"))(entry),
-}
-
-
-def settings(title: str, columns: Mapping[str, str], beside: Sequence[str] = ()) -> TableKind:
-    """One table, a row per setting, as :func:`settings_table` has it.
+def settings_tables(
+    of: Reproduction,
+    runs: Sequence[Run],
+    *,
+    title: str,
+    columns: Mapping[str, str],
+    beside: Sequence[str] = (),
+) -> Iterable[ResultTable]:
+    """One table, a row per setting.
 
     Args:
+        of, runs: what it is about.
         title: above it.
-        columns: by heading a knob, or one of the columns above.
+        columns: by heading a knob, or another name of :func:`setting_cell`.
         beside: labels of speeds claimed without a data set, which follow below; the caption
             then says nothing before the conditions.
     """
-    of_entry = {heading: _NO_KNOBS.get(of) or knob_column(of) for heading, of in columns.items()}
-
-    def tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
-        below = claims_of(*of.claims) if beside else []
-        claims = [c for c in below if c.value("tokens_per_s") and (c.setting or "") in beside]
-        text = "" if beside else of.text
-        yield settings_table(title, of.comparisons(runs), of_entry, text, claims)
-
-    return tables
+    of_entry = {heading: partial(setting_cell, name=name) for heading, name in columns.items()}
+    below = of.own_claims if beside else []
+    claims = [c for c in below if c.value("tokens_per_s") and (c.setting or "") in beside]
+    text = "" if beside else of.text
+    yield settings_table(title, of.comparisons(runs), of_entry, text, claims)
 
 
-def overall_and_by_task() -> TableKind:
+def task_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     """Of each comparison the methods, and where it has several tasks these, too."""
-
-    def tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
-        for comparison in of.comparisons(runs):
-            yield comparison_table(comparison)
-            if len(comparison.tasks) > 1:
-                yield task_table(comparison, f"{of.place} by task ({comparison.title})")
-
-    return tables
+    for comparison in of.comparisons(runs):
+        yield comparison_table(comparison)
+        if len(comparison.tasks) > 1:
+            yield task_table(comparison, f"{of.place} by task ({comparison.title})")
 
 
-def rows(
+def column_tables(
+    of: Reproduction,
+    runs: Sequence[Run],
+    *,
     title: str,
-    rows_of: Callable[[ComparedRuns], Iterable[tuple[dict[str, Cell], str]]],
+    columns: Sequence[str],
+    knob: Sequence[str] = (),
     short: Sequence[str] = (),
     speedup: bool = False,
-) -> TableKind:
-    """One table of all comparisons' rows, each with its note; ``short``: its first columns."""
-
-    def tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
-        comparisons = of.comparisons(runs)
-        made = [row for comparison in comparisons for row in rows_of(comparison)]
-        notes = with_rule([note for _, note in made])
-        text = captions(comparisons, of.text, speedup=speedup)
-        yield ResultTable.of(title, text, [cells for cells, _ in made], notes, short)
-
-    return tables
-
-
-def knob_rows(
-    title: str, knob: Sequence[str], columns: Sequence[str], speedup: bool = False
-) -> TableKind:
-    """One table, a row for each value of a knob.
+    not_run: bool = False,
+) -> Iterable[ResultTable]:
+    """One table, a row for each method or each value of a knob.
 
     Args:
+        of, runs: what it is about.
         title: above it.
+        columns: all headings, of :mod:`analysis.papers.columns` but for the knob's.
         knob: its name, and the heading of its column.
-        columns: all headings, of :mod:`analysis.papers.cells` but for the knob's.
+        short: the headings that are shown at first.
         speedup: whether a column shows any; the notes then say whose claims stand beside.
+        not_run: whether claims about methods that were not run follow.
     """
-    name, heading = knob
-
-    def rows_of(comparison: ComparedRuns) -> Iterable[tuple[dict[str, Cell], str]]:
-        for value, entry in along(comparison.drafting, name):
-            made = cells(comparison, entry, columns, {heading: str(value)})
-            yield made, entry.note(f"{heading} = {value}") if speedup else ""
-
-    return rows(title, rows_of, speedup=speedup)
+    comparisons = of.comparisons(runs)
+    rows: list[Row] = []
+    notes: list[str] = []
+    for comparison in comparisons:
+        values = along(comparison.drafting, knob[0]) if knob else enumerate(comparison.drafting)
+        for value, entry in values:
+            others = {knob[1]: str(value)} if knob else {}
+            rows.append(cells(comparison, entry, columns, others))
+            notes.append(entry.note(f"{knob[1]} = {value}" if knob else entry.label))
+        methods = {entry.method for entry in comparison.entries}
+        for claim in of.own_claims if not_run else ():
+            if claim.method not in methods:
+                rows.append(cells_not_run(claim, columns))
+                notes.append(claim.note(claim.method))
+    text = captions(comparisons, of.text, speedup=speedup)
+    yield ResultTable.of(title, text, rows, with_rule(notes if speedup else []), short)
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -194,24 +195,28 @@ def by_model(comparisons: Sequence[ComparedRuns]) -> list[list[ComparedRuns]]:
 
     They differ in data alone: what ran elsewhere, or was predicted, has a picture of its own.
     """
-    pictures: dict[tuple[object, ...], list[ComparedRuns]] = {}
+    groups: dict[tuple[object, ...], list[ComparedRuns]] = {}
     for comparison in comparisons:
         key = (comparison.model, conditions(comparison.runs[0]), comparison.estimator)
-        pictures.setdefault(key, []).append(comparison)
-    return list(pictures.values())
+        groups.setdefault(key, []).append(comparison)
+    return list(groups.values())
 
 
 def pictures(
+    of: Reproduction,
+    runs: Sequence[Run],
     draw: Draw,
+    *,
     place: str = "",
     per_model: bool = False,
     by_data: bool = False,
     speedup: bool = True,
     claimed: Sequence[str] = (),
-) -> FigureKind:
+) -> Pictures:
     """A picture per comparison, or ``per_model`` of all its data sets.
 
     Args:
+        of, runs: what they are about.
         draw: the picture.
         place: in its title; by default the reproduction's.
         per_model: whether a model's comparisons share a picture.
@@ -219,121 +224,189 @@ def pictures(
         speedup: whether the picture shows any.
         claimed: metrics whose claims its caption lists in place of the reproduction's text.
     """
-
-    def figures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
-        comparisons = of.comparisons(runs)
-        for members in by_model(comparisons) if per_model else [[c] for c in comparisons]:
-            first = members[0]
-            where = display_name(first.model) if per_model else first.printed_title
-            words = claimed_words(members, *claimed) if claimed else of.text
-            stem = f"{first.model}_{first.dataset}" if by_data else first.model
-            title = after(place or of.place, where)
-            yield stem, draw(members, title, captions(members, words, speedup=speedup))
-
-    return figures
+    comparisons = of.comparisons(runs)
+    for members in by_model(comparisons) if per_model else [[c] for c in comparisons]:
+        first = members[0]
+        where = display_name(first.model) if per_model else first.printed_title
+        words = claimed_words(members, *claimed) if claimed else of.text
+        stem = f"{first.model}_{first.dataset}" if by_data else first.model
+        title = after(place or of.place, where)
+        yield stem, draw(members, title, captions(members, words, speedup=speedup))
 
 
-def lines(
-    grid: Callable[[ComparedRuns], Sequence[Sequence[Panel]]],
-    place: str = "",
-    by_data: bool = False,
-    speedup: bool = False,
-) -> FigureKind:
-    """Lines of one comparison a picture, in rows of panels."""
-    return pictures(
-        lambda members, title, text: curves(grid(members[0]), title, text),
-        place,
-        by_data=by_data,
-        speedup=speedup,
-    )
-
-
-def task_bars(by_data: bool = False) -> FigureKind:
+def task_bars(of: Reproduction, runs: Sequence[Run], *, by_data: bool = False) -> Pictures:
     """MAT and speedup by task, with the claims."""
-    return pictures(
-        lambda members, title, text: bars(
-            [task_panel(members[0], key) for key in ("mat", "speedup")], title, text
-        ),
-        by_data=by_data,
-        claimed=("mat", "speedup"),
-    )
+
+    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
+        return bars([task_panel(members[0], key) for key in ("mat", "speedup")], title, text)
+
+    return pictures(of, runs, draw, by_data=by_data, claimed=("mat", "speedup"))
 
 
-def _data_set_bars(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
-    ticks = [f"{display_name(c.dataset)}\nn = {case_words(c.entries[0].overall)}" for c in members]
-    panel = metric_panel("speedup", members[0].timing, speedups(members), ticks=ticks)
-    return bars([panel], title, text)
-
-
-def data_set_bars() -> FigureKind:
+def data_set_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Speedups by data set, one figure per model."""
-    return pictures(_data_set_bars, per_model=True, claimed=("speedup",))
 
-
-def model_bars() -> FigureKind:
-    """Speedups by model and, of each, by task: one figure of all models."""
-
-    def figures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
-        comparisons = of.comparisons(runs)
-        models = [display_name(comparison.model) for comparison in comparisons]
-        panels = [
-            replace(task_panel(each, "speedup"), title=f"by task, {each.printed_title}")
-            for each in comparisons
+    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
+        ticks = [
+            f"{display_name(c.dataset)}\nn = {case_words(c.entries[0].overall)}" for c in members
         ]
-        if len(models) > 1:
-            timing, series = comparisons[0].timing, speedups(comparisons)
-            panels.insert(0, metric_panel("speedup", timing, series, "", "by model", models))
-        text = captions(comparisons, claimed_words(comparisons, "speedup"))
-        yield "", bars(panels, after(of.place, "by model and by task"), text)
+        panel = metric_panel("speedup", members[0].timing, speedups(members), ticks=ticks)
+        return bars([panel], title, text)
 
-    return figures
+    return pictures(of, runs, draw, per_model=True, claimed=("speedup",))
 
 
-def knob_heatmaps(axes: Mapping[str, str], keys: Sequence[str], named: bool = False) -> FigureKind:
+def model_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Speedups by model and, of each, by task: one figure of all models."""
+    comparisons = of.comparisons(runs)
+    models = [display_name(comparison.model) for comparison in comparisons]
+    panels = [
+        replace(task_panel(each, "speedup"), title=f"by task, {each.printed_title}")
+        for each in comparisons
+    ]
+    if len(models) > 1:
+        timing, series = comparisons[0].timing, speedups(comparisons)
+        panels.insert(0, metric_panel("speedup", timing, series, "", "by model", models))
+    text = captions(comparisons, claimed_words(comparisons, "speedup"))
+    yield "", bars(panels, after(of.place, "by model and by task"), text)
+
+
+def knob_heatmaps(
+    of: Reproduction,
+    runs: Sequence[Run],
+    *,
+    axes: Mapping[str, str],
+    keys: Sequence[str],
+    named: bool = False,
+) -> Pictures:
     """One figure per model and key; of each data set a heatmap per method and other setting.
 
     Args:
+        of, runs: what they are about.
         axes: by knob the name of its axis: the vertical one, then the horizontal one.
         keys: ``speedup`` or ``mat``; ``named``: also in the file names.
     """
     down, across = axes
+    for key in keys:
+        for members in by_model(of.comparisons(runs)):
+            model, timed = members[0].model, key == "speedup"
+            swept = [(each, sweep) for each in members for sweep in sweeps(each, down, across)]
+            entries = [entry for _, sweep in swept for entry in sweep.entries.values()]
+            claimed = claimed_in_cells(entries, key, down, across)
+            words = captions(members, of.text, claimed, speedup=timed, times=timed)
+            where = members[0].printed_title if len(members) == 1 else display_name(model)
+            title = after(of.place, where)
+            figure = sweep_heatmaps(swept, (down, across), key, title, words, axes)
+            if figure is not None:
+                yield f"{model}_{key}" if named else model, figure
 
-    def figures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
-        for key in keys:
-            for members in by_model(of.comparisons(runs)):
-                model, timed = members[0].model, key == "speedup"
-                swept = [(each, sweep) for each in members for sweep in sweeps(each, down, across)]
-                entries = [entry for _, sweep in swept for entry in sweep.entries.values()]
-                claimed = claimed_in_cells(entries, key, down, across)
-                words = captions(members, of.text, claimed, speedup=timed, times=timed)
-                only = len(members) == 1
-                where = members[0].printed_title if only else display_name(model)
-                title = after(of.place, where)
-                figure = sweep_heatmaps(swept, (down, across), key, title, words, axes)
-                if figure is not None:
-                    yield f"{model}_{key}" if named else model, figure
 
-    return figures
+@dataclass(frozen=True)
+class Lines:
+    """A panel of lines over a knob.
+
+    Attributes:
+        knob: along the horizontal axis; ``store`` as in :func:`knob_of`.
+        xlabel, title: of the panel.
+        log: logarithmic horizontal axis with this base.
+        where: knobs of the entries that it shows.
+        name: of the one line of all entries; by default a line a method, or ``by`` label.
+        published: name of a dashed line of the claims on the same data.
+    """
+
+    knob: str
+    xlabel: str
+    title: str = ""
+    log: float | None = None
+    where: Mapping[str, object] | None = None
+    name: str = ""
+    by: str = "method"
+    published: str = ""
+
+    def panel(self, comparison: ComparedRuns, y: str, claims: Sequence[Claim]) -> Panel:
+        """Draw a metric of the comparison's entries."""
+        wanted = (self.where or {}).items()
+        entries = [
+            entry
+            for entry in comparison.ranked
+            if all(entry.knobs.get(knob) == value for knob, value in wanted)
+        ]
+        lines: dict[tuple[str, str], list[tuple[int, ComparedLabel]]] = {}
+        ticks = None
+        if entries and all(isinstance(knob_of(e, self.knob), str) for e in entries):
+            ticks = [str(knob_of(entry, self.knob)) for entry in entries]
+            lines = {(self.name, e.method): [*enumerate(entries)] for e in entries}
+        else:
+            for x, entry in along(entries, self.knob):
+                lines.setdefault(self._line(entry), []).append((x, entry))
+        series = [Series(*line, points(placed, y)) for line, placed in lines.items()]
+        logs = [
+            Point(float(str(claim.knobs[self.knob])), value)
+            for claim in claims
+            if claim.dataset == comparison.dataset and (value := claim.value(y)) is not None
+        ]
+        if self.published and logs:
+            series.append(Series(self.published, series[0].method, logs, dashed=True))
+        return metric_panel(y, comparison.timing, series, self.xlabel, self.title, ticks, self.log)
+
+    def _line(self, entry: ComparedLabel) -> tuple[str, str]:
+        """Name and look."""
+        if self.by == "label":
+            source = entry.label.partition("_")[0]
+            return entry.label.replace("_", ", w = "), f"{entry.method}/{source}"
+        return self.name or shown(entry.method), entry.method
+
+
+def knob_lines(
+    of: Reproduction,
+    runs: Sequence[Run],
+    *,
+    y: Sequence[str],
+    panels: Sequence[Mapping[str, Any]],
+    **how: Any,
+) -> Pictures:
+    """Lines over knobs: a row of panels for each metric.
+
+    Where rows have a single panel each, they stand beside each other. ``per_model``, a picture
+    has them for each data set, whose name is the first one's title.
+    """
+    specs = [Lines(**panel) for panel in panels]
+
+    def grid(comparison: ComparedRuns) -> list[list[Panel]]:
+        rows = [[spec.panel(comparison, key, of.own_claims) for spec in specs] for key in y]
+        rows = [row for row in rows if any(_has_numbers(panel) for panel in row)] or rows
+        rows = _beside(rows)
+        if how.get("per_model"):
+            rows[0][0] = replace(rows[0][0], title=display_name(comparison.dataset))
+        return rows
+
+    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
+        return curves(_beside([row for each in members for row in grid(each)]), title, text)
+
+    return pictures(of, runs, draw, **{"speedup": "speedup" in y, **how})
+
+
+def _beside(rows: list[list[Panel]]) -> list[list[Panel]]:
+    return [[row[0] for row in rows]] if all(len(row) == 1 for row in rows) else rows
+
+
+def _has_numbers(panel: Panel) -> bool:
+    return any(point.y is not None for series in panel.series for point in series.points)
 
 
 def along(entries: Iterable[ComparedLabel], knob: str) -> list[tuple[int, ComparedLabel]]:
     """The entries that have a knob by its value, and by folder where several share a value."""
-    with_knob = [(int(e.knobs[knob]), e) for e in entries if e.knobs.get(knob) is not None]
+    values = [(knob_of(entry, knob), entry) for entry in entries]
+    with_knob = [(int(str(value)), entry) for value, entry in values if value is not None]
     return sorted(with_knob, key=lambda item: (item[0], str(item[1].run.path)))
 
 
-def points(placed: Iterable[tuple[float, ComparedLabel]], key: str) -> list[Point]:
+def points(placed: Iterable[tuple[float, ComparedLabel]], y: str) -> list[Point]:
     """A number of each entry, at its place."""
-    return [Point.at(x, entry.measured(key)) for x, entry in placed]
-
-
-def after(place: str, where: str) -> str:
-    """The title of a figure that is made after a paper's, but of runs of one's own."""
-    return f"After {place} ({where})"
-
-
-def captions(
-    comparisons: Iterable[ComparedRuns], *before: str, speedup: bool = True, times: bool = True
-) -> str:
-    """What stands below a figure: a few words of its own, then each comparison's conditions."""
-    return "\n".join([*filter(None, before), *captions_once(comparisons, speedup, times)])
+    others: Mapping[str, Callable[[ComparedLabel], Estimate]] = {
+        "draft_share": phase_share,
+        "hit_rate": hit_rate,
+    }
+    return [
+        Point.at(x, others[y](entry) if y in others else entry.measured(y)) for x, entry in placed
+    ]

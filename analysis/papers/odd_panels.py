@@ -1,0 +1,570 @@
+"""Tables and pictures of the papers that no kind of :mod:`analysis.papers.reproduction` makes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from analysis.papers.claimed import claimed_words, metric_panel
+from analysis.papers.columns import CONTEXT, cells, task_cells
+from analysis.papers.reproduction import (
+    Pictures,
+    Reproduction,
+    Row,
+    after,
+    captions,
+    pictures,
+)
+from analysis.plots.charts import Panel, Point, Series, curves
+from analysis.plots.heatmaps import HeatmapGrid, heatmaps, slowdown_caption, slowdown_heatmaps
+from analysis.plots.layout import Drawing
+from analysis.plots.stacked_bars import stacked_bars
+from analysis.plots.style import unit_of
+from analysis.plots.sweeps import figure_name
+from analysis.runs.acceptance import drafter_count, phase_share, stream_parts
+from analysis.runs.claim_verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS
+from analysis.runs.claims import Claim, claim_of_setting
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
+from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
+from analysis.runs.leaders import leaders
+from analysis.runs.ledger import load_claims
+from analysis.runs.load import Run
+from analysis.tabular.comparison_tables import claimed_cell, claimed_cells, rows_once, with_rule
+from analysis.tabular.table import ResultTable
+from specbench.results.decision import OUTPUTS, case_cell
+from specbench.results.estimate import ABSENT, Cell, Estimate, Fact
+from specbench.results.manifest import BASELINE
+from specbench.results.names import display_name
+from specbench.results.records import CaseRecord
+from specbench.results.statistics.aggregate import timed_turns
+from specbench.results.tasks import HEADINGS, OVERALL
+from specbench.results.wording import leader_words
+
+# --- N-Grammys, Figure 1: what a pass costs -------------------------------------------------------
+
+
+def slowdown_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+    """Tabulate what passes cost: this experiment measures no decoding."""
+    rows: list[Row] = [
+        {
+            "model": run.model,
+            "context (tokens)": str(context),
+            "k": str(k),
+            "w": str(w),
+            "slow-down [95 %]": slowdown,
+            "passes": str(run.surface.passes["batch"].repeats),
+        }
+        for run in runs
+        if run.surface is not None
+        for context in run.surface.passes["batch"].axes["context"]
+        for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items()
+    ]
+    text = "\n".join(slowdown_caption(run, of.text) for run in runs)
+    yield ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, rows)
+
+
+def slowdown_pictures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw one picture per model."""
+    for run in runs:
+        title = after(of.place, display_name(run.model))
+        yield run.model, slowdown_heatmaps(run, title, slowdown_caption(run, of.text))
+
+
+# --- N-Grammys, Figure 4: which rows win, at which rank, and who filled them ----------------------
+
+
+def _won(record: CaseRecord, source: str, key: str) -> Counter[int]:
+    """Values of a list with one entry per step, at the steps that a row of the source won."""
+    steps = zip(record.drafter[key], record.drafter["won_source"], strict=True)
+    return Counter(value for value, winner in steps if winner == source)
+
+
+_SOURCES = ("context", "bigram")
+# Of each part its unit, and what a turn counted for a source.
+_PARTS: dict[str, tuple[str, Callable[[CaseRecord, str], Counter[int]]]] = {
+    "accepted draft tokens": (
+        "share of the source's wins",
+        lambda record, source: _won(record, source, "accepted"),
+    ),
+    "rank of the winning row (0 is first)": (
+        "share of the source's wins",
+        lambda record, source: _won(record, source, "won_rank"),
+    ),
+    "rows given to the source": (
+        "share of steps",
+        lambda record, source: Counter(record.drafter[f"rows_{source}"]),
+    ),
+}
+
+
+def _distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int, Estimate]]:
+    """Every value up to the largest, also those that did not occur, and its share."""
+    counted = _PARTS[part][1]
+    records = [record for record in entry.records if record.drafter]
+
+    def share(value: int) -> Estimate:
+        return pooled_ratio(
+            records,
+            lambda r: counted(r, source)[value],
+            lambda r: counted(r, source).total(),
+            entry.run.seed,
+            at_most=1,
+        )
+
+    total = sum((counted(record, source) for record in records), Counter[int]())
+    return [
+        (value, share(value)) for value in range(min(total, default=0), max(total, default=-1) + 1)
+    ]
+
+
+def row_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+    """Tabulate acceptance, rank and allocation by source."""
+    comparisons = of.comparisons(runs)
+    rows: list[Row] = [
+        {
+            "run": comparison.title,
+            "part": part,
+            "source": source,
+            "value": str(value),
+            "share [95 %]": share,
+            "cases": case_cell(entry.overall),
+        }
+        for comparison in comparisons
+        for entry in comparison.drafting
+        for part in _PARTS
+        for source in _SOURCES
+        for value, share in _distribution(entry, part, source)
+    ]
+    text = captions(comparisons, of.text, speedup=False)
+    yield ResultTable.of("N-Grammys, Figure 4: acceptance, rank, allocation", text, rows)
+
+
+def row_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw a row of panels for each part, a column for each label of each data set."""
+
+    def panel(comparison: ComparedRuns, entry: ComparedLabel, part: str) -> Panel:
+        series = [
+            Series(
+                source,
+                f"{entry.method}/{source}",
+                [Point.at(value, share) for value, share in _distribution(entry, part, source)],
+            )
+            for source in _SOURCES
+        ]
+        title = ""
+        if part == next(iter(_PARTS)):
+            title = display_name(comparison.dataset)
+            several = len(comparison.drafting) > 1
+            title += f", {figure_name(comparison, entry)}" if several else ""
+        return Panel(title, part, _PARTS[part][0], series, top=1.0, bars=True)
+
+    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
+        entries = [(comparison, entry) for comparison in members for entry in comparison.ranked]
+        return curves([[panel(*each, part) for each in entries] for part in _PARTS], title, text)
+
+    return pictures(of, runs, draw, per_model=True, speedup=False)
+
+
+# --- N-Grammys, Table 1: every setting, and the best of them --------------------------------------
+
+
+def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+    """Tabulate every setting, the best of them, and the paper's other claims on the same data."""
+    method = of.claims[0]
+    comparisons = of.comparisons(runs)
+    rows: list[Row] = []
+    notes: list[str] = []
+
+    def add(entry: ComparedLabel, setting: str, name: str, claim: Claim | None) -> None:
+        rows.append(_setting_row(entry, setting, claim))
+        notes.extend([entry.note(name, claim)] if claim else [])
+
+    for comparison in comparisons:
+        model, dataset = comparison.model, comparison.dataset
+        for entry in comparison.drafting:
+            setting = _pair(entry) if entry.method == method else entry.label
+            own = entry.claim if entry.claim and entry.claim.model == model else None
+            add(entry, setting, setting, own)
+        timed = [
+            entry
+            for entry in comparison.ranked
+            if entry.method == method and entry.overall["speedup"] is not None
+        ]
+        if timed:
+            best = max(timed, key=lambda entry: entry.overall["speedup"] or 0.0)
+            claim = claim_of_setting(of.own_claims, "best", method, model, dataset)
+            others = [entry for entry in leaders(timed, "speedup") if entry is not best]
+            words = leader_words([_pair(entry) for entry in (best, *others)])
+            unknown = ", which the data cannot part" if others else ""
+            notes.append(f"(k*, w*) of {comparison.title}: {words}{unknown}.")
+            add(best, f"(k*, w*) = {_pair(best)}", "(k*, w*)", claim)
+    entries = [(c.dataset, entry) for c in comparisons for entry in c.entries]
+    shown = {(dataset, entry.run.model, entry.method) for dataset, entry in entries}
+    methods = {(dataset, entry.method) for dataset, entry in entries}
+    for claim in of.own_claims:
+        here = claim.dataset in {dataset for dataset, _ in entries}
+        if not here or (claim.dataset, claim.model, claim.method) in shown:
+            continue
+        setting = _claimed_setting(claim, method)
+        rows.append(
+            {
+                "model": claim.model,
+                "data": claim.dataset,
+                "setting": setting,
+                "cases": "0",
+                **claimed_cells(claim),
+                "verdict": OTHER_MODEL if (claim.dataset, claim.method) in methods else NOT_RUN,
+            }
+        )
+        notes.append(claim.note(setting, "quoted" if claim.quoted else "claimed"))
+    yield ResultTable.of(of.place, captions(comparisons, of.text), rows, with_rule(notes))
+
+
+def _claimed_setting(claim: Claim, method: str) -> str:
+    """``(10, 10)``, ``(k*, w*) = (25, 14)`` where both are stated, or another's method."""
+    if claim.method != method:
+        return claim.method
+    pair = f"({claim.knobs['k']}, {claim.knobs['w']})" if claim.knobs else ""
+    return pair if claim.setting is None else " = ".join(filter(None, ["(k*, w*)", pair]))
+
+
+def _pair(entry: ComparedLabel) -> str:
+    return f"({entry.knobs['k']}, {entry.knobs['w']})"
+
+
+def _setting_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> Row:
+    run, measured = entry.run, task_cells(entry)
+    spread: Cell = ABSENT
+    if repeats := over_repeats(run.records, entry.label, run.baseline or ""):
+        mean, sd = repeats
+        spread = Fact(f"{mean:.2f} ± {sd:.2f}", {"speedup mean": mean, "speedup sd": sd})
+    return {
+        "model": run.model,
+        "data": run.dataset,
+        "setting": setting,
+        "tokens per call [95 %]": measured.pop("MAT [95 %]"),
+        "speedup ± sd": spread,
+        **measured,
+        "cases": case_cell(entry.overall),
+        **claimed_cells(claim),
+        "verdict": entry.verdict(claim=claim) if claim else "",
+    }
+
+
+# --- SSD: over the stream of requests -------------------------------------------------------------
+
+_STREAM_PARTS = 5  # parts of the stream; its interval needs several requests in each
+
+
+def _over_stream(entry: ComparedLabel, key: str) -> list[tuple[float, int, Estimate]]:
+    """MAT or tokens/s over the stream: tokens in the store, requests that count, the number."""
+    run = entry.run
+    parts = stream_parts([r for r in run.records if r.label == entry.label], _STREAM_PARTS)
+    if key == "mat":
+        return [(size, len(turns), mat(turns, run.seed)) for size, turns in parts]
+    timed = {(record.repeat, record.case_id) for record in timed_turns(run.records, run.labels)}
+    parts = [
+        (size, [turn for turn in turns if (turn.repeat, turn.case_id) in timed])
+        for size, turns in parts
+    ]
+    return [(size, len(turns), tokens_per_s(turns, run.seed)) for size, turns in parts]
+
+
+def stream_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+    """Tabulate MAT and tokens/s in each part of the stream."""
+    comparisons = of.comparisons(runs)
+    rows: list[Row] = [
+        {
+            "run": comparison.title,
+            "method": comparison.name_of(entry),
+            "tokens of finished requests": f"{size:.0f}",
+            "requests": str(n),
+            "MAT [95 %]": accepted,
+            "timed": str(n_timed),
+            "tokens/s [95 %]": speed,
+        }
+        for comparison in comparisons
+        for entry in comparison.entries
+        for (size, n, accepted), (_, n_timed, speed) in zip(
+            _over_stream(entry, "mat"), _over_stream(entry, "tokens_per_s"), strict=True
+        )
+    ]
+    text = captions(comparisons, of.text, speedup=False)
+    yield ResultTable.of("SSD over the stream of requests", text, rows)
+
+
+def stream_lines(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw MAT and tokens/s over the tokens of finished requests."""
+
+    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
+        (comparison,) = members
+        panels = []
+        for key in ("mat", "tokens_per_s"):
+            series = [
+                Series(
+                    figure_name(comparison, entry),
+                    entry.method,
+                    [Point.at(size, value) for size, _, value in _over_stream(entry, key)],
+                )
+                for entry in comparison.entries
+            ]
+            unit = "tokens of finished requests"
+            panels.append(metric_panel(key, comparison.timing, series, unit))
+        return curves([panels], title, text)
+
+    place = "SSD, over the stream of requests"
+    return pictures(of, runs, draw, place=place, by_data=True, speedup=False)
+
+
+# --- Token Recycling, Figure 4: the time of a step by its parts -----------------------------------
+
+# The paper's words for the phases of a step, in its order.
+_PHASES = {
+    "draft": "retrieve draft",
+    "verify": "forward pass",
+    "accept": "verify",
+    "cache": "update KV cache",
+    "observe": "update matrix",
+    "other": "other",
+}
+
+
+def phase_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+    """Tabulate each part's share of the time of all steps."""
+    comparisons = of.comparisons(runs)
+    rows: list[Row] = [
+        {
+            "run": comparison.title,
+            "method": comparison.name_of(entry),
+            "part": part,
+            # Most parts are below a hundredth.
+            "share of the steps' time [95 %]": replace(phase_share(entry, phase), digits=4),
+            "cases": case_cell(entry.overall),
+        }
+        for comparison in comparisons
+        for entry in comparison.entries
+        for phase, part in _PHASES.items()
+    ]
+    text = captions(comparisons, of.text, speedup=False)
+    yield ResultTable.of("Token Recycling, Figure 4: time of a step", text, rows)
+
+
+def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw a stacked bar per label.
+
+    Plain decoding drafts nothing: what its clock reads there is the clock itself.
+    """
+
+    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
+        (comparison,) = members
+        shares = {
+            figure_name(comparison, entry): {
+                part: phase_share(entry, phase)
+                for phase, part in _PHASES.items()
+                if entry.method != BASELINE or phase not in ("draft", "observe")
+            }
+            for entry in comparison.entries
+        }
+        return stacked_bars(shares, "share of the time of all steps", title, text)
+
+    return pictures(of, runs, draw, speedup=False)
+
+
+# --- Spec-Bench's leaderboard ---------------------------------------------------------------------
+
+_MEASURED = ("method", "MAT [95 %]", "speedup [95 %]", CONTEXT, OUTPUTS, "cases")
+
+
+def board_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+    """Tabulate of each comparison the board, and the board by task."""
+    boards: dict[str, dict[str, Claim]] = {}  # by model and hardware, then by method
+    for claim in sorted(of.own_claims, key=lambda claim: (claim.size or 0.0, claim.place)):
+        boards.setdefault(claim.place, {})[claim.method] = claim
+
+    def claimed(method: str, task: str = OVERALL) -> dict[str, Cell]:
+        return {place: _board_cell(place, of.get(method), task) for place, of in boards.items()}
+
+    for comparison in of.comparisons(runs):
+        entries = _fastest_first(comparison)
+        rows = [
+            {
+                **cells(comparison, entry, _MEASURED),
+                **claimed(entry.method),
+                "verdict": entry.verdict(),
+            }
+            for entry in entries
+        ]
+        methods = {entry.method for entry in entries}
+        rows += [
+            {"method": method, "cases": "0", **claimed(method), "verdict": NOT_RUN}
+            for method in dict.fromkeys(m for board in boards.values() for m in board)
+            if method not in methods
+        ]
+        notes = with_rule([entry.note(entry.label) for entry in entries])
+        yield ResultTable.of(
+            f"Spec-Bench's board ({comparison.title})",
+            captions([comparison], of.text),
+            rows,
+            notes,
+            ("method", "MAT", "speedup [95 %]", "verdict", *boards),
+        )
+        by_task: list[Row] = [
+            {
+                "task": HEADINGS.get(task, task),
+                "method": entry.label,
+                **task_cells(entry, task),
+                "cases": case_cell(entry.rows[task]),
+                **claimed(entry.method, task),
+            }
+            for task in comparison.tasks
+            for entry in entries
+            if task in entry.rows
+        ]
+        yield ResultTable.of(
+            f"Spec-Bench's board by task ({comparison.title})",
+            "By task: speedups over ar; in the columns headed by a model what the board claims.",
+            by_task,
+            short=("task", "method", "MAT", "speedup [95 %]", *boards),
+            groups=1,
+        )
+
+
+def _board_cell(place: str, claim: Claim | None, task: str) -> Cell:
+    speedup = claim.value("speedup", task) if claim else None
+    accepted = claim.value("mat", task) if claim else None
+    parts = {f"{place}: claimed speedup": speedup, f"{place}: claimed MAT": accepted}
+    words = [f"{value:.2f}" for value in (speedup, accepted) if value is not None]
+    return Fact(" / ".join(words) or ABSENT, parts)
+
+
+def _fastest_first(comparison: ComparedRuns) -> list[ComparedLabel]:
+    """As the board has them; plain decoding is what they are relative to."""
+    entries = [entry for entry in rows_once(comparison) if entry in comparison.drafting]
+    return sorted(entries, key=lambda entry: -(entry.overall["speedup"] or 0.0))
+
+
+def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw of each comparison speedup and MAT, a row per method and a column per task."""
+    for comparison in of.comparisons(runs):
+        tasks = [*comparison.tasks, OVERALL]
+        ranked = [entry for entry in _fastest_first(comparison) if entry.ranked]
+        entries = ranked[::-1]  # the first row is drawn at the bottom
+        for key in ("speedup", "mat"):
+            grid = HeatmapGrid(
+                "",
+                [[entry.measured(key, task) for task in tasks] for entry in entries],
+                [figure_name(comparison, entry) for entry in entries],
+                [HEADINGS.get(task, task) for task in tasks],
+            )
+            title = after("Spec-Bench's board", comparison.printed_title)
+            claims = claimed_words([comparison], key)
+            words = captions([comparison], claims, speedup=key == "speedup")
+            unit, even = unit_of(key, comparison.timing), 1.0 if key == "speedup" else None
+            figure = heatmaps([grid], "task", "method", unit, title, words, even)
+            yield f"{comparison.model}_{key}", figure
+
+
+# --- The methods with a draft model: what each gains and takes, and what each paper claims --------
+
+_CLAIMS_TEXT = (
+    "Of each source its largest speedup at the run's temperature. CARD's paper gives CARD one GPU "
+    "more than plain decoding and ran the others' code itself; PEARL's draft needs a GPU of its "
+    "own. Load: Params × L_new. No source states memory or draft passes per token."
+)
+_DRAFT_COLUMNS = (
+    "model", "method", "MAT [95 %]", "speedup [95 %]", CONTEXT, "draft share [95 %]",
+    "hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "target Params × L_new",
+    "draft Params × L_new", "devices", "memory, GB", "cases", OUTPUTS,
+)  # fmt: skip
+_DRAFT_SHORT = (
+    "method", "MAT", "speedup [95 %]", "draft share", "hit rate", "draft passes", "draft tokens",
+    "devices", "memory, GB", "outputs",
+)  # fmt: skip
+
+
+def draft_model_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+    """Tabulate what was measured, and below it what each paper claims."""
+    # The clock inside the steps costs time: speeds come from the other runs, if any.
+    timed = [run for run in runs if not run.phases] or list(runs)
+    comparisons = make_comparisons(timed, claims=())
+    entries = [(comparison, entry) for comparison in comparisons for entry in comparison.drafting]
+    phased = make_comparisons([run for run in runs if run.phases], claims=())
+    inside = {_key(entry): entry for comparison in phased for entry in comparison.drafting}
+    rows = []
+    for comparison, entry in entries:
+        clocked = inside.get(_key(entry))
+        known = clocked is not None and clocked.run.tells_draft_time(entry.label)
+        others: dict[str, Cell] = {
+            "draft share [95 %]": phase_share(clocked) if clocked and known else Estimate(None),
+            "devices": _devices(entry),
+            "memory, GB": _memory(entry),
+        }
+        rows.append(cells(comparison, entry, _DRAFT_COLUMNS, others))
+    text = captions(comparisons, of.text)
+    yield ResultTable.of("Draft models: gains and resources", text, rows, short=_DRAFT_SHORT)
+    claims = [_claim_row(c, e, claim) for c, e in entries for claim in _largest_claims(e)]
+    text = captions(comparisons, _CLAIMS_TEXT)
+    rule = [VERDICT_RULE, VERDICT_WORDS]
+    yield ResultTable.of("Draft models: claimed and measured", text, claims, rule)
+
+
+def _key(entry: ComparedLabel) -> tuple[object, ...]:
+    run = entry.run
+    return (run.model, run.dataset, conditions(run), run.manifest.prompt_set_hash, entry.label)
+
+
+def _devices(entry: ComparedLabel) -> str:
+    """``1 of 2`` where two were configured and one did it."""
+    used, configured = drafter_count("devices"), drafter_count("devices_asked")
+    counts = set()
+    for record in entry.records:
+        devices = used(record)
+        if devices is not None:
+            counts.add((int(devices), int(configured(record) or devices)))
+    words = [str(n) if n == of else f"{n} of {of}" for n, of in sorted(counts)]
+    return ", ".join(words) or ABSENT
+
+
+def _memory(entry: ComparedLabel) -> Cell:
+    sizes = {part: b / 1e9 for part, b in entry.run.memory(entry.label).items()}
+    words = " + ".join(f"{sizes[part]:.2f}" for part in ("target", "draft") if part in sizes)
+    return Fact(words, {f"{part} memory, GB": size for part, size in sizes.items()})
+
+
+def _largest_claims(entry: ComparedLabel) -> list[Claim]:
+    """Of each paper that has numbers for the method, the claim of the largest speedup."""
+    largest: dict[str, Claim] = {}
+    for claim in load_claims():
+        speedup, same = claim.value("speedup"), claim.temperature == entry.run.temperature
+        if claim.method == entry.method and same and speedup and not (claim.over or claim.quoted):
+            before = largest.setdefault(claim.paper, claim)
+            largest[claim.paper] = claim if speedup > (before.value("speedup") or 0) else before
+    return list(largest.values())
+
+
+def _claim_row(comparison: ComparedRuns, entry: ComparedLabel, claim: Claim) -> Row:
+    run = entry.run
+    # Params × L_new of target and draft, where the same paper states them for the method.
+    stated = [
+        other
+        for other in load_claims()
+        if (other.paper, other.method) == (claim.paper, claim.method)
+        and None not in (other.value("target_load"), other.value("draft_load"))
+    ]
+    loads = stated[0] if stated else None
+    same_data = claim.dataset == run.dataset
+    models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
+    return {
+        **cells(comparison, entry, ("method", "MAT [95 %]", "speedup [95 %]", CONTEXT, "cases")),
+        "measured on": f"{run.model}, {run.dataset}, {run.hardware}",
+        "claimed MAT": claimed_cell(claim, "mat"),
+        "claimed speedup": claimed_cell(claim, "speedup"),
+        "claimed for": f"{models}, {claim.dataset}",
+        "claimed on": claim.hardware,
+        "GPUs": ABSENT if claim.gpu is None else str(claim.gpu_count),
+        "claimed target load": claimed_cell(loads, "target_load"),
+        "claimed draft load": claimed_cell(loads, "draft_load"),
+        "claimed in": f"{claim.paper}, {claim.source}",
+        "verdict": entry.verdict(claim=claim) if same_data else "other data",
+    }
