@@ -133,7 +133,7 @@ def work(options: argparse.Namespace) -> int:
         out = options.out or family.FOLDER
         train(
             RECIPES[name],
-            replace(family.MIX, **more, data=options.data),
+            replace(family.MIX, **more),
             options.work or Path(".cache") / family.FOLDER.name,
             out if name == "draft" else out / name,
             device=options.device,
@@ -150,7 +150,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--out", type=Path, help="the draft's folder, or that of the heads' folders")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--scale", type=float, default=1.0, help="times as many texts (default: %(default)s)")
-    add("--data", type=Path, help="folder of .txt files whose prose is read beside documentation")
     apart = "questions that no text may share 13 words in a row with"
     add("--apart", type=Path, nargs="*", default=[], metavar="FILE.jsonl", help=apart)
     options = parser.parse_args(argv)

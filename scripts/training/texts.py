@@ -2,7 +2,7 @@
 
 Sources: ``texts``, this project's own prompts (``prompts.yaml``; none is a benchmark's), which the
 target answers; ``asked``, questions that it asks itself, as it learned them, and answers; ``read``,
-prose of the installed documentation and of ``--data`` that is read instead of written.
+prose of the installed documentation that is read instead of written.
 Every group of texts is a file with a seed of its own.
 """
 
@@ -23,7 +23,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from specbench.artifacts.documentation import installed_prose, paragraphs
+from specbench.artifacts.documentation import installed_prose
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.models.loading import LoadedModel
@@ -47,7 +47,6 @@ class Mix:
     Attributes:
         texts, asked, read: groups of each source, of ``batch`` texts each.
         layers: numbers of the hidden states that are kept, as transformers lists them.
-        data: a folder of .txt files whose prose is read beside the documentation.
     """
 
     texts: int = 0
@@ -55,7 +54,6 @@ class Mix:
     read: int = 0
     batch: int
     layers: tuple[int, ...] = ()
-    data: Path | None = None
 
     def groups(self, work: Path) -> list[tuple[str, int, Path]]:
         """Source, number, and file of each; the first of them are a mix like the whole."""
@@ -66,8 +64,7 @@ class Mix:
 
     def made_with(self) -> str:
         """What a file of texts depends on."""
-        known = {"batch": self.batch, "layers": self.layers, "data": str(self.data)}
-        return json.dumps(known)
+        return json.dumps({"batch": self.batch, "layers": self.layers})
 
 
 @dataclass(frozen=True)
@@ -171,13 +168,7 @@ class Author:
 
     @cached_property
     def _paragraphs(self) -> list[str]:
-        files = sorted(self._mix.data.rglob("*.txt")) if self._mix.data else []
-        if self._mix.data and not files:
-            raise ConfigurationError(
-                f"`--data` must be a folder with .txt files, got {self._mix.data}, which has none."
-            )
-        own = [p for path in files for p in paragraphs(path.read_text("utf-8", errors="replace"))]
-        return [p for _, found in installed_prose() for p in found] + own
+        return [paragraph for _, prose in installed_prose() for paragraph in prose]
 
     def write(self, source: str, number: int) -> list[Text]:
         """The texts of a group."""

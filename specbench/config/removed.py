@@ -130,6 +130,7 @@ REMOVED = (
         )
         for name in ("stage", "only", "minutes")
     ),
+    Removed("command", "scripts.training --data", "leave it out; installed documentation is read"),
     Removed(
         "command", "scripts.training --evaluate", "type python run.py method=sps, which says MAT"
     ),
