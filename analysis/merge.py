@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,11 +24,26 @@ from analysis.runs.command import reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.lines import answer_line, error_line, turn_line
-from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
-from specbench.results.records import CASES, DIALOGUE, DISTURBED, ERRORS, LEFT, STEPS, SUMMARY
+from specbench.results.manifest import ModelInfo, RunManifest
+from specbench.results.records import (
+    CASES,
+    DIALOGUE,
+    DISTURBED,
+    ERRORS,
+    LEFT,
+    STEPS,
+    SUMMARY,
+    CaseRecord,
+)
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 
+# What the files of lines hold.
+_PARSERS: Mapping[str, Callable[[object], Mapping[str, object]]] = {
+    ERRORS: error_line,
+    DISTURBED: turn_line,
+    DIALOGUE: answer_line,
+}
 # What must be the same for records to stand in one table.
 _SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline")
 _MODEL = ("id", "revision", "weights_hash", "dtype", "weights", "tokenizer_hash", "template_sha")
@@ -44,126 +60,14 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
         raise ResultsError(f"{output} exists already. Give a folder that does not: -o DIR.")
     runs = [run for run in load_runs(paths) if run.manifest.shard is not None]
     if not runs:
-        where = ", ".join(map(str, paths))
-        raise ResultsError(f"no shard at or below {where}. Make them: python run.py shard=0/2 …")
-    _check_same(runs)
-    runs = _check_whole(runs)
+        folders = ", ".join(map(str, paths))
+        raise ResultsError(f"no shard at or below {folders}. Make them: python run.py shard=0/2 …")
+    for run in runs[1:]:
+        _check_same(run, runs[0])
+    runs = _every_shard(runs)
     for run in runs:
         run.manifest.check_files(run.path)
-    conditions = _conditions(runs, mixed)
-    _check_keys(runs)
-
-    records = sorted(
-        (record for run in runs for record in run.records),
-        key=lambda record: (record.stream_index, record.turn, record.position),
-    )
-    errors = _lines(runs, ERRORS)
-    manifest = _manifest(runs, conditions, exit_code(records, errors))
-    building = output.with_name(output.name + ".tmp")
-    shutil.rmtree(building, ignore_errors=True)
-    building.mkdir(parents=True)
-    jsonl.rewrite_jsonl(building / CASES, (record.to_json() for record in records))
-    jsonl.rewrite_jsonl(building / ERRORS, errors)
-    for name in (DISTURBED, DIALOGUE):
-        if lines := _lines(runs, name):
-            jsonl.rewrite_jsonl(building / name, lines)
-    steps = pa.concat_tables([pq.read_table(run.path / STEPS) for run in runs])
-    pq.write_table(steps, building / STEPS)
-    superseded = [record for run in runs for record in run.superseded]
-    jsonl.write_json(building / SUMMARY, run_summary(records, errors, manifest, superseded))
-    manifest.finish(building, LEFT)
-    os.replace(building, output)
-    return Run(output, manifest, records, complete=True)
-
-
-def _check_same(runs: Sequence[Run]) -> None:
-    first, *others = runs
-    for run in others:
-        there, here = run.manifest, first.manifest
-        pairs = [(key, getattr(there, key), getattr(here, key)) for key in _SUBJECT]
-        pairs.append(("labels", _labels(there, here), _labels(here, there)))
-        models = [manifest.model or ModelInfo() for manifest in (there, here)]
-        pairs += [(f"model.{key}", *(getattr(model, key) for model in models)) for key in _MODEL]
-        differing = [
-            f"{key}: there {_short(theirs)}, here {_short(ours)}"
-            for key, theirs, ours in pairs
-            if theirs != ours
-        ]
-        if differing:
-            raise ResultsError(
-                f"{run.path} and {first.path} are not shards of one run:\n  "
-                + "\n  ".join(differing)
-                + "\nName only the folders of one run."
-            )
-
-
-def _labels(own: RunManifest, other: RunManifest) -> dict[str, LabelInfo | None]:
-    """A shard's labels, without what is known of those that either of the two left out."""
-    missing = {**(own.left_out or {}), **(other.left_out or {})}
-    found = dict.fromkeys([*own.labels, *(own.left_out or {})])
-    return {label: None if label in missing else own.labels[label] for label in sorted(found)}
-
-
-def _left_out(runs: Sequence[Run]) -> dict[str, str] | None:
-    """The labels that a shard left out, and so the whole, with their reasons."""
-    found: dict[str, list[str]] = {}
-    for run in runs:
-        for label, why in (run.manifest.left_out or {}).items():
-            found.setdefault(label, []).append(f"{_words(run)}: {why}")
-    return {label: " ".join(said) for label, said in found.items()} or None
-
-
-def _short(value: object) -> str:
-    if isinstance(value, dict):  # of labels
-        value = {label: info and info.to_json() for label, info in value.items()}
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _check_whole(runs: Sequence[Run]) -> list[Run]:
-    """The shards in order, once it is clear that each is there once and complete."""
-    shards = [(run.manifest.shard or (0, 1), run) for run in runs]
-    counts = {n for (_, n), _ in shards}
-    if len(counts) > 1:
-        raise ResultsError(
-            "shards of different cuts cannot be joined: "
-            + ", ".join(f"{run.path} is {_words(run)}" for run in runs)
-        )
-    by_shard: dict[int, list[Run]] = {}
-    for (i, _), run in shards:
-        by_shard.setdefault(i, []).append(run)
-    for same in by_shard.values():
-        if len(same) > 1:
-            raise ResultsError(
-                f"{_words(same[0])} is there {len(same)} times: "
-                + ", ".join(str(run.path) for run in same)
-                + ". Name one of them."
-            )
-    (n,) = counts
-    missing = [f"shard={i}/{n}" for i in range(n) if i not in by_shard]
-    if missing:
-        raise ResultsError(f"not all shards are there: run the command with {', '.join(missing)}.")
-    for run in runs:
-        if not run.complete:
-            raise ResultsError(
-                f"{run.path} ({_words(run)}) is incomplete. Repeat its command to finish it."
-            )
-    return [by_shard[i][0] for i in range(n)]
-
-
-def _words(run: Run) -> str:
-    i, n = run.manifest.shard or (0, 1)
-    return f"shard={i}/{n}"
-
-
-def _conditions(runs: Sequence[Run], mixed: bool) -> list[str]:
-    """What differs among the shards' hardware, versions and code, in words."""
-    differing = []
-    for key in ("hardware", "versions", "git"):
-        values = [getattr(run.manifest, key) for run in runs]
-        for run, value in zip(runs, values, strict=True):
-            if value != values[0]:
-                differing.append(f"{key} of {_words(run)} is not that of {_words(runs[0])}")
+    differing = _differing_conditions(runs)
     if differing and not mixed:
         raise ResultsError(
             "the shards were measured under different conditions:\n  "
@@ -171,11 +75,96 @@ def _conditions(runs: Sequence[Run], mixed: bool) -> list[str]:
             + "\nSpeedups are paired within each shard and stay valid, tokens/s is a mixture. "
             "Add --mixed to join them all the same; the manifest then says so."
         )
-    return differing
+    records = sorted(
+        (record for run in runs for record in run.records),
+        key=lambda record: (record.stream_index, record.turn, record.position),
+    )
+    _check_once(records)
+    lines = {name: _lines(runs, name, parse) for name, parse in _PARSERS.items()}
+    manifest = _manifest(runs, differing, exit_code(records, lines[ERRORS]))
+    building = output.with_name(output.name + ".tmp")
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    jsonl.rewrite_jsonl(building / CASES, (record.to_json() for record in records))
+    for name, of_file in lines.items():
+        if of_file or name == ERRORS:
+            jsonl.rewrite_jsonl(building / name, of_file)
+    steps = pa.concat_tables([pq.read_table(run.path / STEPS) for run in runs])
+    pq.write_table(steps, building / STEPS)
+    superseded = [record for run in runs for record in run.superseded]
+    jsonl.write_json(building / SUMMARY, run_summary(records, lines[ERRORS], manifest, superseded))
+    manifest.finish(building, LEFT)
+    os.replace(building, output)
+    return Run(output, manifest, records, complete=True)
 
 
-def _check_keys(runs: Sequence[Run]) -> None:
-    counts = Counter(record.key for run in runs for record in run.records)
+def _check_same(run: Run, first: Run) -> None:
+    """Refuse a shard of another run; what a shard left out is not compared."""
+    missing = {*(run.manifest.left_out or {}), *(first.manifest.left_out or {})}
+
+    def subject(manifest: RunManifest) -> dict[str, Any]:
+        model = manifest.model or ModelInfo()
+        labels = {k: v.to_json() for k, v in manifest.labels.items() if k not in missing}
+        return {
+            **{key: getattr(manifest, key) for key in _SUBJECT},
+            **{f"model.{key}": getattr(model, key) for key in _MODEL},
+            **{f"labels.{label}": info for label, info in labels.items()},
+        }
+
+    there, here = subject(run.manifest), subject(first.manifest)
+    differing = [
+        f"{key}: there {json.dumps(there.get(key))[:60]}, here {json.dumps(here.get(key))[:60]}"
+        for key in {**here, **there}
+        if there.get(key) != here.get(key)
+    ]
+    if differing:
+        raise ResultsError(
+            f"{run.path} and {first.path} are not shards of one run:\n  "
+            + "\n  ".join(differing)
+            + "\nName only the folders of one run."
+        )
+
+
+def _every_shard(runs: Sequence[Run]) -> list[Run]:
+    """The shards in order, once it is clear that each is there once and complete."""
+    by_name: dict[str, Run] = {}
+    for run in runs:
+        first = by_name.setdefault(_name(run), run)
+        if first is not run:
+            raise ResultsError(
+                f"{_name(run)} is there twice: {first.path}, {run.path}. Name one of them."
+            )
+        if not run.complete:
+            raise ResultsError(
+                f"{run.path} ({_name(run)}) is incomplete. Repeat its command to finish it."
+            )
+    counts = {n for run in runs for _, n in [run.manifest.shard or (0, 1)]}
+    if len(counts) > 1:
+        shards = ", ".join(f"{run.path} is {_name(run)}" for run in runs)
+        raise ResultsError(f"shards of different cuts cannot be joined: {shards}")
+    names = [f"shard={i}/{n}" for n in counts for i in range(n)]
+    if missing := [name for name in names if name not in by_name]:
+        raise ResultsError(f"not all shards are there: run the command with {', '.join(missing)}.")
+    return [by_name[name] for name in names]
+
+
+def _name(run: Run) -> str:
+    i, n = run.manifest.shard or (0, 1)
+    return f"shard={i}/{n}"
+
+
+def _differing_conditions(runs: Sequence[Run]) -> list[str]:
+    """What differs among the shards' hardware, versions and code, in words."""
+    return [
+        f"{key} of {_name(run)} is not that of {_name(runs[0])}"
+        for key in ("hardware", "versions", "git")
+        for run in runs[1:]
+        if getattr(run.manifest, key) != getattr(runs[0].manifest, key)
+    ]
+
+
+def _check_once(records: Sequence[CaseRecord]) -> None:
+    counts = Counter(record.key for record in records)
     twice = [key for key, count in counts.items() if count > 1]
     if twice:
         repeat, case_id, turn, label = twice[0]
@@ -185,11 +174,14 @@ def _check_keys(runs: Sequence[Run]) -> None:
         )
 
 
-def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManifest:
+def _manifest(runs: Sequence[Run], differing: list[str], code: int) -> RunManifest:
     first = runs[0].manifest
-    missing = _left_out(runs)
-    labels = {label: info for run in runs for label, info in run.manifest.labels.items()}
-    reads = [model.read_bytes_per_s for run in runs if (model := run.manifest.model)]
+    left_out: dict[str, str] = {}
+    for run in runs:
+        for label, reason in (run.manifest.left_out or {}).items():
+            text = f"{_name(run)}: {reason}"
+            left_out[label] = " ".join(filter(None, [left_out.get(label), text]))
+    reads = [run.manifest.model.read_bytes_per_s for run in runs if run.manifest.model]
     fastest = max((read for read in reads if read), default=None)
     return first.model_copy(
         update={
@@ -197,22 +189,21 @@ def _manifest(runs: Sequence[Run], conditions: list[str], code: int) -> RunManif
             "config": {**first.config, "shard": None},
             "identity": {**(first.identity or {}), "shard": None},
             "overrides": [o for o in first.overrides if not o.startswith("shard=")],
-            "labels": labels,
-            "left_out": missing,
+            "labels": {k: info for run in runs for k, info in run.manifest.labels.items()},
+            "left_out": left_out or None,
             "status": "complete",
-            "exit_code": max(code, int(bool(missing))),
+            "exit_code": max(code, int(bool(left_out))),
             "starts": [start for run in runs for start in run.manifest.starts],
             "forced_resume": any(run.manifest.forced_resume for run in runs),
             "merged_from": [str(run.path) for run in runs],
-            "mixed_conditions": conditions,
+            "mixed_conditions": differing,
         }
     )
 
 
-def _lines(runs: Sequence[Run], name: str) -> list[Mapping[str, object]]:
-    parse: Callable[[object], Mapping[str, object]] = turn_line
-    if name in (ERRORS, DIALOGUE):
-        parse = error_line if name == ERRORS else answer_line
+def _lines(
+    runs: Sequence[Run], name: str, parse: Callable[[object], Mapping[str, object]]
+) -> list[Mapping[str, object]]:
     return [line for run in runs for line in jsonl.read_jsonl(run.path / name, parse)[0]]
 
 

@@ -99,7 +99,7 @@ def of_another_run(parts):
         ),
         (
             lambda parts: shutil.copytree(parts[0], parts[0].with_name("copy")),
-            ["shard=0/2 is there 2 times", "copy"],
+            ["shard=0/2 is there twice", "copy"],
         ),
         (recorded_twice, ["1 records are there twice"]),
         (edited_by_hand, ["part1/cases.jsonl was changed after the run was done"]),
