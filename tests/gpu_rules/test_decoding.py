@@ -14,7 +14,6 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
 from specbench.decoding.verify import MatchVerifier
 from specbench.errors import ConfigurationError, DeviceLost
-from specbench.models.draft.loading import _placed
 from specbench.models.hidden_states import Embeddings
 from specbench.models.loading import shape_model
 from specbench.models.static_pass import StaticPass
@@ -306,10 +305,3 @@ def test_a_graph_without_memory_says_what_to_type(gpu, error, monkeypatch):
     monkeypatch.setattr(StaticPass, "device_part", full)
     with pytest.raises(ConfigurationError, match=r"no memory left for the CUDA graph of 1 x 1 row"):
         decoders.target()
-
-
-def test_a_draft_s_device_that_is_not_there_is_the_target_s(gpu, caplog):
-    target = decoders.target(engine=Target)
-    assert _placed("cuda", "cuda", target) == (torch.device(DEVICE), 1)
-    assert _placed("cuda:77", "cuda:77", target) == (torch.device(DEVICE), 2)
-    assert "cuda:77 is not there" in caplog.text

@@ -160,6 +160,7 @@ def test_a_device_that_is_not_there_is_shared_and_said_so(load, monkeypatch, cap
     ("asked", "there", "expected"),
     [
         (None, 3, ("cuda:0", 2)),
+        ("cuda", 3, ("cuda:0", 2)),
         ("cuda:2", 3, ("cuda:2", 3)),
         ("cuda:1", 3, ("cuda:1", 2)),
         ("cuda:2", 2, ("cuda:0", 3)),  # shared, and three were asked for
