@@ -12,19 +12,15 @@ import numpy as np
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.settings import setting_words
-from specbench.results.decision import verdict_sentence
-from specbench.results.statistics import pairs
 from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import LogRatios
 from specbench.results.statistics.counted import WRONG, wrong_words
-from specbench.results.statistics.multiple import Against, against, against_best
+from specbench.results.statistics.pairs import Ranking, rank_labels
 from specbench.results.statistics.served import system_verdict
 from specbench.results.statistics.summary import Sample
 from specbench.results.summary_schema import Standing, number
 
 RunLabel: TypeAlias = tuple[Path, str]  # a run's folder, a label of it
-
-TOO_FEW = Standing(verdict="too few", p=None)
 
 
 def leaders(entries: Sequence[ComparedLabel], key: str) -> list[ComparedLabel]:
@@ -35,12 +31,13 @@ def leaders(entries: Sequence[ComparedLabel], key: str) -> list[ComparedLabel]:
         key: ``speedup``, each over the baseline of its own run, or ``mat``.
     """
     entries = [entry for entry in entries if entry.ranked]
-    if not entries:
-        return []
+    return [entries[i] for i in ranking(entries, key).leaders] if entries else []
+
+
+def ranking(entries: Sequence[ComparedLabel], key: str = "speedup") -> Ranking:
+    """Rank the entries of one comparison by MAT, or by speedup, each over its own run's ar."""
     ratios = _log_ratios(entries, key)
-    if ratios is None:  # too few cases to part any
-        return sorted(entries, key=lambda entry: -(number(entry.overall, key) or 0.0))
-    return [entries[i] for i in pairs.leaders(ratios)]
+    return Ranking.of(ratios, ratios, [number(entry.overall, key) or 0.0 for entry in entries])
 
 
 def leaders_of(comparison: ComparedRuns) -> list[ComparedLabel]:
@@ -66,32 +63,16 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
     entries = _timed(comparison)
     if not entries:  # without plain decoding only labels of one run can be compared
         (run, *more) = comparison.runs
-        how = (run.labels, run.baseline, run.seed, comparison.estimator)
-        pairs_of_it = [] if more else pairs.compare_pairs(run.records, *how)
-        return {(run.path, k): v for k, v in pairs.standings_of(pairs_of_it).items()} | wrong
-    places = {f"{i}": (entry.run.path, entry.label) for i, entry in enumerate(entries)}
-    ratios = _log_ratios(entries, "speedup")
-    if ratios is None:
-        top = max(range(len(entries)), key=lambda i: number(entries[i].overall, "speedup") or 0.0)
-        others = {i: TOO_FEW for i in range(len(entries)) if i != top}
-        over_plain = TOO_FEW
-        behind = (number(entries[top].overall, "speedup") or 1.0) < 1
-    else:
-        top = int(np.argmax(ratios.values))
-        others = {i: _standing(found) for i, found in against_best(ratios).items()}
-        over_plain = _standing(against(ratios)[top])
-        behind = ratios.values[top] < 0
-    run = entries[top].run
+        if more:
+            return wrong
+        ranked = rank_labels(run.records, run.labels, run.baseline, run.seed, comparison.estimator)
+        return {(run.path, label): found for label, found in ranked.standings.items()} | wrong
+    ranked_entries = ranking(entries)
+    run = entries[ranked_entries.order[0]].run
     plain = run.baseline or ""
-    found = pairs.standings(
-        f"{top}",
-        {f"{i}": standing for i, standing in others.items()},
-        plain,
-        over_plain,
-        behind=bool(behind),
-    )
-    of_plain = {(each.path, plain): found[plain] for each in comparison.runs}
-    return {**of_plain, **{place: found[name] for name, place in places.items()}, **wrong}
+    found, of_plain = ranked_entries.standings(plain)
+    of_entry = {(entries[i].run.path, entries[i].label): each for i, each in found.items()}
+    return {(each.path, plain): of_plain for each in comparison.runs if of_plain} | of_entry | wrong
 
 
 def verdict_of(comparison: ComparedRuns) -> str:
@@ -124,27 +105,14 @@ def _sentence(comparison: ComparedRuns) -> str:
             system_verdict(run.records, run.labels, run.baseline, run.seed)
             for run in comparison.runs
         )
-    shared = _log_ratios(entries, "speedup") is not None  # enough cases that all runs have
-    return verdict_sentence(
-        {comparison.name_of(e): e.overall["speedup_ci"] if shared else None for e in entries},
-        [comparison.name_of(entry) for entry in leaders(entries, "speedup")],
-        [comparison.name_of(entry) for entry in shown_faster(comparison)],
-        comparison.timing,
-    )
+    names = [comparison.name_of(entry) for entry in entries]
+    return ranking(entries).sentence(names, comparison.timing)
 
 
 def shown_faster(comparison: ComparedRuns) -> list[ComparedLabel]:
     """The methods that are shown faster than plain decoding, over all its runs."""
     entries = [entry for entry in _timed(comparison) if entry.run.baseline is not None]
-    ratios = _log_ratios(entries, "speedup") if entries else None
-    if ratios is None:
-        return []
-    found = zip(entries, against(ratios), strict=True)
-    return [entry for entry, over in found if pairs.verdict(over.interval) == "faster"]
-
-
-def _standing(found: Against) -> Standing:
-    return Standing(verdict=pairs.verdict(found.interval), p=found.p_family)
+    return [entries[i] for i in ranking(entries).faster] if entries else []
 
 
 def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:

@@ -22,7 +22,7 @@ from specbench.results.decision import (
     outputs_cell,
 )
 from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
-from specbench.results.statistics.pairs import DEFAULT_MARGIN, compare_pairs
+from specbench.results.statistics.pairs import DEFAULT_MARGIN, rank_labels
 from specbench.results.summary_schema import Standing, SummaryRow, n_of
 from specbench.results.tasks import HEADINGS, OVERALL
 from specbench.results.wording import DECISION_TEXT, PAIRS_TEXT, case_words, p_words, pair_words
@@ -288,7 +288,8 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
     names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
     rows: list[dict[str, Cell]] = []
     for run in comparison.runs:
-        pairs = compare_pairs(run.records, run.labels, run.baseline, run.seed, comparison.estimator)
+        how = (run.labels, run.baseline, run.seed, comparison.estimator)
+        pairs = rank_labels(run.records, *how).pairs
         if len({pair["first"] for pair in pairs}) < 2:
             continue
         for pair in pairs:

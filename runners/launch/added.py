@@ -69,10 +69,10 @@ def show_added(path: Path, show: Callable[[Path], None]) -> None:
 
 def agreement(path: Path, added: Path) -> str:
     """How fast plain decoding was beside what was added, over what it was in the run; in words."""
-    from specbench.results.statistics.pairs import compare_pairs
+    from specbench.results.statistics.pairs import rank_labels
 
     again = [r.replace(label=_AGAIN, method=_AGAIN) for r in _plain(added)]
-    pairs = compare_pairs([*_plain(path), *again], [BASELINE, _AGAIN])
+    pairs = rank_labels([*_plain(path), *again], [BASELINE, _AGAIN]).pairs
     if not pairs or not pairs[0]["ratio"]:
         return f"{BASELINE} here and in {path}: no cases to compare."
     pair = pairs[0]

@@ -5,14 +5,14 @@ Made of rows of ``summary.json`` alone, for the end of a run and for all that :m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact, Interval
+from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.manifest import BASELINE
 from specbench.results.summary_schema import interval
-from specbench.results.wording import LEADERS_NAMED, case_words, verdict_words
+from specbench.results.wording import case_words, verdict_words
 
 if TYPE_CHECKING:
     from specbench.results.summary_schema import Standing, SummaryRow
@@ -63,65 +63,6 @@ def against_cell(standing: Standing | None) -> Cell:
         words, p = "too few cases", None
     text = words if p is None else f"{words}, p {'<0.001' if p < 5e-4 else f'{p:.3f}'}"
     return Fact(text, {AGAINST: standing["verdict"], f"p {AGAINST}": p})
-
-
-def verdict_sentence(
-    speedups: Mapping[str, Interval | None],
-    leaders: Sequence[str],
-    faster: Collection[str],
-    timing: str = "measured",
-    unit: str = "cases",
-) -> str:
-    """What a comparison says in one sentence, for the head of whatever shows it.
-
-    ``pld is 1.31 to 1.60 times as fast as plain decoding; sam may be as fast.``
-
-    Args:
-        speedups: over plain decoding, by method; None for fewer cases than an interval needs.
-        leaders: the methods that may be the fastest, the fastest here first.
-        faster: the methods that are shown to be faster than plain decoding.
-        timing: where the times come from.
-        unit: what there are too few of for an interval.
-
-    Returns:
-        "" where nothing was timed against plain decoding.
-    """
-    if not leaders or timing == "none":
-        return ""
-    shown = [name for name in leaders if name in faster] or [n for n in speedups if n in faster]
-    first = (shown or leaders)[0]
-    interval = speedups[first]
-    if interval is None:
-        words = (
-            f"Too few {unit} to say what is faster than plain decoding: {FEWEST} are needed at "
-            "least"
-        )
-    elif not shown:
-        words = "Nothing is shown faster than plain decoding"
-        words += f"; {first}, the fastest here, is {_times(interval)} as fast"
-        if interval[0] > 1:
-            words += f" (an interval for one method, not for the best of {len(speedups)})"
-    else:
-        words = f"{first} is {_times(interval)} as fast as plain decoding"
-        others = [name for name in leaders if name != first]
-        if others:
-            words += f"; {_named(others)} may be as fast"
-        elif len(speedups) > 1:
-            words += "; the other methods are slower than it"
-    return f"{'Predicted, not measured: ' if timing == 'predicted' else ''}{words}."
-
-
-def _times(interval: Interval) -> str:
-    low, high = (f"{bound:.2f}" for bound in interval)
-    return f"{low} times" if low == high else f"{low} to {high} times"
-
-
-def _named(names: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and 5 others``."""
-    said = list(names)
-    if len(said) > LEADERS_NAMED:
-        said = [*said[: LEADERS_NAMED - 1], f"{len(said) - LEADERS_NAMED + 1} others"]
-    return " and ".join(filter(None, [", ".join(said[:-1]), said[-1]]))
 
 
 def case_cell(row: SummaryRow) -> Fact:

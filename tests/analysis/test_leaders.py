@@ -12,7 +12,7 @@ from analysis.runs.leaders import leaders, standings, verdict_of
 from analysis.runs.leaders import leaders_of as leaders_over
 from analysis.runs.load import load_runs
 from analysis.tabular.comparison_tables import comparison_table
-from specbench.results.statistics.pairs import compare_pairs, leaders_of
+from specbench.results.statistics.pairs import rank_labels
 from tests.analysis.folders import copy_run, edit_manifest, edit_records
 
 
@@ -58,7 +58,7 @@ def decided(comparison):
 def test_in_one_run_they_are_those_of_its_summary(results):
     comparison, found = led(results)
     (run,) = comparison.runs
-    assert found == leaders_of(compare_pairs(run.records, run.labels, run.baseline, run.seed))
+    assert found == rank_labels(run.records, run.labels, run.baseline, run.seed).leaders
     assert found[0] == "cacheback"
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specbench.results.statistics.bootstrap import LogRatios
-from specbench.results.statistics.multiple import against, against_best
-from specbench.results.statistics.pairs import leaders, verdict
+from specbench.results.statistics.multiple import against, against_best, selection
+from specbench.results.statistics.pairs import Ranking, verdict
 
 _LONG = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -97,7 +97,7 @@ class TestAgainstTheBest:
         speeds = LogRatios(values, np.diag(errors**2), np.zeros((3, 3)), 12, 11, 0)
         found = against_best(speeds)
         assert (found[1].high > 0, found[2].high < 0) == (True, True)
-        assert leaders(speeds) == [0, 1]
+        assert Ranking.of(speeds, None, [], plain=False).leaders == [0, 1]
 
     @given(sampled())
     def test_verdict_p_and_interval_agree(self, speeds):
@@ -112,7 +112,8 @@ class TestAgainstTheBest:
             expected = "slower" if each.high < 0 else "undecided"
             assert verdict(each.interval, margin=0.0) == expected
         slower = {i for i, each in found.items() if each.high < 0}
-        assert set(leaders(speeds, margin=0.0)) == set(range(len(speeds.values))) - slower
+        ranking = Ranking.of(speeds, None, [], plain=False, margin=0.0)
+        assert set(ranking.leaders) == set(range(len(speeds.values))) - slower
 
     @pytest.mark.parametrize(
         "effects",
@@ -178,3 +179,90 @@ class TestCasesNeeded:
 )
 def test_verdict(interval, words):
     assert verdict(interval, margin=0.02) == words
+
+
+def ranked(*rows):
+    """Methods with a log speedup and its error each, uncorrelated, of many cases."""
+    values, errors = (np.array(column) for column in zip(*rows, strict=True))
+    ratios = LogRatios(values, np.diag(errors**2), np.zeros((len(rows),) * 2), 1000, 999, 0)
+    return Ranking.of(ratios, ratios, [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            [(0.4, 0.02), (0.38, 0.02), (-0.2, 0.02)],
+            "A is 1.42 to 1.57 times as fast as plain decoding (95 % for all 3 together); B may be "
+            "as fast.",
+        ),
+        (
+            [(0.4, 0.02), (0.1, 0.02)],
+            "A is 1.43 to 1.56 times as fast as plain decoding (95 % for all 2 together); the "
+            "other methods are slower than it.",
+        ),
+        ([(0.4, 0.02)], "A is 1.43 to 1.55 times as fast as plain decoding."),
+        (
+            [(0.1, 0.1)],
+            "Nothing is shown faster than plain decoding; A, the fastest here, is 0.91 to 1.34 "
+            "times as fast.",
+        ),
+        # A's interval by itself would exclude 1; the one for both does not.
+        (
+            [(0.1, 0.048), (0.0, 0.001)],
+            "Nothing is shown faster than plain decoding; A, the fastest here, is 0.99 to 1.23 "
+            "times as fast (95 % for all 2 together).",
+        ),
+    ],
+)
+def test_the_sentence_prints_the_interval_that_decides(rows, said):
+    assert ranked(*rows).sentence("ABC"[: len(rows)]) == said
+
+
+@pytest.mark.parametrize(
+    "rows", [[(0.5, 0.4), (0.2, 0.02)], [(0.2, 0.02), (0.5, 0.4)], [(0.3, 0.3), (0.25, 0.01)]]
+)
+def test_the_fastest_is_named_first_though_only_another_is_shown_faster(rows):
+    names = ["wide", "sure"] if rows[0][0] > rows[1][0] else ["sure", "wide"]
+    said = ranked(*rows).sentence(names)
+    assert said.startswith("wide, the fastest here, is 0.")
+    assert said.index("wide") < said.index("sure is 1.") and "wide may" not in said
+
+
+def test_a_ranking_of_too_few_cases_or_without_times_says_no_more():
+    few = Ranking.of(None, None, [1.0, 7.41])
+    assert few.order == [1, 0]
+    assert few.sentence("AB") == (
+        "Too few cases to say what is faster than plain decoding: 3 are needed at least."
+    )
+    assert few.sentence("AB", "predicted").startswith("Predicted, not measured: Too few")
+    assert few.sentence("AB", "none") == Ranking([], [], {}).sentence([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("k", "apart"), [(28, 0.0), (10, 0.0), (10, 0.05), (28, 0.02), (2, 0.0), (4, 1.0)]
+)
+def test_the_bias_of_the_picked_method_is_bracketed(k, apart):
+    """The mean excess of the winner's estimate lies between the two means that are stated."""
+    generator = np.random.default_rng(4)
+    truth = -apart * np.arange(k)
+    excess, stated = [], []
+    for _ in range(150):
+        speeds = of_samples(benchmark(generator, 24, truth, own_sd=0.2, shared_sd=0.1))
+        top = int(speeds.values.argmax())
+        excess.append(math.expm1(speeds.values[top] - truth[top]))
+        found = selection(speeds, 500)
+        stated.append((found.bias, found.if_equal))
+    low, high = np.mean(stated, axis=0)
+    noise = 3 * np.std(excess) / 150**0.5
+    assert low - noise <= np.mean(excess) <= high + noise
+    if apart == 0:
+        assert np.mean(excess) == pytest.approx(high, abs=noise)
+
+
+def test_many_methods_say_how_much_the_first_owes_to_being_picked():
+    many = ranked(*[(0.3 + 0.001 * i, 0.1) for i in range(28)])
+    assert "Picked as the fastest of 28 by the same cases, m27 is expected" in many.sentence(
+        [f"m{i}" for i in range(28)]
+    )
+    assert "Picked" not in ranked((0.3, 0.01), (0.2, 0.01)).sentence("AB")

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench.results.decision import verdict_sentence
 from specbench.results.lines import Batched
 from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless, Served
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.batched import batched_labels
 from specbench.results.statistics.latency import Limits
-from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of
+from specbench.results.statistics.pairs import rank_labels
 from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.results.statistics.served import served_labels, system_verdict
 from specbench.results.statistics.summary import summarize, task_order
@@ -70,53 +69,8 @@ def test_predicted_speedups_have_their_predictions_error_in_every_interval():
         assert after[key] == before[key]
     assert after["mat_ci"] == before["mat_ci"]
     assert row(rows, "ar") == row(narrow_rows, "ar"), "what speedups are over"
-    (of_pair,) = compare_pairs(wide, LABELS)
+    (of_pair,) = rank_labels(wide, LABELS).pairs
     assert of_pair["ratio_ci"] == pytest.approx(after["speedup_ci"])
-
-
-@pytest.mark.parametrize(
-    ("speedups", "leaders", "faster", "timing", "said"),
-    [
-        (
-            {"pld": (1.3, 1.6), "sam": (1.2, 1.7), "rest": (0.8, 0.9)}, ["pld", "sam"],
-            ["sam", "pld"], "measured",
-            "pld is 1.30 to 1.60 times as fast as plain decoding; sam may be as fast.",
-        ),
-        (
-            {"pld": (1.3, 1.6), "sam": (1.1, 1.2)}, ["pld"], ["pld", "sam"], "predicted",
-            "Predicted, not measured: pld is 1.30 to 1.60 times as fast as plain decoding; the "
-            "other methods are slower than it.",
-        ),
-        # The fastest here is the least certain: what is shown comes first.
-        (
-            {"pld": (0.9, 2.1), "sam": (1.1, 1.2)}, ["pld", "sam"], ["sam"], "measured",
-            "sam is 1.10 to 1.20 times as fast as plain decoding; pld may be as fast.",
-        ),
-        (
-            {"pld": (0.9, 1.1)}, ["pld"], [], "measured",
-            "Nothing is shown faster than plain decoding; pld, the fastest here, is 0.90 to 1.10 "
-            "times as fast.",
-        ),
-        (
-            {"pld": (1.2, 1.9), "sam": (0.8, 1.7)}, ["pld", "sam"], [], "measured",
-            "Nothing is shown faster than plain decoding; pld, the fastest here, is 1.20 to 1.90 "
-            "times as fast (an interval for one method, not for the best of 2).",
-        ),
-        (
-            {name: (1.3, 1.6) for name in "abcdefg"}, list("abcdefg"), list("abcdefg"), "measured",
-            "a is 1.30 to 1.60 times as fast as plain decoding; b, c, d and 3 others may be as "
-            "fast.",
-        ),
-        (
-            {"pld": None}, ["pld"], [], "measured",
-            "Too few cases to say what is faster than plain decoding: 3 are needed at least.",
-        ),
-        ({"pld": None}, ["pld"], [], "none", ""),
-        ({}, [], [], "measured", ""),
-    ],
-)  # fmt: skip
-def test_a_comparison_in_one_sentence(speedups, leaders, faster, timing, said):
-    assert verdict_sentence(speedups, leaders, faster, timing) == said
 
 
 def test_a_long_caption_keeps_its_warnings_in_sight():
@@ -328,7 +282,10 @@ class TestComparePairs:
         return cases
 
     def sample(self, factor, n=30, **options):
-        return compare_pairs(self.cases(factor, n), ["ar", "pld", "sam"], **options)
+        return self.ranked(factor, n, **options).pairs
+
+    def ranked(self, factor, n=30, **options):
+        return rank_labels(self.cases(factor, n), ["ar", "pld", "sam"], **options)
 
     def test_each_method_against_ar_and_then_against_the_fastest(self):
         rows = self.sample(1.1)
@@ -337,7 +294,7 @@ class TestComparePairs:
         ]  # fmt: skip
         assert [r["verdict"] for r in rows] == ["faster", "faster", "slower"]
         assert all(r["n_cases"] == 30 for r in rows)
-        assert leaders_of(rows) == ["pld"]
+        assert self.ranked(1.1).leaders == ["pld"]
 
     def test_pairs_point_as_speedups_do_and_say_the_same(self):
         """Against ar the ratio is the speedup; of a single method the interval is, too."""
@@ -347,7 +304,7 @@ class TestComparePairs:
             low, high = row(rows, label)["speedup_ci"]
             assert found["ratio_ci"][0] < low < high < found["ratio_ci"][1], "both hold together"
         cases = [r for r in self.cases(1.1) if r.label != "sam"]
-        (alone,) = compare_pairs(cases, LABELS)
+        (alone,) = rank_labels(cases, LABELS).pairs
         expected = row(summarize(cases, LABELS), "pld")["speedup_ci"]
         assert alone["ratio_ci"] == pytest.approx(expected)
 
@@ -359,7 +316,7 @@ class TestComparePairs:
     def test_methods_as_fast_as_each_other_lead_together(self):
         rows = self.sample(1.0)
         assert rows[2]["verdict"] == "tie"
-        assert set(leaders_of(rows)) == {"pld", "sam"}
+        assert set(self.ranked(1.0).leaders) == {"pld", "sam"}
 
     def test_seven_cases_and_five_labels_decide_what_is_plain_to_see(self):
         """A sign-flip test of seven cases never gets below p = 0.016, ten pairs below 0.156."""
@@ -368,7 +325,7 @@ class TestComparePairs:
             cases.append(record("ar", str(i), 11, 10, 10.0))
             for j, label in enumerate("abcd"):
                 cases.append(record(label, str(i), 11, 5, 4.4 + 0.2 * j + 0.1 * (i * (j + 2) % 5)))
-        against_ar = compare_pairs(cases, ["ar", *"abcd"])[:4]
+        against_ar = rank_labels(cases, ["ar", *"abcd"]).pairs[:4]
         assert [found["verdict"] for found in against_ar] == ["faster"] * 4
         assert all(found["ratio_ci"][0] > 1 and found["p_family"] < 0.05 for found in against_ar)
 
@@ -378,8 +335,8 @@ class TestComparePairs:
             assert found["ratio_ci"] is None
             assert (found["verdict"], found["needed"]) == ("too few", 3)
         assert [found["verdict"] for found in self.sample(1.5, n=3)][2] == "slower"
-        assert set(leaders_of(self.sample(1.5, n=2))) == {"pld", "sam"}, "nothing parts them"
-        stands = standings_of(self.sample(1.5, n=2))
+        assert set(self.ranked(1.5, n=2).leaders) == {"pld", "sam"}, "nothing parts them"
+        stands = self.ranked(1.5, n=2).standings
         assert {standing["verdict"] for standing in stands.values()} == {"too few"}
 
     def test_undecided_ones_say_how_many_it_would_take(self):
@@ -387,20 +344,20 @@ class TestComparePairs:
         for i in range(10):
             cases += pair(str(i), fast_s=5 + (i * 3 % 7))
             cases.append(record("sam", str(i), 11, 5, 5.5 + (i * 5 % 7)))
-        found = compare_pairs(cases, ["ar", "pld", "sam"])[2]
+        found = rank_labels(cases, ["ar", "pld", "sam"]).pairs[2]
         assert found["verdict"] == "undecided"
         assert found["needed"] > 10
         assert found["ratio"] > 1 / found["detectable"]
 
     def test_only_methods_that_were_timed_are_compared(self):
         cases = [r.replace(decode_s=0.0, timing="none") for r in self.cases(1.0)]
-        assert compare_pairs(cases, ["ar", "pld", "sam"]) == []
+        assert rank_labels(cases, ["ar", "pld", "sam"]).pairs == []
         rows = self.sample(1.1, baseline=None)
         best = [(r["first"], r["second"]) for r in rows if r["family"] == "best"]
         assert best == [("sam", "pld")]
         cases = self.cases(1.1)
         cases += [record("slow", str(i), 11, 10, 20.0, method="ar") for i in range(30)]
-        rows = compare_pairs(cases, ["ar", "slow", "pld", "sam"])
+        rows = rank_labels(cases, ["ar", "slow", "pld", "sam"]).pairs
         assert {r["first"] for r in rows} == {"pld", "sam"}
 
 

@@ -23,7 +23,7 @@ from scipy import special
 
 from specbench.arrays import FloatArray, IntArray
 from specbench.results.estimate import Interval
-from specbench.results.statistics.bootstrap import LEVEL, LogRatios
+from specbench.results.statistics.bootstrap import LEVEL, N_RESAMPLES, LogRatios
 
 POWER = 0.8
 
@@ -126,3 +126,37 @@ def over_best(speeds: LogRatios, i: int, others: IntArray) -> Against:
     p = np.where(values < 0, m * family.p, 1.0).min()
     low, high = float((values - halves).min()), float((values + halves).min())
     return family.against(int(values.argmin()), low, high, min(1.0, float(p)))
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How much too high the number of the fastest of k methods is, because the data picked it.
+
+    Attributes:
+        bias: expected excess of its ratio over the truth, as a part of the truth, were the
+            estimates the truth (a parametric bootstrap of the maximum). They are further apart than
+            the truth is, so the excess is rather larger.
+        if_equal: the same were all methods equally fast: the largest that it can be.
+    """
+
+    bias: float
+    if_equal: float
+
+
+def selection(ratios: LogRatios, n_resamples: int = N_RESAMPLES) -> Selection | None:
+    """Estimate what the first of ``[k]`` ratios owes to being picked; None of a single one."""
+    k = len(ratios.values)
+    if k < 2:
+        return None
+    covariance = ratios.prompts + ratios.repeats
+    if ratios.predictions is not None:
+        covariance = covariance + ratios.predictions
+    variances, directions = np.linalg.eigh(covariance)
+    normal = np.random.default_rng(0).normal(size=(n_resamples, k))
+    errors = normal * np.sqrt(np.clip(variances, 0.0, None)) @ directions.T
+
+    def excess(values: FloatArray) -> float:
+        picked = np.argmax(values + errors, axis=1)
+        return math.expm1(float(errors[np.arange(n_resamples), picked].mean()))
+
+    return Selection(excess(ratios.values), excess(np.zeros(k)))

@@ -23,7 +23,7 @@ from specbench.results.statistics.batched import batched_labels
 from specbench.results.statistics.counted import WRONG, left_out, wrong_outputs, wrong_words
 from specbench.results.statistics.disturbed import disturbance, disturbance_text
 from specbench.results.statistics.latency import limits_of
-from specbench.results.statistics.pairs import compare_pairs, leaders_of, standings_of, verdict_of
+from specbench.results.statistics.pairs import rank_labels
 from specbench.results.statistics.served import served_labels, system_verdict
 from specbench.results.statistics.summary import NO_CONTEXT, summarize
 from specbench.results.summary_schema import Disturbance, Pair, Standing, Summary, SummaryRow
@@ -65,15 +65,15 @@ def compare_labels(
     how = (labels, baseline, seed, estimator)
     wrong = wrong_outputs(records, labels)
     rows = summarize(records, *how, context=context)
-    pairs = compare_pairs(records, *how)
-    said = verdict_of(pairs, rows)
+    ranked = rank_labels(records, *how)
+    said = ranked.ranking.sentence(ranked.methods, rows[0]["timing"] if rows else "none")
     if any(record.served and record.served.concurrency > 1 for record in records):
         said = system_verdict(records, labels, baseline, seed)
     return Compared(
         rows,
-        pairs,
-        leaders_of(pairs),
-        {**standings_of(pairs), **dict.fromkeys(wrong, WRONG)},
+        ranked.pairs,
+        ranked.leaders,
+        {**ranked.standings, **dict.fromkeys(wrong, WRONG)},
         "\n".join([*wrong_words(wrong, baseline), said]).strip(),
     )
 

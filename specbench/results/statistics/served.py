@@ -21,7 +21,6 @@ from typing import TypeAlias
 import numpy as np
 
 from specbench.arrays import first_difference
-from specbench.results.decision import verdict_sentence
 from specbench.results.estimate import ABSENT, Estimate, number
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord, Served
@@ -29,8 +28,7 @@ from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.bootstrap import LogRatios, log_ratios
 from specbench.results.statistics.counted import rankable, wrong_outputs
 from specbench.results.statistics.latency import LATENCIES, NO_LIMITS, Limits, latencies
-from specbench.results.statistics.multiple import against
-from specbench.results.statistics.pairs import leaders, verdict
+from specbench.results.statistics.pairs import Ranking
 from specbench.results.summary_schema import ServedLabel
 
 
@@ -154,17 +152,8 @@ def system_verdict(
     if not methods:
         return ""
     users = max(_of(r).concurrency for r in records if r.served)
-    leading, faster = methods, list[str]()
-    if over is not None:
-        leading = [methods[i] for i in leaders(over)]
-        faster = [
-            name
-            for name, found in zip(methods, against(over), strict=True)
-            if verdict(found.interval) == "faster"
-        ]
-    speedups = {name: found.interval for name, found in _estimates(methods, over).items()}
-    said = verdict_sentence(speedups, leading, faster, unit="batches")
-    return f"All {users} users together: {said}"
+    sentence = Ranking.of(over, over, [0.0] * len(methods)).sentence(methods, unit="batches")
+    return f"All {users} users together: {sentence}"
 
 
 def system_speedups(
