@@ -23,17 +23,16 @@ from analysis.runs.sweeps import swept_knobs
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
 from specbench.errors import ResultsError, first_line
+from specbench.results.metrics import METRIC
 from specbench.results.wording import DEFINITIONS
 
 TITLE = "Speculative decoding compared"
-# What panels show, with its name and unit, in the order of the sections.
-METRICS = {
-    "speedup": "Speedup over ar (ratio of tokens/s)",
-    "mat": "MAT (tokens per target pass)",
-    "tokens_per_s": "Decode speed (tokens/s)",
-    f"{PREDICTED}speedup": "PREDICTED speedup over ar (by a cost surface, not measured)",
-    f"{PREDICTED}tokens_per_s": "PREDICTED decode speed (tokens/s)",
+# Titles of panels by summary key, in the order of the sections.
+_SHOWN = {
+    m.name: f"{m.heading} ({m.unit or 'ratio to ar'})"
+    for m in (METRIC["speedup"], METRIC["mat"], METRIC["tokens_per_s"])
 }
+METRICS = _SHOWN | {f"{PREDICTED}{k}": f"PREDICTED {_SHOWN[k]}" for k in _SHOWN if k != "mat"}
 OUTPUTS = {
     "bug": "Turns with wrong outputs (must be 0)",
     "near_tie": "Turns that differ by a near tie",
@@ -54,8 +53,8 @@ class Subject:
     @cached_property
     def keys(self) -> frozenset[str]:
         """The summary keys that the labels have."""
-        rows = [(e, label_rows(c, e)) for c in self.comparisons for e in c.entries]
-        return frozenset(key for entry, frame in rows for key in label_numbers(entry, frame))
+        pairs = [pair for comparison in self.comparisons for pair in label_rows(comparison)]
+        return frozenset(key for entry, rows in pairs for key in label_numbers(entry, rows))
 
     def filters(self) -> list[dict[str, str]]:
         """What the runs of each comparison share, each once."""

@@ -166,18 +166,15 @@ def wandb_runs(runs: Sequence[Run]) -> Iterator[WandbRun]:
         for comparison in make_comparisons(members):
             # Jobs that a sweep gets later do not take the place of the one that was first.
             first = min(comparison.runs, key=lambda run: (run.records[0].started_at, str(run.path)))
-            for entry in comparison.entries:
+            for entry, rows in label_rows(comparison):
                 if entry.label != entry.run.baseline or entry.run is first:
-                    yield _of_label(comparison, entry, shared)
+                    yield _of_label(entry, rows, shared)
             yield _of_all(comparison, first)
 
 
-def _of_label(
-    comparison: ComparedRuns, entry: ComparedLabel, shared: Set[tuple[str, str]]
-) -> WandbRun:
+def _of_label(entry: ComparedLabel, rows: pd.DataFrame, shared: Set[tuple[str, str]]) -> WandbRun:
     run, setting = entry.run, setting_of(entry.run, entry.label)
     differing = dict(item for item in typed_conditions(run).items() if item not in shared)
-    rows = label_rows(comparison, entry)
     timed = PREDICTED if run.timing == "predicted" else ""
     return WandbRun(
         first=run,
@@ -252,15 +249,10 @@ def run_config(run: Run) -> dict[str, object]:
     return filters | {key: manifest[key] for key in _MANIFEST if key in manifest}
 
 
-def label_rows(comparison: ComparedRuns, entry: ComparedLabel) -> pd.DataFrame:
-    """Return a label's lines of ``analysis.tables --csv``, one for each task."""
-    frame = records_sheet([comparison])
-    start = 0
-    for other in comparison.entries:
-        if other is entry:
-            break
-        start += len(other.rows)
-    return frame.iloc[start : start + len(entry.rows)]
+def label_rows(comparison: ComparedRuns) -> list[tuple[ComparedLabel, pd.DataFrame]]:
+    """Return each label with its lines of ``analysis.tables --csv``, one for each task."""
+    groups = records_sheet([comparison]).groupby(["run", "label"], sort=False)
+    return list(zip(comparison.entries, (rows for _, rows in groups), strict=True))
 
 
 def label_numbers(entry: ComparedLabel, rows: pd.DataFrame) -> dict[str, object]:
