@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import pandas as pd
 
 from analysis.plots.layout import Drawing, save, shown
 from analysis.plots.ranking import Agreement, predicted_against_measured
@@ -27,43 +24,24 @@ from analysis.plots.style import styled
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.estimate import Estimate, Interval
+from specbench.results.estimate import Estimate
 from specbench.results.names import display_name
 from specbench.results.prediction_error import keep_error
 from specbench.results.statistics.summary import summarize
-from specbench.results.summary_schema import SummaryRow, interval, number
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
 
 _LIMIT = 0.07
 _DOTS = 16  # with names, that can be told apart; of more, methods have the names
+_NUMBERS = ["mat", "speedup", "tokens_per_s"]
 
 
-@dataclass(frozen=True, slots=True)
-class Residual:
-    """A label of both runs: its numbers as measured, and as the replay predicts them.
+def residuals(live: Run, replay: Run) -> pd.DataFrame:
+    """Return a row for each label but the baseline, in the order of the measured run.
 
-    ``interval``: 95 %, of the measured speedup.
-    """
-
-    label: str
-    method: str
-    interval: Interval | None
-    mat: tuple[float, float]
-    speedup: tuple[float, float]
-    tokens_per_s: tuple[float, float]
-
-    @property
-    def of_speedup(self) -> float:
-        return self.speedup[1] / self.speedup[0] - 1.0
-
-    @property
-    def of_tokens_per_s(self) -> float:
-        return self.tokens_per_s[1] / self.tokens_per_s[0] - 1.0
-
-
-def residuals(live: Run, replay: Run) -> list[Residual]:
-    """Residuals of every label but the baseline, in the order of the measured run.
+    Columns: ``label``, ``method``, ``speedup_ci`` as measured, ``mat``, ``speedup`` and
+    ``tokens_per_s`` as measured and, ending in ``_predicted``, by the replay; ``residual`` of the
+    speedup and ``residual_tokens_per_s``.
 
     Raises:
         ResultsError: the runs do not belong together.
@@ -82,97 +60,67 @@ def residuals(live: Run, replay: Run) -> list[Residual]:
             f"{live.path} and {replay.path} have no common cases with the baseline and a method: "
             "replay the live run with the same method= and compare=."
         )
-    measured, predicted = (_overall(run, labels, live.baseline, shared) for run in (live, replay))
-    pairs = [(measured[name], predicted[name]) for name in labels if name != live.baseline]
-    return [
-        Residual(
-            first["label"],
-            first["method"],
-            interval(first, "speedup"),
-            *(
-                (number(first, key) or 0.0, number(second, key) or 0.0)
-                for key in ("mat", "speedup", "tokens_per_s")
-            ),
+    overall = [
+        pd.DataFrame(
+            row
+            for row in summarize(
+                [r for r in run.records if r.case_id in shared], labels, live.baseline
+            )
+            if row["task"] == OVERALL and row["label"] != live.baseline
         )
-        for first, second in pairs
-        if first["speedup"] and second["speedup"]
+        for run in (live, replay)
     ]
+    frame = overall[0][["label", "method", "speedup_ci", *_NUMBERS]].merge(
+        overall[1][["label", *_NUMBERS]], on="label", suffixes=("", "_predicted")
+    )
+    frame = frame[frame["speedup"].notna() & frame["speedup_predicted"].notna()]
+    frame["residual"] = frame["speedup_predicted"] / frame["speedup"] - 1
+    frame["residual_tokens_per_s"] = frame["tokens_per_s_predicted"] / frame["tokens_per_s"] - 1
+    return frame
 
 
-def _overall(
-    run: Run, labels: Sequence[str], baseline: str, cases: Set[str]
-) -> dict[str, SummaryRow]:
-    rows = summarize([r for r in run.records if r.case_id in cases], labels, baseline)
-    return {row["label"]: row for row in rows if row["task"] == OVERALL}
+def median_error(frame: pd.DataFrame) -> float:
+    """Return the median of the absolute residuals of the speedup."""
+    return float(frame["residual"].abs().median())
 
 
-def median_error(residuals_of: Sequence[Residual]) -> float:
-    """Median of the absolute residuals of the speedup."""
-    return float(np.median([abs(residual.of_speedup) for residual in residuals_of]))
+def surface_error(frame: pd.DataFrame) -> float:
+    """Return the root mean square of the logarithms of predicted over measured speedups."""
+    return float(np.sqrt(np.mean(np.log1p(frame["residual"]) ** 2)))
 
 
-def surface_error(residuals_of: Sequence[Residual]) -> float:
-    """Root mean square of the logarithms of predicted over measured speedups."""
-    return float(np.sqrt(np.mean([np.log1p(each.of_speedup) ** 2 for each in residuals_of])))
-
-
-def render(residuals_of: Sequence[Residual]) -> Table:
-    """The residuals as a table."""
-    table = Table("label", caption="a residual is predicted over measured, minus one")
-    for heading in (
-        "MAT live", "MAT replay", "speedup measured", "predicted", "residual", "residual, tokens/s",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right")
-    for each in residuals_of:
-        numbers = [f"{value:.3f}" for value in (*each.mat, *each.speedup)]
-        errors = [f"{error:+.1%}" for error in (each.of_speedup, each.of_tokens_per_s)]
-        table.add_row(Text(each.label), *numbers, *errors)
-    return table
-
-
-def as_record(residuals_of: Sequence[Residual], runs: Sequence[Run]) -> dict[str, Any]:
-    """What ``--json`` writes: speedups of each label, residuals, and the median of their sizes.
-
-    With the code of ``runs``, where all have the same.
-    """
+def as_record(frame: pd.DataFrame, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what ``--json`` writes; with the code of ``runs``, where all have the same."""
     codes = {run.manifest.code for run in runs}
-    labels = [
-        {
-            "label": each.label,
-            "measured": each.speedup[0],
-            "measured_ci": each.interval,
-            "predicted": each.speedup[1],
-            "residual": each.of_speedup,
-        }
-        for each in residuals_of
-    ]
-    made: dict[str, Any] = {
-        "median_error": median_error(residuals_of),
-        "surface_error": surface_error(residuals_of),
-        "labels": labels,
+    names = {"speedup": "measured", "speedup_ci": "measured_ci", "speedup_predicted": "predicted"}
+    labels = frame.rename(columns=names)[["label", *names.values(), "residual"]]
+    record: dict[str, Any] = {
+        "median_error": median_error(frame),
+        "surface_error": surface_error(frame),
+        "labels": labels.to_dict("records"),
     }
-    return made | ({"code": codes.pop()} if len(codes) == 1 else {})
+    return record | ({"code": codes.pop()} if len(codes) == 1 else {})
 
 
-def draw(residuals_of: Sequence[Residual], live: Run) -> Drawing:
-    """Predicted against measured speedups."""
-    few = len(residuals_of) <= _DOTS
+def draw(frame: pd.DataFrame, live: Run) -> Drawing:
+    """Return predicted against measured speedups."""
+    few = len(frame) <= _DOTS
     rows = [
         Agreement(
             shown(r.label if few else r.method),
             r.method,
-            Estimate(r.speedup[0], r.interval),
-            r.speedup[1],
+            Estimate(r.speedup, r.speedup_ci),
+            r.speedup_predicted,
         )
-        for r in residuals_of
+        for r in frame.itertuples()
     ]
     where = f"{display_name(live.model)} on {display_name(live.dataset)}"
-    words = f"Median absolute error: {median_error(residuals_of):.1%}. Hardware: {live.hardware}."
+    words = f"Median absolute error: {median_error(frame):.1%}. Hardware: {live.hardware}."
     return predicted_against_measured(rows, f"Predicted and measured speedup ({where})", words)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line."""
+    """Entry point; 0, 1 where the median error is above the limit, 2 for runs that do not match."""
     parser = parser_of(__doc__)
     parser.add_argument("live", help="folder of the measured run")
     parser.add_argument("replay", help="folder of its replay with a cost surface")
@@ -186,33 +134,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     live, replay = _only_run(options.live), _only_run(options.replay)
-    rows = residuals(live, replay)
-    error = median_error(rows)
-    console = Console(width=118)
-    console.print(render(rows))
-    console.print(
-        f"median absolute residual of the speedup over {len(rows)} labels: {error:.1%} "
+    frame = residuals(live, replay)
+    error = median_error(frame)
+    shown = ["label", "mat", "mat_predicted", "speedup", "speedup_predicted"]
+    errors = ["residual", "residual_tokens_per_s"]
+    percent = {name: "{:+.1%}".format for name in errors}
+    text = frame[[*shown, *errors]].to_string(
+        index=False, float_format="{:.3f}".format, formatters=percent
+    )
+    sys.stdout.write(
+        f"{text}\nmedian absolute residual of the speedup over {len(frame)} labels: {error:.1%} "
         f"(limit: {options.limit:.0%}); error of the surface's predictions: "
-        f"{surface_error(rows):.1%}",
-        highlight=False,
+        f"{surface_error(frame):.1%}\n"
     )
     if options.keep:
         surface = replay.manifest.surface or {}
-        keep_error(surface["model"], surface["machine"], surface_error(rows))
+        keep_error(surface["model"], surface["machine"], surface_error(frame))
     if options.json is not None:
-        jsonl.write_json(options.json, as_record(rows, [live, replay]))
+        jsonl.write_json(options.json, as_record(frame, [live, replay]))
     if options.output is not None:
         with styled():
-            for path in save(draw(rows, live), options.output, "predicted_and_measured"):
-                console.print(str(path), highlight=False, soft_wrap=True)
+            for path in save(draw(frame, live), options.output, "predicted_and_measured"):
+                sys.stdout.write(f"{path}\n")
     return 0 if error <= options.limit else 1
 
 
 def _only_run(path: str) -> Run:
-    found = load_runs([path])
-    if len(found) != 1:
-        raise ResultsError(f"{path} holds {len(found)} runs; name the folder of one.")
-    return found[0]
+    runs = load_runs([path])
+    if len(runs) != 1:
+        raise ResultsError(f"{path} holds {len(runs)} runs; name the folder of one.")
+    return runs[0]
 
 
 if __name__ == "__main__":

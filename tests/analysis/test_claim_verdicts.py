@@ -72,7 +72,7 @@ def stating(**values):
 def run() -> Run:
     (found,) = load_runs([RECORDS])
     kept = [r for r in found.records if r.case_id != "90"]  # one failed
-    kept = [dataclasses.replace(r, status="ok") for r in kept]
+    kept = [r.replace(status="ok") for r in kept]
     return dataclasses.replace(found, records=kept)
 
 
@@ -88,7 +88,7 @@ def on_gpu(run: Run, engine: str = "eager", gpu: str = "NVIDIA GeForce RTX 4090"
 def with_eager(run: Run) -> Run:
     """With plain decoding launched kernel by kernel beside, which takes half as long again."""
     eager = [
-        dataclasses.replace(r, label="ar_eager", wall_s=1.5 * r.wall_s, decode_s=1.5 * r.decode_s)
+        r.replace(label="ar_eager", wall_s=1.5 * r.wall_s, decode_s=1.5 * r.decode_s)
         for r in run.records
         if r.label == "ar"
     ]
@@ -139,7 +139,7 @@ class TestEqualTerms:
         one = stating(speedup=1.5).model_copy(update={"counting": EXACT})
         found = judged(on_gpu(run), one)
         assert found.verdict.startswith("not compared; for speed run again")
-        records = [dataclasses.replace(r, n_retokenized=r.n_new - 2) for r in run.records]
+        records = [r.replace(n_retokenized=r.n_new - 2) for r in run.records]
         counted = dataclasses.replace(run, records=records)
         speeds = {"pld": [], "ar": []}
         for label, tokens in (("pld", "n_new"), ("ar", "n_retokenized")):
@@ -169,7 +169,7 @@ class TestEqualTerms:
 
     def test_predicted_speed_and_that_of_clocked_phases_reproduce_nothing(self, run):
         one = stating(mat=1.65, speedup=1.0)
-        predicted = [dataclasses.replace(r, timing="predicted") for r in run.records]
+        predicted = [r.replace(timing="predicted") for r in run.records]
         phased = {**run.manifest.config, "measure": {"phases": True}}
         for other in (
             on_gpu(dataclasses.replace(run, records=predicted)),

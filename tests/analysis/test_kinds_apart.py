@@ -38,9 +38,7 @@ def predicted(run: Run) -> Run:
     """The run's twin whose times were predicted, and are a thousandth."""
     times = ("prefill_s", "decode_s", "wall_s")
     records = [
-        dataclasses.replace(
-            r, timing="predicted", **{name: getattr(r, name) / FACTOR for name in times}
-        )
+        r.replace(timing="predicted", **{name: getattr(r, name) / FACTOR for name in times})
         for r in run.records
     ]
     return dataclasses.replace(

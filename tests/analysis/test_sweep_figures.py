@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
@@ -302,7 +303,8 @@ def test_a_prediction_that_is_right_stands_on_the_diagonal():
 
 
 def test_residuals_are_drawn_with_the_measured_interval(comparison):
-    found = [residuals.Residual("pld", "pld", (1.2, 1.9), (1.7, 1.7), (1.5, 1.6), (9.0, 9.5))]
+    row = {"label": "pld", "method": "pld", "speedup": 1.5, "speedup_ci": (1.2, 1.9)}
+    found = pd.DataFrame([row | {"speedup_predicted": 1.6, "residual": 1.6 / 1.5 - 1}])
     figure = residuals.draw(found, comparison.runs[0])
     assert figure.title == "Predicted and measured speedup (Vicuna-7B on Spec-Bench)"
     (container,) = figure.axes[0].containers
