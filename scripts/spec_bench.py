@@ -6,11 +6,10 @@ python scripts/spec_bench.py import --help      # what each of the two keeps and
 """
 
 # Their format (hemingkx/Spec-Bench, evaluation/eval.py and speed.py; no code taken): a line per
-# question with question_id, category, answer_id, model_id, tstamp and choices, of which the only
-# one has an entry per turn in turns, decoding_steps, new_tokens and wall_time, and one per step in
-# accept_lengths, all turns after each other. Their wall time holds the prompt's pass, and their
-# accepted length is ours. Some of their methods count the prompt's pass and its token as a step, so
-# that the lengths add up to new_tokens and not to one less.
+# question, whose only choice has an entry per turn in turns, decoding_steps, new_tokens and
+# wall_time, and one per step in accept_lengths, all turns after each other. Their wall time holds
+# the prompt's pass, and their accepted length is ours. Some of their methods count the prompt's
+# pass and its token as a step, so that the lengths add up to new_tokens and not to one less.
 
 import argparse
 import datetime
@@ -23,9 +22,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
-from analysis.runs.load import usable_runs
+from analysis.runs.load import Run, usable_runs
 from specbench.config.schema import ModelConfig
 from specbench.errors import ConfigurationError, OutputRefused, ResultsError, SpecBenchError
+from specbench.paths import file_name
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord
 from specbench.results.statistics.aggregate import BlockKey, by_block, is_complete, untimed_blocks
@@ -61,7 +61,7 @@ _UNKNOWN_FIELDS = (
     "prompt_ids", "n_prompt", "output_ids", "finish_reason", "n_drafted", "n_aux", "prefill_s",
     "decode_s", "drafter_setup_s", "state_scope", "seed", "lossless",
 )  # fmt: skip
-_PER_TURN = ("turns", "decoding_steps", "new_tokens", "wall_time")  # a choice has one of each
+_COUNTS = ("decoding_steps", "new_tokens", "accept_lengths")
 _ERROR = "ERROR"  # what their eval.py writes where decoding failed; numbers are the turn before's
 
 
@@ -79,18 +79,7 @@ def export_run(options: argparse.Namespace) -> None:
         raise ResultsError(f"{options.run} holds {len(runs)} runs; name the folder of one.")
     (run,) = runs
     records = [record for record in run.records if record.label in run.labels]
-    cannot = {
-        "was made of answer files: it holds no tokens": run.manifest.imported is not None,
-        "is a replay without times, and an answer file must have them. Give the replay a cost "
-        "surface (runner.surface=FILE), or export the live run": run.timing == "none",
-        "decoded several cases at once, which Spec-Bench's files have no word for. Export a run "
-        "with batch.size=1": any(record.batch for record in records),
-        "was answered by a server that says totals and no single steps. Export a run of our "
-        "engine (without runner=serve)": any(
-            r.served and r.n_new > 1 and not r.committed_per_step for r in records
-        ),
-    }
-    for why in (why for why, holds in cannot.items() if holds):
+    if why := _no_answers(run, records):
         raise ResultsError(f"{run.path} {why}.")
     decode = (lambda _: "") if options.no_text else _decoder(run.manifest.config["model"])
     blocks, untimed = by_block(records), untimed_blocks(records)
@@ -99,6 +88,7 @@ def export_run(options: argparse.Namespace) -> None:
     timed = [key for key in whole if key not in untimed]
     repeats = sorted({record.repeat for record in records})
     predicted = "-predicted" if run.timing == "predicted" else ""
+    written: set[Path] = set()
     for label, repeat in itertools.product(run.labels, repeats):
         dtype = run.dtype.replace(" ", "-")
         model_id = f"{run.model}-{label}-{dtype}-temp-{run.temperature}{predicted}"
@@ -106,7 +96,10 @@ def export_run(options: argparse.Namespace) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         own = [record for record in records if record.label == label]
         of_it = [block for block in timed if block[0] == repeat]
-        path = folder / f"{model_id}.jsonl"
+        path = folder / f"{file_name(model_id)}.jsonl"
+        if path in written:  # labels that differ in letters that no file's name takes
+            path = folder / f"{file_name(f'{len(written)}-{model_id}')}.jsonl"
+        written.add(path)
         jsonl.rewrite_jsonl(path, to_answers(own, of_it, model_id, decode))
         print(f"{path}: {len(of_it)} questions")
     failed, disturbed = len(blocks) - len(whole), len(whole) - len(timed)
@@ -114,6 +107,22 @@ def export_run(options: argparse.Namespace) -> None:
         print(f"left out for all labels: questions of which {failed} failed, {disturbed} disturbed")
     if options.no_text:
         print("without text: their speed.py cannot count the tokens of a baseline in these files")
+
+
+def _no_answers(run: Run, records: Sequence[CaseRecord]) -> str:
+    """Why a run has no such files; empty: it has."""
+    if run.manifest.imported is not None:
+        return "was made of answer files: it holds no tokens"
+    if run.timing == "none":
+        return (
+            "is a replay without times, and an answer file must have them. Give the replay a cost "
+            "surface (runner.surface=FILE), or export the live run"
+        )
+    if any(record.batch for record in records):
+        return "decoded several cases at once. Export a run with batch.size=1"
+    if any(r.served and r.n_new > 1 and not r.committed_per_step for r in records):
+        return "was answered by a server that says no single steps. Export a run of our engine"
+    return ""
 
 
 def _decoder(model: JsonObject) -> Callable[[Sequence[int]], str]:
@@ -240,7 +249,7 @@ def import_answers(options: argparse.Namespace) -> None:
 
 def _named(text: str) -> tuple[str, Path]:
     """``LABEL=FILE``, or a file whose name is the label."""
-    label, _, name = text.rpartition("=")
+    label, _, name = text.partition("=") if not Path(text).is_file() else ("", "", text)
     path = Path(name)
     if not path.is_file():
         raise ConfigurationError(f"{name} is not a file. Type LABEL=FILE, e.g. pld=pld.jsonl.")
@@ -248,10 +257,18 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _lines(path: Path) -> list[JsonObject]:
-    lines, cut = jsonl.read_jsonl(path)
-    if cut or not lines:
-        raise AnswerError(f"{path}: {'the last line is cut off' if cut else 'no answer in it'}.")
-    asked = [str(line.get("question_id")) for line in lines]
+    lines = []
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            line = jsonl.parse_json(text)
+        except ValueError as error:
+            raise AnswerError(f"{path}, line {number}: not JSON: {error}.") from error
+        if not isinstance(line, dict) or type(line.get("question_id")) not in (int, str):
+            raise AnswerError(f"{path}, line {number}: it needs a question_id, a number or text.")
+        lines.append(line)
+    if not lines:
+        raise AnswerError(f"{path}: no answer in it.")
+    asked = [str(line["question_id"]) for line in lines]
     twice = sorted({name for name in asked if asked.count(name) > 1})
     if twice:
         raise AnswerError(f"{path}: questions occur more than once: {', '.join(twice[:5])}.")
@@ -264,8 +281,8 @@ def _blank(line: JsonObject, source: JsonObject, stream_index: int) -> CaseRecor
     if isinstance(at, int | float) and at:
         moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
         started = moment.isoformat(timespec="milliseconds")
-    if not {"question_id", "category"} <= line.keys():
-        raise AnswerError("not a Spec-Bench answer: it needs question_id and category.")
+    if "category" not in line:
+        raise AnswerError("not a Spec-Bench answer: it needs a category.")
     case_id, category = str(line["question_id"]), str(line["category"])
     return CaseRecord.begun(
         **source, task=task_of(category), category=category, case_id=case_id, turn=0,
@@ -284,8 +301,9 @@ def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list
     """
     try:
         choice, blank = line["choices"][0], _blank(line, source, stream_index)
-        texts, steps, new_tokens, walls = ([*choice[name]] for name in _PER_TURN)
-        lengths = [int(n) for n in choice["accept_lengths"]]
+        texts = [*choice["turns"]]
+        steps, new_tokens, lengths = ([int(n) for n in choice[name]] for name in _COUNTS)
+        walls = [float(seconds) for seconds in choice["wall_time"]]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise AnswerError(f"not a Spec-Bench answer: {type(error).__name__} {error}.") from error
     if not len(texts) == len(steps) == len(new_tokens) == len(walls) > 0:
@@ -299,10 +317,10 @@ def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list
     records = []
     for record, own in zip(blanks, _split(lengths, steps, blank.case_id), strict=True):
         turn, where = record.turn, f"question {blank.case_id}, turn {record.turn}"
-        n_new, wall_s = int(new_tokens[turn]), float(walls[turn])
+        n_new, wall_s = new_tokens[turn], walls[turn]
         accepted = _after_the_first(own, n_new, where)
         if not wall_s > 0:
-            raise AnswerError(f"{where}: wall_time is {walls[turn]}.")
+            raise AnswerError(f"{where}: wall_time is {wall_s}.")
         records.append(record.finished([_UNKNOWN_TOKEN] * n_new, accepted, wall_s=wall_s))
     return records
 

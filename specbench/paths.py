@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1]
 CONF_DIR = PROJECT / "conf"
 ASSETS = PROJECT / "assets"
+
+
+_LONGEST = 200  # bytes of a part of a file's name, of the 255 that file systems take
+
+
+def file_name(text: str) -> str:
+    """A text as part of a file's name: ``_`` for letters that some file system does not take."""
+    safe = re.sub(r"[^\w.+-]", "_", text).strip(".")
+    return safe.encode()[:_LONGEST].decode(errors="ignore") or "_"
 
 
 def typed_path(text: str | Path) -> Path:

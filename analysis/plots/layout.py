@@ -24,6 +24,7 @@ from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
 from PIL import Image
 
 from analysis.plots.style import PLAIN, REFERENCE, WIDTHS
+from specbench.paths import file_name
 from specbench.results.names import display_name
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ def save(figure: Drawing, folder: Path, name: str, caption: bool = False) -> lis
     Its words go into ``<name>.md`` beside them, with ``caption`` into the pictures.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    name = file_name(name)
     paths = []
     drawn = write_words(figure) if caption else []
     # Arranged once for all forms: that takes longer than drawing.

@@ -29,7 +29,7 @@ from specbench.data import cases as questions
 from specbench.data.cases import prompt_set_hash
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.models import loading
-from specbench.paths import typed_path
+from specbench.paths import file_name, typed_path
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
@@ -221,7 +221,7 @@ def _key(cfg: DictConfig, prompts: str) -> str:
 
 
 def _home(cfg: DictConfig, prompts: str) -> Path:
-    return Path(cfg.paths.results) / "advice" / f"{cfg.model.name}-{_key(cfg, prompts)}"
+    return Path(cfg.paths.results) / "advice" / f"{file_name(cfg.model.name)}-{_key(cfg, prompts)}"
 
 
 def _check_owner(folder: Path, cfg: DictConfig, prompts: str) -> None:

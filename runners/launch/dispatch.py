@@ -39,6 +39,7 @@ from specbench.errors import (
     message_line,
     unknown_name,
 )
+from specbench.paths import file_name
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.system import environment
 
@@ -250,7 +251,7 @@ def _runner(cfg: DictConfig) -> Runner:
 
 def _output_folder(config: RunConfig, invocation: Invocation, run_key: str) -> Path:
     method = config.method
-    label = re.sub(r"[^\w.+-]", "_", str(method.get("label") or method["name"]))
+    label = file_name(str(method.get("label") or method["name"]))
     name = f"{label}-{run_key[:8]}"
     if config.shard is not None:
         name += "-shard" + config.shard.replace("/", "of")

@@ -19,6 +19,7 @@ from specbench.config.compare import compose_entry
 from specbench.config.dataset_schema import ORDERS
 from specbench.config.run_key import run_key
 from specbench.errors import SpecBenchError
+from specbench.paths import file_name
 from specbench.results.manifest import BASELINE
 from specbench.results.records import SURFACE
 
@@ -61,7 +62,7 @@ def _home(cfg: DictConfig, job: DictConfig) -> Path:
     for path in sorted(Path(cfg.paths.results).glob(f"*/*-{key}")):
         if folder.is_complete(path):
             return path
-    return Path(cfg.runner.recordings) / f"{cfg.model.name}_{job.runner.name}-{key}"
+    return Path(cfg.runner.recordings) / f"{file_name(cfg.model.name)}_{job.runner.name}-{key}"
 
 
 def recording(cfg: DictConfig) -> DictConfig:

@@ -23,7 +23,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from specbench.paths import PROJECT
+from specbench.paths import PROJECT, file_name
 from specbench.results import records
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
@@ -147,5 +147,5 @@ def _home(folders: Sequence[Path], varied: Sequence[str]) -> Path:
     """Beside the jobs' folders; the same jobs have the same, so that a repeated sweep renews it."""
     names = "\n".join(sorted(folder.name for folder in folders))
     words = "-".join(key.rpartition(".")[2] for key in varied)
-    name = f"sweep-{words}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
+    name = f"sweep-{file_name(words)}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
     return Path(os.path.commonpath([folder.parent for folder in folders])) / name

@@ -19,6 +19,7 @@ from specbench.config.run_key import key_of, run_key
 from specbench.config.schema import RECORD_STATES
 from specbench.data.cases import Case
 from specbench.errors import SpecBenchError
+from specbench.paths import file_name
 from specbench.results.records import SURFACE
 from specbench.storage import jsonl
 from specbench.system import environment
@@ -81,7 +82,8 @@ def surface_job(cfg: DictConfig) -> tuple[DictConfig, Path]:
         ]
     job.runner.passes = _PASSES
     machine = key_of(environment.fingerprint(environment.describe()))
-    return job, Path(cfg.cache_dir) / "surfaces" / f"{cfg.model.name}-{run_key(job)}-{machine}"
+    name = f"{file_name(cfg.model.name)}-{run_key(job)}-{machine}"
+    return job, Path(cfg.cache_dir) / "surfaces" / name
 
 
 def _done(job: DictConfig, path: Path, what: str, failures: bool = False) -> Path:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig
 from specbench.errors import OutputRefused
 from specbench.models import loading
+from specbench.paths import file_name
 from specbench.storage import jsonl
 from specbench.system import interference
 
@@ -76,7 +76,7 @@ def hold_device(job: Job, drafts: Iterable[DraftConfig] = ()) -> Iterator[interf
 @contextlib.contextmanager
 def _lock(folder: Path, device: str) -> Iterator[None]:
     # The folder may be shared by machines; their devices are not.
-    name = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-{device}")
+    name = file_name(f"{socket.gethostname()}-{device}")
     path = folder / f"{name}.lock"
     holder = path.with_suffix(".json")
     try:

@@ -243,7 +243,7 @@ def own_name(place: str) -> str:
     if place.startswith((".", "~")):
         place = os.path.abspath(paths.typed_path(place))
     named = [part for part in Path(place).parts if part != os.sep] or ["root"]
-    parts = [re.sub(r"[^\w.+-]", "_", part) for part in named]
+    parts = [paths.file_name(part) for part in named]
     names = ("_".join(parts[-n:]) for n in range(1, len(parts) + 1))
     return next((name for name in names if not has_yaml(name)), f"own_{parts[-1]}")
 

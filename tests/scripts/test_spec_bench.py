@@ -143,6 +143,34 @@ def test_an_id_is_a_number_only_where_it_prints_as_the_id(case_id):
     assert from_answer(json.loads(json.dumps(line)), SOURCE, 0)[0].case_id == case_id
 
 
+def test_ids_that_are_numbers_too_long_for_tables_are_read(tmp_path):
+    path = tmp_path / "m-pld.jsonl"
+    lines, ids = files()["pld"], (10**37 + 1, "10")
+    answers = [{**line, "question_id": i} for line, i in zip(lines, ids, strict=True)]
+    jsonl.rewrite_jsonl(path, answers)
+    assert imported(tmp_path / "back", [path]) == 0
+    (run,) = load_runs([tmp_path / "back"])
+    assert {r.case_id for r in run.records} == {*map(str, ids)}
+
+
+@pytest.mark.parametrize("wrong", ["", "{", '{"question_id": 7.0}', '{"question_id": null}'])
+def test_a_line_that_is_no_answer_is_refused_with_its_place(tmp_path, wrong):
+    path = tmp_path / "m-pld.jsonl"
+    path.write_text(f"{wrong}\n")
+    with pytest.raises(AnswerError, match="line 1: "):
+        imported(tmp_path / "back", [path])
+
+
+def test_labels_that_no_file_name_takes_have_a_file_each(write, tmp_path):
+    odd = ["a/b", "a_b", "../up", "x:*?|y", "l" * 300]
+    records = [record(label, "1", 0, [2], 1.0) for label in odd]
+    out = tmp_path / "out"
+    assert spec_bench.main(["export", str(write(records)), str(out), "--no-text"]) == 0
+    made = [path for path in tmp_path.rglob("*.jsonl") if path.name != CASES]
+    assert len(made) == len(odd)
+    assert {path.parent for path in made} == {out}
+
+
 turns = st.lists(st.lists(st.integers(1, 6), max_size=8), min_size=1, max_size=3)
 
 
