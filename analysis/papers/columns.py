@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from analysis.runs import acceptance
 from analysis.runs.acceptance import draft_passes, draft_tokens
-from analysis.runs.claim_verdicts import NOT_RUN
-from analysis.runs.claims import Claim
+from analysis.runs.claims import NOT_RUN, Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
 from analysis.tabular.comparison_tables import claimed_cell, context_cells

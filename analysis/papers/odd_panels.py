@@ -23,12 +23,17 @@ from analysis.plots.stacked_bars import stacked_bars
 from analysis.plots.style import unit_of
 from analysis.plots.sweeps import figure_name
 from analysis.runs.acceptance import drafter_count, phase_share, stream_parts
-from analysis.runs.claim_verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS
-from analysis.runs.claims import Claim, claim_of_setting
+from analysis.runs.claims import (
+    NOT_RUN,
+    OTHER_MODEL,
+    VERDICT_RULE,
+    VERDICT_WORDS,
+    Claim,
+    load_claims,
+)
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
 from analysis.runs.leaders import leaders
-from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import claimed_cell, claimed_cells, rows_once, with_rule
 from analysis.tabular.table import ResultTable
@@ -193,7 +198,11 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[Resul
         ]
         if timed:
             best = max(timed, key=lambda entry: entry.overall["speedup"] or 0.0)
-            claim = claim_of_setting(of.own_claims, "best", method, model, dataset)
+            wanted = ("best", method, model, dataset)
+            claim = next(
+                (c for c in of.own_claims if (c.setting, c.method, c.model, c.dataset) == wanted),
+                None,
+            )
             others = [entry for entry in leaders(timed, "speedup") if entry is not best]
             words = leader_words([_pair(entry) for entry in (best, *others)])
             unknown = ", which the data cannot part" if others else ""

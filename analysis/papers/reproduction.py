@@ -20,9 +20,8 @@ from analysis.plots.layout import Drawing, shown
 from analysis.plots.sweeps import sweep_heatmaps
 from analysis.runs.acceptance import hit_rate, phase_share
 from analysis.runs.captions import captions_once
-from analysis.runs.claims import Claim
+from analysis.runs.claims import Claim, load_claims
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
-from analysis.runs.ledger import load_claims
 from analysis.runs.load import Run
 from analysis.runs.sweeps import sweeps
 from analysis.tabular.comparison_tables import (

@@ -1,44 +1,103 @@
-"""Claims: what papers state, and beside which of a run's labels it may stand.
+"""Claims: what papers state, beside which of a run's labels it may stand, and whether a run agrees.
 
-A claim is shown in a row only where the row's settings are those it was made with: the knobs that
-the claim names, and what ``settings`` in the file (or the exhibit's own) say of the method, as far
-as the run knows them. Beside a row of the same model, which it judges, the terms must agree too:
-precision, answer length, form of the prompts, questions, draft model, and what a store was built
-from. Where the file has claims about the run's own model, other models' stand for nothing.
-How a row compares with its claim: :mod:`analysis.runs.claim_verdicts`.
+``claims.yaml`` has the numbers, and at its head what each key means. A claim is shown in a row only
+where the row's settings are those it was made with: the knobs that the claim names, and what
+``settings`` in the file (or the exhibit's own) say of the method, as far as the run knows them.
+Beside a row of the same model, which it judges, the terms must agree too: precision, answer length,
+form of the prompts, questions, draft model, and what a store was built from. Where the file has
+claims about the run's own model, other models' stand for nothing.
+
+A verdict is an equivalence test for a claim about the same model, data set, task and settings. A
+number ``agrees`` where its whole 95 % interval lies within the margin of the claimed value, it
+``disagrees`` where the whole interval lies outside; else, and without an interval, as of fewer than
+three cases, the run ``cannot tell``. Few sources state the error of a claim: it counts for nothing.
+
+- MAT's margin is 5 % (a factor of 1.05 either way). Where the source counts the prompt's pass and
+  its token as a step, so does the verdict.
+- Speed's is 10 %. It is compared only where it was measured, on the same hardware, by the source's
+  formula (end to end, or Spec-Bench's ``speed.py``) and over plain decoding as the source ran it,
+  which is eager: ``ar_eager`` beside CUDA graphs, ``ar`` itself on a CPU, where there are none.
+  Where the run lacks one of these, the verdict says what to run.
+- Where a claim states both, and the two verdicts differ or one number is not compared, the verdict
+  names what it is about: ``MAT agrees``, ``MAT agrees, speed disagrees``.
+- ``not compared``: there is nothing to compare; ``other model``: the claim is about another model,
+  the nearest in size that is stated, and stands there for orientation.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
-from pydantic.dataclasses import dataclass as pydantic_dataclass
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from analysis.runs.estimates import pooled_ratio, steps
 from analysis.runs.load import Run
+from specbench.errors import ResultsError
+from specbench.results.estimate import FEWEST, Estimate
+from specbench.results.statistics.aggregate import counted_turns
+from specbench.results.statistics.roofline import baseline_context
+from specbench.results.statistics.summary import summarize
+from specbench.results.summary_schema import SummaryRow, interval, n_of, number
 from specbench.results.tasks import OVERALL
+
+CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
+MAT_MARGIN = 0.05
+SPEED_MARGIN = 0.10
+
+AGREES, DISAGREES, CANNOT_TELL = "agrees", "disagrees", "cannot tell"
+NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
+
+# For the foot of a table: the rule of the verdicts, and their words.
+VERDICT_RULE = (
+    f'Verdict: "{AGREES}" where the whole 95 % interval, measured for the same model, data, '
+    f"settings and (for speed) hardware, lies within {100 * MAT_MARGIN:.0f} % of the claimed MAT "
+    f'and {100 * SPEED_MARGIN:.0f} % of the claimed speed; "{DISAGREES}" where it lies outside; '
+    f'else "{CANNOT_TELL}". Both are counted as the claim\'s source counts them.'
+)
+VERDICT_WORDS = (
+    f'"MAT {AGREES}" alone: speed is not compared, as on other hardware. "{OTHER_MODEL}": no claim '
+    "is about this model; the nearest in size stands there for orientation."
+)
+# What a run lacks that has no speed on a claim's terms.
+_TO_RUN = {
+    "eager": "for speed run with engine.eager_baseline=true",
+    "graph": "for speed run with engine=graph",
+}
+_UNCOUNTED = "for speed run again: these records lack Spec-Bench's count of ar's tokens"
 
 # What a verdict is about; speed in tokens/s alone stands there for orientation.
 _COMPARED = ("speedup", "mat")
 # Metrics that compare with the method in `over`.
 _OVER = {"gain", "speed_ratio", "load_ratio", "mat_gain"}
-# A claim that no table of ours can show.
-NO_MODEL = re.compile(r"all|unspecified.*")
-# Estimators by which sources count speed, in words.
+# A model that no table of ours can show.
+_NO_MODEL = re.compile(r"all|unspecified.*")
 _FORMULAS = {"end_to_end": "end to end", "specbench_exact": "by Spec-Bench's speed.py"}
-_CHECKED = ConfigDict(frozen=True, extra="forbid")
+_ABSENT = Estimate(None)
 
 
-@pydantic_dataclass(config=_CHECKED)
-class Counting:
-    """How a source counts: its formula of speed, the engine below its speedups, steps of MAT."""
+# --- the file -------------------------------------------------------------------------------------
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Counting(_Part):
+    """How a source counts."""
 
     speed: Literal["end_to_end", "specbench_exact"]
+    """Its formula of speed."""
     baseline: Literal["eager", "graph"]
+    """How the plain decoding runs that its speedups are over."""
     mat_counts_prompt: Sequence[str]
+    """Methods for which the prompt's pass and its token count as a step of MAT."""
 
     def words(self, method: str) -> str:
         words = f"speed {_FORMULAS[self.speed]} over {self.baseline} plain decoding"
@@ -46,24 +105,8 @@ class Counting:
         return f"{words}, MAT with the prompt's pass as a step" if counts else words
 
 
-class Claim(BaseModel):
-    """A number or several that a source states for one method.
-
-    Attributes:
-        paper: key of the source; ``exhibit``: which of its tables, figures, logs or passages;
-            ``title`` and ``source`` say where the numbers stand.
-        hardware: in words; ``gpu`` is a pattern of its GPUs' name or None, ``gpu_count`` how many.
-        values: by metric, then by task; ``overall`` is the whole data set.
-        knobs, setting, qualifier, over, quoted, own: see the head of ``claims.yaml``.
-        counting: how the source counts, ``counting`` in the file.
-        usual: the method's settings where the claim names no others; a list has several values,
-            each of which the source may have used.
-        terms: what else the numbers were made with (`analysis.runs.load.Run.terms`).
-        size: of the model, nominal, in billions of parameters; None where it is not stated.
-        speedup_sd: standard deviation of the overall speedup, where stated.
-    """
-
-    model_config = _CHECKED
+class Claim(_Part):
+    """A number or several that a source states for one method; keys as in ``claims.yaml``."""
 
     paper: str
     title: str
@@ -71,16 +114,21 @@ class Claim(BaseModel):
     source: str
     hardware: str
     gpu: str | None
+    """Pattern of its GPUs' name."""
     gpu_count: int
     dataset: str
     method: str
     model: str
     values: dict[str, dict[str, FiniteFloat]] = Field(min_length=1)
+    """By metric, then by task; ``overall`` is the whole data set."""
     counting: Counting
     knobs: dict[str, object] = {}
     usual: dict[str, object] = {}
+    """The method's settings where ``knobs`` names no others; of a list, any value."""
     terms: dict[str, object] = {}
+    """What else the numbers were made with (`analysis.runs.load.Run.terms`)."""
     size: float | None = None
+    """Of the model, nominal, in billions of parameters; None where it is not stated."""
     draft: str | None = None
     temperature: float = 0.0
     setting: str | None = None
@@ -100,20 +148,15 @@ class Claim(BaseModel):
         return self.values.get(metric, {}).get(task)
 
     def fits(self, knobs: Mapping[str, object]) -> bool:
-        """Whether the claim may be shown in the row of a label with these settings.
+        """Return whether the claim may be shown in the row of a label with these settings.
 
         A knob of the claim's own must be there; the usual ones count where the run has recorded
         them, which files of others have not.
         """
-        wanted = {**self.usual, **self.knobs}
-        return self.knobs.keys() <= knobs.keys() and not _differing(wanted, knobs)
-
-    def unmet_terms(self, terms: Mapping[str, object]) -> list[str]:
-        """The terms that a run recorded with another value."""
-        return _differing(self.terms, terms)
+        return self.knobs.keys() <= knobs.keys() and _agree({**self.usual, **self.knobs}, knobs)
 
     def same_hardware(self, gpus: Sequence[str]) -> bool:
-        """Whether a run with these GPUs may compare its times with this claim's."""
+        """Return whether a run with these GPUs may compare its times with this claim's."""
         if self.gpu is None or len(gpus) < self.gpu_count:
             return False
         return all(re.search(self.gpu, name) for name in gpus)
@@ -123,7 +166,7 @@ class Claim(BaseModel):
         return f"{self.model}, {self.hardware}"
 
     def note(self, who: str, how: str = "claimed") -> str:
-        """Where the numbers come from that a row of this name shows."""
+        """Return where the numbers come from that a row of this name shows."""
         title = self.title.partition(":")[0]
         words = [title, self.source, self.model, self.dataset, self.hardware]
         if any(self.value(metric) is not None for metric in _COMPARED):
@@ -131,23 +174,141 @@ class Claim(BaseModel):
         return f"{who}: {how} by {'; '.join(words)}."
 
 
-def _differing(wanted: Mapping[str, object], found: Mapping[str, object]) -> list[str]:
-    """Keys of both whose value is not the wanted one.
+class _Hardware(_Part):
+    text: str
+    gpu: str | None
+    count: int
 
-    Of a wanted list, one; of a set that was found, all must be in it; a method within a method may
-    be wanted by its name alone or with some of its knobs.
+
+class _Paper(_Part):
+    title: str
+    where: str
+    terms: dict[str, object] = {}
+
+
+class _Exhibit(_Part):
+    paper: str
+    exhibit: str
+    source: str
+    hardware: str
+    dataset: str
+    claims: list[dict[str, object]]
+    columns: list[str | dict[str, object]] | None = None
+    metrics: list[str] = []
+    own: bool = False
+    own_of: list[str] = []
+    counting: Counting | None = None
+    settings: dict[str, dict[str, object] | None] = {}
+    terms: dict[str, object] = {}
+
+    def rows(self) -> list[dict[str, object]]:
+        """The claims; of a table with ``columns`` one for each cell, with its data set."""
+        if self.columns is None:
+            return self.claims
+        rows = []
+        for claim in self.claims:
+            rest = {key: value for key, value in claim.items() if key != "cells"}
+            for column, cell in zip(self.columns, str(claim["cells"]).split(), strict=True):
+                numbers = zip(self.metrics, map(float, cell.split("/")), strict=True)
+                own = {"dataset": column} if isinstance(column, str) else column
+                rows += [{**rest, **own, **dict(numbers)}] if cell != "-" else []
+        return rows
+
+
+class _File(_Part):
+    schema_version: int
+    settings: dict[str, dict[str, object] | None]
+    drafts: dict[str, str]
+    counting: dict[str, Counting]
+    sizes: dict[str, float]
+    metrics: dict[str, str]
+    hardware: dict[str, _Hardware]
+    papers: dict[str, _Paper]
+    exhibits: list[_Exhibit]
+
+    def claim(self, exhibit: _Exhibit, row: dict[str, object]) -> Claim:
+        """A claim of a row (or of a cell of it), with what the file says of its place and method.
+
+        A name that the file does not describe is a KeyError.
+        """
+        metrics = row.keys() & self.metrics.keys()
+        values = {key: v if isinstance(v := row[key], dict) else {OVERALL: v} for key in metrics}
+        method, model = str(row["method"]), str(row["model"])
+        hardware, paper = self.hardware[exhibit.hardware], self.papers[exhibit.paper]
+        usual = dict({**self.settings, **exhibit.settings}.get(method) or {})
+        terms = {**paper.terms, "corpus": usual.pop("corpus", None)}
+        terms |= {"draft": self.drafts[str(row["draft"])] if "draft" in row else None}
+        terms |= exhibit.terms
+        if isinstance(questions := terms.get("questions"), str):
+            first, last = map(int, questions.split(".."))
+            terms["questions"] = [str(number) for number in range(first, last + 1)]
+        about: dict[str, object] = {
+            "paper": exhibit.paper,
+            "title": paper.title,
+            "exhibit": exhibit.exhibit,
+            "source": exhibit.source,
+            "hardware": hardware.text,
+            "gpu": hardware.gpu,
+            "gpu_count": hardware.count,
+            "dataset": exhibit.dataset,
+            "values": values,
+            "counting": exhibit.counting
+            or self.counting.get(exhibit.paper, self.counting["default"]),
+            "usual": usual,
+            "terms": {key: value for key, value in terms.items() if value is not None},
+            "size": None if _NO_MODEL.fullmatch(model) else self.sizes[model],
+            "own": exhibit.own or method in exhibit.own_of,
+        }
+        return Claim.model_validate(about | {k: row[k] for k in row if k not in metrics})
+
+
+@functools.cache
+def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
+    """Read all claims, in the order of the file.
+
+    Raises:
+        ResultsError: the file does not follow its own rules; names the place.
+    """
+    place = path.name
+    claims = []
+    try:
+        # The compiled parser where there is one: the other takes a second.
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        file = _File.model_validate(yaml.load(path.read_text(encoding="utf-8"), loader))
+        for exhibit in file.exhibits:
+            place = f"{path.name}, {exhibit.paper}, {exhibit.exhibit}"
+            for i, row in enumerate(exhibit.rows(), start=1):
+                place = f"{path.name}, {exhibit.paper}, {exhibit.exhibit}, claim {i}"
+                claims.append(file.claim(exhibit, row))
+    except ValidationError as error:
+        reasons = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise ResultsError(f"{place}: {'; '.join(reasons)}.") from error
+    except KeyError as error:
+        raise ResultsError(f"{place}: {error} is not described in the file.") from error
+    except ValueError as error:
+        raise ResultsError(f"{place}: {error}.") from error
+    return tuple(claims)
+
+
+# --- beside which label ---------------------------------------------------------------------------
+
+
+def _agree(wanted: Mapping[str, object], recorded: Mapping[str, object]) -> bool:
+    """Whether keys of both have the wanted values.
+
+    Of a wanted list, one; of a recorded set, all must be in it; a method within a method may be
+    wanted by its name alone or with some of its knobs.
     """
 
     def agrees(value: object, given: object) -> bool:
         if isinstance(given, dict) and value is not None:
             named = value if isinstance(value, dict) else {"name": value}
-            return named["name"] == given.get("name") and not _differing(named, given)
+            return named["name"] == given.get("name") and _agree(named, given)
         allowed = value if isinstance(value, list) else [value]
-        return given == value or all(
-            one in allowed for one in (given if isinstance(given, set) else [given])
-        )
+        values = given if isinstance(given, set) else [given]
+        return given == value or all(each in allowed for each in values)
 
-    return [key for key in wanted if key in found and not agrees(wanted[key], found[key])]
+    return all(agrees(wanted[key], recorded[key]) for key in wanted if key in recorded)
 
 
 def _distance(claim: Claim, run: Run) -> float:
@@ -163,38 +324,35 @@ def _distance(claim: Claim, run: Run) -> float:
     return 1e-9 + abs(math.log(claim.size * 1e9 / parameters))
 
 
-def _applies(claim: Claim, dataset: str, temperature: float) -> bool:
+def _applies(claim: Claim, run: Run) -> bool:
     return (
-        claim.dataset == dataset
-        and claim.temperature == temperature
+        claim.dataset == run.dataset
+        and claim.temperature == run.temperature
         and claim.over is None
-        and not NO_MODEL.fullmatch(claim.model)
+        and not _NO_MODEL.fullmatch(claim.model)
         and any(claim.value(metric) is not None for metric in (*_COMPARED, "tokens_per_s"))
     )
 
 
 def find_claim(run: Run, label: str, method: str, claims: Sequence[Claim]) -> Claim | None:
-    """The claim that comes closest to a label of a run.
+    """Return the claim that comes closest to a label of a run.
 
     Of the claims about the method, the data set and the settings, those about the same model come
     first, then the model nearest in size, then those on the same hardware, those that name
     settings, those by the method's authors, and last the order of the file.
     """
-    knobs, terms = run.knobs(label), run.terms(label)
-    gpus = run.gpus
+    knobs, terms, gpus = run.knobs(label), run.terms(label), run.gpus
     about = [
         claim
         for claim in claims
-        if claim.method == method
-        and _applies(claim, run.dataset, run.temperature)
-        and (claim.setting in (None, label))
+        if claim.method == method and claim.setting in (None, label) and _applies(claim, run)
     ]
     own_model = any(claim.model == run.model for claim in about)
     fitting = [
         claim
         for claim in about
         if claim.fits(knobs)
-        and (not claim.unmet_terms(terms) if claim.model == run.model else not own_model)
+        and (_agree(claim.terms, terms) if claim.model == run.model else not own_model)
     ]
     return min(
         fitting,
@@ -212,36 +370,121 @@ def find_claim(run: Run, label: str, method: str, claims: Sequence[Claim]) -> Cl
     )
 
 
-def claim_of_setting(
-    claims: Sequence[Claim], setting: str, method: str, model: str, dataset: str
-) -> Claim | None:
-    """The claim for a variant that is not a knob (``setting`` in the file), whatever the knobs.
-
-    None where there is none about this model.
-    """
-    wanted = (setting, method, model, dataset)
-    return next((c for c in claims if (c.setting, c.method, c.model, c.dataset) == wanted), None)
-
-
 def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list[Claim]:
-    """One claim per method that has numbers for the run's data set but was not run.
+    """Return one claim per method that has numbers for the run's data set but was not run.
 
     About the run's model where the file has it, else about the model it says most on.
     """
     fitting = [
         claim
         for claim in claims
-        if _applies(claim, run.dataset, run.temperature)
-        and not claim.quoted
-        and claim.qualifier is None
-        and claim.setting is None
+        if _applies(claim, run) and not (claim.quoted or claim.qualifier or claim.setting)
     ]
     models = [claim.model for claim in fitting]
-    if not models:
-        return []
-    model = run.model if run.model in models else max(models, key=models.count)
+    model = run.model if run.model in models else max(models, key=models.count, default="")
     chosen: dict[str, Claim] = {}
     for claim in sorted(fitting, key=lambda claim: not claim.own):
         if claim.model == model and claim.method not in methods:
             chosen.setdefault(claim.method, claim)
     return [chosen[method] for method in sorted(chosen)]
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict ("" without a claim), and the numbers on the claim's terms that it is about."""
+
+    verdict: str = ""
+    mat: Estimate = _ABSENT
+    speedup: Estimate = _ABSENT
+
+    def __str__(self) -> str:
+        """The numbers that were judged, for a note below a table; "" where none was."""
+        numbers = {"MAT": self.mat, "speedup": self.speedup}
+        return ", ".join(f"{name} {number}" for name, number in numbers.items() if number.value)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Verdicts on the rows of a run; what sources count in other ways is worked out once."""
+
+    run: Run
+    _rows: dict[tuple[str, str], list[SummaryRow]] = field(default_factory=dict)
+
+    def judge(self, claim: Claim | None, row: SummaryRow) -> Judgement:
+        """Return the verdict on a task's row, by the rule at the head of this module."""
+        if claim is None:
+            return Judgement()
+        if claim.model != self.run.model:
+            return Judgement(OTHER_MODEL)
+        if claim.qualifier is not None:
+            return Judgement(NOT_COMPARED)
+        run, task = self.run, row["task"]
+        mat = self._mat(claim, row) if claim.value("mat", task) is not None else _ABSENT
+        speedup, lacking = _ABSENT, ""
+        timed = run.timing == "measured" and not run.phases and claim.same_hardware(run.gpus)
+        if timed and claim.value("speedup", task) is not None:
+            speedup, lacking = self._speedup(claim, row)
+        return Judgement(compare(claim, task, mat, speedup, lacking), mat, speedup)
+
+    def _mat(self, claim: Claim, row: SummaryRow) -> Estimate:
+        if row["method"] not in claim.counting.mat_counts_prompt:
+            return _estimate(row, "mat")
+        records = [
+            record
+            for record in counted_turns(self.run.records, self.run.labels)
+            if record.label == row["label"] and row["task"] in (OVERALL, record.task)
+        ]
+        return pooled_ratio(records, lambda r: r.n_new, lambda r: steps(r) + 1, self.run.seed)
+
+    def _speedup(self, claim: Claim, row: SummaryRow) -> tuple[Estimate, str]:
+        """Speedup on the claim's terms; without it what to run."""
+        run, counting = self.run, claim.counting
+        plain = baseline_context(run.manifest).plain.get(counting.baseline)
+        if plain not in run.labels:
+            return _ABSENT, _TO_RUN[counting.baseline]
+        key = (counting.speed, plain)
+        if key not in self._rows:
+            self._rows[key] = summarize(
+                run.records, run.labels, plain, run.seed, estimator=counting.speed
+            )
+        place = (row["label"], row["task"])
+        own = next(r for r in self._rows[key] if (r["label"], r["task"]) == place)
+        speedup = _estimate(own, "speedup")
+        return speedup, _UNCOUNTED if speedup.value is None else ""
+
+
+def _estimate(row: SummaryRow, key: str) -> Estimate:
+    return Estimate(number(row, key), interval(row, key), few=n_of(row, key) < FEWEST)
+
+
+def compare(claim: Claim, task: str, mat: Estimate, speedup: Estimate, lacking: str = "") -> str:
+    """Return the verdict on numbers that are counted as the claim's; a speed may be ``lacking``."""
+    both = {
+        "MAT": _equivalent(claim.value("mat", task), mat, MAT_MARGIN),
+        "speed": _equivalent(claim.value("speedup", task), speedup, SPEED_MARGIN),
+    }
+    known = {name: word for name, word in both.items() if word is not None}
+    n_claimed = sum(claim.value(metric, task) is not None for metric in _COMPARED)
+    if len(known) == n_claimed and len(set(known.values())) == 1:
+        verdict = next(iter(known.values()))
+    else:
+        verdict = ", ".join(f"{name} {word}" for name, word in known.items()) or NOT_COMPARED
+    return f"{verdict}; {lacking}" if lacking else verdict
+
+
+def _equivalent(claimed: float | None, measured: Estimate, margin: float) -> str | None:
+    """Whether a number is the claimed one, up to a factor of ``1 + margin`` either way.
+
+    None where it is not claimed or not measured.
+    """
+    if claimed is None or measured.value is None:
+        return None
+    low, high = claimed / (1 + margin), claimed * (1 + margin)
+    if measured.interval is None:
+        return CANNOT_TELL
+    if low <= measured.interval[0] and measured.interval[1] <= high:
+        return AGREES
+    return DISAGREES if measured.interval[1] < low or high < measured.interval[0] else CANNOT_TELL

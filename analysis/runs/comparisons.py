@@ -9,9 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.claim_verdicts import Judge
-from analysis.runs.claims import Claim, claims_not_run, find_claim
-from analysis.runs.ledger import load_claims
+from analysis.runs.claims import Claim, Judge, claims_not_run, find_claim, load_claims
 from analysis.runs.load import Run
 from analysis.runs.settings import run_words, setting_words
 from specbench.results.decision import measured

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from analysis.runs.captions import captions_once, decoding_words
-from analysis.runs.claim_verdicts import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS
-from analysis.runs.claims import Claim
+from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS, Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
 from analysis.runs.leaders import standings, verdict_of
 from analysis.tabular.table import ResultTable

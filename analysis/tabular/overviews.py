@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from analysis.runs.claim_verdicts import VERDICT_RULE, VERDICT_WORDS
+from analysis.runs.claims import VERDICT_RULE, VERDICT_WORDS
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import leaders_of, standings
 from analysis.tabular.comparison_tables import TITLE_TIMES, claimed_cell, context_cells

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from analysis.runs.claim_verdicts import VERDICT_RULE, VERDICT_WORDS
+from analysis.runs.claims import VERDICT_RULE, VERDICT_WORDS
 from specbench.results.decision import AGAINST, DECISION
 from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.fitted_table import INTERVAL, FittedTable, in_short

@@ -47,6 +47,6 @@ def claim(**changes) -> Claim:
         paper="p", title="t", exhibit="a", source="s", hardware="h", gpu="RTX 4090", gpu_count=1,
         dataset="specbench", method="cacheback", model="vicuna7b",
         values={"speedup": {"overall": 1.86, "qa": 1.5}, "mat": {"overall": 2.42}},
-        counting=Counting("end_to_end", "eager", ()),
+        counting=Counting(speed="end_to_end", baseline="eager", mat_counts_prompt=()),
     )  # fmt: skip
     return base.model_copy(update=changes)

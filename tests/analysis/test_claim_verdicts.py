@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from analysis.runs.claim_verdicts import Judge, compare
-from analysis.runs.claims import Counting
+from analysis.runs.claims import Counting, Judge, compare
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import Run, load_runs
 from specbench.results.estimate import Estimate
@@ -13,8 +12,8 @@ from specbench.results.manifest import LabelInfo, ModelInfo
 from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import RECORDS, claim
 
-EXACT = Counting("specbench_exact", "eager", ["pld"])
-GRAPH = Counting("end_to_end", "graph", ())
+EXACT = Counting(speed="specbench_exact", baseline="eager", mat_counts_prompt=["pld"])
+GRAPH = Counting(speed="end_to_end", baseline="graph", mat_counts_prompt=())
 
 
 CLAIMED = {"speedup": 1.80, "mat": 2.40}
@@ -35,14 +34,12 @@ class TestVerdict:
             ({"speedup": 1.80, "mat": 2.9}, {}, "MAT disagrees, speed agrees"),
             ({"speedup": 2.5, "mat": 2.9}, {}, "disagrees"),
             # The margins are those stated, at both ends of the interval and on both sides.
-            ({"mat": 2.3 * 1.049}, {}, "agrees"),
-            ({"mat": 2.3 * 1.051}, {}, "cannot tell"),
-            ({"mat": 2.5 / 1.049}, {}, "agrees"),
-            ({"mat": 2.5 / 1.051}, {}, "cannot tell"),
-            ({"mat": 2.5 * 1.049}, {}, "cannot tell"),
-            ({"mat": 2.5 * 1.051}, {}, "disagrees"),
-            ({"mat": 2.3 / 1.049}, {}, "cannot tell"),
-            ({"mat": 2.3 / 1.051}, {}, "disagrees"),
+            *(({"mat": mat}, {}, "agrees") for mat in (2.3 * 1.049, 2.5 / 1.049)),
+            *(
+                ({"mat": mat}, {}, "cannot tell")
+                for mat in (2.3 * 1.051, 2.5 / 1.051, 2.5 * 1.049, 2.3 / 1.049)
+            ),
+            *(({"mat": mat}, {}, "disagrees") for mat in (2.5 * 1.051, 2.3 / 1.051)),
             ({"speedup": 1.7 * 1.099}, {}, "agrees"),
             ({"speedup": 1.7 * 1.101}, {}, "cannot tell"),
             ({"speedup": 1.9 * 1.101}, {}, "disagrees"),

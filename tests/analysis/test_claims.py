@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis.runs.claims import Claim, claims_not_run, find_claim
-from analysis.runs.ledger import CLAIMS_FILE, load_claims
+from analysis.runs.claims import CLAIMS_FILE, Claim, claims_not_run, find_claim, load_claims
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.manifest import DraftInfo, LabelInfo, ModelInfo
@@ -24,7 +23,6 @@ COUNTING = FILE["counting"]["default"]
 EAGLE2 = "eagle2_table1"  # a table of rows of cells
 # Methods of this project, run here or in a later version.
 METHODS = {path.stem for path in (ROOT / "conf" / "method").glob("[a-z]*.yaml")}
-HEADS = {"medusa", "hydra", "eagle", "eagle2", "eagle3", "sam_eagle2"}
 # Models that the papers have and this project has no configuration of.
 _FOREIGN = (
     r"all|unspecified.*|llama_7b|llama33_70b|deepseek_llama_8b|mixtral_8x7b"
@@ -52,6 +50,8 @@ class TestFile:
         models = {path.stem for path in (ROOT / "conf" / "model").glob("*.yaml")}
         foreign = {c.model for c in claims} - models
         assert {m for m in foreign if not re.fullmatch(_FOREIGN, m)} == set()
+        rows = [c.model_dump_json(exclude={"source"}) for c in claims]
+        assert len(rows) == len(set(rows)), "no row is there twice"
 
     def test_numbers_are_plausible(self):
         limits = {"speedup": (0.9, 7), "mat": (1, 8), "tokens_per_s": (5, 400)}
@@ -61,40 +61,20 @@ class TestFile:
                 for task, value in one.values.get(metric, {}).items():
                     assert low <= value <= high, (one.paper, one.exhibit, metric, task)
 
-    def test_no_row_is_there_twice(self):
-        rows = [c.model_dump_json(exclude={"source"}) for c in load_claims()]
-        assert len(rows) == len(set(rows))
-
     def test_the_tables_are_whole(self):
-        """Rows of each paper's tables, counted in the papers."""
+        """Numbers of each exhibit, counted in the sources."""
         counted = {
-            ("cacheback", "table1"): 3,
-            ("token_recycling", "table1"): 19,
-            ("token_recycling", "table1_mbpp"): 15,
-            ("ngrammys", "table1"): 28,
-            ("card", "table1"): 48,
-            ("card", "table2"): 3,
-            ("card", "table3"): 3,
-            ("spec_bench", "leaderboard_3090"): 10,
-            ("spec_bench", "leaderboard_a100"): 31,
-        }
-        rows = [(c.paper, c.exhibit) for c in load_claims()]
-        assert {place: rows.count(place) for place in counted} == counted
-
-    def test_numbers_about_trained_heads_are_whole_by_table(self):
-        """How many numbers each table has, counted in the sources."""
-        counted = {
-            "eagle1": 13, "eagle1_batches": 8, "eagle1_gptfast": 4, "eagle2_table1": 92,
-            "eagle2_table1_t1": 12, "eagle3_table1": 238, "eagle3_table2": 6, "eagle3_sglang": 18,
-            "eagle3_vllm": 16, "sglang": 3, "sglang_issue": 3, "vllm_issues": 5, "raw_data": 10,
+            ("cacheback", "table1"): 9, ("token_recycling", "table1"): 171,
+            ("token_recycling", "table1_mbpp"): 45, ("ngrammys", "table1"): 46,
+            ("card", "table1"): 96, ("card", "table3"): 9,
+            ("spec_bench", "leaderboard_3090"): 80, ("spec_bench", "leaderboard_a100"): 248,
+            ("eagle", "eagle1"): 13, ("eagle", "eagle2_table1"): 92,
+            ("eagle", "eagle3_table1"): 238, ("eagle", "eagle3_table2"): 6,
         }  # fmt: skip
         numbers = Counter()
         for one in load_claims():
-            boards = one.paper == "spec_bench" and one.method in HEADS
-            numbers["boards" if boards else one.exhibit] += sum(map(len, one.values.values()))
-        assert {table: numbers[table] for table in counted} == counted
-        # Spec-Bench's boards: 21 rows of six tasks, the whole and MAT.
-        assert numbers["boards"] == 21 * 8
+            numbers[one.paper, one.exhibit] += sum(map(len, one.values.values()))
+        assert {place: numbers[place] for place in counted} == counted
 
     def test_a_board_s_whole_lies_among_its_tasks(self):
         boards = [c for c in load_claims() if len(c.values.get("speedup", ())) > 6]
@@ -105,42 +85,47 @@ class TestFile:
             # Each task has as many questions, of speeds that differ: nearly the tasks' mean.
             assert one.value("speedup") == pytest.approx(sum(tasks) / 6, abs=0.09), one
 
+    def test_a_printed_mean_is_that_of_its_row(self):
+        """Three means of EAGLE-3's table are not, by up to a tenth."""
+        off = []
+        for exhibit in FILE["exhibits"]:
+            for row in exhibit["claims"] if "mean" in exhibit.get("columns", ()) else ():
+                *cells, mean = row["cells"].split()
+                if "-" not in cells:
+                    printed = float(mean.split("/")[0])
+                    speedups = [float(cell.split("/")[0]) for cell in cells]
+                    off.append(abs(sum(speedups) / len(speedups) - printed))
+        assert len(off) > 20
+        assert sum(difference > 0.0051 for difference in off) == 3
+        assert max(off) < 0.1
+
     def test_ratios_agree_with_the_speeds_they_come_from(self):
         """Where a table gives both, tokens/s over ar's must be the speedup, to rounding."""
-        checked = 0
         by_place: dict[tuple, dict[str, Claim]] = {}
         for one in load_claims():
             if one.setting is None and one.value("tokens_per_s") and one.value("speedup"):
                 place = (one.paper, one.exhibit, one.dataset, one.model, one.temperature)
                 by_place.setdefault(place, {})[one.method] = one
-        for place, methods in by_place.items():
-            if "ar" not in methods:
-                continue
+        tables = [methods for methods in by_place.values() if "ar" in methods]
+        assert sum(map(len, tables)) > 60
+        for methods in tables:
             for one in methods.values():
                 ratio = one.value("tokens_per_s") / methods["ar"].value("tokens_per_s")
                 # CARD's table 1 is off by up to 0.04 in a few cells of its own.
-                assert ratio == pytest.approx(one.value("speedup"), abs=0.05), (place, one.method)
-                checked += 1
-        assert checked > 60
+                assert ratio == pytest.approx(one.value("speedup"), abs=0.05), one
 
     @pytest.mark.parametrize(
         ("exhibit", "row", "change", "message"),
         [
-            (0, 1, {"speedupp": 1.0}, r"exhibit 1 \(cacheback\), claim 2: speedupp: Extra"),
+            (0, 1, {"speedupp": 1.0}, "cacheback, table1, claim 2: speedupp: Extra"),
             (0, 1, {"qualifier": "maybe"}, "claim 2: qualifier: Input should be 'up to'"),
             (0, 1, {"over": "pld"}, "claim 2: .*`over` goes with"),
             (0, 1, {"speedup": "fast"}, "claim 2: values.speedup.overall: Input should be a"),
-            (0, 1, {"speedup": None}, "claim 2: values.speedup.overall: Input should be a"),
-            (0, 1, {"own": True}, "claim 2: unknown .'own'."),
-            (0, 1, {"model": "m"}, "the size of model 'm' is not stated"),
-            (EAGLE2, 0, {"cells": "1.82/2.36 1.99/2.61"}, "claim 1: cells must be 7"),
-            (EAGLE2, 0, {"mean_differs": ["mat"]}, "mean_differs says"),
-            (EAGLE2, 0, {"cells": "1.8/2.4 2/2.6 1.7/2.3 1.7/2.2 1.8/2.4 1.6/2.2 9/9"}, "mean"),
-            (3, None, {"hardware": "abacus"}, "hardware 'abacus' is not described"),
-            (3, None, {"unheard_of": 1}, "unheard_of: Extra inputs are not permitted"),
-            (1, None, {"counting": COUNTING | {"speed": "wall"}}, "exhibit 2 .*: counting.speed"),
-            (1, None, {"counting": COUNTING | {"baseline": "vllm"}}, "counting.baseline: "),
-            (1, None, {"counting": COUNTING | {"formula": "mean"}}, "counting.formula: "),
+            (0, 1, {"model": "m"}, "claim 2: 'm' is not described"),
+            (EAGLE2, 0, {"cells": "1.82/2.36 1.99/2.61"}, "eagle2_table1: zip"),
+            (3, None, {"hardware": "abacus"}, "'abacus' is not described"),
+            (3, None, {"unheard_of": 1}, "exhibits.3.unheard_of: Extra inputs are not permitted"),
+            (1, None, {"counting": COUNTING | {"speed": "wall"}}, "exhibits.1.counting.speed"),
         ],
     )
     def test_a_mistake_is_refused_with_its_place(self, tmp_path, exhibit, row, change, message):
@@ -195,33 +180,17 @@ class TestFindClaim:
         [
             ("token_recycling", {"state_scope": "run", "learn_prompt": False}, 2.70),
             ("token_recycling", {"state_scope": "turn", "learn_prompt": False}, 2.347),
-            ("token_recycling", {"state_scope": "prompt"}, None),
             ("token_recycling", {"state_scope": "run", "learn_prompt": True, "levels": None}, 2.83),
             ("token_recycling", {"learn_prompt": True, "levels": [7, 20, 21, 8, 4]}, None),
-            (
-                "token_recycling",
-                {"state_scope": "run", "learn_prompt": True, "tree": "template"},
-                2.83,
-            ),
-            (
-                "token_recycling",
-                {"state_scope": "run", "learn_prompt": True, "tree": "sam_60"},
-                None,
-            ),
             ("cacheback", {"state_scope": "turn", "merge": False, "budget_counts": "paper"}, 2.42),
             ("cacheback", {"state_scope": "prompt"}, 2.42),
             ("cacheback", {"state_scope": "run"}, None),
             ("cacheback", {"merge": True}, None),
-            ("cacheback", {"budget_counts": "fixed"}, None),
             ("lookahead", {"ngram": 5, "window": 7, "guesses": 7}, 1.64),
             ("lookahead", {"ngram": 5, "window": 7, "guesses": 7, "lost_bonus": False}, None),
-            ("lookahead", {"window": 7, "guesses": 7, "state_scope": "run"}, None),
             ("rest", {"matches": "first", "choices": 64}, 1.84),
             ("rest", {"matches": "even", "choices": 64}, None),
             ("sps", {"gamma": 5, "schedule": "heuristic"}, 2.28),
-            ("sps", {"gamma": 4, "schedule": "constant"}, None),
-            ("sps", {"gamma": 5, "schedule": "heuristic", "state_scope": "run"}, None),
-            ("lookahead", {"ngram": 5, "window": 15, "guesses": 15}, None),
             ("sam", {"automata": "both", "max_predicts": 40}, 2.30),
             ("sam", {"automata": "dynamic", "max_predicts": 6}, None),
         ],

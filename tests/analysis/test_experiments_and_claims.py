@@ -7,8 +7,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from analysis.runs.claims import find_claim
-from analysis.runs.ledger import load_claims
+from analysis.runs.claims import find_claim, load_claims
 from analysis.runs.load import Run
 from runners.launch.dispatch import resolve_entries
 from specbench.config.compose import compose

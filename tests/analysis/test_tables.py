@@ -15,7 +15,7 @@ from rich.console import Console
 from analysis import figures, report, tables
 from analysis.papers.claimed import task_label
 from analysis.runs.captions import caption
-from analysis.runs.claim_verdicts import VERDICT_RULE
+from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table

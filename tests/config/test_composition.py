@@ -15,7 +15,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from analysis.runs.ledger import load_claims
+from analysis.runs.claims import load_claims
 from runners.launch.dispatch import resolve_entries
 from specbench import paths
 from specbench.config import schema

@@ -1,6 +1,6 @@
 """Printed names: one for each thing, and of things that there are."""
 
-from analysis.runs.ledger import load_claims
+from analysis.runs.claims import load_claims
 from specbench.paths import PROJECT
 from specbench.results.names import DATASETS, METHODS, MODELS, TASKS
 from specbench.results.tasks import OVERALL
