@@ -15,11 +15,8 @@
 # Needs: any finished run, from `python run.py 'compare=[pld]'`; a replay does, too.
 
 # %%
-import functools
-
 from analysis.figures import task_bars
 from analysis.notebooks import shared
-from analysis.papers.reproduction import captions
 from analysis.plots.charts import Panel, bars, curves
 from analysis.runs.acceptance import by_depth, by_position, stream_parts
 from analysis.runs.comparisons import ComparedLabel, make_comparisons
@@ -57,47 +54,41 @@ def shares(entry: ComparedLabel, most: int) -> list[tuple[int, Estimate]]:
 for comparison in comparisons:
     counts = [n for run in comparison.runs for r in run.records for n in r.committed_per_step]
     most = max(counts, default=1)
-    series, left_out = shared.drawn(comparison, functools.partial(shares, most=most))
+    series = shared.drawn(comparison, lambda entry, most=most: shares(entry, most))
     ticks = [str(n) for n in range(1, most + 1)]
     panel = Panel("", "tokens committed by a step", "share of steps", series, ticks, top=1.0)
-    words = captions([comparison], left_out, speedup=False, times=False)
-    figure = bars([panel], f"Tokens per step: {comparison.printed_title}", words)
-    shared.show(figure, f"steps_{comparison.model}_{comparison.dataset}")
+    title = f"Tokens per step: {comparison.printed_title}"
+    shared.show(
+        bars([panel], title, shared.caption_of(comparison)),
+        f"steps_{comparison.model}_{comparison.dataset}",
+    )
     # A bar's place counts from 0, for one token.
     frame = shared.points(series, "tokens committed")
     frame["tokens committed"] += 1
-    shared.table(frame, f"Share of steps: {comparison.printed_title}")
+    shared.table(frame, title)
 
 # %% [markdown]
 # How deep does a draft hold: share of the steps with a draft that accepted at least so many of its
 # tokens? If every token were accepted with the same chance p, the shares would fall as p, p², p³.
-# (Of all steps where the run's `steps.parquet` is not there.)
 #
 # Where do methods that learn get better: within an answer (MAT of the steps that begin within each
 # stretch of it), and, with state kept for the run (`python run.py state_scope=paper`), from
 # request to request?
 
-
-# %%
-def over_the_stream(entry: ComparedLabel) -> list[tuple[float, Estimate]]:
-    return [(size, mat(turns)) for size, turns in stream_parts(entry.records, 5)]
-
-
 # %%
 for comparison in comparisons:
-    depth, left_out = shared.drawn(
-        comparison, lambda entry: by_depth(entry.records, depths=entry.run.depths)
+    depth = shared.drawn(comparison, lambda e: by_depth(e.records, depths=e.run.depths))
+    within = shared.drawn(comparison, lambda e: by_position(e.records))
+    over = shared.drawn(
+        comparison, lambda e: [(size, mat(turns)) for size, turns in stream_parts(e.records, 5)]
     )
-    within, _ = shared.drawn(comparison, lambda entry: by_position(entry.records))
-    over, _ = shared.drawn(comparison, over_the_stream)
     panels = [
         Panel("", "draft tokens accepted, at least", "share of drafts", depth, top=1.0),
         Panel("within an answer", "position (tokens)", "MAT", within, bottom=1.0),
         Panel("over the stream", "tokens of finished requests", "MAT", over, bottom=1.0),
     ]
     title = f"Acceptance: {comparison.printed_title}"
-    words = captions([comparison], left_out, speedup=False, times=False)
-    figure = curves([panels], title, words)
+    figure = curves([panels], title, shared.caption_of(comparison))
     shared.show(figure, f"acceptance_{comparison.model}_{comparison.dataset}")
     for panel in panels:
         shared.table(shared.points(panel.series, panel.xlabel), title)

@@ -1,17 +1,16 @@
 """What the notebooks share: where runs come from, and how a figure or a table is shown.
 
 ``RUNS`` in the environment names run folders or folders of them (several separated like in
-``PATH``; default ``results``), ``FIGURES`` the folder that figures are written to where there is no
-notebook to show them in (default: none are written). Relative folders are looked for where the
-notebook is executed, then in the project.
+``PATH``; default ``results``), ``FIGURES`` the folder that figures are written to. Relative folders
+are looked for where the notebook is executed, then in the project.
 """
 
 from __future__ import annotations
 
 import importlib
-import io
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -20,9 +19,10 @@ import matplotlib
 import pandas as pd
 
 from analysis.plots.charts import Point, Series
-from analysis.plots.layout import Drawing, save, write_words
+from analysis.plots.layout import Drawing, save
 from analysis.plots.style import RC
 from analysis.plots.sweeps import figure_name
+from analysis.runs.captions import caption
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run, usable_runs
 from analysis.tabular.records_sheet import records_sheet
@@ -34,7 +34,7 @@ from specbench.results.tasks import OVERALL
 MOST = 6  # lines or kinds of bars that can be told apart
 
 matplotlib.rcParams.update(RC)
-_shown: Counter[str] = Counter()
+_stems: Counter[str] = Counter()
 
 
 def runs(
@@ -42,24 +42,27 @@ def runs(
     command: str = "python run.py 'compare=[pld]'",
     where: Callable[[Run], bool] = lambda run: True,
 ) -> list[Run]:
-    """The complete runs below ``RUNS`` that a notebook can show.
+    """Return the complete runs below ``RUNS`` that a notebook can show.
 
-    Where there is none, a line says what the notebook ``needs`` and which ``command`` makes it. So
-    does a folder that cannot be read; a plain file then exits with 2.
+    Where there is none, a line says what the notebook ``needs`` and which ``command`` makes it.
+
+    Raises:
+        SpecBenchError: in a notebook, where a folder cannot be read, so that executing it fails.
+        SystemExit: as a plain file then.
     """
     names = os.environ.get("RUNS", "results").split(os.pathsep)
     paths = [Path(n) if Path(n).exists() else PROJECT / n for n in names]
     try:
         usable = [run for run in usable_runs(paths)[0] if where(run)]
     except SpecBenchError as error:
+        if _in_notebook():
+            raise
         sys.stderr.write(f"error: RUNS: {error}\n")
-        if not _in_notebook():
-            raise SystemExit(error.exit_code) from None
-        return []
+        raise SystemExit(error.exit_code) from None
     if not usable:
-        places = ", ".join(map(str, paths))
+        folders = ", ".join(map(str, paths))
         sys.stdout.write(
-            f"Nothing to show: no run below {places} has {needs}. Make one: {command}\n"
+            f"Nothing to show: no run below {folders} has {needs}. Make one: {command}\n"
         )
     return usable
 
@@ -71,36 +74,47 @@ def _in_notebook() -> bool:
 def drawn(
     comparison: ComparedRuns,
     numbers: Callable[[ComparedLabel], Iterable[tuple[float, Estimate]]],
-) -> tuple[list[Series], str]:
-    """A line through the numbers of as many labels as a picture can show, and words on the rest."""
-    entries = comparison.drafting
-    lines = [
+) -> list[Series]:
+    """Return a line through the numbers of as many labels as a picture can show."""
+    return [
         Series(
             figure_name(comparison, entry),
             entry.method,
             [Point.at(x, number) for x, number in numbers(entry)],
         )
-        for entry in entries[:MOST]
+        for entry in comparison.drafting[:MOST]
     ]
-    left_out = f"Drawn: the first {MOST} of {len(entries)} labels." if len(entries) > MOST else ""
-    return lines, left_out
+
+
+def caption_of(comparison: ComparedRuns) -> str:
+    """Return a comparison's caption, which says how many of its labels `drawn` draws."""
+    count = len(comparison.drafting)
+    left_out = f"Drawn: the first {MOST} of {count} labels." if count > MOST else ""
+    return "\n".join(filter(None, [left_out, caption(comparison)]))
 
 
 def numbers(comparisons: Sequence[ComparedRuns], *columns: str) -> pd.DataFrame:
-    """These columns of every label over the whole of its run, as in ``analysis.tables --csv``.
+    """Return these columns of every label over its run, as in ``analysis.tables --csv``.
 
-    What is empty for all labels is left out.
+    Labels have the settings that tell them apart; what is empty for all labels is left out.
     """
     if not comparisons:
         return pd.DataFrame()
-    sheet = records_sheet(comparisons)
-    sheet = sheet[sheet["task"] == OVERALL]
-    names = ["model", "dataset", "label", *(name for name in columns if name in sheet)]
-    return sheet[names].dropna(axis="columns", how="all").reset_index(drop=True)
+    frame = records_sheet(comparisons)
+    names = [
+        e.label if e.label == e.run.baseline else c.name_of(e)
+        for c in comparisons
+        for e in c.entries
+        for _ in e.rows
+    ]
+    frame = frame.assign(label=names)
+    frame = frame[frame["task"] == OVERALL]
+    shown = ["model", "dataset", "label", *(name for name in columns if name in frame)]
+    return frame[shown].dropna(axis="columns", how="all").reset_index(drop=True)
 
 
 def points(series: Sequence[Series], across: str) -> pd.DataFrame:
-    """What is drawn of each label, a column each; ``across`` names the horizontal axis."""
+    """Return what is drawn of each label, a column each; ``across`` names the horizontal axis."""
     lines = {line.name: {point.x: point.y for point in line.points} for line in series}
     return pd.DataFrame(lines).sort_index().rename_axis(across).reset_index()
 
@@ -116,21 +130,19 @@ def table(frame: pd.DataFrame, title: str) -> None:
         sys.stdout.write(f"{title}\n{frame.to_string(index=False, na_rep='–')}\n\n")
 
 
-def show(figure: Drawing, name: str) -> None:
-    """Show a figure in a notebook; as a plain file, write it below ``FIGURES``.
+def show(figure: Drawing, stem: str) -> None:
+    """Show a figure in a notebook, as the figures command draws it, and write it into ``FIGURES``.
 
     A name that was used before gets a number.
     """
-    _shown[name] += 1
-    stem = name if _shown[name] == 1 else f"{name}_{_shown[name]}"
-    if _in_notebook():
-        png = io.BytesIO()
-        write_words(figure)
-        figure.savefig(png, format="png", bbox_inches="tight")
-        _display(importlib.import_module("IPython.display").Image(png.getvalue()))
-    elif os.environ.get("FIGURES"):
-        for path in save(figure, Path(os.environ["FIGURES"]), stem):
-            sys.stdout.write(f"{path}\n")
+    _stems[stem] += 1
+    stem = stem if _stems[stem] == 1 else f"{stem}_{_stems[stem]}"
+    with tempfile.TemporaryDirectory() as folder:
+        paths = save(figure, Path(os.environ.get("FIGURES") or folder), stem)
+        if _in_notebook():
+            _display(importlib.import_module("IPython.display").Image(filename=str(paths[0])))
+    if os.environ.get("FIGURES"):
+        sys.stdout.write("".join(f"{path}\n" for path in paths))
 
 
 def _display(shown: object) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from analysis.notebooks import shared
 from analysis.runs.comparisons import make_comparisons
+from specbench.errors import SpecBenchError
 from specbench.paths import PROJECT
 from tests.analysis.folders import GOLDEN
 
@@ -47,7 +48,7 @@ def run_cells(path):
 def test_a_notebook_shows_its_figures(records, stem, figures, tmp_path, monkeypatch):
     monkeypatch.setenv("RUNS", str(GOLDEN / records))
     monkeypatch.setenv("FIGURES", str(tmp_path))
-    shared._shown.clear()
+    shared._stems.clear()
     if records == "records":
         runpy.run_path(str(FOLDER / f"{stem}.py"), run_name="__main__")
     else:
@@ -93,26 +94,29 @@ def test_executed_as_a_notebook(tmp_path):
     assert {"image/png", "text/html"} <= kinds
 
 
-@pytest.mark.parametrize(
-    ("records", "count"), [("experiments/token_recycling_figure3", 8), ("records", 3)]
-)
-def test_labels_that_are_left_out_are_counted(records, count, monkeypatch):
-    monkeypatch.setenv("RUNS", str(GOLDEN / records))
+def test_labels_that_are_left_out_are_counted(monkeypatch):
+    monkeypatch.setenv("RUNS", str(GOLDEN / "experiments" / "token_recycling_figure3"))
     (comparison,) = make_comparisons(shared.runs())
-    lines, left_out = shared.drawn(comparison, lambda records: [])
-    assert len(lines) == min(count, 6)
-    assert left_out == ("Drawn: the first 6 of 8 labels." if count == 8 else "")
+    assert len(shared.drawn(comparison, lambda entry: [])) == 6
+    assert "the first 6 of 8 labels" in shared.caption_of(comparison)
+
+
+def test_tables_name_the_settings_of_labels(monkeypatch):
+    monkeypatch.setenv("RUNS", str(GOLDEN / "experiments" / "cacheback_figure4"))
+    labels = list(shared.numbers(make_comparisons(shared.runs()), "mat").label)
+    methods = [label for label in labels if label != "ar"]
+    assert len(set(methods)) == len(methods) > 1
+    assert "leader_len=" in methods[0]
 
 
 @pytest.mark.parametrize("name", ["", "missing"])
-def test_a_bad_folder_is_one_line(name, monkeypatch, tmp_path, capsys):
+def test_a_wrong_folder_ends_with_a_non_zero_exit(name, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("RUNS", str(tmp_path / name))
     with pytest.raises(SystemExit) as stopped:
         shared.runs()
     assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: RUNS:") and str(tmp_path) in line
     monkeypatch.setattr(shared, "_in_notebook", lambda: True)
-    assert shared.runs() == []  # the cells below it go on
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == second
-    assert first.startswith("error: RUNS:")
-    assert str(tmp_path) in first
+    with pytest.raises(SpecBenchError):  # the cells below do not go on
+        shared.runs()
