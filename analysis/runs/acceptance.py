@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
@@ -26,8 +27,9 @@ def by_depth(
     seed: int = 0,
     deepest: int = 12,
     depths: Depths | None = None,
+    conditional: bool = False,
 ) -> list[tuple[int, Estimate]]:
-    """By depth from 1 to where nothing is accepted: share of drafts that had so much accepted.
+    """Return by depth from 1 to where nothing is accepted the share of drafts that had it accepted.
 
     Engines call it the marginal acceptance of a position: of the steps with a draft, those that
     accepted so many tokens. One plus the sum over all depths is the acceptance length of these
@@ -38,26 +40,24 @@ def by_depth(
         seed: of the bootstrap.
         deepest: the last depth.
         depths: of the run (`analysis.runs.load.Run.depths`).
+        conditional: of the steps that accepted the token before it and drafted so deep. A draft
+            that ends before rejects nothing; of a tree, one that is as deep on another branch
+            counts as drafted so deep.
     """
-    return _shares(records, lambda depth: (0, 1), seed, deepest, depths)
+    last = max((n - 1 for record in records for n in record.committed_per_step), default=0)
+    shares = []
+    for depth in range(1, min(last, deepest) + 1):
+        among = (depth - 1, depth) if conditional else (0, 1)
+        accepted, drafted = _steps_with(depth, depth, depths), _steps_with(*among, depths)
+        shares.append((depth, pooled_ratio(records, accepted, drafted, seed, 1)))
+    return shares
 
 
-def where_the_one_before(
-    records: Sequence[CaseRecord],
-    seed: int = 0,
-    deepest: int = 12,
-    depths: Depths | None = None,
-) -> list[tuple[int, Estimate]]:
-    """As :func:`by_depth`, of the steps that accepted the token before it and drafted so deep.
-
-    Engines call it conditional. A draft that ends before rejects nothing; of a tree, one that is
-    as deep on another branch counts as drafted so deep.
-    """
-    return _shares(records, lambda depth: (depth - 1, depth), seed, deepest, depths)
+where_the_one_before = partial(by_depth, conditional=True)
 
 
-def steps_with(
-    accepted: int, drafted: int, depths: Depths | None = None
+def _steps_with(
+    accepted: int, drafted: int, depths: Depths | None
 ) -> Callable[[CaseRecord], float | None]:
     """Counts a turn's steps that accepted and drafted at least so much.
 
@@ -75,34 +75,6 @@ def steps_with(
     return count
 
 
-def _shares(
-    records: Sequence[CaseRecord],
-    among: Callable[[int], tuple[int, int]],
-    seed: int,
-    deepest: int,
-    depths: Depths | None,
-) -> list[tuple[int, Estimate]]:
-    """Shares of the steps that accepted and drafted at least as much as ``among`` says."""
-    return [
-        (
-            depth,
-            pooled_ratio(
-                records,
-                steps_with(depth, depth, depths),
-                steps_with(*among(depth), depths),
-                seed,
-                1,
-            ),
-        )
-        for depth in range(1, min(_deepest(records), deepest) + 1)
-    ]
-
-
-def _deepest(records: Sequence[CaseRecord]) -> int:
-    """The most drafted tokens that a step accepted."""
-    return max((n - 1 for record in records for n in record.committed_per_step), default=0)
-
-
 def by_position(
     records: Sequence[CaseRecord], width: int = 16, seed: int = 0
 ) -> list[tuple[float, Estimate]]:
@@ -113,20 +85,23 @@ def by_position(
     """
     longest = max((record.n_new for record in records), default=0)
 
-    def steps_of(record: CaseRecord, stretch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        counts = np.asarray(record.committed_per_step, dtype=np.int64)
-        begins = 1 + np.cumsum(counts) - counts  # the first token came from the prompt's pass
-        inside: np.ndarray[Any, np.dtype[np.int64]] = counts[begins // width == stretch]
+    def steps_in(record: CaseRecord, stretch: int) -> list[int]:
+        begin, inside = 1, []  # the first token came from the prompt's pass
+        for n in record.committed_per_step:
+            inside += [n] if begin // width == stretch else []
+            begin += n
         return inside
 
-    def committed(stretch: int) -> Callable[[CaseRecord], float]:
-        return lambda record: int(steps_of(record, stretch).sum())
-
-    def passes(stretch: int) -> Callable[[CaseRecord], float]:
-        return lambda record: len(steps_of(record, stretch))
+    def mat_in(stretch: int) -> Estimate:
+        return pooled_ratio(
+            records,
+            lambda record: sum(steps_in(record, stretch)),
+            lambda record: len(steps_in(record, stretch)),
+            seed,
+        )
 
     return [
-        ((stretch + 0.5) * width, pooled_ratio(records, committed(stretch), passes(stretch), seed))
+        ((stretch + 0.5) * width, mat_in(stretch))
         for stretch in range((longest + width - 1) // width)
     ]
 
