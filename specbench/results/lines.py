@@ -47,7 +47,7 @@ class Line(BaseModel):
 
     def to_json(self) -> JsonObject:
         """A plain dict for the file."""
-        return self.model_dump()
+        return self.model_dump(warnings=False)
 
     def replace(self, **changes: Any) -> Self:
         """The same with other values, which are taken as they are."""
@@ -120,8 +120,6 @@ class Batched(Line):
     """
 
     size: Count
-    """What was asked for."""
-
     at_once: Count
     """Texts of the group that were decoded in this turn."""
 
@@ -129,8 +127,6 @@ class Batched(Line):
     """Which group, of the same cases in every repeat."""
 
     place: Count
-    """The turn's seat in the group."""
-
     full_s: Seconds
     """Seconds of the steps in which all texts ran."""
 
@@ -138,8 +134,6 @@ class Batched(Line):
     """Seconds of passes of heads and draft models in the group's steps; None: not counted."""
 
     model_passes: Count | None = None
-    """How many passes these were."""
-
     pass_s: Seconds | None = None
     """Seconds of the target's passes in the group's steps; None where a device ran them."""
 
@@ -154,8 +148,6 @@ class StepTrace(TurnKey):
     """Draft nodes, auxiliary ones not counted."""
 
     depth: Ids
-    """Of the deepest draft node."""
-
     committed: Committed
     """Tokens committed, bonus included."""
 
@@ -189,17 +181,22 @@ def write_steps(path: Path, traces: Iterable[StepTrace]) -> None:
             ("step_s", pa.float64()),
         ]
     )
-    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
-    for trace in traces:
-        n = len(trace.committed)
-        for name in ("label", "case_id", "turn", "repeat"):
-            columns[name].extend([getattr(trace, name)] * n)
-        columns["step"].extend(range(n))
-        for name in ("drafted", "depth", "committed", "sources", "step_s"):
-            columns[name].extend(getattr(trace, name) or [None] * n)
+    rows = [
+        {
+            **trace.turn_id,
+            "step": step,
+            "drafted": trace.drafted[step],
+            "depth": trace.depth[step],
+            "committed": committed,
+            "sources": trace.sources and trace.sources[step],
+            "step_s": trace.step_s and trace.step_s[step],
+        }
+        for trace in traces
+        for step, committed in enumerate(trace.committed)
+    ]
     temporary = path.with_name(path.name + ".tmp")
     with jsonl.reporting(path):
-        pq.write_table(pa.table(columns, schema=schema), temporary)
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
         os.replace(temporary, path)
 
 

@@ -7,12 +7,11 @@ written back.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NotRequired, Self
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -21,7 +20,7 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on only
 
 from specbench.errors import field_error
-from specbench.results.lines import STRICT
+from specbench.results.lines import Line
 from specbench.results.records import DONE, MANIFEST, SCHEMA_VERSION
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
@@ -38,26 +37,10 @@ _NULL_IN_FILES = {"baseline", "exit_code", "git", "pair", "revision", "weights_h
 _BY_LABEL = ("drafts", "memory", "measured")
 
 
-class _Node(BaseModel):
-    """A JSON object with known keys; each class below lists them, others are kept.
+class _Node(Line):
+    """A part of the manifest. Keys without a value are not written, unknown ones are kept."""
 
-    Of the known ones those without a value are not written.
-    """
-
-    model_config = STRICT | ConfigDict(extra="allow")
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, object]) -> Self:
-        """What a file's JSON object holds.
-
-        Raises:
-            ValueError: names the field.
-        """
-        return cls.model_validate(data)
-
-    def to_json(self) -> JsonObject:
-        """A plain dict for the file."""
-        return self.model_dump(mode="json", warnings=False)
+    model_config = ConfigDict(extra="allow", frozen=False)
 
     @model_serializer(mode="wrap")
     def _without_absent(self, plain: SerializerFunctionWrapHandler) -> JsonObject:
@@ -76,8 +59,6 @@ class Passes(TypedDict, total=False):
     """``eager`` or ``graph``."""
 
     reason: str
-    """Why not ``graph``."""
-
     graphs: list[str]
     """Shapes of the captured passes."""
 
@@ -98,92 +79,56 @@ class ArtifactInfo(TypedDict, total=False):
     """What the file says of itself, where it is a table."""
 
 
-class Peers(TypedDict, total=False):
-    """The model that transformers' own loops ran on."""
-
-    attention: str
-    packed: bool
-
-
-class Replayed(TypedDict, total=False):
-    """The recording that a replay reads."""
-
-    run_key: str
-    sha: str
-    prompt_set_hash: str
-    failed: list[str]
-    """Its cases that are left out."""
-
-
 class RowTimes(TypedDict):
     """What passes cost by their rows."""
 
     context: int
-    """Cached tokens."""
-
     seconds: dict[str, float]
-    """Median of a pass, by its rows."""
-
     prices: NotRequired[dict[str, list[float]]]
     """By rows, a pass's time over that of one row in the same round: its median and the ends of
     that median's 95 % interval, or the median alone where passes were too slow for six rounds.
     Predicted times have none."""
 
 
-class DraftInfo(_Node):
-    """A label's draft model."""
+class _Loaded(_Node):
+    """A model as it was loaded."""
 
     id: str | None = None
     """Hub id, local folder, or ``random``."""
 
     revision: str | None = None
-    """The hub's commit."""
-
     weights_hash: str | None = None
     dtype: str | None = None
     device: str | None = None
     parameters: int | None = None
     vocab_size: int | None = None
     packed: JsonObject | None = None
-    """What its packed linears hold."""
-
     passes: Passes | None = None
     self_check: JsonObject | None = None
-    """As in `ModelInfo`."""
+    """How far our logits, and the model's own passes, were from its own at load."""
 
 
-class ModelInfo(_Node):
-    """The target as it was loaded."""
+class DraftInfo(_Loaded):
+    """A label's draft model."""
+
+
+class ModelInfo(_Loaded):
+    """The target."""
 
     name: str | None = None
     """In ``conf/model``, of a cost run."""
 
-    id: str | None = None
-    """Hub id or local folder."""
-
-    revision: str | None = None
-    """The hub's commit."""
-
-    weights_hash: str | None = None
-    """SHA-256 over local weight files."""
-
     shape: bool | None = None
     """Whether the weights were random."""
 
-    dtype: str | None = None
     weights: str | None = None
     """Other than float32 that passes read."""
 
-    device: str | None = None
     eos_ids: list[int] | None = None
     context_length: int | None = None
-    vocab_size: int | None = None
     tokenizer_hash: str | None = None
     template_sha: str | None = None
-    parameters: int | None = None
     weight_bytes: int | None = None
-    """Read by a pass of one row."""
-
     copy_bytes_per_s: float | None = None
     """The device's copy bandwidth at the run's start."""
 
@@ -191,12 +136,6 @@ class ModelInfo(_Node):
     """The device's fastest read of as many bytes as the weights have, of all in the run."""
 
     row_times: RowTimes | None = None
-    """Timed after the warm-up."""
-
-    packed: JsonObject | None = None
-    """What packed linears hold."""
-
-    passes: Passes | None = None
     overlap: str | None = None
     """How drafters worked beside the target's passes."""
 
@@ -209,20 +148,15 @@ class ModelInfo(_Node):
     """How many of the process's threads may run on which CPUs, once all have computed."""
 
     artefacts: dict[str, dict[str, ArtifactInfo]] | None = None
-    """By label and name, the files that its method read."""
-
     drafts: dict[str, DraftInfo] = Field(default_factory=dict)
-    """By label."""
-
     memory: dict[str, dict[str, int]] = Field(default_factory=dict)
     """By label, bytes of weights and caches of ``target`` and ``draft``."""
 
     measured: dict[str, dict[str, int]] = Field(default_factory=dict)
     """By label, what its drafter measured in ``setup``."""
 
-    peers: Peers | None = None
-    self_check: JsonObject | None = None
-    """How far our logits, and the model's own passes, were from its own at load."""
+    peers: JsonObject | None = None
+    """The model that transformers' own loops ran on."""
 
     audit: JsonObject | None = None
     """What the audit takes for a near tie, and how that was measured."""
@@ -235,8 +169,6 @@ class LabelInfo(_Node):
     method_version: int | None = None
     state_scope: str | None = None
     knobs: JsonObject = Field(default_factory=dict)
-    """The method's settings."""
-
     budget: str | None = None
     """Where the settings are from: ``tuned``, ``published`` or ``typed``."""
 
@@ -249,8 +181,6 @@ class Start(_Node):
 
     at: str | None = None
     clock_mhz: int | None = None
-    """The CPUs' frequency then."""
-
     host: str | None = None
     pid: int | None = None
     records_found: int = 0
@@ -265,30 +195,20 @@ class RunManifest(_Node):
     """Made up for each folder; the run key is the same on every machine."""
 
     run_key: str | None = None
-    """Hash of ``identity``."""
-
     status: str | None = None
     """``running``, ``complete``, ``interrupted`` or ``failed``."""
 
     exit_code: int | None = None
     config: JsonObject = Field(default_factory=dict)
-    """The composed configuration."""
-
     identity: JsonObject | None = None
     """The part of ``config`` that may move a number."""
 
     overrides: list[str] = Field(default_factory=list)
-    """What was typed."""
-
     swept: bool | None = None
-    """Whether the run is one job of a sweep."""
-
     labels: dict[str, LabelInfo] = Field(default_factory=dict)
     """In the order of the interleaving."""
 
     baseline: str | None = BASELINE
-    """The label that speedups refer to."""
-
     seed: int = 0
     n_cases: int | None = None
     prompt_set_hash: str | None = None
@@ -302,13 +222,11 @@ class RunManifest(_Node):
     forced_resume: bool = False
     starts: list[Start] = Field(default_factory=list)
     model: ModelInfo | None = None
-    """None until the model was loaded."""
-
     ended_at: str | None = None
     surface: JsonObject | None = None
     """Model and machine of the cost surface that a replay's times are predicted with."""
 
-    traces: Replayed | None = None
+    traces: JsonObject | None = None
     replay: dict[str, str] | None = None
     """By label, whether its steps are exact."""
 
@@ -319,14 +237,8 @@ class RunManifest(_Node):
     """By label, the engine that answered, as it describes itself (``runner=serve``)."""
 
     synthetic: bool | None = None
-    """Whether the records were made up."""
-
     imported: JsonObject | None = None
-    """Whose files the records were read from."""
-
     merged_from: list[str] | None = None
-    """The parts that the records were joined of."""
-
     mixed_conditions: list[str] | None = None
     """What differed among these parts' hardware, versions and code."""
 
@@ -392,15 +304,10 @@ class RunManifest(_Node):
                 continue
             if not path.is_file() or file_sha256(path) != digest:
                 state = "was changed" if path.is_file() else "is missing"
-                if name == MANIFEST:
-                    raise jsonl.RecordError(
-                        f"{path} {state} after the run was done, so its numbers are not shown. Put "
-                        "the file back, or measure anew: fresh=true."
-                    )
+                keep = f"delete {done} and repeat the command, which keeps what is whole, or "
                 raise jsonl.RecordError(
                     f"{path} {state} after the run was done, so its numbers are not shown. Put the "
-                    f"file back; or delete {folder / DONE} and repeat the run's command, which "
-                    "keeps what is whole and measures the rest; or type fresh=true."
+                    f"file back, {'' if name == MANIFEST else keep}or measure anew: fresh=true."
                 )
 
     @property

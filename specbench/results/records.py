@@ -13,11 +13,6 @@ Definitions:
         the drafter included, of which drafter_setup_s is the part outside the steps.
         wall_s = prefill_s + decode_s.
     block: all labels and turns of one case in one repeat; the unit of interleaving and of resume.
-
-Files of a run folder:
-    manifest.json, cases.jsonl, errors.jsonl, disturbed.jsonl (measured again), dialogue.jsonl,
-    states/ (record=states), steps.jsonl (while running),
-    steps.parquet, summary.json, DONE (last).
 """
 
 from __future__ import annotations
@@ -93,8 +88,6 @@ class Lossless(Line):
     server's plain one, and nobody here can say whether rounding is why."""
 
     first_diff: int | None = None
-    """Index into ``output_ids`` of the first difference."""
-
     gap: Number | None = None
     """Largest ``max(logits) - logits[token]`` over the output; None where not computed."""
 
@@ -109,8 +102,6 @@ class Served(Line):
     """Questions asked at once."""
 
     batch: Count
-    """Which of these, from 0 in the run."""
-
     batch_s: Annotated[Seconds, Field(gt=0)] | None = None
     """Seconds of the batch; None where a request of it failed or was repeated."""
 
@@ -121,11 +112,7 @@ class Served(Line):
     """Whether the server said how many steps it took."""
 
     where: str = ""
-    """The server's address."""
-
     counters: dict[str, Any] = Field(default_factory=dict)
-    """In the server's own words."""
-
     bursts: list[Seconds] = Field(default_factory=list)
     """Seconds from the request to each arrival of tokens, those of a step together."""
 
@@ -136,7 +123,6 @@ class Served(Line):
     """Draft tokens of the whole batch, where the server counts those."""
 
     said: Said = ""
-    """What the server said of drafts."""
 
 
 _NOT_DECODED: dict[str, Any] = {
@@ -165,18 +151,10 @@ class CaseRecord(TurnKey):
     """
 
     run_key: str
-    """Hash of the configuration that may move a number."""
-
     method: str
     method_version: Count = 1
-    """Raised when the method's numbers may move."""
-
     model: str
-    """Name in ``conf/model``."""
-
     dataset: str
-    """Name in ``conf/dataset``."""
-
     task: str
     """One of Spec-Bench's six where that applies, else the data set's own word."""
 
@@ -189,8 +167,6 @@ class CaseRecord(TurnKey):
 
     status: Literal["ok", "failed", "disturbed"]
     n_prompt: Count
-    """Tokens of the prompt."""
-
     n_new: Count
     """New tokens, EOS included."""
 
@@ -198,8 +174,6 @@ class CaseRecord(TurnKey):
     """``eos``, ``length`` or ``context``; None for a failed turn."""
 
     n_target_passes: Count
-    """Steps; prefill is not one."""
-
     n_drafted: Count
     """Draft nodes over all steps, auxiliary ones (``n_aux``) not counted."""
 
@@ -222,8 +196,6 @@ class CaseRecord(TurnKey):
     prompts (`specbench.results.prediction_error`); intervals hold it."""
 
     phase_s: dict[str, Number] | None = None
-    """Seconds by phase, only under ``measure=phases``."""
-
     drafter: dict[str, Any] = Field(default_factory=dict)
     """What the drafter counted in the turn, in its own words (``Drafter.report``): forwards of a
     draft model, age of a store, which row of a step won."""
@@ -252,8 +224,6 @@ class CaseRecord(TurnKey):
 
     disturbed_by: str = ""
     started_at: str = ""
-    """UTC, ISO 8601."""
-
     host: str = ""
     n_retokenized: Count | None = None
     """Of plain decoding, the tokens that Spec-Bench's ``speed.py`` counts in the output: its text
@@ -264,8 +234,6 @@ class CaseRecord(TurnKey):
     ids and single steps."""
 
     numerics: Annotated[str, Field(exclude_if=_absent)] = ""
-    """What another engine keeps weights in."""
-
     served: Annotated[Served | None, Field(exclude_if=_absent)] = None
     batch: Annotated[Batched | None, Field(exclude_if=_absent)] = None
     """None: the turn was decoded alone."""
