@@ -38,7 +38,7 @@ OUTPUTS = {
     "near_tie": "Turns that differ by a near tie",
     "not_audited": "Turns not audited",
 }
-_FILTERS = ("model", "dataset", "timing", "conditions")  # keys of a W&B run's configuration
+_FILTERS = ("model", "dataset", "timing", "typed")  # keys of a W&B run's configuration
 _PINNED = ("summary:speedup", "summary:mat", "summary:tokens_per_s", "config:model.value")
 
 
@@ -155,7 +155,7 @@ def report(subject: Subject) -> Any:
     runsets = [
         wr.Runset(
             **where,
-            name="{model} on {dataset}, {timing} {conditions}".format(**values).strip(),
+            name="{model} on {dataset}, {timing} {typed}".format(**values).strip(),
             filters=" and ".join(f"Config('{key}') = '{value}'" for key, value in values.items()),
             groupby=["config.setting"],
         )

@@ -245,7 +245,7 @@ def run_config(run: Run) -> dict[str, object]:
     manifest = run.manifest.to_json()
     filters = {"model": run.model, "dataset": run.dataset if run.records else None}
     filters |= {"dtype": run.dtype, "timing": run.timing, "machine": run.hardware}
-    filters |= {"conditions": _joined(typed_conditions(run))}
+    filters |= {"typed": _joined(typed_conditions(run))}
     return filters | {key: manifest[key] for key in _MANIFEST if key in manifest}
 
 

@@ -90,7 +90,7 @@ def test_a_sweep_has_one_baseline_and_its_table_and_pictures_in_the_group(run, t
     contents = by_name(runs)
     assert list(contents) == ["ar", "pld num_tokens=2", "pld num_tokens=4", "all methods"]
     assert {publish.group_of(each) for each in runs} == {"sweep1"}
-    assert {c.config["conditions"] for c in contents.values()} == {"dataset.limit=3"}
+    assert {c.config["typed"] for c in contents.values()} == {"dataset.limit=3"}
     whole = contents["all methods"]
     assert any("speedup" in name for name in whole.figures)
     assert len(whole.tables["comparison"]) == 3
