@@ -117,6 +117,18 @@ def claimed_words(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
     )
 
 
+def claimed_for(comparisons: Iterable[ComparedRuns], claims: Iterable[Claim] = ()) -> str:
+    """Return for which models and hardware a table's claims were stated; "" without claims."""
+    models: dict[str, list[str]] = {}
+    beside = [(e.claim, *c.not_run) for c in comparisons for e in c.entries]
+    for claim in (*(claim for row in beside for claim in row), *claims):
+        if claim is not None:
+            place = f"hardware: {claim.hardware} ({claim.title.partition(':')[0]})"
+            models.setdefault(place, []).append(claim.model)
+    words = [f"{_once(map(display_name, named))}, {place}" for place, named in models.items()]
+    return f"Claimed for {'; '.join(words)}." if words else ""
+
+
 def _once(words: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(words))
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from analysis.papers.claimed import (
+    claimed_for,
     claimed_in_cells,
     claimed_words,
     metric_panel,
@@ -134,14 +135,18 @@ def settings_tables(
     of_entry = {heading: partial(setting_cell, name=name) for heading, name in columns.items()}
     below = of.own_claims if beside else []
     claims = [c for c in below if c.value("tokens_per_s") and (c.setting or "") in beside]
-    text = "" if beside else of.text
-    yield settings_table(title, of.comparisons(runs), of_entry, text, claims)
+    comparisons = of.comparisons(runs)
+    words = [claimed_for(comparisons, claims), "" if beside else of.text]
+    text = "\n".join(filter(None, words))
+    yield settings_table(title, comparisons, of_entry, text, claims)
 
 
 def task_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     """Of each comparison the methods, and where it has several tasks these, too."""
     for comparison in of.comparisons(runs):
-        yield comparison_table(comparison)
+        table = comparison_table(comparison)
+        words = filter(None, [claimed_for([comparison]), table.caption])
+        yield replace(table, caption="\n".join(words))
         if len(comparison.tasks) > 1:
             yield task_table(comparison, f"{of.place} by task ({comparison.title})")
 
@@ -182,7 +187,8 @@ def column_tables(
             if claim.method not in methods:
                 rows.append(cells_not_run(claim, columns))
                 notes.append(claim.note(claim.method))
-    text = captions(comparisons, of.text, speedup=speedup)
+    claimed = claimed_for(comparisons, of.own_claims if not_run else ()) if speedup else ""
+    text = captions(comparisons, claimed, of.text, speedup=speedup)
     yield ResultTable.of(title, text, rows, with_rule(notes if speedup else []), short)
 
 

@@ -96,6 +96,16 @@ def test_claims_of_other_artifacts_stay_away():
     assert "token_recycling" in {claim.method for claim in comparison.not_run}
 
 
+def test_a_caption_says_for_which_model_and_hardware_its_claims_are():
+    for name, words in (
+        ("cacheback_table1", "Claimed for Vicuna-7B, hardware: 1 to 4 RTX 4090"),
+        ("card_table3", "3 A800-80GB with NVLink"),
+        ("token_recycling_table1", "1 A100-80GB (Turning Trash into Treasure)"),
+    ):
+        tables = reproduction(name).tables(load_runs([EXPERIMENTS / name]))
+        assert words in tables[0].caption.split("\n")[0]
+
+
 def test_settings_that_may_be_as_fast_as_the_best_are_named():
     (run,) = (r for r in load_runs([EXPERIMENTS / "ngrammys_table1"]) if r.dataset == "mtbench")
     cost = {"ar": 1.0, "k10_w10": 0.8, "k5_w4": 0.4}  # seconds a token, where the two are far apart
