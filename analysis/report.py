@@ -35,6 +35,7 @@ from analysis.tabular.table import ResultTable, csv_text
 from specbench.results.decision import SPEEDUP
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns
 from specbench.results.names import display_name
+from specbench.results.records import OWN_ENGINE
 from specbench.results.wording import DEFINITIONS
 
 TEMPLATE = "report.html.jinja"
@@ -154,8 +155,14 @@ def sections(runs: Sequence[Run]) -> Iterator[Section]:
         )
     for comparison in make_comparisons(others):
         drawn = next(pictures_of(comparison), None)
+        run = comparison.runs[0]
+        parts = [
+            comparison.printed_title,
+            run.engine if run.engine != OWN_ENGINE else "",
+            f"{run.concurrency} users at once" if run.concurrency > 1 else "",
+        ]
         yield Section(
-            comparison.printed_title + TITLE_TIMES[comparison.timing],
+            ", ".join(filter(None, parts)) + TITLE_TIMES[comparison.timing],
             verdict_of(comparison),
             [by_speedup(comparison_table(comparison).in_short())],
             [picture(drawn[1])] if drawn else [],
