@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.plots import layout
-from analysis.plots.ranking import predicted_beside_measured
+from analysis.plots.ranking import Row, ranked
 from analysis.plots.style import styled
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.errors import ResultsError, first_line
@@ -23,25 +23,19 @@ from specbench.storage import jsonl
 FILE, NAME = "advice.json", "advice"
 
 
-def rows_of(advice: Mapping[str, Any]) -> Iterator[tuple[str, str, Estimate, Estimate]]:
-    """Name, method, predicted and measured speedup: all methods, then tasks of those run."""
+def rows_of(advice: Mapping[str, Any]) -> Iterator[Row]:
+    """Predicted and measured speedup: of all methods, then by task of those that were run."""
     for option in advice["options"]:
-        if option["predicted"] is None and option["measured"] is None:
+        predicted, measured = option["predicted"], option["measured"]
+        if predicted is None and measured is None:
             continue  # it was only tried on prompts for choosing
-        yield (
-            option["method"],
-            option["method"],
-            _estimate(option["predicted"]),
-            _estimate(option["measured"]),
-        )
+        yield Row(option["method"], option["method"], [_estimate(predicted), _estimate(measured)])
     for option in advice["options"]:
         measured, predicted = option["measured_by_task"], option["predicted_by_task"]
-        if len(measured) < 2:
-            continue
-        for task in measured:
+        for task in measured if len(measured) > 1 else ():
             name = f"{option['method']}, {HEADINGS.get(task, task)}"
-            speeds = (_estimate(predicted.get(task)), _estimate(measured[task]))
-            yield (name, option["method"], *speeds)
+            speeds = [_estimate(predicted.get(task)), _estimate(measured[task])]
+            yield Row(name, option["method"], speeds)
 
 
 def _estimate(speed: Mapping[str, Any] | None) -> Estimate:
@@ -65,16 +59,15 @@ def draw(folder: Path) -> None:
         rows = list(rows_of(advice))
         caption = (
             f"{advice['model']} on {advice['questions']}: settings chosen by {advice['choosing']} "
-            f"prompts, both speedups on {advice['confirming']} others, with 95 % intervals where "
-            "there are three or more. Predicted: recorded answers replayed, passes priced by the "
-            "machine's cost surface. Measured: live, the first two only."
+            f"prompts, speedups of {advice['confirming']} others with 95 % intervals."
         )
     except (LookupError, TypeError, AttributeError) as error:
         raise ResultsError(f"{folder / FILE} is damaged ({first_line(error)}).") from error
     if rows:
         with styled():
-            figure = predicted_beside_measured(rows, "Which method for these prompts?", caption)
-            layout.save(figure, folder, NAME, caption=True)
+            units = ("PREDICTED speedup", "measured speedup")
+            figure = ranked(rows, units, "Which method for these prompts?", caption)
+            layout.save(figure, folder, NAME)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,15 +1,11 @@
-"""Figures of runs: ``python -m analysis.figures RUNS...``; PNG for screens, SVG, PDF for papers.
+"""Figures of runs: ``python -m analysis.figures RUNS...``, as PNG and PDF.
 
 Runs of an experiment become the figure of the paper that it stands for (:mod:`analysis.papers`).
 Other runs that agree in model, data and hardware share figures. A sweep over one knob or two is
-drawn along its knobs. Where there are other labels too, all are ranked, drawn prompt by prompt,
-against MAT and, where they are few, as bars by task. Several settings of a method are drawn by
-draft budget. A sweep over ``batch.size`` or ``server.concurrency`` has speedup by load; name one of
-its runs for the figures of that run. Trained heads have their acceptance by position, and in
-several sizes what a tree gains over a chain.
-
-``--width column`` or ``page`` draws at the width of a paper's column or page. Words stand beside
-each picture in a file of their own.
+drawn along its knobs. Where there are other labels too, all are ranked, drawn against MAT and,
+where they are few, as bars by task. Several settings of a method are drawn by draft budget. A sweep
+over ``batch.size`` or ``server.concurrency`` has speedup by load; name one of its runs for the
+figures of that run. Trained heads have their acceptance by position.
 """
 
 from __future__ import annotations
@@ -21,45 +17,42 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from analysis.papers import by_reproduction
-from analysis.papers.claimed import claimed_words, task_panel
+from analysis.papers.claimed import task_panel
 from analysis.plots.charts import bars
-from analysis.plots.heads import acceptance_picture, rows_picture
+from analysis.plots.heads import acceptance_picture
 from analysis.plots.layout import Drawing, save
 from analysis.plots.loads import by_load, load_picture
-from analysis.plots.overviews import budget_picture, overview_pictures
-from analysis.plots.style import WIDTHS, styled
-from analysis.plots.sweeps import own_sweeps, sweep_pictures
-from analysis.runs.captions import caption
+from analysis.plots.overviews import budget_picture, finding, overview_pictures
+from analysis.plots.style import styled
+from analysis.plots.sweeps import caption_of, own_sweeps, sweep_pictures
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons
-from analysis.runs.leaders import wrong_words_of
+from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
 
 MOST = 12  # labels whose bars can be told apart
 # Key of the bars by task, by what is added to their files' names.
 FIGURES = {"speedup_by_task": "speedup", "mat": "mat"}
-_TITLES = {"speedup": "Speedup by task", "mat": "Mean accepted tokens by task"}
 
 
 def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
-    """Bars of ``speedup`` or ``mat`` per task and over the whole run; None without numbers."""
+    """Draw bars of ``speedup`` or ``mat`` by task and the whole run; None without numbers."""
     panel = task_panel(comparison, key)
     if not panel.series:
         return None
-    timed = key == "speedup"
-    words = [
-        _not_drawn(comparison),
-        caption(comparison, timed, timed),
-        claimed_words([comparison], key),
-    ]
-    title = f"{_TITLES[key]} ({comparison.printed_title})"
-    return bars([panel], title, "\n".join(filter(None, words)))
-
-
-def _not_drawn(comparison: ComparedRuns) -> str:
-    """Whose outputs are wrong, so that pictures which show who is faster lack it."""
-    found = wrong_words_of(comparison)
-    return f"Not drawn: {' '.join(found)}" if found else ""
+    fastest = Counter(
+        max(panel.series, key=lambda series: series.points[place].y or 0.0).name
+        for place in range(len(comparison.tasks))
+    )
+    title = finding(comparison)
+    if len(panel.series) > 1 and len(comparison.tasks) > 1:
+        name, count = fastest.most_common(1)[0]
+        title = f"{name} has the highest speedup in {count} of {len(comparison.tasks)} tasks"
+    if key == "mat":
+        first = leaders([e for e in comparison.ranked if e.overall["mat"] is not None], "mat")[0]
+        mat = first.overall["mat"]
+        title = f"{comparison.name_of(first)} has the highest MAT: {mat:.2f} tokens per target pass"
+    return bars([panel], title, caption_of(comparison))
 
 
 def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
@@ -96,18 +89,16 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
 
 def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     """The figures of runs of no experiment, with what is added to their files' names."""
-    words = "\n".join(filter(None, [_not_drawn(comparison), caption(comparison)]))
     knobs, found = own_sweeps(comparison)
     yield from sweep_pictures(comparison, knobs, found)
     swept = {id(entry) for _, sweep in found for entry in sweep.entries.values()}
     if all(id(entry) in swept for entry in comparison.drafting):
         return
-    if (drawn := budget_picture(comparison, words)) is not None:
+    if (drawn := budget_picture(comparison)) is not None:
         yield "budget", drawn
-    yield from overview_pictures(comparison, words)
-    for name, picture in (("acceptance", acceptance_picture), ("tree_rows", rows_picture)):
-        if (drawn := picture(comparison, caption(comparison, False, False))) is not None:
-            yield name, drawn
+    yield from overview_pictures(comparison)
+    if (drawn := acceptance_picture(comparison)) is not None:
+        yield "acceptance", drawn
     for name, key in FIGURES.items() if len(comparison.ranked) <= MOST else ():
         if (drawn := task_bars(comparison, key)) is not None:
             yield name, drawn
@@ -120,24 +111,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command's options."""
-    made = runs_parser("figures", "Figures of runs, as PNG, SVG and PDF.")
-    add = made.add_argument
-    add("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
-    add("--width", choices=WIDTHS, help="of a paper's column or page; default: for a screen")
-    add("--caption", action="store_true", help="title and caption in the pictures, not beside")
+    made = runs_parser("figures", "Figures of runs, as PNG and PDF.")
+    made.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
     return made
 
 
 def draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
     """Write the runs' figures where the options of :func:`parser` say."""
     folder = options.output or options.runs[0] / "figures"
-    forms: list[str] = []
-    with styled(options.width):
+    sys.stdout.write(f"figures in {folder}, each as png and pdf:\n")
+    with styled():
         for stem, figure in figures_of(runs):
-            paths = save(figure, folder, stem, options.caption)
-            if not forms:
-                forms = [path.suffix.removeprefix(".") for path in paths]
-                sys.stdout.write(f"figures in {folder}, each as {', '.join(forms)}:\n")
+            save(figure, folder, stem)
             sys.stdout.write(f"  {stem}\n")
     return 0
 

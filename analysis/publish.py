@@ -319,7 +319,7 @@ def send(content: WandbRun, settings: Mapping[str, Any], folder: Path) -> str:
             table = wandb.Table(columns=[*frame], data=cells, allow_mixed_types=True)
             live.log({key: table})
         for key, figure in content.figures.items():
-            png = save(figure, folder / "figures", f"{content.identity}_{key}", True)[0]
+            png = save(figure, folder / "figures", f"{content.identity}_{key}")[0]
             live.log({f"figures/{key}": wandb.Image(str(png))})
         live.summary.update(dict(content.summary))
         if content.files:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.plots.layout import Drawing, save, shown
-from analysis.plots.ranking import Agreement, predicted_against_measured
+from analysis.plots.layout import Drawing, save
+from analysis.plots.ranking import Row, predicted_against_measured
 from analysis.plots.style import styled
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
@@ -106,17 +106,16 @@ def draw(frame: pd.DataFrame, live: Run) -> Drawing:
     """Return predicted against measured speedups."""
     few = len(frame) <= _DOTS
     rows = [
-        Agreement(
-            shown(r.label if few else r.method),
+        Row(
+            r.label if few else r.method,
             r.method,
-            Estimate(r.speedup, r.speedup_ci),
-            r.speedup_predicted,
+            [Estimate(r.speedup, r.speedup_ci), Estimate(r.speedup_predicted)],
         )
         for r in frame.itertuples()
     ]
-    where = f"{display_name(live.model)} on {display_name(live.dataset)}"
-    words = f"Median absolute error: {median_error(frame):.1%}. Hardware: {live.hardware}."
-    return predicted_against_measured(rows, f"Predicted and measured speedup ({where})", words)
+    title = f"Predicted speedups miss the measured ones by {median_error(frame):.1%} (median)"
+    where = f"{display_name(live.model)} on {display_name(live.dataset)}, {live.hardware}"
+    return predicted_against_measured(rows, title, where + ".")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -55,6 +55,8 @@ for comparison in comparisons:
     counts = [n for run in comparison.runs for r in run.records for n in r.committed_per_step]
     most = max(counts, default=1)
     series = shared.drawn(comparison, lambda entry, most=most: shares(entry, most))
+    if not series:
+        continue  # plain decoding alone, or no step was counted
     ticks = [str(n) for n in range(1, most + 1)]
     panel = Panel("", "tokens committed by a step", "share of steps", series, ticks, top=1.0)
     title = f"Tokens per step: {comparison.printed_title}"
@@ -82,6 +84,8 @@ for comparison in comparisons:
     over = shared.drawn(
         comparison, lambda e: [(size, mat(turns)) for size, turns in stream_parts(e.records, 5)]
     )
+    if not (depth or within or over):
+        continue
     panels = [
         Panel("", "draft tokens accepted, at least", "share of drafts", depth, top=1.0),
         Panel("within an answer", "position (tokens)", "MAT", within, bottom=1.0),

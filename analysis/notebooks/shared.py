@@ -75,8 +75,11 @@ def drawn(
     comparison: ComparedRuns,
     numbers: Callable[[ComparedLabel], Iterable[tuple[float, Estimate]]],
 ) -> list[Series]:
-    """Return a line through the numbers of as many labels as a picture can show."""
-    return [
+    """Return a line through the numbers of as many labels as a picture can show.
+
+    A label without a number has none, so a run without counted steps has no lines.
+    """
+    lines = [
         Series(
             figure_name(comparison, entry),
             entry.method,
@@ -84,6 +87,7 @@ def drawn(
         )
         for entry in comparison.drafting[:MOST]
     ]
+    return [line for line in lines if any(point.y is not None for point in line.points)]
 
 
 def caption_of(comparison: ComparedRuns) -> str:

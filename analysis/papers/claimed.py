@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from analysis.plots.charts import Panel, Point, Series
-from analysis.plots.style import MAT, PLAIN, speed_words, speedup_words
+from analysis.plots.style import PLAIN, unit_of
 from analysis.plots.sweeps import figure_name
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
+from analysis.runs.leaders import by_speedup, over_plain
 from specbench.results.names import display_name
 from specbench.results.statistics.roofline import baseline_context
 from specbench.results.summary_schema import number
@@ -23,17 +24,26 @@ _BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
 def task_panel(comparison: ComparedRuns, key: str) -> Panel:
     """Draw bars of ``speedup`` or ``mat`` by task, the whole run last.
 
-    Of the labels alone that may have a standing: a label with wrong outputs has none.
+    Of the labels alone that may have a standing, the fastest first; hollow speedups where no
+    difference from plain decoding is shown over the whole run.
     """
+    over = over_plain(comparison) if key == "speedup" else {}
     tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
     series = [
         Series(
             figure_name(comparison, entry),
             entry.method,
-            [Point.at(x, entry.measured(key, task)) for x, task in enumerate(tasks)],
+            [
+                Point.at(
+                    x,
+                    entry.measured(key, task),
+                    over.get((entry.run.path, entry.label), "faster") not in ("faster", "slower"),
+                )
+                for x, task in enumerate(tasks)
+            ],
             claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
         )
-        for entry in comparison.ranked
+        for entry in by_speedup(comparison) or comparison.ranked
         if number(entry.overall, key) is not None
     ]
     ticks = [task_label(comparison, task) for task in tasks]
@@ -50,17 +60,11 @@ def metric_panel(
     log: float | None = None,
 ) -> Panel:
     """Make axes of a metric; those of ``speedup`` have the line of plain decoding."""
-    units = {
-        "mat": MAT,
-        "speedup": speedup_words(timing),
-        "tokens_per_s": speed_words(timing),
-        "draft_share": "draft's share of time",
-        "hit_rate": "hit rate",
-    }
     # A pass always yields one token: what counts of MAT is the part above.
     bottom, line = 1.0 if key == "mat" else None, (1.0, PLAIN) if key == "speedup" else None
     top = {"draft_share": 1.0, "hit_rate": 1.02}.get(key)
-    return Panel(title, xlabel, units[key], series, ticks, line, log, bottom=bottom, top=top)
+    unit = unit_of(key, timing)
+    return Panel(title, xlabel, unit, series, ticks, line, log, bottom=bottom, top=top)
 
 
 def task_label(comparison: ComparedRuns, task: str) -> str:
@@ -107,7 +111,7 @@ def claimed_words(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
         if numbers:
             listed.setdefault(source, []).append(f"{entry.label} {' and '.join(numbers)}")
     heads = {
-        "Hollow markers: claimed for": drawn,
+        "Diamonds: claimed for": drawn,
         "Claimed for other models, hardware or ways of counting, so not drawn:": listed,
     }
     return "\n".join(

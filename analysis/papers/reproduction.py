@@ -17,7 +17,7 @@ from analysis.papers.claimed import (
 )
 from analysis.papers.columns import cells, cells_not_run, knob_of, setting_cell
 from analysis.plots.charts import Panel, Point, Series, bars, curves
-from analysis.plots.layout import Drawing, shown
+from analysis.plots.layout import Drawing
 from analysis.plots.sweeps import sweep_heatmaps
 from analysis.runs.acceptance import hit_rate, phase_share
 from analysis.runs.captions import captions_once
@@ -359,7 +359,7 @@ class Lines:
         if self.by == "label":
             source = entry.label.partition("_")[0]
             return entry.label.replace("_", ", w = "), f"{entry.method}/{source}"
-        return self.name or shown(entry.method), entry.method
+        return self.name or display_name(entry.method), entry.method
 
 
 def knob_lines(

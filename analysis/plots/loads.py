@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from analysis.plots.charts import Panel, Point, Series, curves
-from analysis.plots.layout import Drawing, shown
-from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions
-from analysis.runs.leaders import verdict_of
-from analysis.runs.load import Run
-from specbench.results.estimate import FEWEST, Estimate
-from specbench.results.manifest import BASELINE
-from specbench.results.names import display_name
-from specbench.results.statistics.served import system_speedups
-
-_TEXT = (
-    "Speedup of all texts together over ar at the same load, of whole batches. Bars: 95 %, over "
-    f"batches; none of fewer than {FEWEST}."
-)
-_SERVED_TEXT = (
-    "Speedup of all users together over ar at the same load: new tokens of whole batches over "
-    f"their time, the prompts' included. Bars: 95 %, over batches; none of fewer than {FEWEST}."
-)
-_ALONE_TEXT = "The sentence at 1 is about tokens/s after the first token."
+from analysis.plots.layout import Drawing
+from analysis.plots.style import PLAIN
+from analysis.plots.sweeps import caption_of
+from analysis.runs.comparisons import ComparedRuns, conditions
+from analysis.runs.leaders import over_plain
+from specbench.results.estimate import Estimate
+from specbench.results.statistics.served import system_speedups, system_standings
 
 
 def by_load(comparisons: Sequence[ComparedRuns]) -> Iterator[list[ComparedRuns]]:
@@ -33,41 +22,52 @@ def by_load(comparisons: Sequence[ComparedRuns]) -> Iterator[list[ComparedRuns]]
         _batch, *alike, _concurrency = conditions(run)
         key = (run.model, run.dataset, comparison.estimator, *alike)
         groups.setdefault(key, []).append(comparison)
-    for found in groups.values():
-        if len({comparison.load for comparison in found}) > 1:
-            yield sorted(found, key=lambda comparison: comparison.load)
+    for group in groups.values():
+        if len({comparison.load for comparison in group}) > 1:
+            yield sorted(group, key=lambda comparison: comparison.load)
 
 
-def load_picture(found: Sequence[ComparedRuns]) -> Drawing:
-    """A line for each label of comparisons as `by_load` gives them."""
+def load_picture(group: Sequence[ComparedRuns]) -> Drawing:
+    """A line for each label of comparisons as `by_load` gives them.
+
+    The title says at which loads a label is shown faster than plain decoding.
+    """
     points: dict[tuple[str, str], list[Point]] = {}
-    for comparison in found:
-        for entry in comparison.ranked:
-            point = Point.at(comparison.load, _speedup(entry))
-            points.setdefault((entry.label, entry.method), []).append(point)
-    series = [Series(shown(label), method, own) for (label, method), own in points.items()]
-    first = found[0].runs[0]
-    served = any(_served(comparison.runs[0]) for comparison in found)
-    text = _SERVED_TEXT if served else _TEXT
-    if served and found[0].load == 1:
-        text = f"{text} {_ALONE_TEXT}"
+    pays: dict[int, bool] = {}
+    for comparison in group:
+        for label, method, speedup, verdict in _speedups(comparison):
+            point = Point.at(comparison.load, speedup, verdict not in ("faster", "slower"))
+            points.setdefault((label, method), []).append(point)
+            pays[comparison.load] = pays.get(comparison.load, False) or verdict == "faster"
+    series = [Series(label, method, own) for (label, method), own in points.items()]
+    served = group[0].runs[0].records[0].served
     across = "questions asked at once" if served else "texts decoded at once"
-    reference = (1.0, shown(BASELINE))
-    panel = Panel("", across, "speedup over ar", series, reference=reference, log=2.0, bottom=0.0)
-    said = [f"At {comparison.load}: {verdict_of(comparison)}" for comparison in found]
-    title = f"At once: {display_name(first.model)} on {display_name(first.dataset)}"
-    return curves([[panel]], title, " ".join([f"{first.engine}, {first.hardware}.", text, *said]))
+    unit = f"speedup of all {'users' if served else 'texts'} together"
+    panel = Panel("", across, unit, series, reference=(1.0, PLAIN), log=2.0)
+    return curves([[panel]], _title(pays, across), caption_of(group[0]))
 
 
-def _served(run: Run) -> bool:
-    return any(record.served for record in run.records)
+def _title(pays: dict[int, bool], across: str) -> str:
+    faster = ", ".join(str(load) for load, found in pays.items() if found)
+    others = ", ".join(str(load) for load, found in pays.items() if not found)
+    shown = f"drafting is shown to pay at {faster}" if faster else "drafting is not shown to pay"
+    left = f"{', not' if faster else ''} at {others}" if others else ""
+    return f"{across.capitalize()}: {shown}{left}"
 
 
-def _speedup(entry: ComparedLabel) -> Estimate:
-    """Of all texts together; of fewer batches than an interval needs there is none."""
-    run = entry.run
-    if _served(run):  # what one user gains, others may lose; at 1 the same, for one line
-        found = system_speedups(run.records, run.labels, run.baseline, run.seed)
-        return found.get(entry.label, Estimate(None))
-    speedup = entry.measured("speedup")
-    return speedup if speedup.interval else Estimate(None)
+def _speedups(comparison: ComparedRuns) -> Iterator[tuple[str, str, Estimate, str]]:
+    """Label, method, speedup of all texts together, verdict against plain decoding.
+
+    Of fewer batches than an interval needs there is no number.
+    """
+    over = over_plain(comparison)
+    for entry in comparison.ranked:
+        run = entry.run
+        speedup, verdict = entry.measured("speedup"), over.get((run.path, entry.label), "too few")
+        if any(record.served for record in run.records):  # what one user gains, others may lose
+            how = (run.records, run.labels, run.baseline, run.seed)
+            speedup = system_speedups(*how).get(entry.label, Estimate(None))
+            verdict = system_standings(*how).get(entry.label, "too few")
+        elif speedup.interval is None:
+            speedup = Estimate(None)
+        yield entry.label, entry.method, speedup, verdict

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
-from analysis.plots.layout import Drawing, shown
-from analysis.plots.style import MAT, PLAIN, speedup_words, unit_of
+from analysis.plots.layout import Drawing
+from analysis.plots.style import PLAIN, unit_of
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import wrong_words_of
@@ -24,6 +24,21 @@ _log = logging.getLogger(__name__)
 Found: TypeAlias = "tuple[ComparedRuns, Sweep]"
 
 
+def figure_name(comparison: ComparedRuns, entry: ComparedLabel) -> str:
+    """What a legend calls a label: as the table does, with the settings that set it apart."""
+    return comparison.name_of(entry)
+
+
+def caption_of(comparison: ComparedRuns, drawn: bool = False) -> str:
+    """The conditions of a comparison, behind whose outputs are wrong.
+
+    ``drawn``: whether these are in the picture all the same.
+    """
+    wrong = " ".join(wrong_words_of(comparison))
+    head = "" if drawn or not wrong else "Not drawn: "
+    return "\n".join(filter(None, [f"{head}{wrong}", caption(comparison)]))
+
+
 def sweep_heatmaps(
     found: Sequence[Found],
     knobs: tuple[str, str],
@@ -34,15 +49,12 @@ def sweep_heatmaps(
 ) -> Drawing | None:
     """Heatmaps over any two knobs on one color scale; None without numbers.
 
-    The best cell is framed, and those that the data cannot tell from it have a dot; of speedups a
-    line is drawn where they cross 1.
-
     Args:
         found: of comparisons of one timing, what :func:`analysis.runs.sweeps.sweeps` found for
             ``knobs``: a heatmap each.
         knobs: the vertical axis's, then the horizontal one's.
         key: ``speedup`` or ``mat``.
-        text: the caption, conditions of the comparisons.
+        title, text: the finding and the caption.
         names: of the axes, by knob; by default the knob's own.
     """
     several = len({id(comparison) for comparison, _ in found}) > 1
@@ -67,18 +79,10 @@ def _short_title(comparison: ComparedRuns) -> str:
     return f"{display_name(comparison.dataset)} (n = {n_cases})"
 
 
-def sweep_lines(
-    found: Sequence[Found], knob: str, title: str, text: str, name: str = ""
-) -> Drawing | None:
+def sweep_lines(found: Sequence[Found], knob: str, title: str, text: str) -> Drawing | None:
     """Speedup and MAT along one knob, a line for each sweep; None without numbers.
 
-    The best point of a line has a black ring, those that may be as good a grey one. Words instead
-    of numbers are places side by side.
-
-    Args:
-        found: of one comparison, as for :func:`sweep_heatmaps`.
-        knob: what varies; ``name`` names the axis, by default as the knob.
-        text: the caption, conditions of the comparison.
+    Words instead of numbers are places side by side.
     """
     timing = found[0][0].timing
     values = list(dict.fromkeys(v for _, sweep in found for (v,) in sweep.entries))
@@ -86,25 +90,18 @@ def sweep_lines(
     places = {v: float(values.index(v) if ticks else v) for v in values}
     panels = []
     for key in ("speedup", "mat"):
-        series = [_line(comparison, sweep, key, places) for comparison, sweep in found]
-        if any(point.y is not None for one in series for point in one.points):
-            panels.append(
-                Panel(
-                    "", name or knob, MAT if key == "mat" else speedup_words(timing), series, ticks,
-                    reference=(1.0, PLAIN) if key == "speedup" else None,
-                    bottom=1.0 if key == "mat" else None,
-                )
-            )  # fmt: skip
+        series = [_line(sweep, key, places) for _, sweep in found]
+        if any(point.y is not None for line in series for point in line.points):
+            line, bottom = ((1.0, PLAIN), None) if key == "speedup" else (None, 1.0)
+            unit = unit_of(key, timing)
+            panels.append(Panel("", knob, unit, series, ticks, line, bottom=bottom))
     return curves([panels], title, text) if panels else None
 
 
-def _line(
-    comparison: ComparedRuns, sweep: Sweep, key: str, places: Mapping[Value, float]
-) -> Series:
+def _line(sweep: Sweep, key: str, places: Mapping[Value, float]) -> Series:
     points = [Point.at(places[v], cell) for (v,), cell in sweep.estimates(key).items()]
-    label = shown(sweep.method)
     return Series(
-        f"{label}, {sweep.words}" if sweep.words else label,
+        ", ".join(filter(None, [sweep.method, sweep.words])),
         sweep.method,
         sorted(points, key=lambda point: point.x),
         leaders=[places[v] for (v,) in sweep.leaders(key)],
@@ -135,24 +132,36 @@ def sweep_pictures(
     """
     if not found:
         return
-    wrong = wrong_words_of(comparison)  # drawn all the same: which setting it is must be seen
-    methods = ", ".join(dict.fromkeys(display_name(sweep.method) for _, sweep in found))
-    title = f"{methods}: {{}} by {' and '.join(knobs[:2])} ({comparison.printed_title})"
+    text = caption_of(comparison, drawn=True)  # which setting has wrong outputs must be seen
     if len(knobs) == 1:
-        text = "\n".join([*wrong, caption(comparison)])
-        drawn = sweep_lines(found, knobs[0], title.format("speedup and MAT"), text)
+        drawn = sweep_lines(found, knobs[0], _highest(found, knobs, "speedup"), text)
         if drawn is not None:
             yield knobs[0], drawn
         return
-    for key, words in (("speedup", "speedup"), ("mat", "MAT")):
-        timed = key == "speedup"
-        text = "\n".join([*wrong, caption(comparison, timed, timed)])
-        drawn = sweep_heatmaps(found, (knobs[0], knobs[1]), key, title.format(words), text)
+    for key in ("speedup", "mat"):
+        title = _highest(found, knobs[:2], key)
+        drawn = sweep_heatmaps(found, (knobs[0], knobs[1]), key, title, text)
         if drawn is not None:
             yield f"{knobs[0]}_{knobs[1]}_{key}", drawn
 
 
-def figure_name(comparison: ComparedRuns, entry: ComparedLabel) -> str:
-    """What a legend calls a label: as the table does, with the settings that set it apart."""
-    words, name = comparison.words_of(entry), shown(entry.label)
-    return f"{name} ({words})" if words else name
+def _highest(found: Sequence[Found], knobs: Sequence[str], key: str) -> str:
+    """Where a number is highest, as a title."""
+    cells = [
+        (estimate.value, sweep, cell)
+        for _, sweep in found
+        for cell, estimate in sweep.estimates(key).items()
+        if estimate.value is not None
+    ]
+    if not cells:
+        return found[0][0].printed_title
+    value, sweep, cell = max(cells, key=lambda each: each[0])
+    at = ", ".join(f"{knob} {v}" for knob, v in zip(knobs, cell, strict=True))
+    where = ", ".join(filter(None, [at, sweep.words]))
+    word = "MAT" if key == "mat" else "speedup"
+    if key == "speedup" and found[0][0].timing == "predicted":
+        word = f"predicted {word}"
+    title = f"{sweep.method} has its highest {word}, {value:.2f}, at {where}"
+    if (undecided := len(sweep.leaders(key)) - 1) > 0:
+        title = f"{title}; {undecided} other settings are undecided"
+    return title

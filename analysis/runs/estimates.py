@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from analysis.runs.load import Run
 from specbench.arrays import FloatArray
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.records import PHASES, CaseRecord
@@ -137,9 +136,3 @@ def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
         return found
     low, high = found.interval
     return replace(found, interval=(max(1.0, low), high))  # a pass yields a token at least
-
-
-def prompt_speedups(run: Run, label: str) -> list[float]:
-    """Tokens/s of a label over the baseline's, of each case, or group, that both were timed on."""
-    ratios = _speedups(timed_turns(run.records, run.labels), "unit", label, run.baseline)
-    return [float(ratio) for ratio in ratios if ratio > 0]

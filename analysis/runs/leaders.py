@@ -23,20 +23,28 @@ from specbench.results.summary_schema import Standing, number
 RunLabel: TypeAlias = tuple[Path, str]  # a run's folder, a label of it
 
 
-def leaders(entries: Sequence[ComparedLabel], key: str) -> list[ComparedLabel]:
+def leaders(
+    entries: Sequence[ComparedLabel], key: str, same_prompts: bool = False
+) -> list[ComparedLabel]:
     """The entries that may have a standing and are not shown to be behind the best, which is first.
 
     Args:
         entries: of one comparison.
         key: ``speedup``, each over the baseline of its own run, or ``mat``.
+        same_prompts: of settings of one method, whose predictions miss alike: compared over their
+            prompts alone, without the error of a prediction.
     """
     entries = [entry for entry in entries if entry.ranked]
-    return [entries[i] for i in ranking(entries, key).leaders] if entries else []
+    return [entries[i] for i in ranking(entries, key, same_prompts).leaders] if entries else []
 
 
-def ranking(entries: Sequence[ComparedLabel], key: str = "speedup") -> Ranking:
+def ranking(
+    entries: Sequence[ComparedLabel], key: str = "speedup", same_prompts: bool = False
+) -> Ranking:
     """Rank the entries of one comparison by MAT, or by speedup, each over its own run's ar."""
     ratios = _log_ratios(entries, key)
+    if ratios is not None and same_prompts:
+        ratios = replace(ratios, predictions=None)
     return Ranking.of(ratios, ratios, [number(entry.overall, key) or 0.0 for entry in entries])
 
 
@@ -51,6 +59,13 @@ def _timed(comparison: ComparedRuns) -> list[ComparedLabel]:
     timed = [e for e in comparison.ranked if e.overall["speedup"] is not None]
     # The clock inside the steps costs time.
     return [e for e in timed if not e.run.phases] or timed
+
+
+def by_speedup(comparison: ComparedRuns) -> list[ComparedLabel]:
+    """The methods that may have a standing and have a speedup, the fastest first."""
+    timed = [(e.overall["speedup"], e) for e in comparison.ranked]
+    known = [(speedup, entry) for speedup, entry in timed if speedup is not None]
+    return [entry for _, entry in sorted(known, key=lambda pair: -pair[0])]
 
 
 def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
@@ -80,7 +95,7 @@ def verdict_of(comparison: ComparedRuns) -> str:
 
     "" where nothing was timed so and no output is wrong.
     """
-    return "\n".join([*wrong_words_of(comparison), _sentence(comparison)]).strip()
+    return "\n".join([*wrong_words_of(comparison), sentence_of(comparison)]).strip()
 
 
 def wrong_words_of(comparison: ComparedRuns) -> list[str]:
@@ -96,7 +111,8 @@ def wrong_words_of(comparison: ComparedRuns) -> list[str]:
     ]
 
 
-def _sentence(comparison: ComparedRuns) -> str:
+def sentence_of(comparison: ComparedRuns) -> str:
+    """Say in one sentence which methods are fastest; "" where nothing was timed so."""
     entries = [entry for entry in _timed(comparison) if entry.run.baseline is not None]
     if not entries:
         return ""
@@ -111,8 +127,18 @@ def _sentence(comparison: ComparedRuns) -> str:
 
 def shown_faster(comparison: ComparedRuns) -> list[ComparedLabel]:
     """The methods that are shown faster than plain decoding, over all its runs."""
+    over = over_plain(comparison)
+    return [e for e in _timed(comparison) if over.get((e.run.path, e.label)) == "faster"]
+
+
+def over_plain(comparison: ComparedRuns) -> dict[RunLabel, str]:
+    """Of each timed method its verdict against plain decoding: all of them hold together."""
     entries = [entry for entry in _timed(comparison) if entry.run.baseline is not None]
-    return [entries[i] for i in ranking(entries).faster] if entries else []
+    verdicts = ranking(entries).plain_verdicts if entries else []
+    return {
+        (entry.run.path, entry.label): verdict
+        for entry, verdict in zip(entries, verdicts, strict=True)
+    }
 
 
 def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:

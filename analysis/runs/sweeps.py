@@ -41,10 +41,12 @@ class Sweep:
         return {cell: entry.measured(key) for cell, entry in self.entries.items()}
 
     def leaders(self, key: str) -> list[tuple[Value, ...]]:
-        """The best cell by ``speedup`` or ``mat``, then those not shown to be behind it."""
+        """The best cell by ``speedup`` or ``mat``, then those not shown behind it."""
         entries = [e for e in self.entries.values() if number(e.overall, key) is not None]
         cells = {id(entry): cell for cell, entry in self.entries.items()}
-        return [cells[id(e)] for e in leaders(entries, key)] if len(entries) > 1 else []
+        if len(entries) < 2:
+            return []
+        return [cells[id(entry)] for entry in leaders(entries, key, same_prompts=True)]
 
 
 def sweeps(comparison: ComparedRuns, *knobs: str) -> list[Sweep]:

@@ -134,6 +134,13 @@ REMOVED = (
     Removed(
         "command", "scripts.training --evaluate", "type python run.py method=sps, which says MAT"
     ),
+    *(
+        Removed("command", f"analysis.figures {option}", why)
+        for option, why in (
+            ("--width", "every figure is 7.2 inches wide; the PDF scales"),
+            ("--caption", "every figure has its title and caption; leave it out"),
+        )
+    ),
     Removed(
         "command",
         "analysis.report --estimator",

@@ -25,8 +25,8 @@ def written(tmp_path):
 
 def test_every_method_has_a_row_and_tasks_those_that_were_run(written):
     rows = {
-        name: (str(p), str(m))
-        for name, _, p, m in picture.rows_of(jsonl.read_json(written / picture.FILE))
+        row.name: tuple(map(str, row.values))
+        for row in picture.rows_of(jsonl.read_json(written / picture.FILE))
     }
     assert rows == {
         "pld": ("1.40 [1.20, 1.60]", "1.30 [1.10, 1.50]"),

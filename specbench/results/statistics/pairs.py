@@ -118,6 +118,11 @@ class Ranking:
         ]
 
     @property
+    def plain_verdicts(self) -> list[str]:
+        """Each method's verdict against plain decoding; all of them hold together."""
+        return [self._standing(found)["verdict"] for found in self.over_plain]
+
+    @property
     def faster(self) -> list[int]:
         """The methods that are shown faster than plain decoding, the fastest first."""
         over = self.over_plain

@@ -166,6 +166,18 @@ def system_speedups(
     return _estimates(*_system_ratios(records, labels, baseline, seed))
 
 
+def system_standings(
+    records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
+) -> dict[str, str]:
+    """Of each label of :func:`system_speedups` its verdict against plain decoding."""
+    return _standings(*_system_ratios(records, labels, baseline, seed))
+
+
+def _standings(methods: Sequence[str], over: LogRatios | None) -> dict[str, str]:
+    verdicts = Ranking.of(over, over, [0.0] * len(methods)).plain_verdicts
+    return dict(zip(methods, verdicts, strict=True))
+
+
 def _estimates(methods: Sequence[str], over: LogRatios | None) -> dict[str, Estimate]:
     if over is None:
         return dict.fromkeys(methods, Estimate(None))
