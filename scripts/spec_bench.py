@@ -18,14 +18,24 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
 from analysis.runs.load import Run, usable_runs
 from specbench.config.schema import ModelConfig
-from specbench.errors import ConfigurationError, OutputRefused, ResultsError, SpecBenchError
+from specbench.errors import (
+    ConfigurationError,
+    OutputRefused,
+    ResultsError,
+    SpecBenchError,
+    field_error,
+)
 from specbench.paths import file_name
+from specbench.results.lines import Committed, Count, Line, Seconds
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord
 from specbench.results.statistics.aggregate import BlockKey, by_block, is_complete, untimed_blocks
@@ -61,15 +71,30 @@ _UNKNOWN_FIELDS = (
     "prompt_ids", "n_prompt", "output_ids", "finish_reason", "n_drafted", "n_aux", "prefill_s",
     "decode_s", "drafter_setup_s", "state_scope", "seed", "lossless",
 )  # fmt: skip
-_COUNTS = ("decoding_steps", "new_tokens", "accept_lengths")
+_PER_TURN = ("turns", "decoding_steps", "new_tokens", "wall_time")  # a choice has one of each
 _ERROR = "ERROR"  # what their eval.py writes where decoding failed; numbers are the turn before's
 
 
 class AnswerError(ConfigurationError):
-    """An answer line contradicts itself or lacks a field (file, question, reason)."""
+    """An answer line contradicts itself or lacks a field."""
 
 
-# --- out ------------------------------------------------------------------------------------------
+class _Question(Line):
+    question_id: int | str
+    category: str
+    tstamp: float = 0.0
+
+
+class _Choice(Line):
+    turns: list[str]
+    decoding_steps: list[int]
+    new_tokens: list[Count]
+    wall_time: list[Annotated[Seconds, Field(gt=0)]]
+    accept_lengths: Committed
+
+
+class _Answer(_Question):
+    choices: Annotated[list[_Choice], Field(min_length=1)]
 
 
 def export_run(options: argparse.Namespace) -> None:
@@ -105,8 +130,6 @@ def export_run(options: argparse.Namespace) -> None:
     failed, disturbed = len(blocks) - len(whole), len(whole) - len(timed)
     if failed or disturbed:
         print(f"left out for all labels: questions of which {failed} failed, {disturbed} disturbed")
-    if options.no_text:
-        print("without text: their speed.py cannot count the tokens of a baseline in these files")
 
 
 def _no_answers(run: Run, records: Sequence[CaseRecord]) -> str:
@@ -114,10 +137,7 @@ def _no_answers(run: Run, records: Sequence[CaseRecord]) -> str:
     if run.manifest.imported is not None:
         return "was made of answer files: it holds no tokens"
     if run.timing == "none":
-        return (
-            "is a replay without times, and an answer file must have them. Give the replay a cost "
-            "surface (runner.surface=FILE), or export the live run"
-        )
+        return "is a replay without times. Give it runner.surface=FILE, or export the live run"
     if any(record.batch for record in records):
         return "decoded several cases at once. Export a run with batch.size=1"
     if any(r.served and r.n_new > 1 and not r.committed_per_step for r in records):
@@ -132,8 +152,8 @@ def _decoder(model: JsonObject) -> Callable[[Sequence[int]], str]:
         tokenizer = load_tokenizer(ModelConfig(**model))
     except SpecBenchError as error:
         raise ConfigurationError(
-            f"{error} Without its tokenizer the answers' text cannot be written; --no-text leaves "
-            "it out, which is enough for the methods' files, not for the baseline's."
+            f"{error} --no-text leaves the answers' text out, which their speed.py needs of the "
+            "baseline alone."
         ) from error
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
 
@@ -151,20 +171,21 @@ def to_answers(
         first = turns[0]
         name = f"{first.run_key}/{first.label}/{first.repeat}/{first.case_id}"
         at = first.started_at
-        choice = {
-            "index": 0,
-            "turns": [decode(turn.output_ids) for turn in turns],
-            "decoding_steps": [turn.n_target_passes for turn in turns],
-            "new_tokens": [turn.n_new for turn in turns],
-            "wall_time": [turn.wall_s for turn in turns],
-            "accept_lengths": [n for turn in turns for n in turn.committed_per_step],
-        }
         line = {
             "question_id": _question_id(first.case_id),
             "category": first.category,
             "answer_id": hashlib.sha256(name.encode()).hexdigest()[:22],
             "model_id": model_id,
-            "choices": [choice],
+            "choices": [
+                {
+                    "index": 0,
+                    "turns": [decode(turn.output_ids) for turn in turns],
+                    "decoding_steps": [turn.n_target_passes for turn in turns],
+                    "new_tokens": [turn.n_new for turn in turns],
+                    "wall_time": [turn.wall_s for turn in turns],
+                    "accept_lengths": [n for turn in turns for n in turn.committed_per_step],
+                }
+            ],
             "tstamp": datetime.datetime.fromisoformat(at).timestamp() if at else 0.0,
         }
         lines.append(line)
@@ -177,18 +198,15 @@ def _question_id(case_id: str) -> int | str:
     return int(case_id) if exact else case_id
 
 
-# --- in -------------------------------------------------------------------------------------------
-
-
 def import_answers(options: argparse.Namespace) -> None:
     """Make a run folder of answer files."""
     if options.out.exists() and any(options.out.iterdir()):
         raise OutputRefused(f"{options.out} is not empty. Name a new folder.")
     files = [_named(text) for text in options.files]
     labels = list(dict.fromkeys(label for label, _ in files))
-    if options.baseline is not None and options.baseline not in labels:
+    if options.baseline not in (None, *labels):
         raise ConfigurationError(
-            f"--baseline {options.baseline} is not one of the labels {', '.join(labels)}."
+            f"--baseline must be {' or '.join(labels)}, got {options.baseline}."
         )
     baseline = options.baseline or (BASELINE if BASELINE in labels else None)
     digests = {str(path): file_sha256(path) for _, path in files}
@@ -201,7 +219,7 @@ def import_answers(options: argparse.Namespace) -> None:
             "label": label, "method": label, "model": options.model, "dataset": options.dataset,
             "run_key": run_key, "repeat": repeat, "position": labels.index(label),
         }  # fmt: skip
-        for number, line in enumerate(_lines(path)):
+        for number, (question, line) in enumerate(_questions(path)):
             try:
                 made, reason = from_answer(line, source, number), f'the answer is "{_ERROR}"'
             except AnswerError as error:
@@ -210,7 +228,7 @@ def import_answers(options: argparse.Namespace) -> None:
                         f"{path}, line {number + 1}: {error} Type --flag to keep such questions "
                         "as failed cases."
                     ) from error
-                made, reason = [_blank(line, source, number)], str(error)
+                made, reason = [_blank(question, source, number)], str(error)
             records += made
             if made[0].status == "failed":
                 why = {"type": "AnswerError", "message": reason, "traceback": ""}
@@ -256,37 +274,31 @@ def _named(text: str) -> tuple[str, Path]:
     return label or path.name.removesuffix(".jsonl"), path
 
 
-def _lines(path: Path) -> list[JsonObject]:
-    lines = []
+def _questions(path: Path) -> list[tuple[_Question, JsonObject]]:
+    questions = []
     for number, text in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             line = jsonl.parse_json(text)
+            questions.append((_Question.from_json(line), line))
         except ValueError as error:
-            raise AnswerError(f"{path}, line {number}: not JSON: {error}.") from error
-        if not isinstance(line, dict) or type(line.get("question_id")) not in (int, str):
-            raise AnswerError(f"{path}, line {number}: it needs a question_id, a number or text.")
-        lines.append(line)
-    if not lines:
+            raise AnswerError(f"{path}, line {number}: {field_error(error)}.") from error
+    if not questions:
         raise AnswerError(f"{path}: no answer in it.")
-    asked = [str(line["question_id"]) for line in lines]
-    twice = sorted({name for name in asked if asked.count(name) > 1})
+    ids = [str(question.question_id) for question, _ in questions]
+    twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice:
         raise AnswerError(f"{path}: questions occur more than once: {', '.join(twice[:5])}.")
-    return lines
+    return questions
 
 
-def _blank(line: JsonObject, source: JsonObject, stream_index: int) -> CaseRecord:
+def _blank(question: _Question, source: JsonObject, stream_index: int) -> CaseRecord:
     """The first turn of a question, as if it had failed."""
-    at, started = line.get("tstamp"), ""
-    if isinstance(at, int | float) and at:
-        moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
-        started = moment.isoformat(timespec="milliseconds")
-    if "category" not in line:
-        raise AnswerError("not a Spec-Bench answer: it needs a category.")
-    case_id, category = str(line["question_id"]), str(line["category"])
+    moment = datetime.datetime.fromtimestamp(question.tstamp, datetime.UTC)
     return CaseRecord.begun(
-        **source, task=task_of(category), category=category, case_id=case_id, turn=0,
-        stream_index=stream_index, state_scope="unknown", seed=0, started_at=started,
+        **source, task=task_of(question.category), category=question.category,
+        case_id=str(question.question_id), turn=0, stream_index=stream_index,
+        state_scope="unknown", seed=0,
+        started_at=moment.isoformat(timespec="milliseconds") if question.tstamp else "",
     )  # fmt: skip
 
 
@@ -299,33 +311,30 @@ def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list
     Raises:
         AnswerError: a field is missing or counts contradict each other.
     """
+    where = f"question {line.get('question_id')}"
     try:
-        choice, blank = line["choices"][0], _blank(line, source, stream_index)
-        texts = [*choice["turns"]]
-        steps, new_tokens, lengths = ([int(n) for n in choice[name]] for name in _COUNTS)
-        walls = [float(seconds) for seconds in choice["wall_time"]]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise AnswerError(f"not a Spec-Bench answer: {type(error).__name__} {error}.") from error
-    if not len(texts) == len(steps) == len(new_tokens) == len(walls) > 0:
-        raise AnswerError(
-            f"question {blank.case_id}: {len(texts)} turns, {len(steps)} decoding_steps, "
-            f"{len(new_tokens)} new_tokens, {len(walls)} wall_time; each turn needs one of each."
-        )
-    blanks = [blank.replace(turn=turn) for turn in range(len(texts))]
-    if _ERROR in texts:  # the lengths belong to no turn for sure
+        answer = _Answer.from_json(line)
+    except ValueError as error:
+        raise AnswerError(f"{where}: {field_error(error)}.") from error
+    (choice, *_), blank = answer.choices, _blank(answer, source, stream_index)
+    each = {name: len(getattr(choice, name)) for name in _PER_TURN}
+    if len({*each.values()}) > 1 or not choice.turns:
+        said = ", ".join(f"{n} {name}" for name, n in each.items())
+        raise AnswerError(f"{where}: {said}; each turn needs one of each.")
+    blanks = [blank.replace(turn=turn) for turn in range(len(choice.turns))]
+    if _ERROR in choice.turns:  # the lengths belong to no turn for sure
         return blanks
+    steps = _split(choice.accept_lengths, choice.decoding_steps, where)
     records = []
-    for record, own in zip(blanks, _split(lengths, steps, blank.case_id), strict=True):
-        turn, where = record.turn, f"question {blank.case_id}, turn {record.turn}"
-        n_new, wall_s = new_tokens[turn], walls[turn]
-        accepted = _after_the_first(own, n_new, where)
-        if not wall_s > 0:
-            raise AnswerError(f"{where}: wall_time is {wall_s}.")
-        records.append(record.finished([_UNKNOWN_TOKEN] * n_new, accepted, wall_s=wall_s))
+    for record, own, n_new, wall_s in zip(
+        blanks, steps, choice.new_tokens, choice.wall_time, strict=True
+    ):
+        committed = _after_the_first(own, n_new, f"{where}, turn {record.turn}")
+        records.append(record.finished([_UNKNOWN_TOKEN] * n_new, committed, wall_s=wall_s))
     return records
 
 
-def _split(lengths: list[int], steps: Sequence[int], case_id: str) -> list[list[int]]:
+def _split(lengths: list[int], steps: list[int], where: str) -> list[list[int]]:
     """Their flat list by turn.
 
     ``decoding_steps`` is the number of steps, or the index of the last one: then every turn has
@@ -334,8 +343,7 @@ def _split(lengths: list[int], steps: Sequence[int], case_id: str) -> list[list[
     extra, rest = divmod(len(lengths) - sum(steps), len(steps))
     if rest or extra not in (0, 1):
         raise AnswerError(
-            f"question {case_id}: decoding_steps {list(steps)} do not belong to "
-            f"{len(lengths)} accept_lengths."
+            f"{where}: decoding_steps {steps} do not belong to {len(lengths)} accept_lengths."
         )
     ends = list(itertools.accumulate(count + extra for count in steps))
     return [lengths[start:end] for start, end in zip([0, *ends], ends, strict=False)]
@@ -344,7 +352,7 @@ def _split(lengths: list[int], steps: Sequence[int], case_id: str) -> list[list[
 def _after_the_first(lengths: list[int], n_new: int, where: str) -> list[int]:
     """Tokens committed by each step without the first new token, which the prompt's pass yields."""
     total = sum(lengths)
-    if min(lengths, default=0) < 0 or n_new < 0 or total not in (n_new - 1, n_new):
+    if total not in (n_new - 1, n_new):
         raise AnswerError(
             f"{where}: accept_lengths add up to {total} and new_tokens is {n_new}; they must be "
             "equal, or differ by the prompt's one token."
