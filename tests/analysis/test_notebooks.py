@@ -12,6 +12,7 @@ from analysis.notebooks import shared
 from analysis.runs.comparisons import make_comparisons
 from specbench.errors import SpecBenchError
 from specbench.paths import PROJECT
+from specbench.results.estimate import Estimate
 from tests.analysis.folders import GOLDEN
 
 FOLDER = PROJECT / "analysis" / "notebooks"
@@ -97,7 +98,8 @@ def test_executed_as_a_notebook(tmp_path):
 def test_labels_that_are_left_out_are_counted(monkeypatch):
     monkeypatch.setenv("RUNS", str(GOLDEN / "experiments" / "token_recycling_figure3"))
     (comparison,) = make_comparisons(shared.runs())
-    assert len(shared.drawn(comparison, lambda entry: [])) == 6
+    assert len(shared.drawn(comparison, lambda entry: [(1.0, Estimate(2.0))])) == 6
+    assert not shared.drawn(comparison, lambda entry: [])
     assert "the first 6 of 8 labels" in shared.caption_of(comparison)
 
 
