@@ -17,7 +17,6 @@ from specbench.results.summary_schema import number
 from specbench.results.tasks import OVERALL
 from specbench.results.wording import case_words
 
-_WORDS = {"mat": "MAT", "speedup": "speedup"}
 _BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
 
 
@@ -91,63 +90,33 @@ def drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
 
 
 def claimed_words(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
-    """Whose claims the hollow markers are, and the list of those that are drawn on no bar."""
-    drawn: dict[str, list[str]] = {}
-    listed: dict[str, list[str]] = {}
-    for entry in (entry for comparison in comparisons for entry in comparison.drafting):
-        claim = entry.claim
-        if claim is None:
-            continue
-        models = f"{claim.model} with {claim.draft}" if claim.draft else claim.model
-        source = f"{models}, {claim.hardware} ({claim.title.partition(':')[0]}, {claim.source})"
-        if any(claim.values.get(key) and drawn_claim(entry, key) for key in metrics):
-            counted = f"{source}, {claim.counting.words(claim.method)}"
-            drawn.setdefault(counted, []).append(entry.label)
-        numbers = [
-            " ".join(filter(None, [_WORDS[key], claim.qualifier, f"{claim.value(key):.2f}"]))
-            for key in metrics
-            if claim.value(key) is not None and not drawn_claim(entry, key)
-        ]
-        if numbers:
-            listed.setdefault(source, []).append(f"{entry.label} {' and '.join(numbers)}")
-    heads = {
-        "Diamonds: claimed for": drawn,
-        "Claimed for other models, hardware or ways of counting, so not drawn:": listed,
-    }
-    return "\n".join(
-        f"{head} {'; '.join(f'{of}: {_once(words)}' for of, words in found.items())}."
-        for head, found in heads.items()
-        if found
+    """Return for which models and hardware the diamonds were claimed; "" without any."""
+    return claimed_for(
+        entry.claim
+        for comparison in comparisons
+        for entry in comparison.ranked
+        if entry.claim
+        and any(entry.claim.values.get(key) and drawn_claim(entry, key) for key in metrics)
     )
 
 
-def claimed_for(comparisons: Iterable[ComparedRuns], claims: Iterable[Claim] = ()) -> str:
-    """Return for which models and hardware a table's claims were stated; "" without claims."""
+def claimed_for(claims: Iterable[Claim]) -> str:
+    """Return for which models and hardware claims were stated, and by whom; "" without claims."""
     models: dict[str, list[str]] = {}
-    beside = [(e.claim, *c.not_run) for c in comparisons for e in c.entries]
-    for claim in (*(claim for row in beside for claim in row), *claims):
-        if claim is not None:
-            place = f"hardware: {claim.hardware} ({claim.title.partition(':')[0]})"
-            models.setdefault(place, []).append(claim.model)
-    words = [f"{_once(map(display_name, named))}, {place}" for place, named in models.items()]
+    for claim in claims:
+        place = f"hardware: {claim.hardware} ({claim.title.partition(':')[0]})"
+        models.setdefault(place, []).append(display_name(claim.model))
+    words = [f"{', '.join(dict.fromkeys(names))}, {place}" for place, names in models.items()]
     return f"Claimed for {'; '.join(words)}." if words else ""
 
 
-def _once(words: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(words))
-
-
-def claimed_in_cells(entries: Iterable[ComparedLabel], metric: str, *knobs: str) -> str:
-    """What is claimed for cells of a heatmap, in words; "" where nothing is."""
-    words = []
-    for entry in entries:
-        value = entry.claim.value(metric) if entry.claim else None
-        if entry.claim is None or value is None:
-            continue
-        cell = ", ".join(str(entry.knobs[knob]) for knob in knobs)
-        where = f"{entry.claim.model}, {entry.claim.dataset}, {entry.claim.hardware}"
-        words.append(f"{value:g} at ({cell}) for {where}")
-    return f"Claimed: {'; '.join(dict.fromkeys(words))}." if words else ""
+def claims_beside(comparisons: Iterable[ComparedRuns]) -> list[Claim]:
+    """Return the claims that a table of these comparisons shows."""
+    claims: list[Claim] = []
+    for comparison in comparisons:
+        claims += [entry.claim for entry in comparison.entries if entry.claim]
+        claims += comparison.not_run
+    return claims
 
 
 def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> list[Point]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from analysis.papers.claimed import claimed_for, claimed_words, metric_panel
+from analysis.papers.claimed import claimed_for, claimed_words, claims_beside, metric_panel
 from analysis.papers.columns import CONTEXT, cells, task_cells
 from analysis.papers.reproduction import (
     Pictures,
@@ -227,7 +227,7 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[Resul
             }
         )
         notes.append(claim.note(setting, "quoted" if claim.quoted else "claimed"))
-    text = captions(comparisons, claimed_for(comparisons), of.text)
+    text = captions(comparisons, claimed_for(claims_beside(comparisons)), of.text)
     yield ResultTable.of(of.place, text, rows, with_rule(notes))
 
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from analysis.papers.claimed import (
     claimed_for,
-    claimed_in_cells,
     claimed_words,
+    claims_beside,
     metric_panel,
     speedups,
     task_panel,
@@ -136,7 +136,7 @@ def settings_tables(
     below = of.own_claims if beside else []
     claims = [c for c in below if c.value("tokens_per_s") and (c.setting or "") in beside]
     comparisons = of.comparisons(runs)
-    words = [claimed_for(comparisons, claims), "" if beside else of.text]
+    words = [claimed_for([*claims_beside(comparisons), *claims]), "" if beside else of.text]
     text = "\n".join(filter(None, words))
     yield settings_table(title, comparisons, of_entry, text, claims)
 
@@ -145,7 +145,7 @@ def task_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     """Of each comparison the methods, and where it has several tasks these, too."""
     for comparison in of.comparisons(runs):
         table = comparison_table(comparison)
-        words = filter(None, [claimed_for([comparison]), table.caption])
+        words = filter(None, [claimed_for(claims_beside([comparison])), table.caption])
         yield replace(table, caption="\n".join(words))
         if len(comparison.tasks) > 1:
             yield task_table(comparison, f"{of.place} by task ({comparison.title})")
@@ -187,7 +187,8 @@ def column_tables(
             if claim.method not in methods:
                 rows.append(cells_not_run(claim, columns))
                 notes.append(claim.note(claim.method))
-    claimed = claimed_for(comparisons, of.own_claims if not_run else ()) if speedup else ""
+    beside = claims_beside(comparisons) + (of.own_claims if not_run else [])
+    claimed = claimed_for(beside) if speedup else ""
     text = captions(comparisons, claimed, of.text, speedup=speedup)
     yield ResultTable.of(title, text, rows, with_rule(notes if speedup else []), short)
 
@@ -296,9 +297,7 @@ def knob_heatmaps(
         for members in by_model(of.comparisons(runs)):
             model, timed = members[0].model, key == "speedup"
             swept = [(each, sweep) for each in members for sweep in sweeps(each, down, across)]
-            entries = [entry for _, sweep in swept for entry in sweep.entries.values()]
-            claimed = claimed_in_cells(entries, key, down, across)
-            words = captions(members, of.text, claimed, speedup=timed, times=timed)
+            words = captions(members, of.text, speedup=timed, times=timed)
             where = members[0].printed_title if len(members) == 1 else display_name(model)
             title = after(of.place, where)
             figure = sweep_heatmaps(swept, (down, across), key, title, words, axes)
