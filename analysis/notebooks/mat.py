@@ -15,6 +15,8 @@
 # Needs: any finished run, from `python run.py 'compare=[pld]'`; a replay does, too.
 
 # %%
+import functools
+
 from analysis.figures import task_bars
 from analysis.notebooks import shared
 from analysis.plots.charts import Panel, bars, curves
@@ -54,7 +56,7 @@ def shares(entry: ComparedLabel, most: int) -> list[tuple[int, Estimate]]:
 for comparison in comparisons:
     counts = [n for run in comparison.runs for r in run.records for n in r.committed_per_step]
     most = max(counts, default=1)
-    series = shared.drawn(comparison, lambda entry, most=most: shares(entry, most))
+    series = shared.drawn(comparison, functools.partial(shares, most=most))
     if not series:
         continue  # plain decoding alone, or no step was counted
     ticks = [str(n) for n in range(1, most + 1)]

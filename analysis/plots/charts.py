@@ -18,6 +18,7 @@ from analysis.plots.style import HOLLOW, REFERENCE, Look, dot_style, looks
 from specbench.results.estimate import Estimate, Interval
 
 _ROUND = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)  # on a log axis
+_DENSE = 24  # points whose intervals are drawn thin
 HEADROOM = 1.6  # height of a picture over its highest value, at most
 _CLAIMED = {
     "": ("claimed", "D"),
@@ -188,6 +189,8 @@ def _bars(axes: Axes, panel: Panel, every: Mapping[tuple[str, str], Look]) -> No
 
 def _lines(axes: Axes, panel: Panel, every: Mapping[tuple[str, str], Look]) -> None:
     places = sorted({point.x for series in panel.series for point in series.points}) or [0.0]
+    dense = sum(len(series.points) for series in panel.series) > _DENSE
+    caps = {"elinewidth": 0.4, "capsize": 0} if dense else {"elinewidth": 0.9, "capsize": 2}
     for series in panel.series:
         look = every[series.method, series.name]
         points = [point for point in series.points if point.y is not None]
@@ -196,7 +199,7 @@ def _lines(axes: Axes, panel: Panel, every: Mapping[tuple[str, str], Look]) -> N
         style["linestyle"] = (":" if series.dashed else look.dashes) if joined else "none"
         axes.errorbar(
             [point.x for point in points], [point.y for point in points],
-            yerr=error_lengths(points), label=series.name, elinewidth=0.9, capsize=2, **style,
+            yerr=error_lengths(points), label=series.name, **caps, **style,
         )  # fmt: skip
         hollow = [point for point in points if point.hollow]
         axes.plot(
@@ -223,7 +226,8 @@ def _lines(axes: Axes, panel: Panel, every: Mapping[tuple[str, str], Look]) -> N
     elif panel.ticks is not None:
         _name_places(axes, panel.ticks)
     elif all(float(place).is_integer() for place in places):
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+        nbins = max(3, 8 // axes.get_gridspec().ncols)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=nbins, integer=True))
         if len(places) == 1:
             axes.set(xticks=places, xlim=(places[0] - 0.5, places[0] + 0.5))
     _label(axes, panel)

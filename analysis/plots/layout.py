@@ -28,6 +28,7 @@ class Drawing(Figure):  # type: ignore[misc]  # matplotlib has no types
 
     title: str = ""
     caption: str = ""
+    legend_height: float = 0.0  # inches
 
 
 def canvas(height: float) -> Drawing:
@@ -57,7 +58,8 @@ def finish(
         )  # fmt: skip
         # Names that stand below each other need room, however low the axes are.
         lines = sum(name.count("\n") + 1 for name in names)
-        figure.set_figheight(max(figure.get_figheight(), 0.3 + 0.168 * lines))
+        figure.legend_height = 0.3 + 0.168 * lines
+        figure.set_figheight(max(figure.get_figheight(), figure.legend_height))
 
 
 def ratio_ticks(axis: Axis) -> None:
@@ -83,8 +85,10 @@ def write_words(figure: Drawing) -> None:
     title, caption = _wrapped(figure.title, 12.5), _wrapped(figure.caption, 17.5)
     figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize="large")
     figure.supxlabel("\n".join(caption), x=0.01, ha="left", fontsize="small")
-    words = 0.1 + 0.19 * len(title) + 0.145 * len(caption)
-    figure.set_figheight(figure.get_figheight() + words)
+    above, below = 0.1 + 0.19 * len(title), 0.145 * len(caption)
+    height = figure.get_figheight() + above + below
+    # The legend stands in the middle, and over neither.
+    figure.set_figheight(max(height, figure.legend_height + 2 * max(above, below)))
 
 
 def _wrapped(words: str, characters_per_inch: float) -> list[str]:

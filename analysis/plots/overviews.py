@@ -52,7 +52,7 @@ def overview_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]
         return
     ratio, accepted = first["speedup"] or 1.0, first["mat"]
     title = (
-        f"{figure_name(comparison, entries[0])} accepts {accepted:.2f} tokens per pass; its steps "
+        f"{figure_name(comparison, entries[0])} has a MAT of {accepted:.2f}; its steps "
         f"cost {accepted / ratio:.2f} passes of plain decoding"
     )
     yield "mat_speedup", mat_against_speedup(rows("mat", "speedup"), (mat, speedup), title, caption)
