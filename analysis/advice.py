@@ -43,7 +43,7 @@ def _estimate(speed: Mapping[str, Any] | None) -> Estimate:
         return Estimate(None)
     low_high = speed["interval"]
     interval = None if low_high is None else (low_high[0], low_high[1])
-    return Estimate(speed["value"], interval, few=speed["prompts"] < FEWEST)
+    return Estimate(speed["value"], interval, few=speed["prompts"] < FEWEST, compares=True)
 
 
 def draw(folder: Path) -> None:

@@ -16,7 +16,8 @@ its column: keys, labels, tasks and other values on the way to it through the re
 for a space, and ``@NAME`` for the record of that name. Behind a colon stands how to show it: a
 format (``.1f``, ``,d``), ``ci`` for its interval, ``ms`` for seconds in milliseconds, ``%``. The
 row ``*`` stands for every method of the first record, the fastest first. Below a table, and behind
-``Record:`` below a picture, stand machine, date and commit of its records.
+``Record:`` below a picture, stand machine, date and commit of its records. Between
+``<!-- metrics -->`` and ``<!-- end -->`` stands the list of metrics.
 """
 
 import csv
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, n
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.paths import PROJECT
 from specbench.results.decision import against_cell
+from specbench.results.metrics import METRICS
 from specbench.results.records import MANIFEST, SUMMARY
 from specbench.storage.jsonl import read_json
 
@@ -40,6 +42,7 @@ _TABLE = re.compile(
     r"(<!-- table\nfrom: (?P<records>.+)\ncolumns: (?P<columns>.+)\nrows: (?P<rows>.+) -->\n)"
     r"[\s\S]*?(<!-- end -->)"
 )
+_METRICS = re.compile(r"(<!-- metrics -->\n)[\s\S]*?(<!-- end -->)")
 _PICTURE = re.compile(r"^(?P<shown>Record: (?P<records>`.+`)\.)(?: \*Measured.*\*)?$", re.M)
 
 
@@ -143,7 +146,17 @@ def written(page: str, root: Path = PROJECT) -> tuple[str, list[str]]:
         caption = _measured(re.findall("`([^`]+)`", match["records"]), root)
         return match["shown"] + (f" {caption}" if caption else "")
 
+    page = _METRICS.sub(lambda match: f"{match[1]}\n{metrics_table()}\n{match[2]}", page)
     return _PICTURE.sub(picture, _TABLE.sub(table, page)), lost
+
+
+def metrics_table() -> str:
+    """Every metric: its heading, its key in files, whether it has an interval, what it is."""
+    lines = ["| column | in `summary.json` | 95 % interval | definition |", "|" + " --- |" * 4]
+    for metric in METRICS:
+        interval = "yes" if metric.has_interval else "no"
+        lines.append(f"| {metric.heading} | `{metric.name}` | {interval} | {metric.help} |")
+    return "\n".join(lines) + "\n"
 
 
 def _cell(record: Record, words: Sequence[str], form: str) -> str:

@@ -457,7 +457,8 @@ class Judge:
 
 
 def _estimate(row: SummaryRow, key: str) -> Estimate:
-    return Estimate(number(row, key), interval(row, key), few=n_of(row, key) < FEWEST)
+    few, compares = n_of(row, key) < FEWEST, key.endswith("speedup")
+    return Estimate(number(row, key), interval(row, key), few=few, compares=compares)
 
 
 def compare(claim: Claim, task: str, mat: Estimate, speedup: Estimate, lacking: str = "") -> str:

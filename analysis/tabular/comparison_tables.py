@@ -34,8 +34,12 @@ def context_cells(row: SummaryRow) -> dict[str, Cell]:
     """What a speedup stands on: over plain decoding by either engine, and how fast that is."""
     few = n_of(row, "speedup") < FEWEST
     return {
-        "over eager ar [95 %]": Estimate(row["speedup_eager"], row["speedup_eager_ci"], few=few),
-        "over graph ar [95 %]": Estimate(row["speedup_graph"], row["speedup_graph_ci"], few=few),
+        "over eager ar [95 %]": Estimate(
+            row["speedup_eager"], row["speedup_eager_ci"], few=few, compares=True
+        ),
+        "over graph ar [95 %]": Estimate(
+            row["speedup_graph"], row["speedup_graph_ci"], few=few, compares=True
+        ),
         "bandwidth share": Estimate(row["bandwidth_share"]),
     }
 

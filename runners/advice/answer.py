@@ -214,7 +214,7 @@ def _range(speed: Speed) -> str:
 def _cell(speed: Speed | None) -> Cell:
     if speed is None:
         return Estimate(None)
-    return Estimate(speed.value, speed.interval, few=speed.prompts < FEWEST)
+    return Estimate(speed.value, speed.interval, few=speed.prompts < FEWEST, compares=True)
 
 
 def _flat(text: str) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.manifest import BASELINE
+from specbench.results.metrics import standing_word
 from specbench.results.summary_schema import interval
 from specbench.results.wording import case_words, verdict_words
 
@@ -51,16 +52,17 @@ def measured(row: SummaryRow, key: str) -> Estimate:
     if BASELINE in (row["method"], row["label"]):
         return Estimate(value)
     cases = row["n_cases"] if key == "mat" else row.get("n_timed", row["n_cases"])
-    return Estimate(value, interval(row, key), few=cases < FEWEST)
+    few, compares = cases < FEWEST, key.endswith("speedup")
+    return Estimate(value, interval(row, key), few=few, compares=compares)
 
 
 def against_cell(standing: Standing | None) -> Cell:
     """``slower, p 0.012``."""
     if standing is None:
         return ABSENT
-    words, p = standing["verdict"], standing["p"]
-    if words == "too few":
-        words, p = "too few cases", None
+    words, p = standing_word(standing["verdict"]), standing["p"]
+    if standing["verdict"] == "too few":
+        p = None
     text = words if p is None else f"{words}, p {'<0.001' if p < 5e-4 else f'{p:.3f}'}"
     return Fact(text, {AGAINST: standing["verdict"], f"p {AGAINST}": p})
 

@@ -15,6 +15,7 @@ ABSENT = "–"
 
 # An interval of two cases reaches from nothing to hundreds of times the value.
 FEWEST = 3
+TOO_FEW = "too few cases"
 
 
 def number(value: float | None, form: str) -> str:
@@ -31,6 +32,7 @@ class Estimate:
         interval: None where none can be given.
         digits: after the point, in text; a program gets six significant digits.
         few: there are fewer than :data:`FEWEST` cases, hence no interval.
+        compares: it is a ratio of speeds, of which too few cases say nothing.
         claimed: by a paper, which gives no interval; ``qualifier``: what it says before the number,
             as ``up to``.
         leads: nothing in its column is shown to be better.
@@ -43,10 +45,13 @@ class Estimate:
     claimed: bool = False
     qualifier: str = ""
     leads: bool = False
+    compares: bool = False
 
     def __str__(self) -> str:
         if self.value is None:
             return ABSENT
+        if self.few and self.compares:
+            return TOO_FEW
         text = f"{self.qualifier} {self.value:.{self.digits}f}".lstrip()
         if self.interval is None:
             return f"{text} [{ABSENT}]" if self.few else text
@@ -58,7 +63,7 @@ class Estimate:
     @property
     def alone(self) -> Estimate:
         """The number without its interval."""
-        return replace(self, interval=None, few=False)
+        return replace(self, interval=None, few=self.few and self.compares)
 
     @property
     def degenerate(self) -> bool:

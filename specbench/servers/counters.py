@@ -2,7 +2,7 @@
 
 Ours: a step is a target pass after the prompt's; it commits the accepted draft tokens and one more.
 MAT is (new tokens - 1) / steps, and steps without a draft count. Their acceptance lengths differ
-from it in three ways, which docs/metrics.md shows: some leave out steps without a draft, some count
+from it in three ways, which docs/servers.md shows: some leave out steps without a draft, some count
 the prompt's token, some leave out the token that every step adds.
 """
 

@@ -21,7 +21,7 @@ from specbench.servers.counters import (
 from specbench.servers.engines import ENGINES
 
 TABLE = [words for name in ("vllm", "sglang", "llamacpp") for words in ENGINES[name].counters]
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "servers.md"
 # The page's example: what each server says of it.
 N_NEW, STEPS, ACCEPTED, DRAFTED = 12, 4, 7, 18
 SAID = {
