@@ -228,6 +228,8 @@ def _lines(axes: Axes, panel: Panel, every: Mapping[tuple[str, str], Look]) -> N
     elif all(float(place).is_integer() for place in places):
         nbins = max(3, 8 // axes.get_gridspec().ncols)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=nbins, integer=True))
+        if len(places) <= nbins:
+            axes.set_xticks(places)
         if len(places) == 1:
             axes.set(xticks=places, xlim=(places[0] - 0.5, places[0] + 0.5))
     _label(axes, panel)

@@ -163,5 +163,6 @@ def _highest(found: Sequence[Found], knobs: Sequence[str], key: str) -> str:
         word = f"predicted {word}"
     title = f"{sweep.method} has its highest {word}, {value:.2f}, at {where}"
     if (undecided := len(sweep.leaders(key)) - 1) > 0:
-        title = f"{title}; {undecided} other settings are undecided"
+        others = "1 other setting is" if undecided == 1 else f"{undecided} other settings are"
+        title = f"{title}; {others} undecided"
     return title
