@@ -24,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import pictures_of
+from analysis.frame import records_sheet
 from analysis.plots.layout import Drawing, save
 from analysis.plots.style import styled
 from analysis.runs.acceptance import rows_of_target_pass
@@ -34,7 +35,6 @@ from analysis.runs.leaders import verdict_of
 from analysis.runs.load import Run, load_runs, load_surfaces
 from analysis.runs.settings import flat, typed_value, without_names
 from analysis.tabular.comparison_tables import comparison_table
-from analysis.tabular.records_sheet import records_sheet
 from analysis.tabular.table import sheet
 from specbench.errors import ResultsError, first_line
 from specbench.results.records import CaseRecord

@@ -20,6 +20,7 @@ from pathlib import Path
 import jinja2
 
 from analysis.figures import pictures_of
+from analysis.frame import records_sheet
 from analysis.papers import by_reproduction
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
@@ -27,10 +28,8 @@ from analysis.runs.captions import decoding_words, disturbed_text, slow_baseline
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons, run_names
 from analysis.runs.leaders import verdict_of, wrong_words_of
-from analysis.runs.load import Run
+from analysis.runs.load import Run, last_parts
 from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table
-from analysis.tabular.provenance import last_parts
-from analysis.tabular.records_sheet import records_sheet
 from analysis.tabular.table import ResultTable, csv_text
 from specbench.results.decision import SPEEDUP
 from specbench.results.estimate import ABSENT, Estimate, numeric_columns

@@ -16,14 +16,21 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
+from analysis.frame import WHERE, records_sheet
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
-from analysis.tabular.latex import to_latex
 from analysis.tabular.overviews import engine_table
-from analysis.tabular.records_sheet import WHERE, records_sheet
-from analysis.tabular.table import ResultTable, column_name, csv_text, sheet, to_markdown, to_rich
+from analysis.tabular.table import (
+    ResultTable,
+    column_name,
+    csv_text,
+    sheet,
+    to_latex,
+    to_markdown,
+    to_rich,
+)
 from specbench.errors import ResultsError
 from specbench.results.statistics.summary import ESTIMATORS
 

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
-from analysis.tabular.provenance import last_parts
+from analysis.runs.load import last_parts
 from specbench.errors import ResultsError
 from specbench.paths import PROJECT
 from specbench.results.manifest import RunManifest

@@ -18,6 +18,7 @@ from pathlib import Path
 import matplotlib
 import pandas as pd
 
+from analysis.frame import records_sheet
 from analysis.plots.charts import Point, Series
 from analysis.plots.layout import Drawing, save
 from analysis.plots.style import RC
@@ -25,7 +26,6 @@ from analysis.plots.sweeps import figure_name
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run, usable_runs
-from analysis.tabular.records_sheet import records_sheet
 from specbench.errors import SpecBenchError
 from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate

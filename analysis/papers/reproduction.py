@@ -144,7 +144,7 @@ def settings_tables(
 def task_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     """Of each comparison the methods, and where it has several tasks these, too."""
     for comparison in of.comparisons(runs):
-        table = comparison_table(comparison)
+        table = comparison_table(comparison, not_run=True)
         words = filter(None, [claimed_for(claims_beside([comparison])), table.caption])
         yield replace(table, caption="\n".join(words))
         if len(comparison.tasks) > 1:

@@ -198,13 +198,12 @@ def make_comparisons(
         key = (run.model, run.dataset, *conditions(run), len(questions), questions, kind)
         by_key.setdefault(key, []).append(run)
     comparisons = []
-    for key, members in sorted(by_key.items(), key=lambda item: item[0]):
-        kind = key[-1]
+    for key in sorted(by_key):
+        members, kind = by_key[key], key[-1]
         entries = [entry for run in members for entry in _entries(run, kind, claims)]
-        methods = {str(entry.method) for entry in entries} | {BASELINE}
-        comparisons.append(
-            ComparedRuns(members, entries, claims_not_run(members[0], methods, claims), kind)
-        )
+        methods = {entry.method for entry in entries} | {BASELINE}
+        not_run = claims_not_run(members[0], methods, claims)
+        comparisons.append(ComparedRuns(members, entries, not_run, kind))
     return _told_apart(comparisons)
 
 
@@ -215,12 +214,12 @@ def _told_apart(comparisons: Sequence[ComparedRuns]) -> list[ComparedRuns]:
         run = comparison.runs[0]
         same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.timing)
         alike.setdefault((*same, comparison.estimator), []).append(i)
-    made = list(comparisons)
+    apart = list(comparisons)
     for places in alike.values():
         words = run_words([comparisons[i].runs for i in places])
-        for i, told in zip(places, words, strict=True):
-            made[i] = replace(comparisons[i], told=told)
-    return made
+        for i, settings in zip(places, words, strict=True):
+            apart[i] = replace(comparisons[i], told=settings)
+    return apart
 
 
 def conditions(run: Run) -> tuple[Any, ...]:
@@ -266,13 +265,9 @@ def run_names(runs: Iterable[Run]) -> dict[Path, str]:
 
 
 def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[ComparedLabel]:
+    context = baseline_context(run.manifest)
     rows = summarize(
-        run.records,
-        run.labels,
-        run.baseline,
-        seed=run.seed,
-        estimator=estimator,
-        context=baseline_context(run.manifest),
+        run.records, run.labels, run.baseline, run.seed, estimator=estimator, context=context
     )
     disturbed = disturbance(run.records, run.superseded, rows, run.baseline, run.seed)
     entries = []

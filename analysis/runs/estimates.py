@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from specbench.arrays import FloatArray
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.records import PHASES, CaseRecord
 from specbench.results.statistics.aggregate import timed_turns
@@ -51,35 +50,27 @@ def pooled_ratio(
         seed: of the bootstrap.
         at_most: what the ratio cannot exceed, e.g. 1 for a share; neither does its interval.
     """
-    # By case and repeat what is above and below the line.
-    totals: dict[str, dict[int, FloatArray]] = {}
-    categories: dict[str, str] = {}
-    repeats: set[int] = set()
-    for record in records:
-        counts = above(record), below(record)
-        if record.status == "failed" or counts[0] is None or counts[1] is None:
-            continue
-        of_unit = totals.setdefault(record.unit, {})
-        of_unit[record.repeat] = of_unit.get(record.repeat, 0.0) + np.array(counts, float)
-        # A group's cases are of several.
-        categories[record.unit] = record.category if record.batch is None else ""
-        repeats.add(record.repeat)
-    # Sorted, so that a run that was interrupted and resumed gives the same intervals.
-    ids = sorted(totals)
-    each = np.array(
-        [[totals[case].get(r, np.zeros(2)) for case in ids] for r in sorted(repeats)]
-    ).reshape(len(repeats), len(ids), 2)
+    counts = [(r, above(r), below(r)) for r in records if r.status != "failed"]
+    counts = [(r, a, b) for r, a, b in counts if a is not None and b is not None]
+    # By unit and repeat; sorted, so that a run that was resumed gives the same intervals.
+    units = {unit: i for i, unit in enumerate(sorted({r.unit for r, _, _ in counts}))}
+    repeats = sorted({r.repeat for r, _, _ in counts})
+    each = np.zeros((len(repeats), len(units), 2))
+    for r, a, b in counts:
+        each[repeats.index(r.repeat), units[r.unit]] += a, b
     whole = each.sum(axis=0)
     value = ratio_of_totals(whole[:, 0], whole[:, 1])
     if not math.isfinite(value):
         return Estimate(None)
     counted = whole[:, 1] > 0
     columns = np.concatenate([whole[None], each])[:, counted]
-    strata = strata_of([categories[case] for case, used in zip(ids, counted, strict=True) if used])
-    found = log_ratios(columns[..., :1], columns[..., 1:], strata, seed)
-    if found is None:
+    # A group's cases are of several categories.
+    categories = {r.unit: r.category if r.batch is None else "" for r, _, _ in counts}
+    strata = strata_of([categories[u] for u, used in zip(units, counted, strict=True) if used])
+    ratios = log_ratios(columns[..., :1], columns[..., 1:], strata, seed)
+    if ratios is None:
         return Estimate(value, few=int(counted.sum()) < FEWEST)
-    low, high = found.interval(0, value)
+    low, high = ratios.interval(0, value)
     return Estimate(value, (low, min(high, at_most)))
 
 
@@ -103,30 +94,21 @@ def _speedups(
     timed: Iterable[CaseRecord], by: str, label: str, baseline: str | None
 ) -> pd.Series[float]:
     """Tokens/s over the baseline's by a field of the records, where both were timed."""
-    totals = _totals(timed, by)
-    speeds = (totals["tokens"] / totals["seconds"]).unstack()
+    turns = pd.DataFrame(
+        [
+            (getattr(r, by), r.label, (r.repeat, r.unit, r.turn), decoded_tokens(r), r.decode_s)
+            for r in timed
+        ],
+        columns=[by, "label", "together", "tokens", "seconds"],
+    )
+    # Turns decoded at once take together what the longest of them takes.
+    groups = turns.groupby([by, "label", "together"], sort=False)
+    totals = groups.agg({"tokens": "sum", "seconds": "max"}).groupby([by, "label"], sort=False)
+    speeds = totals.sum().eval("tokens / seconds").unstack()
     if not {label, baseline} <= set(speeds):
         return pd.Series(dtype=float)
     ratios = speeds[label] / speeds[baseline]
     return ratios[np.isfinite(ratios)]
-
-
-def _totals(timed: Iterable[CaseRecord], by: str) -> pd.DataFrame:
-    """Tokens and seconds by a field of the records and label.
-
-    Turns decoded at once take together what the longest of them takes.
-    """
-    turns = [
-        (getattr(r, by), r.label, (r.repeat, r.unit, r.turn), decoded_tokens(r), r.decode_s)
-        for r in timed
-    ]
-    return (
-        pd.DataFrame(turns, columns=[by, "label", "together", "tokens", "seconds"])
-        .groupby([by, "label", "together"], sort=False)
-        .agg({"tokens": "sum", "seconds": "max"})
-        .groupby([by, "label"], sort=False)
-        .sum()
-    )
 
 
 def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
@@ -31,6 +32,8 @@ from specbench.results.wording import thinking
 from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED, JsonObject, read_jsonl
 
+# Two folders and more, or a file in the home folder, from the file system's root.
+_PATH = re.compile(r"(?<![\w.:/])(?:~|/[^\s/,;:'\"\]})]+)(?:/[^\s/,;:'\"\]})]+)+/?")
 _NO_DTYPE = "dtype not recorded"
 
 
@@ -70,7 +73,6 @@ class Run:
 
     @property
     def weights(self) -> str:
-        """The weights that passes read where these are shorter; "" where they are not."""
         return f"{self._loaded.weights} weights" if self._loaded.weights else ""
 
     @property
@@ -87,7 +89,7 @@ class Run:
 
     @property
     def batch(self) -> int:
-        """Texts that our engine decoded in lock-step."""
+        """Sequences that our engine decoded in lock-step."""
         return int(self.manifest.setting("batch", "size") or 1)
 
     @property
@@ -106,32 +108,21 @@ class Run:
 
     @functools.cached_property
     def depths(self) -> Mapping[tuple[int, str, int, str], Sequence[int]]:
-        """Depth of each step's draft by turn; empty where the run's steps were not kept.
-
-        Raises:
-            specbench.storage.jsonl.RecordError: the table of steps cannot be read.
-        """
+        """Depth of each step's draft by turn; empty where the run's steps were not kept."""
         path = self.path / STEPS
         return {trace.key: trace.depth for trace in read_steps(path)} if path.exists() else {}
 
     @functools.cached_property
     def questions(self) -> Mapping[str, int]:
         """The cases that were asked, by id, each with a checksum of its first turn's prompt."""
-        prompts: dict[str, CaseRecord] = {}
-        for record in self.records:
-            if record.turn:
-                continue
-            known = prompts.get(record.case_id)
-            if known is None or not known.n_prompt:  # a turn that failed early has no prompt
-                prompts[record.case_id] = record
+        first = [record for record in self.records if not record.turn]
+        # A turn that failed early has no prompt, another label's has.
+        prompts = {r.case_id: r for r in sorted(first, key=lambda r: bool(r.n_prompt))}
         hashes = {case: r.prompt_sha or ids_sha256(r.prompt_ids) for case, r in prompts.items()}
         return {case: zlib.crc32(digest.encode()) for case, digest in hashes.items()}
 
     def tells_draft_time(self, label: str) -> bool:
-        """Whether the clock could tell a label's drafting from the target's passes.
-
-        It cannot where the two overlapped, nor is it known of runs that do not say who did that.
-        """
+        """Whether the clock could tell a label's drafting from the target's passes."""
         overlapping = self._loaded.overlapping
         serial = self._loaded.overlap == "serial"
         return serial or (overlapping is not None and label not in overlapping)
@@ -153,11 +144,7 @@ class Run:
 
     @functools.cached_property
     def left_out(self) -> Mapping[str, str]:
-        """The labels that do not count, with their reasons.
-
-        Raises:
-            specbench.storage.jsonl.RecordError: ``errors.jsonl`` is damaged.
-        """
+        """The labels that do not count, with their reasons."""
         errors, _ = read_jsonl(self.path / ERRORS, error_line)
         return left_out(self.records, self.manifest, errors)
 
@@ -404,3 +391,8 @@ def usable_runs(
             "one record. Make one: python run.py"
         )
     return shown, hidden
+
+
+def last_parts(text: str) -> str:
+    """Return the text with each absolute path in it cut to its last part: ``…/b.jsonl``."""
+    return _PATH.sub(lambda path: f"…/{PurePath(path[0]).name}", text)

@@ -21,12 +21,12 @@ _CONDITIONS = {"dataset", "generation", "verifier", "seed"}
 
 def varied_knobs(labels: Sequence[Labelled]) -> list[dict[str, object]]:
     """For each label of a run, the knobs that tell it from other labels of its name."""
-    found: list[dict[str, object]] = [{} for _ in labels]
-    for places in _by_label(labels).values():
-        each = [without_names(run.knobs(label)) for run, label in (labels[i] for i in places)]
+    varied: list[dict[str, object]] = [{} for _ in labels]
+    for places in _by_label(labels):
+        each = [without_names(labels[i][0].knobs(labels[i][1])) for i in places]
         for i, own in zip(places, apart(each), strict=True):
-            found[i] = own
-    return found
+            varied[i] = own
+    return varied
 
 
 def other_settings(labels: Sequence[Labelled]) -> list[dict[str, object]]:
@@ -35,20 +35,12 @@ def other_settings(labels: Sequence[Labelled]) -> list[dict[str, object]]:
     Keys are those that a user types; a label's own knobs are left out.
     """
     each = apart([flat(run.manifest.identity or {}) for run, _ in labels])
-    return [
-        {
-            key: value
-            for key, value in own.items()
-            if key.rpartition(".")[2] not in _ASIDE and not _is_own(run, label, key, value)
-        }
-        for (run, label), own in zip(labels, each, strict=True)
-    ]
-
-
-def _is_own(run: Run, label: str, key: str, value: object) -> bool:
-    group, _, knob = key.partition(".")
-    knobs = run.knobs(label)
-    return group == "method" and knob in knobs and knobs[knob] == value
+    others = []
+    for (run, label), settings in zip(labels, each, strict=True):
+        own = {f"method.{knob}": value for knob, value in run.knobs(label).items()}
+        keys = [key for key in settings if key.rpartition(".")[2] not in _ASIDE]
+        others.append({k: settings[k] for k in keys if k not in own or own[k] != settings[k]})
+    return others
 
 
 def setting_words(labels: Sequence[Labelled]) -> list[str]:
@@ -59,7 +51,7 @@ def setting_words(labels: Sequence[Labelled]) -> list[str]:
     ``method.leader_len=1``. "" where there is one of the name, or nothing differs.
     """
     words = [_typed(own) for own in varied_knobs(labels)]
-    for places in _by_label(labels).values():
+    for places in _by_label(labels):
         if len({words[i] for i in places}) < len(places):
             for i, more in zip(places, other_settings([labels[i] for i in places]), strict=True):
                 words[i] = ", ".join(filter(None, [words[i], _typed(more)]))
@@ -71,43 +63,32 @@ def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
 
     ``dataset.path=b.jsonl``; methods and their knobs are what labels say.
     """
-    if len(groups) < 2:
-        return [""] * len(groups)
-    shared = [_shared([_conditions(run) for run in runs]) for runs in groups]
-    return [_typed(_short_paths(own, shared)) for own in apart(shared)]
+    shared = []
+    for runs in groups:
+        first, *others = [flat(run.manifest.identity or {}) for run in runs]
+        keys = [k for k in first if k.partition(".")[0] in _CONDITIONS]
+        keys = [k for k in keys if k.rpartition(".")[2] not in _ASIDE]
+        shared.append({k: first[k] for k in keys if all(o.get(k) == first[k] for o in others)})
+    return [_typed(own) for own in _with_short_paths(apart(shared))]
 
 
-def _conditions(run: Run) -> dict[str, object]:
-    own = run.manifest.identity or {}
-    return flat({key: value for key, value in own.items() if key in _CONDITIONS})
+def _with_short_paths(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """The settings with each path by its last part where no other one has the same."""
+    shorter = [dict(own) for own in each]
+    for key in {key for own in each for key in own if key.endswith(".path")}:
+        paths = {str(own[key]) for own in each if own.get(key) is not None}
+        if len({Path(path).name for path in paths}) == len(paths):
+            for own in shorter:
+                own |= {key: Path(str(own[key])).name} if own.get(key) is not None else {}
+    return shorter
 
 
-def _shared(each: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    first, *others = each
-    return {
-        key: value
-        for key, value in first.items()
-        if key.rpartition(".")[2] not in _ASIDE and all(o.get(key) == value for o in others)
-    }
-
-
-def _short_paths(
-    own: Mapping[str, object], others: Sequence[Mapping[str, object]]
-) -> dict[str, object]:
-    """A path by its last part where no other one has the same."""
-    found = dict(own)
-    for key, value in own.items():
-        paths = {str(other[key]) for other in others if other.get(key) is not None}
-        if key.endswith(".path") and len({Path(path).name for path in paths}) == len(paths):
-            found[key] = Path(str(value)).name if value is not None else None
-    return found
-
-
-def _by_label(labels: Sequence[Labelled]) -> dict[str, list[int]]:
+def _by_label(labels: Sequence[Labelled]) -> list[list[int]]:
+    """The places of each label that is there more than once."""
     places: dict[str, list[int]] = {}
     for i, (_, label) in enumerate(labels):
         places.setdefault(label, []).append(i)
-    return {label: found for label, found in places.items() if len(found) > 1}
+    return [of_label for of_label in places.values() if len(of_label) > 1]
 
 
 def apart(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -124,13 +105,11 @@ def without_names(knobs: Mapping[str, object]) -> dict[str, object]:
 
 def flat(node: Mapping[str, object], above: str = "") -> dict[str, object]:
     """Leaves of nested settings by their dotted keys."""
-    found: dict[str, object] = {}
+    leaves: dict[str, object] = {}
     for key, value in node.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{above}{key}.")
-        else:
-            found[f"{above}{key}"] = value
-    return found
+        leaf = {f"{above}{key}": value}
+        leaves |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else leaf
+    return leaves
 
 
 def _typed(settings: Mapping[str, object]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from analysis.runs.captions import captions_once, decoding_words
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS, Claim
@@ -44,7 +44,7 @@ def context_cells(row: SummaryRow) -> dict[str, Cell]:
     }
 
 
-def comparison_table(*comparisons: ComparedRuns, most: int | None = None) -> ResultTable:
+def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> ResultTable:
     """The first table, and in full the wide one that papers use.
 
     A row per label, in short the six columns of :mod:`specbench.results.decision`, in full also a
@@ -52,8 +52,7 @@ def comparison_table(*comparisons: ComparedRuns, most: int | None = None) -> Res
 
     Args:
         comparisons: of one timing.
-        most: of a comparison's methods, the fastest, or of the highest MAT where nothing was
-            timed; the caption says how many there are.
+        not_run: whether rows of methods follow for which a paper has numbers and that were not run.
     """
     several = [*_APART][:2] if len(comparisons) > 1 else []  # a model and its data go together
     apart = {
@@ -67,14 +66,14 @@ def comparison_table(*comparisons: ComparedRuns, most: int | None = None) -> Res
     for comparison in comparisons:
         where: dict[str, Cell] = {heading: of(comparison) for heading, of in apart.items()}
         stands = standings(comparison)
-        for entry in _fastest(comparison, most, text):
+        for entry in rows_once(comparison):
             standing = stands.get((entry.run.path, entry.label))
             plain = entry.label == entry.run.baseline  # one run's stands for all
             name = {"method": entry.label if plain else comparison.name_of(entry)}
             rows.append({**where, **name, **_result_cells(entry, standing, comparison.tasks)})
             notes.append(entry.note(entry.label))
         # Per-task numbers of a claim would be taken for measured ones here.
-        for claim in comparison.not_run:
+        for claim in comparison.not_run if not_run else ():
             rows.append({**where, "method": claim.method, **_not_run_cells(claim)})
             notes.append(claim.note(claim.method))
     title = comparisons[0].title if len(comparisons) == 1 else "Methods compared"
@@ -93,19 +92,6 @@ def verdicts(comparisons: Sequence[ComparedRuns]) -> list[str]:
     """What each comparison says, in a sentence; of several with their titles."""
     said = [(comparison.title, verdict_of(comparison)) for comparison in comparisons]
     return [words if len(said) == 1 else f"{title}: {words}" for title, words in said if words]
-
-
-def _fastest(comparison: ComparedRuns, most: int | None, text: list[str]) -> list[ComparedLabel]:
-    entries = rows_once(comparison)
-    drafting = comparison.drafting
-    if most is None or len(drafting) <= most:
-        return entries
-    timed = any(entry.overall["speedup"] is not None for entry in drafting)
-    key: Literal["speedup", "mat"] = "speedup" if timed else "mat"
-    first = sorted(comparison.ranked, key=lambda entry: -(entry.overall[key] or 0.0))[:most]
-    words = "fastest" if timed else "of highest MAT"
-    text.append(f"{comparison.title}: the {most} {words} of {len(drafting)} settings.")
-    return [e for e in entries if e.label == e.run.baseline or e in first]
 
 
 # Of a title, by where the times below it come from.

@@ -1,31 +1,30 @@
-"""Tables as frames of cells, and the one writer of each form."""
+"""Tables as frames of cells, and their forms: terminal, Markdown, CSV, LaTeX."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from analysis.runs.claims import VERDICT_RULE, VERDICT_WORDS
 from specbench.results.decision import AGAINST, DECISION
-from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
+from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact, numeric_columns
 from specbench.results.fitted_table import INTERVAL, FittedTable, in_short
+from specbench.results.metrics import METRICS
+from specbench.results.names import DATASETS, MODELS, display_name
 
-# Columns that tables show on request only, and their CSV files always.
+# Columns that tables without a choice of their own show on request only.
 _FURTHER = (
     "tokens/s [95 %]", "geo. mean [95 %]", "over eager ar [95 %]", "over graph ar [95 %]",
-    "bandwidth share", "J/token", "claimed tokens/s", "claimed on", "measured on",
-    "claimed in",
+    "bandwidth share", "J/token", "claimed tokens/s", "claimed on", "measured on", "claimed in",
 )  # fmt: skip
-# The one number that is never shown without its interval.
-_HEADLINE = "speedup [95 %]"
+_RULE = (VERDICT_RULE, VERDICT_WORDS)  # of the notes, what holds for all rows
+_HEADLINE = "speedup [95 %]"  # never shown without its interval
 _FEW = f"[{ABSENT}]: no interval, because there are fewer than {FEWEST} cases."
-_ALIKE = (
-    "[=]: the interval has no width to speak of (a thousandth at most), because the cases hardly "
-    "differ; among a few cases that can be chance."
-)
+_ALIKE = "[=]: an interval without width, because the cases hardly differ."
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,10 @@ class ResultTable:
     """A table, whatever it is printed as.
 
     Attributes:
-        frame: headings and cells; a cell is text or an :class:`Estimate`.
-        notes: below the table, besides its caption.
+        frame: headings and cells; a cell is text, an :class:`Estimate` or a :class:`Fact`.
+        notes: about claims, below the table.
         short: the columns that are shown at first, one with intervals by its name without
-            ``[95 %]`` where it is shown without them; none: by :data:`_FURTHER`.
+            ``[95 %]`` where it is shown without them; none: all but :data:`_FURTHER`.
         groups: so many leading columns head the rows that share them.
         head: sentences above the table, which say what it shows.
     """
@@ -59,45 +58,36 @@ class ResultTable:
         short: Sequence[str] = (),
         groups: int = 0,
     ) -> ResultTable:
-        """A table of rows, each its cells by heading.
-
-        The first row names the columns in their order; what another row lacks is absent there.
-        """
+        """Make a table of rows, each its cells by heading; what a row lacks is absent there."""
         frame = pd.DataFrame(rows, dtype=object).fillna(ABSENT)
         return cls(title, caption, frame, notes, short, groups)
 
     def in_short(self) -> ResultTable:
-        """Its first columns, and the rows that say something there.
-
-        The six of the decision are there even where nothing is known.
-        """
-        said = [str(name) for name in self.in_full().frame]
-        short = self.short or [
-            name if name == _HEADLINE else name.removesuffix(INTERVAL)
-            for name in said
-            if name not in _FURTHER
-        ]
-        kept = {*said, *(name.removesuffix(INTERVAL) for name in said)}
+        """Keep the first columns; those of the decision even where nothing is known."""
+        full = [str(name) for name in self.in_full().frame]
+        if not self.short:
+            further = [name for name in full if name not in _FURTHER]
+            return self.only([n if n == _HEADLINE else n.removesuffix(INTERVAL) for n in further])
+        kept = {*full, *(name.removesuffix(INTERVAL) for name in full)}
         kept |= {*DECISION} if AGAINST in self.short else set()
-        return self.only([name for name in short if name in kept])
+        return self.only([name for name in self.short if name in kept])
 
     def in_full(self) -> ResultTable:
-        """All columns that hold something."""
+        """Keep all columns that hold something."""
         if self.frame.empty:
             return self
-        said = self.frame.map(lambda cell: str(cell) not in (ABSENT, "")).any()
-        said.iloc[: self.groups + 1] = True
-        return replace(self, frame=self.frame.loc[:, said])
+        filled = _filled(self.frame).any()
+        filled.iloc[: self.groups + 1] = True
+        return replace(self, frame=self.frame.loc[:, filled])
 
     def only(self, headings: Sequence[str]) -> ResultTable:
-        """Some of its columns, after those that name a row, and the rows with something there."""
+        """Keep some columns, after those that name a row, and the rows with something there."""
         names = [str(name) for name in self.frame.columns[: self.groups + 1]]
         names += [name for name in headings if name not in names]
         frame = pd.DataFrame(in_short(self.frame, names), dtype=object)
-        said = frame.iloc[:, self.groups + 1 :].map(lambda cell: str(cell) not in (ABSENT, ""))
-        if len(said.columns):
-            frame = frame[said.any(axis=1)]
-        # Notes are about claims.
+        filled = _filled(frame.iloc[:, self.groups + 1 :])
+        if len(filled.columns):
+            frame = frame[filled.any(axis=1)]
         claims = any(name.startswith(("claimed", "verdict")) for name in names)
         return replace(self, frame=frame, notes=self.notes if claims else ())
 
@@ -107,32 +97,39 @@ class ResultTable:
 
     @property
     def foot(self) -> list[str]:
-        """The notes, and why some numbers have no interval."""
+        """What holds for all rows: how verdicts are found, why some numbers have no interval."""
         cells = [cell for row in self.rows for cell in row if isinstance(cell, Estimate)]
         few = any(cell.few and cell.value is not None for cell in cells)
         alike = any(cell.degenerate for cell in cells)
-        return [*self.notes, *([_FEW] if few else []), *([_ALIKE] if alike else [])]
+        rule = [note for note in self.notes if note in _RULE]
+        return [*rule, *([_FEW] if few else []), *([_ALIKE] if alike else [])]
+
+
+def _filled(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.map(lambda cell: str(cell) not in (ABSENT, ""))
 
 
 def to_rich(table: ResultTable) -> FittedTable:
-    """For a terminal; of the foot what holds for all rows, not where each claim is from."""
-    shared = [note for note in table.foot if note in (VERDICT_RULE, VERDICT_WORDS, _FEW, _ALIKE)]
-    text = "\n".join([table.caption, *shared])
-    title = "\n".join([table.title, *table.head])
-    return FittedTable(table.frame, title, text, table.groups)
+    """Lay a table out for a terminal; where each claim is from stands in files."""
+    text = "\n".join([table.caption, *table.foot])
+    return FittedTable(table.frame, "\n".join([table.title, *table.head]), text, table.groups)
+
+
+# --- Markdown -------------------------------------------------------------------------------------
 
 
 def to_markdown(tables: Sequence[ResultTable]) -> str:
-    """For a README or an issue."""
+    """Write tables for a README or an issue."""
     parts = []
     for table in tables:
         words = table.frame.map(_markdown_cell).rename(columns=_markdown_cell)
         grid = words.to_markdown(index=False, tablefmt="github", disable_numparse=True)
-        title = _one_line(_without_tags(table.title))
-        head = "".join(f"**{_without_tags(_one_line(said))}**\n\n" for said in table.head)
+        head = "".join(f"**{_without_tags(_one_line(sentence))}**\n\n" for sentence in table.head)
+        title = _without_tags(_one_line(table.title))
         parts.append(f"### {title}\n\n{head}{grid}\n\n{_without_tags(table.caption)}\n")
-        if table.foot:
-            parts[-1] += "\n" + "".join(f"- {_without_tags(note)}\n" for note in table.foot)
+        notes = [note for note in table.notes if note not in _RULE] + table.foot
+        if notes:
+            parts[-1] += "\n" + "".join(f"- {_without_tags(note)}\n" for note in notes)
     return "\n".join(parts)
 
 
@@ -149,49 +146,42 @@ def _one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
+# --- CSV ------------------------------------------------------------------------------------------
+
+
 def sheet(tables: Sequence[ResultTable]) -> pd.DataFrame:
-    """For a program: all columns under names of small letters, cells in their parts.
+    """Make one frame for a program: columns under names of small letters, cells in their parts.
 
     An estimate is followed by the bounds of its interval, a claimed number by its qualifier. Of
     several tables the first column has the title, and what one lacks is empty.
     """
-    sheets = [_sheet(table.frame) for table in tables]
-    if len(sheets) > 1:
-        for each, table in zip(sheets, tables, strict=True):
-            each.insert(0, "table", table.title)
+    sheets = []
+    for table in tables:
+        columns: dict[str, list[object]] = {}
+        for heading in table.frame:
+            cells = [_parts(str(heading), cell) for cell in table.frame[heading]]
+            for part in dict.fromkeys(part for cell in cells for part in cell):
+                columns[part] = [cell.get(part) for cell in cells]
+        sheets.append(pd.DataFrame(columns, dtype=object))
+        if len(tables) > 1:
+            sheets[-1].insert(0, "table", table.title)
     return pd.concat(sheets)
 
 
-def _sheet(frame: pd.DataFrame) -> pd.DataFrame:
-    columns: dict[str, list[object]] = {}
-    for heading in frame:
-        cells = [_parts(str(heading), cell) for cell in frame[heading]]
-        for part in dict.fromkeys(part for cell in cells for part in cell):
-            columns[part] = [cell.get(part) for cell in cells]
-    return pd.DataFrame(columns, dtype=object)
-
-
 def csv_text(frame: pd.DataFrame) -> str:
-    """A sheet as CSV; numbers with six significant digits."""
-    text = frame.map(_bare).to_csv(index=False, lineterminator="\n")
-    return str(text)
+    """Write a sheet as CSV; numbers with six significant digits."""
+    return str(frame.map(_plain).to_csv(index=False, lineterminator="\n"))
 
 
 # Columns that ``summary.json`` has too are called as there.
-_COLUMNS = {
-    "data": "dataset",
-    "J/token": "joules_per_token",
-    "end-to-end": "end_to_end_speedup",
-    "geo. mean": "geomean_speedup",
-    "over eager ar": "speedup_eager",
-    "over graph ar": "speedup_graph",
-}
+_KEYS = {"data": "dataset", **{metric.heading: metric.name for metric in METRICS}}
+_KEYS["tokens/s"] = "tokens_per_s"
 
 
 def column_name(heading: str) -> str:
     """``target_params_l_new`` of ``target Params × L_new``."""
     words = heading.removesuffix(INTERVAL)
-    words = _COLUMNS.get(words, words).replace("/", " per ").lower()
+    words = _KEYS.get(words, words).replace("/", " per ").lower()
     return re.sub(r"[^a-z0-9]+", "_", words).strip("_")
 
 
@@ -202,32 +192,146 @@ def _parts(heading: str, cell: Cell) -> dict[str, object]:
         return {column_name(part): value for part, value in cell.parts.items()}
     if not isinstance(cell, Estimate):
         return {name: cell}
-    found: dict[str, object] = {name: cell.value}
     if cell.claimed:
-        return found | ({f"{name}_qualifier": cell.qualifier} if cell.qualifier else {})
+        qualifier = {f"{name}_qualifier": cell.qualifier} if cell.qualifier else {}
+        return {name: cell.value, **qualifier}
     if not heading.endswith(INTERVAL):
-        return found
+        return {name: cell.value}
     low, high = cell.interval or (None, None)
-    return found | {f"{name}_low": low, f"{name}_high": high}
+    return {name: cell.value, f"{name}_low": low, f"{name}_high": high}
 
 
-def _bare(value: object) -> str:
+def _plain(value: object) -> str:
     if value is None or value != value:  # not a number
         return ""
     return f"{value:.6g}" if isinstance(value, float) else csv_cell(str(value))
 
 
 def csv_cell(text: str) -> str:
-    """Text that a spreadsheet takes for text, nothing for what is absent.
-
-    It would run ``=cmd|…`` as a formula.
-    """
+    """Give text that a spreadsheet does not take for a formula, nothing for what is absent."""
     if text == ABSENT:
         return ""
-    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text
+    number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text)
+    formula = text.startswith(("=", "+", "-", "@", "\t", "\r")) and not number
+    return f"'{text}" if formula else text
+
+
+# --- LaTeX ----------------------------------------------------------------------------------------
+
+_ROWS = 40  # of a float; more do not fit a page
+_NARROW, _WRAPPED = 48, 28  # characters across a paper's column, and of a cell that is not broken
+_CAPTION = 120  # characters of the conditions beside the title: two lines of a page
+_BOLD = "Bold: faster than plain decoding, and no method is shown faster."
+# Columns of names that a user types, which a reader knows by others.
+_NAMED = ("method", "setting", "model", "data", "first", "second")
+_PLACES = {name: words for name, words in (MODELS | DATASETS).items() if name != "demo"}
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+        "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+        "–": "--", "×": r"$\times$", "±": r"$\pm$", "<": "$<$", ">": "$>$", "≥": r"$\geq$",
+        "µ": r"$\mu$", "|": r"\textbar{}", "\n": " ", "Σ": r"$\Sigma$", "−": "$-$",
+        "“": "``", "”": "''", "…": r"\dots{}", "→": r"$\to$",
+    }
+)  # fmt: skip
+# Only a table that is wider than its column or page is made smaller.
+_FLOAT = r"""
+\begin{{{kind}}}
+\setlength{{\abovecaptionskip}}{{0pt}}\setlength{{\belowcaptionskip}}{{6pt}}
+\caption{{{caption}}}{label}
+\centering\small\setlength{{\tabcolsep}}{{4pt}}
+\resizebox{{\ifdim\width>\linewidth\linewidth\else\width\fi}}{{!}}{{%
+{tabular}}}
+{below}\end{{{kind}}}
+"""
+
+
+def to_latex(tables: Sequence[ResultTable]) -> str:
+    """Write a float for each table, or several of a long one; labels are ``tab:`` and the title."""
+    used: Counter[str] = Counter()
+    floats = ["% Needs \\usepackage{booktabs,array,graphicx}.\n"]
+    for table in tables:
+        label = f"tab:{column_name(table.title)}"
+        used[label] += 1
+        label += f"_{used[label]}" if used[label] > 1 else ""
+        floats += _floats(table.in_full(), label)
+    return "".join(floats)
+
+
+def _floats(table: ResultTable, label: str) -> Iterator[str]:
+    """Caption: the title and the first line of the conditions; claims' notes are comments."""
+    first, *lines = table.caption.split("\n")
+    if len(first) > _CAPTION:
+        first, lines = "", [first, *lines]
+    bold = any(isinstance(cell, Estimate) and cell.leads for row in table.rows for cell in row)
+    lines = [*table.head, *lines, *([_BOLD] if bold else []), *table.foot]
+    text = _latex(" ".join(filter(None, lines)))
+    below = f"\\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize {text}}}\n" if text else ""
+    notes = [note for note in table.notes if note not in _RULE]
+    comments = "".join(f"% {note}\n" for note in notes)
+    body = pd.DataFrame(
+        {name: [_named(str(name), cell) for cell in table.frame[name]] for name in table.frame},
+        dtype=object,
+    )
+    longest = [max((len(str(cell)) for cell in body[name]), default=0) for name in body]
+    columns = "".join(
+        "r" if number else r">{\raggedright\arraybackslash}p{3.4cm}" if size > _WRAPPED else "l"
+        for number, size in zip(numeric_columns(body), longest, strict=True)
+    )
+    cells = body.map(_latex_cell).rename(columns=lambda name: _heading(str(name), body[name]))
+    groups = cells.iloc[:, : table.groups]
+    repeated = (groups == groups.shift()).cumprod(axis=1).astype(bool)
+    rows = _ROWS // 2 if "p{" in columns else _ROWS
+    for start in range(0, max(1, len(cells)), rows):
+        end = start + rows
+        part = cells.iloc[start:end].copy()
+        part.iloc[1:, : table.groups] = groups.mask(repeated, "").iloc[start + 1 : end]
+        page = f" ({1 + start // rows} of {-(-len(cells) // rows)})" if len(cells) > rows else ""
+        yield _FLOAT.format(
+            kind="table" if sum(longest) + 2 * len(longest) <= _NARROW else "table*",
+            caption=_latex(f"{_with_names(table.title)}{page}. {first}".rstrip()),
+            label="" if start else f"\\label{{{label}}}",
+            tabular=part.to_latex(index=False, column_format=f"@{{}}{columns}@{{}}"),
+            below=below + comments if end >= len(cells) else "",
+        )
+
+
+def _heading(heading: str, cells: Sequence[Cell]) -> str:
+    """A heading, word below word where it is longer than all of its cells."""
+    words = [_latex(word) for word in re.split(" (?!%)", heading)]
+    if len(words) == 1 or len(heading) <= max((len(str(cell)) for cell in cells), default=0):
+        return " ".join(words)
+    return "\\shortstack{" + "\\\\{}".join(words) + "}"
+
+
+def _latex_cell(cell: Cell) -> str:
+    if isinstance(cell, Estimate):
+        value, _, interval = str(cell).partition(" [")
+        number = f"\\textbf{{{_latex(value)}}}" if cell.leads else _latex(value)
+        return f"{number}{{\\,\\scriptsize[{_latex(interval)}}}" if interval else number
+    text = re.sub(r", p (\$<\$)?([\d.]+)$", _p_value, _latex(str(cell)))
+    # TeX would take a bracket or a star that follows the row before for an option of it.
+    return f"{{}}{text}" if text[:1] in ("[", "*") else text
+
+
+def _p_value(match: re.Match[str]) -> str:
+    return f", $p {'<' if match[1] else '='} {match[2]}$"
+
+
+def _named(heading: str, cell: Cell) -> Cell:
+    """A cell with the name that a reader knows."""
+    if heading == "run":
+        return _with_names(str(cell))
+    if heading not in _NAMED or not isinstance(cell, str):
+        return cell
+    name, beside, settings = cell.partition(" (")
+    return f"{display_name(name)}{beside}{settings}"
+
+
+def _with_names(text: str) -> str:
+    """Text with the names of models and data that a reader knows."""
+    return re.sub(r"\w+", lambda word: _PLACES.get(word[0], word[0]), text)
+
+
+def _latex(text: str) -> str:
+    return text.translate(_LATEX)

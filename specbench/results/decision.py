@@ -34,12 +34,12 @@ def decision_cells(row: SummaryRow, standing: Standing | None) -> dict[str, Cell
         row: of the whole run.
         standing: against the fastest method; None where it is not known.
     """
+    speedup = measured(row, "speedup")
     leads = standing is not None and standing["verdict"] in _LEADING
+    faster = speedup.interval is not None and speedup.interval[0] > 1
     return {
         MAT: measured(row, "mat"),
-        SPEEDUP: replace(
-            measured(row, "speedup"), leads=leads and BASELINE not in (row["method"], row["label"])
-        ),
+        SPEEDUP: replace(speedup, leads=leads and faster),
         END_TO_END: measured(row, "end_to_end_speedup"),
         AGAINST: against_cell(standing),
         OUTPUTS: outputs_cell(row),
