@@ -149,7 +149,7 @@ def test_settings_that_may_be_as_fast_as_the_best_are_named():
 
     def said(run):
         (table,) = reproduction("ngrammys_table1").tables([run])
-        return [note for note in table.foot if note.startswith("(k*, w*) of")]
+        return [note for note in table.notes if note.startswith("(k*, w*) of")]
 
     words = "(k*, w*) of mistral7b on mtbench: (5, 4)"
     assert said(run) == [f"{words} or (10, 10), which the data cannot part."]
@@ -226,8 +226,8 @@ def test_intervals_are_left_out_or_bounded_and_a_table_says_so(run):
     cells = {"MAT [95 %]": mat(few), "x": Estimate(0.71, (0.71, 0.71))}
     page = ResultTable.of("t", "c", [cells], ["a note"])
     assert [str(cell).partition(" ")[2] for cell in page.rows[0]] == ["[–]", "[=]"]
-    assert page.foot[0] == "a note"
-    assert "fewer than 3 cases" in " ".join(page.foot) and "no width" in " ".join(page.foot)
+    assert [*page.notes] == ["a note"]
+    assert "fewer than 3 cases" in " ".join(page.foot) and "without width" in " ".join(page.foot)
     assert str(Estimate(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
 
 
