@@ -23,8 +23,8 @@ from analysis.runs.sweeps import swept_knobs
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import to_markdown
 from specbench.errors import ResultsError, first_line
+from specbench.results.conditions import DEFINITIONS
 from specbench.results.metrics import METRIC
-from specbench.results.wording import DEFINITIONS
 
 TITLE = "Speculative decoding compared"
 # Titles of panels by summary key, in the order of the sections.

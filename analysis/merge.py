@@ -35,7 +35,7 @@ from specbench.results.records import (
     SUMMARY,
     CaseRecord,
 )
-from specbench.results.statistics.run_summary import exit_code, run_summary
+from specbench.results.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 
 # What the files of lines hold.

@@ -16,8 +16,9 @@ from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.comparisons import conditions
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
+from specbench.results.conditions import Warned
 from specbench.results.records import SUMMARY
-from specbench.results.statistics.run_summary import compare_labels
+from specbench.results.run_summary import compare_labels
 from specbench.storage.jsonl import JsonObject, write_json
 
 
@@ -62,8 +63,8 @@ def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
         "leaders": found.leaders,
         "against_best": found.against_best,
         "verdict": found.verdict,
-        "notes": [
-            f"LEFT OUT: {label}, by {run.path.name}. {why}"
+        "warnings": [
+            Warned("LEFT_OUT", {"label": f"{label}, by {run.path.name}", "reason": why}).to_json()
             for run in runs
             for label, why in run.left_out.items()
         ],

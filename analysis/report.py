@@ -13,7 +13,7 @@ import argparse
 import base64
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,18 +24,18 @@ from analysis.frame import records_sheet
 from analysis.papers import by_reproduction
 from analysis.plots.layout import Drawing
 from analysis.plots.style import styled
-from analysis.runs.captions import decoding_words, disturbed_text, slow_baseline_words
+from analysis.runs.captions import conditions_of, warnings_of
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons, run_names
 from analysis.runs.leaders import verdict_of, wrong_words_of
 from analysis.runs.load import Run, last_parts
 from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table
 from analysis.tabular.table import ResultTable, csv_text
+from specbench.results.conditions import DEFINITIONS, joined
 from specbench.results.decision import SPEEDUP
-from specbench.results.estimate import ABSENT, Estimate, numeric_columns
+from specbench.results.estimate import Estimate, numeric_columns
 from specbench.results.names import display_name
 from specbench.results.records import OWN_ENGINE
-from specbench.results.wording import DEFINITIONS
 
 TEMPLATE = "report.html.jinja"
 
@@ -72,7 +72,7 @@ class Section:
     tables: Sequence[ResultTable]
     pictures: Sequence[Picture]
     csv: str
-    conditions: dict[str, str]
+    conditions: Mapping[str, str]
 
 
 def page(runs: Sequence[Run]) -> str:
@@ -123,18 +123,10 @@ def place(runs: Sequence[Run]) -> str:
 
 def warnings(comparison: ComparedRuns) -> list[str]:
     """Return what a reader must know before any number of a comparison, wrong outputs first."""
-    runs = comparison.runs
-    texts = [
-        (runs[0].synthetic, "Synthetic records, not a measurement"),
-        (runs[0].timing == "predicted", "Times predicted by a cost surface, not measured"),
-        (runs[0].timing == "none", "Replayed without times"),
-        (any(not run.complete for run in runs), "Incomplete run"),
-        (any(entry.overall["n_dropped"] for entry in comparison.entries),
-         "Cases left out for all labels because one failed"),
-    ]  # fmt: skip
-    left_out = [f"{label} left out: {why}" for run in runs for label, why in run.left_out.items()]
-    beside = filter(None, [*slow_baseline_words(comparison), disturbed_text(comparison)])
-    return [*wrong_words_of(comparison), *left_out, *(t for true, t in texts if true), *beside]
+    beside = ["Incomplete run."] if any(not run.complete for run in comparison.runs) else []
+    if comparison.timing == "none":
+        beside.append("Replayed without times: steps only.")
+    return [*wrong_words_of(comparison), *beside, *(w.text for w in warnings_of(comparison))]
 
 
 def sections(runs: Sequence[Run]) -> Iterator[Section]:
@@ -149,8 +141,8 @@ def sections(runs: Sequence[Run]) -> Iterator[Section]:
             "",
             [table.in_short() for table in reproduction.tables(members)],
             [picture(figure) for _, figure in reproduction.figures(members)],
-            _csv(make_comparisons([run for run in members if run.records])),
-            conditions(members[0]),
+            _csv(make_comparisons(_recorded(members))),
+            joined(conditions_of(c) for c in make_comparisons(_recorded(members))),
         )
     for comparison in make_comparisons(others):
         drawn = next(pictures_of(comparison), None)
@@ -166,8 +158,12 @@ def sections(runs: Sequence[Run]) -> Iterator[Section]:
             [by_speedup(comparison_table(comparison).in_short())],
             [picture(drawn[1])] if drawn else [],
             _csv([comparison]),
-            conditions(comparison.runs[0]),
+            conditions_of(comparison),
         )
+
+
+def _recorded(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.records]
 
 
 def by_speedup(table: ResultTable) -> ResultTable:
@@ -176,21 +172,6 @@ def by_speedup(table: ResultTable) -> ResultTable:
     values = [cell.value if isinstance(cell, Estimate) else None for cell in table.frame[key]]
     order = sorted(range(len(values)), key=lambda i: -(values[i] or 0.0))
     return replace(table, frame=table.frame.iloc[order])
-
-
-def conditions(run: Run) -> dict[str, str]:
-    """Return the conditions that the runs of a section share, by name."""
-    questions = len({record.case_id for record in run.records})
-    return {
-        "Model": f"{last_parts(run.model)}, {run.dtype}",
-        "Data": f"{run.dataset}, {questions} cases" if questions else ABSENT,
-        "New tokens a turn": f"at most {run.max_new_tokens}" if run.max_new_tokens else ABSENT,
-        "Decoding": decoding_words(run),
-        "At once": str(run.batch * run.concurrency),
-        "Engine": run.engine,
-        "Hardware": run.hardware,
-        "Code": run.code,
-    }
 
 
 def folders(runs: Sequence[Run]) -> list[dict[str, str]]:

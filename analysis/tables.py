@@ -15,13 +15,16 @@ from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from analysis.frame import WHERE, records_sheet
+from analysis.runs.captions import conditions_of, warnings_of
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
-from analysis.tabular.overviews import engine_table
+from analysis.tabular.overviews import engine_table, load_table
 from analysis.tabular.table import (
     ResultTable,
     column_name,
@@ -97,6 +100,7 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
     """Print the runs' tables, or write them where the options of :func:`parser` say."""
     # By file name; the runs that belong to no reproduction share one.
     pages: dict[str, _Page] = {}
+    compared: list[ComparedRuns] = []
     others = [run for run in runs if run.records]
     if any(run.experiment for run in runs):
         from analysis.papers import by_reproduction  # with matplotlib, which takes a second
@@ -112,7 +116,8 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
         for comparison in comparisons:
             by_engine.setdefault(comparison.runs[0].engine, []).append(comparison)
         tables = [comparison_table(*alike) for alike in by_engine.values()]
-        tables += filter(None, [engine_table(comparisons)])
+        tables += filter(None, [engine_table(comparisons), load_table(comparisons)])
+        compared += comparisons
         if options.tasks:
             tables += [task_table(c, f"{c.title}: by task") for c in comparisons]
         if options.pairs:
@@ -142,7 +147,21 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
             console = Console(width=_WIDTH)
         for table in _tables(pages.values(), wide):
             console.print(to_rich(table), "")
+        if options.wide:
+            for comparison in compared:
+                _print_conditions(comparison, console)
     return 0
+
+
+def _print_conditions(comparison: ComparedRuns, console: Console) -> None:
+    """Print what a comparison's numbers stand on, and all of its warnings."""
+    grid = Table.grid(padding=(0, 2))
+    for name, line in conditions_of(comparison).items():
+        grid.add_row(Text(name), Text(line))
+    console.print(Text(comparison.title, style="bold"), grid)
+    for warned in warnings_of(comparison):
+        console.print(Text(f"! {warned.text}"))
+    console.print()
 
 
 def _names(typed: str, pages: Iterable[_Page]) -> list[str]:

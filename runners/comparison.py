@@ -29,10 +29,11 @@ from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models import loading
 from specbench.models.given_back import given_back
 from specbench.results import console, records
+from specbench.results.conditions import Warned
+from specbench.results.decision import verdict_words
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
-from specbench.results.wording import verdict_words
 from specbench.storage import jsonl
 
 
@@ -53,7 +54,7 @@ class Comparison:
             ``prompt`` (its place in ``prompts``) and ``text`` (the answer).
         steps: a row for each step: nodes drafted, tokens committed, seconds.
         errors: a row for each turn that failed, with the reason.
-        summary: all of ``summary.json``: caption, notes, pairs of methods.
+        summary: all of ``summary.json``: conditions, warnings, pairs of methods.
         folder: where the run's files are; None where they were not kept.
         lossless: no case failed, and every greedy output was plain decoding's.
     """
@@ -79,7 +80,8 @@ class Comparison:
     def _repr_html_(self) -> str:
         """The same table in a notebook."""
         shown = console.render(self.summary)
-        notes = [*shown.caption.split("\n"), *self.summary["notes"]]
+        deciding = (Warned(**line) for line in self.summary["warnings"])
+        notes = [*shown.caption.split("\n"), *(w.text for w in deciding if w.decides)]
         frame: str = pd.DataFrame(shown.columns).map(str).to_html(index=False)
         return frame + "".join(f"<p>{escape(note, quote=False)}</p>" for note in notes if note)
 

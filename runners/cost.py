@@ -126,7 +126,7 @@ class Cost(Runner):
             manifest.finish(job.folder, [SURFACE])
         return 0
 
-    def show(self, path: Path) -> None:
+    def show(self, path: Path, *, brief: bool = False) -> None:
         """Print a surface's table and how many draft nodes are free."""
         surface = CostSurface.read(path / SURFACE)
         console = Console(width=118, soft_wrap=False)

@@ -75,5 +75,6 @@ class Runner:
         """
         raise NotImplementedError
 
-    def show(self, path: Path) -> None:
-        console.print_folder(path)
+    def show(self, path: Path, *, brief: bool = False) -> None:
+        """Print what a finished folder says; ``brief``: in one line, for a job of a sweep."""
+        console.print_folder(path, brief=brief)

@@ -7,6 +7,7 @@ errors can be raised and caught anywhere, with or without torch.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -89,6 +90,12 @@ class DeviceLost(SpecBenchError):
 
     Whatever is asked of it afterwards fails, too, and says nothing of what failed first.
     """
+
+
+def replace_unprintable() -> None:
+    """Have standard output replace what its encoding lacks, so that no name ends a command."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:

@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
+from specbench.results.conditions import Warned
 from specbench.results.records import CaseRecord
 from tests.tiny_checkpoint import TINY
 
@@ -177,3 +178,8 @@ _TIMES |= {"cpu_waiting", "cpu_others", "cpu_load", "started_at", "host"}
 def without_times(line: dict) -> dict:
     """A record without what differs from run to run: times, hosts, time stamps."""
     return {key: value for key, value in line.items() if key not in _TIMES}
+
+
+def warning_texts(summary):
+    """The sentences of a summary's warnings."""
+    return [Warned(**line).text for line in summary["warnings"]]

@@ -11,11 +11,11 @@ from analysis.plots.sweeps import figure_name
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import by_speedup, over_plain
+from specbench.results.decision import case_words
 from specbench.results.names import display_name
 from specbench.results.statistics.roofline import baseline_context
 from specbench.results.summary_schema import number
 from specbench.results.tasks import OVERALL
-from specbench.results.wording import case_words
 
 _BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
 

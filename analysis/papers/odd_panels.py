@@ -37,14 +37,13 @@ from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import claimed_cell, claimed_cells, rows_once, with_rule
 from analysis.tabular.table import ResultTable
-from specbench.results.decision import OUTPUTS, case_cell
+from specbench.results.decision import OUTPUTS, case_cell, leader_words
 from specbench.results.estimate import ABSENT, Cell, Estimate, Fact
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.tasks import HEADINGS, OVERALL
-from specbench.results.wording import leader_words
 
 # --- N-Grammys, Figure 1: what a pass costs -------------------------------------------------------
 
@@ -141,7 +140,7 @@ def row_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
         for source in _SOURCES
         for value, share in _distribution(entry, part, source)
     ]
-    text = captions(comparisons, of.text, speedup=False)
+    text = captions(comparisons, of.text)
     yield ResultTable.of("N-Grammys, Figure 4: acceptance, rank, allocation", text, rows)
 
 
@@ -300,7 +299,7 @@ def stream_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]
             _over_stream(entry, "mat"), _over_stream(entry, "tokens_per_s"), strict=True
         )
     ]
-    text = captions(comparisons, of.text, speedup=False)
+    text = captions(comparisons, of.text)
     yield ResultTable.of("SSD over the stream of requests", text, rows)
 
 
@@ -356,7 +355,7 @@ def phase_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
         for entry in comparison.entries
         for phase, part in _PHASES.items()
     ]
-    text = captions(comparisons, of.text, speedup=False)
+    text = captions(comparisons, of.text)
     yield ResultTable.of("Token Recycling, Figure 4: time of a step", text, rows)
 
 
@@ -469,7 +468,7 @@ def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
             )
             title = after("Spec-Bench's board", comparison.printed_title)
             claims = claimed_words([comparison], key)
-            words = captions([comparison], claims, speedup=key == "speedup")
+            words = captions([comparison], claims)
             unit, even = unit_of(key, comparison.timing), 1.0 if key == "speedup" else None
             figure = heatmaps([grid], "task", "method", unit, title, words, even)
             yield f"{comparison.model}_{key}", figure

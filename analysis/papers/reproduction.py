@@ -20,7 +20,7 @@ from analysis.plots.charts import Panel, Point, Series, bars, curves
 from analysis.plots.layout import Drawing
 from analysis.plots.sweeps import sweep_heatmaps
 from analysis.runs.acceptance import hit_rate, phase_share
-from analysis.runs.captions import captions_once
+from analysis.runs.captions import captions as captions
 from analysis.runs.claims import Claim, load_claims
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
 from analysis.runs.load import Run
@@ -33,9 +33,9 @@ from analysis.tabular.comparison_tables import (
     with_rule,
 )
 from analysis.tabular.table import ResultTable
+from specbench.results.decision import case_words
 from specbench.results.estimate import Cell, Estimate
 from specbench.results.names import display_name
-from specbench.results.wording import case_words
 
 # Pictures with what is added to their files' names.
 Pictures: TypeAlias = Iterable[tuple[str, Drawing]]
@@ -103,13 +103,6 @@ def claims_of(paper: str, *exhibits: str) -> list[Claim]:
 def after(place: str, where: str) -> str:
     """Return the title of a figure that is made after a paper's, but of runs of one's own."""
     return f"After {place} ({where})"
-
-
-def captions(
-    comparisons: Iterable[ComparedRuns], *before: str, speedup: bool = True, times: bool = True
-) -> str:
-    """Return what stands below: a few words of its own, then each comparison's conditions."""
-    return "\n".join([*filter(None, before), *captions_once(comparisons, speedup, times)])
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -189,7 +182,7 @@ def column_tables(
                 notes.append(claim.note(claim.method))
     beside = claims_beside(comparisons) + (of.own_claims if not_run else [])
     claimed = claimed_for(beside) if speedup else ""
-    text = captions(comparisons, claimed, of.text, speedup=speedup)
+    text = captions(comparisons, claimed, of.text)
     yield ResultTable.of(title, text, rows, with_rule(notes if speedup else []), short)
 
 
@@ -237,7 +230,7 @@ def pictures(
         words = claimed_words(members, *claimed) if claimed else of.text
         stem = f"{first.model}_{first.dataset}" if by_data else first.model
         title = after(place or of.place, where)
-        yield stem, draw(members, title, captions(members, words, speedup=speedup))
+        yield stem, draw(members, title, captions(members, words))
 
 
 def task_bars(of: Reproduction, runs: Sequence[Run], *, by_data: bool = False) -> Pictures:
@@ -295,9 +288,9 @@ def knob_heatmaps(
     down, across = axes
     for key in keys:
         for members in by_model(of.comparisons(runs)):
-            model, timed = members[0].model, key == "speedup"
+            model = members[0].model
             swept = [(each, sweep) for each in members for sweep in sweeps(each, down, across)]
-            words = captions(members, of.text, speedup=timed, times=timed)
+            words = captions(members, of.text)
             where = members[0].printed_title if len(members) == 1 else display_name(model)
             title = after(of.place, where)
             figure = sweep_heatmaps(swept, (down, across), key, title, words, axes)

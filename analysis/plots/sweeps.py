@@ -15,8 +15,8 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import wrong_words_of
 from analysis.runs.sweeps import Sweep, Value, sweeps, swept_knobs
 from specbench.errors import ResultsError
+from specbench.results.decision import case_words
 from specbench.results.names import display_name
-from specbench.results.wording import case_words
 
 _log = logging.getLogger(__name__)
 

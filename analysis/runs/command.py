@@ -12,7 +12,7 @@ from typing import Any
 
 from analysis.runs.load import Run, usable_runs
 from specbench.config.removed import refuse_words
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError, SpecBenchError, replace_unprintable
 
 _AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 
@@ -82,6 +82,7 @@ def reporting_errors(work: Callable[[], int]) -> int:
 
     So does a file or folder that cannot be read or written: 2, or 1 where the disk is full.
     """
+    replace_unprintable()
     try:
         code = work()
         sys.stdout.flush()

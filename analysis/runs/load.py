@@ -12,8 +12,15 @@ from pathlib import Path, PurePath
 
 from analysis.runs.surfaces import Surface
 from specbench.errors import ResultsError
+from specbench.results.conditions import (
+    code_text,
+    gpu_names,
+    hardware_text,
+    thinking,
+    timed_on,
+)
 from specbench.results.lines import error_line, read_steps
-from specbench.results.manifest import Hardware, LabelInfo, ModelInfo, RunManifest
+from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,
     DISTURBED,
@@ -28,7 +35,6 @@ from specbench.results.records import (
 )
 from specbench.results.statistics.counted import WrongOutputs, left_out, wrong_outputs
 from specbench.results.statistics.roofline import number_format
-from specbench.results.wording import thinking
 from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED, JsonObject, read_jsonl
 
@@ -201,48 +207,20 @@ class Run:
 
     @property
     def gpus(self) -> list[str]:
-        loaded, machine = self._timed_on
-        device = loaded.device or self.manifest.setting("model", "device")
-        if not str(device).startswith("cuda"):
-            return []
-        return [gpu["name"] for gpu in machine.get("gpus", [])]
-
-    @property
-    def _timed_on(self) -> tuple[ModelInfo, Hardware]:
-        """Model and hardware that the times belong to: the cost surface's, else the run's."""
-        surface = self.manifest.surface
-        if surface is None:
-            return self._loaded, self.manifest.hardware
-        machine = surface["machine"].get("hardware") or Hardware()
-        return ModelInfo.from_json(surface["model"]), machine
+        return gpu_names(self.manifest)
 
     @property
     def processor(self) -> str | None:
         """The GPU that the times belong to, else the CPU; None where that was not recorded."""
-        return next(iter(self.gpus), None) or self._timed_on[1].get("cpu")
+        return next(iter(self.gpus), None) or timed_on(self.manifest)[1].get("cpu")
 
     @property
     def hardware(self) -> str:
-        if not all(s.get("this_machine", True) for s in (self.manifest.servers or {}).values()):
-            return "hardware of the server not recorded"
-        gpus = self.gpus
-        if gpus:
-            return ", ".join(f"{gpus.count(name)} {name}" for name in dict.fromkeys(gpus))
-        _, machine = self._timed_on
-        if not machine.get("cpu"):
-            return "hardware not recorded"
-        count = machine.get("cpus_usable") or machine.get("cpus")
-        cpus = f", {count} CPU{'s' if count > 1 else ''}" if count else ""
-        pinned = ", a thread pinned to each" if self.manifest.setting("measure", "pin") else ""
-        return f"{machine['cpu']}{cpus}{pinned}"
+        return hardware_text(self.manifest)
 
     @property
     def code(self) -> str:
-        git = self.manifest.git
-        if git is None or not (commit := git.get("commit")):
-            return "commit not recorded"
-        code = f" (code {self.manifest.code})" if self.manifest.code else ""
-        return f"commit {commit[:10]}{' with changes' if git.get('dirty') else ''}{code}"
+        return code_text(self.manifest)
 
     def parameters(self, label: str | None = None) -> int | None:
         """Of the target, or of a label's draft model, where the manifest knows them."""

@@ -7,25 +7,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from analysis.runs.captions import captions_once, decoding_words
+from analysis.runs.captions import captions
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS, Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
 from analysis.runs.leaders import standings, verdict_of
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import (
     DECISION,
+    DECISION_TEXT,
     OUTPUTS,
     SPEEDUP,
     case_cell,
+    case_words,
     decision_cells,
     outputs_cell,
+    p_words,
+    pair_words,
 )
 from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.statistics.pairs import DEFAULT_MARGIN, rank_labels
 from specbench.results.summary_schema import Standing, SummaryRow, n_of
 from specbench.results.tasks import HEADINGS, OVERALL
-from specbench.results.wording import DECISION_TEXT, PAIRS_TEXT, case_words, p_words, pair_words
 
+_PAIRS_TEXT = (
+    "Ratio of speeds, by the table's estimator; above 1 the first is faster. Intervals against ar "
+    "hold all together with 95 %. Against the fastest method the interval is over whichever method "
+    "is truly the best of the others, since the same data picked it (multiple comparisons with the "
+    "best, Hsu 1984). faster, slower: the interval excludes 1; tie: it lies within {margin:.0%}. "
+    "p: corrected for the number of comparisons. detectable: smallest ratio shown with a power of "
+    "80 %; cases needed: those that would show the measured ratio so."
+)
 # Of a table, by heading: what a row has there.
 Columns: TypeAlias = Mapping[str, Callable[[ComparedLabel], str]]
 
@@ -62,7 +73,7 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
     }
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
-    text = [*captions_once(comparisons), DECISION_TEXT]
+    text = [captions(comparisons), DECISION_TEXT]
     for comparison in comparisons:
         where: dict[str, Cell] = {heading: of(comparison) for heading, of in apart.items()}
         stands = standings(comparison)
@@ -103,10 +114,14 @@ _APART: Mapping[str, Callable[[ComparedRuns], str]] = {
     "settings": lambda comparison: comparison.told,
     "dtype": lambda comparison: comparison.runs[0].dtype,
     "hardware": lambda comparison: comparison.runs[0].hardware,
-    "decoding": lambda comparison: decoding_words(comparison.runs[0]),
+    "decoding": lambda comparison: _decoding(comparison.runs[0].temperature),
     "speed": lambda comparison: comparison.estimator,
     "at once": lambda comparison: str(comparison.load),
 }
+
+
+def _decoding(temperature: float) -> str:
+    return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
 def _result_cells(
@@ -215,11 +230,9 @@ def settings_table(
             }
         )
         notes.append(claim.note(claim.method))
-    conditions = "\n".join(captions_once(comparisons))
-    caption_text = "\n".join(filter(None, [text, conditions]))
     # Claims before what a narrow terminal can do without.
     short = [*apart, *columns, "MAT", SPEEDUP, *_CLAIMED, "end-to-end", OUTPUTS, "cases"]
-    return ResultTable.of(title, caption_text, rows, with_rule(notes), short)
+    return ResultTable.of(title, captions(comparisons, text), rows, with_rule(notes), short)
 
 
 def with_rule(notes: Sequence[str]) -> list[str]:
@@ -296,5 +309,5 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
             )
     if not rows:
         return None
-    text = PAIRS_TEXT.format(margin=DEFAULT_MARGIN)
+    text = _PAIRS_TEXT.format(margin=DEFAULT_MARGIN)
     return ResultTable.of(f"{comparison.title}: pairs", text, rows, short=[*rows[0]])

@@ -9,6 +9,8 @@ from analysis.tabular.table import ResultTable
 from specbench.results.decision import MAT, SPEEDUP, outputs_cell
 from specbench.results.estimate import Cell
 from specbench.results.records import OWN_ENGINE
+from specbench.results.statistics.latency import limits_of
+from specbench.results.statistics.served import load_rows, served_labels
 
 _OWN = "this project"
 _ENGINES_TEXT = (
@@ -32,6 +34,27 @@ def engine_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
         rows,
         short=[name.removesuffix(" [95 %]") if name == MAT else name for name in rows[0]],
     )
+
+
+_LOAD_TEXT = (
+    "tokens/s: of all users together. Change: over the same server without a draft; its interval "
+    "holds for all drafts together. P95: seconds until a whole answer."
+)
+
+
+def load_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
+    """A row per load and way of drafting: whether to switch it on; None without a server."""
+    rows = [
+        row
+        for comparison in sorted(comparisons, key=_load)
+        for run in comparison.runs
+        for row in load_rows(
+            served_labels(run.records, run.labels, limits_of(run.manifest), run.baseline, run.seed)
+        )
+    ]
+    if not rows:
+        return None
+    return ResultTable.of("At which load to draft", _LOAD_TEXT, rows, short=[*rows[0]])
 
 
 def _load(comparison: ComparedRuns) -> int:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from runners.launch import stopping
 from runners.launch.stopping import Interrupted, exit_code
-from specbench.errors import SpecBenchError
+from specbench.errors import SpecBenchError, replace_unprintable
 
 T = TypeVar("T")
 
@@ -95,6 +95,7 @@ def _starting(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _child(connection: Connection, work: Callable[[T], int], argument: T) -> NoReturn:
+    replace_unprintable()
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     for ours in ("runners", "specbench", "methods"):

@@ -37,10 +37,12 @@ from specbench.errors import (
     SpecBenchError,
     first_line,
     message_line,
+    replace_unprintable,
     unknown_name,
 )
 from specbench.paths import file_name
 from specbench.results.manifest import BASELINE, RunManifest
+from specbench.results.records import CASES
 from specbench.system import environment
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ def run_application(main: Callable[[], Any]) -> int:
     Nothing that a user can cause ends in a traceback: composition errors of Hydra and OmegaConf
     are translated like ours. ``HYDRA_FULL_ERROR=1`` shows the traceback all the same.
     """
+    replace_unprintable()
     verbose = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints and exits by itself, with 1
     code = 0
@@ -172,7 +175,7 @@ def execute(
         sys.stdout.write(f"{added.agreement(path, place)}\n")
         return exit_code, place
     if not cfg.fresh and folder.is_complete(path):
-        exit_code = _reprint(config, path, runner)
+        exit_code = _reprint(config, path, runner, brief=invocation.multirun)
         return exit_code, path
     questions = runner.load_cases(config)
     if questions and shard[0] >= len(questions):
@@ -198,7 +201,9 @@ def execute(
         launch = functools.partial(run_in_child, variables=environment.pinned_threads())
     exit_code = launch(runner.run, job) if launch else runner.run(job)
     if folder.is_complete(path):
-        runner.show(path)
+        runner.show(path, brief=invocation.multirun)
+        if invocation.experiment and not invocation.multirun and (path / CASES).exists():
+            sweep.run_analysis("tables", path)  # with the paper's claims
     return exit_code, path
 
 
@@ -228,14 +233,14 @@ def entry_of(cfg: DictConfig) -> Entry:
     return Entry(label, with_parts(method), pair, budget, verifier)
 
 
-def _reprint(config: RunConfig, path: Path, runner: Runner) -> int:
+def _reprint(config: RunConfig, path: Path, runner: Runner, *, brief: bool) -> int:
     """Show a finished run again, unless its questions or files are not what they were."""
     manifest = RunManifest.read(path)
     asked = runner.questions_at_hand(config)
     if asked is not None:
         check_questions(manifest, config, asked, path)
     exit_code = folder.check_finished(path, manifest)
-    runner.show(path)
+    runner.show(path, brief=brief)
     added.show_added(path, runner.show)
     log.info("%s is complete: nothing was measured (fresh=true measures again)", path)
     return exit_code

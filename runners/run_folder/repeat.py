@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specbench.paths import PROJECT
+from specbench.results.conditions import citation
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CHANGES, REPEAT, SOURCES
-from specbench.results.wording import citation
 from specbench.storage import jsonl
 from specbench.system import environment
 

@@ -39,7 +39,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.errors import MethodCannotRun, WarmUpFailed
 from specbench.results import records
 from specbench.results.manifest import RunManifest
-from specbench.results.statistics.run_summary import exit_code, run_summary
+from specbench.results.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 from specbench.system import environment
 

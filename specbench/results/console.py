@@ -3,94 +3,89 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from rich.console import Console
 
 from specbench.errors import first_line
-from specbench.results.decision import DECISION, decision_cells
+from specbench.results.conditions import Warned
+from specbench.results.decision import AGAINST, OUTPUTS, SPEEDUP, decision_cells
 from specbench.results.fitted_table import FittedTable, columns_of, in_short
-from specbench.results.records import (
-    CASES,
-    CHANGES,
-    DISTURBED,
-    DONE,
-    ERRORS,
-    MANIFEST,
-    REPEAT,
-    STEPS,
-    SUMMARY,
-)
+from specbench.results.records import DONE, SUMMARY
 from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
-from specbench.results.wording import DECISION_TEXT
 from specbench.storage import jsonl
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 160
-_SHOWN_FILES = (SUMMARY, CASES, ERRORS, DISTURBED, STEPS, MANIFEST, REPEAT, CHANGES)
+_TEXT = (
+    "MAT: tokens per pass of the model. [95 %]: for other prompts like these, not other days. "
+    "Outputs: compared with plain decoding, token by token."
+)
 
 
-def print_folder(folder: Path, console: Console | None = None) -> None:
-    """Print the table, the warnings and the paths of a folder whose summary is written."""
+def print_folder(folder: Path, console: Console | None = None, *, brief: bool = False) -> None:
+    """Print the sentence, the table, the warnings that decide and the folder of a finished run.
+
+    Args:
+        folder: whose summary is written.
+        console: to print to; standard output by default.
+        brief: only one line, for a job of a sweep, whose table comes last.
+    """
     if console is None:
-        console = Console(soft_wrap=False)
-        if not console.is_terminal:
-            console = Console(width=_WIDTH, soft_wrap=False)
+        console = terminal()
     summary = cast("Summary", jsonl.read_json(folder / SUMMARY))
+    plain: Any = {"markup": False, "highlight": False, "soft_wrap": True}
     try:
+        if brief:
+            console.print(f"{folder}: {summary['verdict'] or 'done'}", **plain)
+            return
         print_summary(summary, console)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise jsonl.RecordError(
             f"{folder / SUMMARY} is not a summary of a run ({first_line(error)}). Delete "
             f"{folder / DONE} and repeat the run's command, which writes it anew."
         ) from error
-    written = (name for name in _SHOWN_FILES if (folder / name).exists())
-    files = [name for name in written if (folder / name).stat().st_size]
-    for line in (
-        f"by task: python -m analysis.tables {folder} --tasks; all columns: --wide; pairs: --pairs",
-        f"files: {folder}/ ({', '.join(files)})",
-    ):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"all notes   python -m analysis.tables {folder} --wide", **plain)
+    console.print(f"a page      python -m analysis.report {folder}", **plain)
+
+
+def terminal() -> Console:
+    """Make a console on standard output, wide where that is a file or a pipe."""
+    console = Console(soft_wrap=False)
+    return console if console.is_terminal else Console(width=_WIDTH, soft_wrap=False)
 
 
 def print_summary(summary: Summary, console: Console) -> None:
-    """The first table and the notes below it."""
+    """Print the sentence, the first table and the warnings that decide."""
+    plain: Any = {"markup": False, "highlight": False}
+    if verdict := summary["verdict"]:
+        console.print(f"{verdict}\n", **plain, style="bold")
+    for warned in (Warned(**line) for line in summary["warnings"]):
+        if warned.decides:
+            console.print(f"! {warned.text}", **plain)
     from specbench.results.statistics.batched import BATCHED_TEXT, batched_cells
-    from specbench.results.statistics.served import (
-        LATENCY_TEXT,
-        SERVED_TEXT,
-        latency_cells,
-        served_cells,
-        served_notes,
-    )
+    from specbench.results.statistics.served import load_rows
 
-    if verdict := summary.get("verdict"):
-        console.print(f"{verdict}\n", markup=False, highlight=False, style="bold")
     served = summary.get("served", [])
-    tables = [render(summary)]
-    if served:
-        lines = [served_cells(row) for row in served]
-        # Of several users what all of them get comes first.
-        first = any(row["concurrency"] > 1 for row in served)
-        tables.insert(0 if first else 1, FittedTable(columns_of(lines), "", SERVED_TEXT))
-        waits = columns_of([latency_cells(row) for row in served])
-        tables.append(FittedTable(waits, "", LATENCY_TEXT))
+    # Of several users what all of them get is the decision.
+    if not any(row["concurrency"] > 1 for row in served):
+        console.print(render(summary))
+    if rows := load_rows(served):
+        console.print(FittedTable(columns_of(rows)))
     if batched := summary.get("batched", []):
-        lines = [batched_cells(row) for row in batched]
-        tables.append(FittedTable(columns_of(lines), "", BATCHED_TEXT))
-    for table in tables:
-        console.print(table)
-    for note in [*served_notes(served), *summary.get("notes", [])]:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        cells = columns_of([batched_cells(row) for row in batched])
+        console.print(FittedTable(cells, "", BATCHED_TEXT))
+    console.print()
 
 
 def render(summary: Summary) -> FittedTable:
-    """The whole run's rows of ``summary.json`` as the first table."""
-    found = summary["against_best"]
+    """Make the first table of the whole run's rows of ``summary.json``."""
+    standings = summary["against_best"]
     rows = [row for row in summary["rows"] if row["task"] == OVERALL]
     cells = [
-        {"method": row["label"], **decision_cells(row, found.get(row["label"]))} for row in rows
+        {"method": row["label"], **decision_cells(row, standings.get(row["label"]))} for row in rows
     ]
-    text = "\n".join(filter(None, [summary.get("caption", ""), DECISION_TEXT]))
-    return FittedTable(in_short(columns_of(cells), ["method", *DECISION]), "", text)
+    shown = in_short(columns_of(cells), ["method", "MAT", SPEEDUP, "end-to-end", AGAINST, OUTPUTS])
+    shown = {"with prompt" if k == "end-to-end" else k: v for k, v in shown.items()}
+    return FittedTable(shown, "", _TEXT)

@@ -5,7 +5,7 @@ Made of rows of ``summary.json`` alone, for the end of a run and for all that :m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -13,15 +13,34 @@ from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.manifest import BASELINE
 from specbench.results.metrics import standing_word
 from specbench.results.summary_schema import interval
-from specbench.results.wording import case_words, verdict_words
 
 if TYPE_CHECKING:
-    from specbench.results.summary_schema import Standing, SummaryRow
+    from specbench.results.summary_schema import Pair, Standing, SummaryRow
 
 # After the method's name; a number whose interval is not asked for stands without it.
 MAT, SPEEDUP, END_TO_END = "MAT [95 %]", "speedup [95 %]", "end-to-end [95 %]"
 AGAINST, OUTPUTS = "against the best", "outputs"
 DECISION = ("MAT", SPEEDUP, "end-to-end", AGAINST, OUTPUTS)
+
+# What concerns a reader most comes first.
+_VERDICTS = {
+    "bug": "BUG",
+    "near_tie": "near tie",
+    "differs": "differ",
+    "equal": "equal",
+    "not_audited": "not audited",
+    "lossy": "lossy",
+}
+
+LEADERS_NAMED = 4
+
+AGAINST_TEXT = (
+    "best: all others are shown slower; highest: the fastest here, which not all others are shown "
+    "slower than; undecided: the data cannot part it from the fastest; p: corrected for the number "
+    "of comparisons."
+)
+# Below the first table.
+DECISION_TEXT = f"end-to-end: speedup with the prompt's pass in the time. {AGAINST_TEXT}"
 
 # What a standing says of the label itself, for a color.
 _LEADING = ("best", "highest", "undecided", "tie")
@@ -51,7 +70,7 @@ def measured(row: SummaryRow, key: str) -> Estimate:
     value = cast("Mapping[str, float | None]", row).get(key)
     if BASELINE in (row["method"], row["label"]):
         return Estimate(value)
-    cases = row["n_cases"] if key == "mat" else row.get("n_timed", row["n_cases"])
+    cases = row["n_cases"] if key == "mat" else row["n_timed"]
     few, compares = cases < FEWEST, key.endswith("speedup")
     return Estimate(value, interval(row, key), few=few, compares=compares)
 
@@ -77,3 +96,55 @@ def outputs_cell(row: SummaryRow) -> Cell:
     counts = dict(row["lossless"])
     audited = any(counts[kind] for kind in counts if kind != "not_audited")
     return Fact(verdict_words(counts) if audited else ABSENT, counts)
+
+
+def case_words(row: SummaryRow) -> str:
+    """``12``, or ``12 (9 timed)``: cases that MAT is about, and those that speeds are about."""
+    n_cases, n_timed = row["n_cases"], row["n_timed"]
+    if row["timing"] == "none" or n_timed == n_cases:
+        return str(n_cases)
+    return f"{n_cases} ({n_timed} timed)"
+
+
+def cases_words(rows: Iterable[SummaryRow]) -> str:
+    """``12 cases``; ``9 to 12 (11 timed) cases`` where the rows are not of as many."""
+    by_number = sorted(rows, key=lambda row: row["n_timed"])
+    counts = list(dict.fromkeys(map(case_words, by_number)))
+    if counts == ["1"]:
+        return "1 case"
+    return f"{counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} cases"
+
+
+def pair_words(pair: Pair) -> str:
+    """The verdict on a pair, and how many cases another one would take."""
+    needed = pair.get("needed")
+    if pair["verdict"] == "too few":
+        return f"too few cases (at least {needed} needed)"
+    if pair["verdict"] == "undecided" and needed:
+        return f"undecided (about {needed:,} cases needed)"
+    return pair["verdict"]
+
+
+def p_words(p: float) -> str:
+    """A p value as text; of the smallest only that they are small."""
+    return "<0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def leader_words(leaders: Sequence[str]) -> str:
+    """``sam``; ``sam or pld`` where the data cannot tell; many are counted."""
+    if len(leaders) <= LEADERS_NAMED:
+        return " or ".join(leaders) or ABSENT
+    return f"{leaders[0]} or one of {len(leaders) - 1} others"
+
+
+def verdict_words(counts: Mapping[str, int], counted: bool = True) -> str:
+    """``3 near tie, 45 equal``; kinds that did not occur are left out.
+
+    Args:
+        counts: of turns, by verdict.
+        counted: also count what was not audited; over several labels that number says nothing.
+    """
+    found = {kind: f"{counts[kind]} {word}" for kind, word in _VERDICTS.items() if counts.get(kind)}
+    if "not_audited" in found and not counted:
+        found["not_audited"] = "not audited" if len(found) == 1 else "others not audited"
+    return ", ".join(found.values()) or "nothing audited"

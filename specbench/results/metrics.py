@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 from specbench.results.estimate import Interval
-
-if TYPE_CHECKING:
-    from specbench.results.statistics.summary import Sample
 
 Measured: TypeAlias = tuple[float | None, Interval | None]  # a number and its 95 % interval
 
@@ -37,7 +34,7 @@ class Metric:
     digits: int
     has_interval: bool
     help: str
-    function: Callable[[Sample, str], Measured]
+    function: Callable[[Any, str], Measured]  # of a `statistics.summary.Sample`, which imports this
 
     @property
     def interval_name(self) -> str:

@@ -154,6 +154,9 @@ class ServedLabel(TypedDict):
     Attributes:
         ttft_s: median over timed turns; ``user_tokens_per_s``: after it, for one user.
         system_tokens_per_s: None where no batch was undisturbed by failures.
+        system_speedup: all users' tokens/s over the plain server's, of common batches, its interval
+            holding for all labels together; ``pays``: whether to draft at this load: ``yes``,
+            ``no``, ``unknown``; "" of plain decoding.
         equal, compared: answers that are the same server's plain ones, of how many.
         first_difference: words on the first that is not, or "".
         uncounted: turns whose server did not say its steps.
@@ -169,6 +172,9 @@ class ServedLabel(TypedDict):
     ttft_s: float | None
     user_tokens_per_s: float | None
     system_tokens_per_s: float | None
+    system_speedup: float | None
+    system_speedup_ci: Interval | None
+    pays: str
     equal: int
     compared: int
     first_difference: str
@@ -209,6 +215,13 @@ class BatchedLabel(TypedDict):
     compared: int
 
 
+class WarningLine(TypedDict):
+    """A warning by its code, with its values, see :mod:`specbench.results.conditions`."""
+
+    code: str
+    values: dict[str, object]
+
+
 class Summary(TypedDict):
     """All of the file; ``pairs`` is empty unless two methods were compared.
 
@@ -217,6 +230,7 @@ class Summary(TypedDict):
         against_best: by label; empty where nothing was timed.
         verdict: what the comparison says in one sentence.
         disturbed: None where no time was measured.
+        conditions: what the numbers stand on, a condition a line; ``warnings``: by their codes.
         served: where servers answered.
         batched: where several texts were decoded at once.
     """
@@ -229,7 +243,7 @@ class Summary(TypedDict):
     against_best: dict[str, Standing]
     disturbed: Disturbance | None
     verdict: str
-    caption: str
-    notes: list[str]
+    conditions: dict[str, str]
+    warnings: list[WarningLine]
     served: NotRequired[list[ServedLabel]]
     batched: NotRequired[list[BatchedLabel]]

@@ -1,15 +1,13 @@
 """What was disturbed and measured again is told wherever the numbers stand."""
 
 import csv
-import html
 import json
 
 import pytest
 
-from analysis import publish, report, tables
-from analysis.figures import figures_of
-from analysis.plots.style import styled
+from analysis import publish, tables
 from analysis.runs.acceptance import phase_share
+from analysis.runs.captions import conditions_of
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from specbench.results.records import DISTURBED
@@ -39,13 +37,9 @@ def folder(results):
     return run
 
 
-def test_in_tables_figures_and_report(folder, capsys):
-    assert tables.main([str(folder), "--markdown"]) == 0
-    with styled():
-        words = [figure.caption for _, figure in figures_of(load_runs([folder]))]
-    page = html.unescape(report.page(load_runs([folder])))
-    for text in (capsys.readouterr().out, " ".join(" ".join(words).split()), page):
-        assert AGAIN in text
+def test_the_conditions_have_it(folder):
+    (comparison,) = make_comparisons(load_runs([folder]))
+    assert AGAIN in conditions_of(comparison)["disturbed turns"]
 
 
 def test_what_wandb_and_csv_are_given_has_it_too(folder, capsys):

@@ -74,7 +74,7 @@ def test_captions_and_lines_for_a_program_name_the_engine_and_the_load(folder, c
     for words in (
         "ANOTHER ENGINE: vLLM 0.30.1",
         "ANOTHER ENGINE: SGLang 0.6.2, weights in bfloat16, fp8",
-        "Asked at once: 2",
+        "At which load to draft",
         "Engines, each over its own plain decoding",
     ):
         assert words in printed

@@ -7,6 +7,7 @@ are taken, as measured and as predicted, and everything that is made of both is 
 import csv
 import dataclasses
 import functools
+import re
 
 import pytest
 
@@ -17,13 +18,13 @@ from analysis.plots.style import styled
 from analysis.runs import comparisons, estimates
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import Run, usable_runs
+from specbench.results.conditions import SENTENCES
 from specbench.results.manifest import ModelInfo
 from specbench.results.names import display_name
 from specbench.results.statistics.bootstrap import log_ratios
-from specbench.results.wording import TIMES
 from tests.analysis.folders import EXPERIMENTS, RECORDS, claim
 
-PREDICTED = TIMES["predicted"].strip()
+PREDICTED = SENTENCES["PREDICTED"]
 # What a predicted run's numbers are multiplied by, so that they are known wherever they turn up.
 FACTOR = 1000.0
 # One experiment of each kind of table and figure.
@@ -65,7 +66,7 @@ def runs() -> list[Run]:
 
 def says(text: str) -> set[str]:
     """Which times a caption speaks of, by its comparisons' lines."""
-    lines = [line for line in text.splitlines() if " cases" in line and line[:4] != "All:"]
+    lines = [line for line in text.splitlines() if re.search(r" on \S+.*: \d+ .*cases?\.", line)]
     return {"predicted" if PREDICTED in line else "measured" for line in lines}
 
 

@@ -12,7 +12,7 @@ from specbench.results import records
 from specbench.storage import jsonl
 from tests.analysis.folders import edit_manifest, edit_records
 from tests.runners.test_dispatch import comparable, no_work
-from tests.small_run import run_here
+from tests.small_run import run_here, warning_texts
 
 N = 2
 
@@ -147,7 +147,7 @@ def test_a_label_that_a_shard_left_out_is_left_out_of_the_whole(parts, tmp_path)
     assert joined.labels == ["ar"] and joined.manifest.exit_code == 1
     summary = jsonl.read_json(joined.path / records.SUMMARY)
     assert {row["label"] for row in summary["rows"]} == {"ar"}
-    (note,) = [note for note in summary["notes"] if note.startswith("LEFT OUT: pld")]
+    (note,) = [note for note in warning_texts(summary) if note.startswith("LEFT OUT: pld")]
     assert "shard=1/2" in note and "made up" in note
 
 
@@ -167,8 +167,8 @@ def test_a_failed_case_keeps_its_reason_and_the_exit_code(parts, tmp_path):
     assert merge.main([str(tmp_path), "-o", str(out)]) == 0, "a folder of shards is searched"
     assert jsonl.read_jsonl(out / records.ERRORS)[0] == [line]
     assert jsonl.read_json(out / records.MANIFEST)["exit_code"] == 1
-    notes = jsonl.read_json(out / records.SUMMARY)["notes"]
-    assert any("the audit itself failed for 1 turns" in note for note in notes)
+    notes = warning_texts(jsonl.read_json(out / records.SUMMARY))
+    assert any("The audit itself failed for 1 turns" in note for note in notes)
 
 
 def test_what_was_measured_again_in_a_shard_is_told_of_the_whole(parts, tmp_path):
@@ -183,4 +183,4 @@ def test_what_was_measured_again_in_a_shard_is_told_of_the_whole(parts, tmp_path
     assert len(joined.superseded) == len(old)
     summary = jsonl.read_json(joined.path / records.SUMMARY)
     assert summary["disturbed"]["turns_again"] == len(old)
-    assert any("1 case was measured again" in note for note in summary["notes"])
+    assert "1 case was measured again" in summary["conditions"]["disturbed turns"]

@@ -8,7 +8,7 @@ from analysis.pooled import pooled
 from analysis.runs.load import load_runs
 from specbench.errors import ResultsError
 from tests.analysis.folders import edit_manifest, edit_records
-from tests.small_run import run_here
+from tests.small_run import run_here, warning_texts
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_a_label_that_one_process_left_out_is_left_out_with_its_reason(twice, tm
     edit_manifest(folder / "1", left_out=why, files=None)
     made = pooled(load_runs([folder / "0", folder / "1"]))
     assert {row["label"] for row in made["rows"]} == {"ar"}
-    assert made["notes"] == ["LEFT OUT: pld, by 1. It failed in its warm-up (made up)."]
+    assert warning_texts(made) == ["LEFT OUT: pld, by 1. It failed in its warm-up (made up)."]
 
 
 def test_a_task_is_left_out(twice):

@@ -8,9 +8,9 @@ from rich.console import Console
 from specbench.results.console import print_summary
 from specbench.results.manifest import RunManifest
 from specbench.results.records import SCHEMA_VERSION, Lossless
+from specbench.results.run_summary import exit_code, run_summary
 from specbench.results.statistics.counted import failing_labels, wrong_outputs
-from specbench.results.statistics.run_summary import exit_code, run_summary
-from tests.small_run import case_record
+from tests.small_run import case_record, warning_texts
 
 SPEED = {"ar": 10.0, "pld": 6.0, "wild": 2.0}  # seconds of a case; wild is the fastest
 
@@ -127,10 +127,10 @@ def test_who_fails_in_more_than_half_of_the_cases_is_left_out_and_the_others_kee
     assert (label in rows) == counts
     assert {row["n_cases"] for row in rows.values()} == {6 - n if counts else 6}
     assert exit_code(cases, errors) == 1
-    said = [note for note in found["notes"] if note.startswith("LEFT OUT")]
+    said = [note for note in warning_texts(found) if note.startswith("LEFT OUT")]
     if counts:
         assert not said
-        assert "3 of 6 cases are dropped for all labels" in " ".join(found["notes"])
+        assert "3 of 6 cases are dropped for all labels" in " ".join(warning_texts(found))
         return
     assert f"LEFT OUT: {label}. It failed in {n} of 6 cases, more than 50%" in said[0]
     assert "AttributeError: no" in said[0]
@@ -149,7 +149,7 @@ def test_who_fails_in_more_than_half_of_the_cases_is_left_out_and_the_others_kee
 def test_where_all_labels_fail_none_is_left_out():
     cases = run(failed=every("ar") | every("pld") | every("wild"))
     assert not failing_labels(cases, SPEED)
-    assert "6 of 6 cases are dropped" in " ".join(summary(cases)["notes"])
+    assert "6 of 6 cases are dropped" in " ".join(warning_texts(summary(cases)))
 
 
 def test_who_failed_its_warm_up_is_named_with_the_reason():

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbench.results.conditions import SPEEDUPS
 from specbench.results.lines import Batched
 from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless, Served
+from specbench.results.run_summary import exit_code, run_summary
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.batched import batched_labels
 from specbench.results.statistics.latency import Limits
 from specbench.results.statistics.pairs import rank_labels
-from specbench.results.statistics.run_summary import exit_code, run_summary
 from specbench.results.statistics.served import served_labels, system_verdict
 from specbench.results.statistics.summary import summarize, task_order
-from specbench.results.wording import SPEEDUPS, budget_words, parted
-from tests.small_run import case_record
+from tests.small_run import case_record, warning_texts
 
 
 def record(label, case_id, n_new, steps, decode_s, **changes):
@@ -71,14 +71,6 @@ def test_predicted_speedups_have_their_predictions_error_in_every_interval():
     assert row(rows, "ar") == row(narrow_rows, "ar"), "what speedups are over"
     (of_pair,) = rank_labels(wide, LABELS).pairs
     assert of_pair["ratio_ci"] == pytest.approx(after["speedup_ci"])
-
-
-def test_a_long_caption_keeps_its_warnings_in_sight():
-    first, warning = "pld on demo: 9 cases, v1.1.", "SLOW BASELINE: a part of each speedup."
-    rest = "State kept per prompt. " + "Intervals cover prompts. " * 20
-    assert parted(f"{first} {rest}{warning}") == (f"{first} {warning}", rest.strip())
-    assert parted(f"{first} {warning}") == (f"{first} {warning}", "")
-    assert "Intervals" in parted(f"{first} {rest}", ("Intervals",))[0]
 
 
 class TestByHand:
@@ -473,56 +465,55 @@ class TestRunSummary:
         ]  # fmt: skip
         assert [p["verdict"] for p in pairs] == ["faster", "faster", "tie"]
         assert self.summary()["leaders"] == ["pld", "sam"]
-        assert json.loads(json.dumps(self.summary(), allow_nan=False))["notes"] == []
+        assert json.loads(json.dumps(self.summary(), allow_nan=False))["leaders"] == ["pld", "sam"]
         assert self.summary(("ar", "pld"))["pairs"] == []
         assert self.summary(("ar", "pld"))["leaders"] == ["pld"]
 
     @pytest.mark.parametrize("estimator", SPEEDUPS)
-    def test_the_caption_says_what_was_run_and_of_what_the_numbers_are(self, estimator):
+    def test_the_conditions_tell_what_was_run_and_of_what_the_numbers_are(self, estimator):
         config = {**self.MANIFEST["config"], "estimator": estimator}
         options = {"labels": {"ar": {}, "pld": {}}, "config": config}
         cases = [case for name in "abcd" for case in pair(name, n_retokenized=11)]
         cases[-1] = cases[-1].replace(status="disturbed")
-        caption = self.of(cases, **options)["caption"]
-        assert caption.startswith(
-            "m on d: 4 (3 timed) cases, repeats=1. State kept per ar: prompt, pld: prompt."
-        )
-        assert (SPEEDUPS[estimator] in caption) == (estimator != "paired")
-        missing = "None for fewer than 3 timed cases."
-        assert missing not in caption
-        more = [*cases, *pair("e", task="rag")]
-        assert missing in self.of(more, **options)["caption"]
-
-    def test_the_settings_of_a_sweep_are_counted_and_not_listed(self):
-        budgets = {f"pld ({i})": "typed" for i in range(30)} | {"pld (30)": "published"}
-        said = budget_words(budgets, {name: [] for name in budgets})
-        assert said == "MIXED budgets: 30 set by hand; published: pld (30)."
+        found = self.of(cases, **options)["conditions"]
+        assert (found["data"], found["cases"]) == ("d", "4 (3 timed) cases")
+        assert (found["state kept per"], found["speedup"]) == ("prompt", SPEEDUPS[estimator])
+        assert "none of fewer than 3" not in found["intervals"]
+        few = self.of(cases[:4], **options)["conditions"]
+        assert "none of fewer than 3 timed cases" in few["intervals"]
 
     @pytest.mark.parametrize(
-        ("budgets", "said"),
+        ("budgets", "shown", "mixed"),
         [
-            ((None, None), ""),
-            (("tuned", "tuned"), "Budgets: tuned. Drafted tokens a step: pld 2.5, sam 4.0. "),
-            (("tuned", "typed"), "MIXED budgets: tuned: pld; set by hand: sam. Drafted "),
-            (("published", None), "Budgets: published. Drafted tokens a step: pld 2.5. "),
+            ((None, None), None, False),
+            (("tuned", "tuned"), "tuned", False),
+            (("tuned", "typed"), "tuned (pld); set by hand (sam)", False),
+            (("tuned", "published"), "tuned (pld); published (sam)", True),
+            (("published", None), "published", False),
         ],
     )
-    def test_the_caption_says_where_settings_come_from_and_what_was_drafted(self, budgets, said):
-        found = [("ar", None), *zip(("pld", "sam"), budgets, strict=True)]
-        labels = {label: {"budget": kind} if kind else {} for label, kind in found}
+    def test_where_draft_lengths_come_from_and_what_was_drafted(self, budgets, shown, mixed):
+        sources = [("ar", None), *zip(("pld", "sam"), budgets, strict=True)]
+        labels = {label: {"budget": kind} if kind else {} for label, kind in sources}
         cases = [case for name in "abc" for case in pair(name, fast_steps=4)]
         cases += [case.replace(label="sam", method="sam") for case in cases if case.label == "pld"]
         drafted = {"ar": 0, "pld": 10, "sam": 16}
         cases = [case.replace(n_drafted=drafted[case.label]) for case in cases]
-        caption = self.of(cases, labels=labels)["caption"]
-        assert said in caption
-        assert ("udgets" in caption) == bool(said)
-        assert parted(caption + 300 * "x")[0].count("MIXED") == said.count("MIXED")
+        found = self.of(cases, labels=labels)
+        assert found["conditions"].get("draft lengths") == shown
+        assert found["conditions"]["drafted tokens a step"] == "pld 2.5, sam 4.0"
+        assert ("MIXED" in [warned["code"] for warned in found["warnings"]]) == mixed
         # Of what a rule cut, both: drafting it is paid all the same.
         offered = {"offered_per_step": [5, 5, 5, 5]}
         cut = [case.replace(drafter=offered) if case.label == "pld" else case for case in cases]
-        cut_caption = self.of(cut, labels=labels)["caption"]
-        assert ("pld 2.5 (cut from 5.0)" in cut_caption) == ("pld 2.5" in caption)
+        shown = self.of(cut, labels=labels)["conditions"]["drafted tokens a step"]
+        assert shown == "pld 2.5 (cut from 5.0), sam 4.0"
+
+    def test_a_method_that_drafts_nothing_is_named(self):
+        cases = [case for name in "abc" for case in pair(name, fast_steps=4)]
+        cases = [case.replace(n_drafted=0) for case in cases]
+        texts = warning_texts(self.of(cases, labels={"ar": {}, "pld": {}}))
+        assert texts == ["pld drafted nothing in 12 steps."]
 
     @pytest.mark.parametrize("engine", ["graph", None])
     def test_speedups_stand_on_plain_decoding_by_either_engine(self, engine):
@@ -548,20 +539,19 @@ class TestRunSummary:
     def test_the_baseline_is_held_against_the_memory(self):
         model = {"weight_bytes": 4_000_000_000, "copy_bytes_per_s": 8e9, "dtype": "float32"}
         cases, labels = pair("a", plain_s=10), {"ar": {}, "pld": {}}
-        found = self.of(cases, labels=labels, model=model)
-        (note,) = found["notes"]
-        assert "reads its weights at 50% of" in note  # one token a second
+        found = self.of(cases, labels=labels, model=model)["conditions"]["weights read"]
+        assert "at 50% of" in found  # one token a second
         # The prompt's pass, which Spec-Bench's formula times too, reads no weights for a token.
         by_formula = {**self.MANIFEST["config"], "estimator": "specbench"}
         other = self.of(cases, labels=labels, model=model, config=by_formula)
-        assert other["notes"] == found["notes"]
+        assert other["conditions"]["weights read"] == found
 
     @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
     def test_a_baseline_that_no_graph_holds_is_told_of(self, device):
         """70B over several GPUs: speedups stand on launches that the baseline waits for."""
         why = "the model is spread over 2 devices (model.device_map)"
         model = {"device": device, "passes": {"engine": "eager", "reason": why}}
-        notes = self.of(pair("a"), labels={"ar": {}, "pld": {}}, model=model)["notes"]
+        notes = warning_texts(self.of(pair("a"), labels={"ar": {}, "pld": {}}, model=model))
         assert [why in note for note in notes if "speedups would be" in note] == [True] * (
             device != "cpu"
         )
@@ -573,7 +563,7 @@ class TestRunSummary:
             record("eagle2", "a", 11, 5, 5.0, drafter={"launched_drafts": 1}),
             record("union", "a", 11, 5, 5.0, drafter={"medusa.launched_drafts": 0}),
         ]
-        notes = self.of(cases, labels={"ar": {}, "eagle2": {}, "union": {}})["notes"]
+        notes = warning_texts(self.of(cases, labels={"ar": {}, "eagle2": {}, "union": {}}))
         found = [note for note in notes if "kernel by kernel" in note]
         assert [note.startswith("eagle2: 20.0% of its head's drafts") for note in found] == [True]
 

@@ -54,7 +54,7 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
     assert [row["task"] for row in summary["rows"]] == ["overall"] * 3
     assert summary["rows"][0]["n_cases"] == 5
     assert [row["equal"] for row in summary["batched"]] == [7, 7, 7]
-    assert "BATCH 2" in summary["caption"] and "groups" in summary["caption"]
+    assert "BATCH 2" in summary["conditions"]["sequences at once"]
     runs = load_runs([tmp_path])
     comparisons = make_comparisons(runs)
     assert len(comparisons) == 2, "runs of another batch stand in another table"

@@ -14,7 +14,7 @@ from specbench.replay.traces import load_traces
 from specbench.results import records
 from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
-from tests.small_run import interrupted_after, run_here
+from tests.small_run import interrupted_after, run_here, warning_texts
 
 BATCHED = "batch.size=2"
 
@@ -52,7 +52,7 @@ def left(folder):
     made, _ = records.read_records(folder)
     summary = jsonl.read_json(folder / records.SUMMARY)
     rows = {row["label"]: row for row in summary["rows"] if row["task"] == "overall"}
-    notes = [note for note in summary["notes"] if note.startswith("LEFT OUT")]
+    notes = [text for text in warning_texts(summary) if text.startswith("LEFT OUT")]
     return Counter(r.label for r in made), rows, " ".join(notes)
 
 

@@ -13,7 +13,7 @@ from specbench.storage import jsonl
 from specbench.system.interference import Interference, SystemMonitor
 from tests.runners.test_blocks import ONE
 from tests.runners.toy import Recorder, make_job, make_runner
-from tests.small_run import case_record, run_here
+from tests.small_run import case_record, run_here, warning_texts
 
 LIMITS = NoiseConfig(steal=0.05, others=0.1, shortest_s=0.5)
 
@@ -194,11 +194,11 @@ def test_a_block_that_stays_disturbed_is_measured_again_so_often(run_noisy):
     summary = jsonl.read_json(folder / records.SUMMARY)
     assert summary["rows"][-1]["n_disturbed"] == 1
     assert summary["rows"][-1]["disturbed_counted"] is True, "a quarter of three is none"
-    (note,) = (n for n in summary["notes"] if "1 of 3 cases stayed disturbed" in n)
+    (note,) = (n for n in warning_texts(summary) if "1 of 3 cases stayed disturbed" in n)
     assert "; their times count. THE MACHINE WAS TOO BUSY" in note
     assert any(
         n.startswith("disturbed by: more than 5% of a case's CPU time, all labels together, stolen")
-        for n in summary["notes"]
+        for n in warning_texts(summary)
     )
 
 

@@ -10,7 +10,7 @@ from methods.cacheback import Cacheback
 from methods.ssd import Spacelike
 from runners.session.method_runs import MethodRun, keep_state, restore
 from specbench.decoding.structs import DecodeState, DraftContext
-from specbench.results.statistics.run_summary import accepted_by_part
+from specbench.results.conditions import accepted_by_part
 from specbench.storage.jsonl import DiskError
 from tests.small_run import case_record
 
@@ -125,6 +125,4 @@ def test_the_notes_say_which_part_accepted_tokens_came_from(turns):
         turns[2].replace(label="both", drafter=counts, status="failed"),
         turns[3].replace(label="other", drafter={"stale_tokens": 7}),
     ]
-    assert accepted_by_part(done) == [
-        "80 accepted draft tokens of both came from: a 75% (had 75%), b 25% (had 50%)."
-    ]
+    assert accepted_by_part(done) == ["80 of both: a 75% (had 75%), b 25% (had 50%)"]

@@ -17,7 +17,7 @@ from specbench.results import records
 from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from tests.analysis.folders import edit_manifest
-from tests.small_run import ROOT, case_record, interrupted_after, run_here
+from tests.small_run import ROOT, case_record, interrupted_after, run_here, warning_texts
 
 COMPARE = (
     "compare=["
@@ -119,7 +119,7 @@ def test_without_a_surface_there_are_steps_and_no_times(live, again):
     }
     for row in summary["rows"]:
         assert row["mat"] == theirs[row["task"], row["label"]]
-    assert any("no times" in note for note in summary["notes"])
+    assert any("no times" in note for note in warning_texts(summary))
     assert summary["pairs"] == [], "labels without times cannot be compared"
 
 
@@ -141,7 +141,7 @@ def test_times_are_the_surfaces_and_say_so(again, surface, capsys):
     summary = jsonl.read_json(out / records.SUMMARY)
     assert {row["timing"] for row in summary["rows"]} == {"predicted"}
     assert any(row["speedup"] for row in summary["rows"])
-    assert summary["caption"].startswith("PREDICTED")
+    assert warning_texts(summary)[0].startswith("PREDICTED")
     assert "PREDICTED" in capsys.readouterr().out
 
 
@@ -158,7 +158,7 @@ def test_what_drafts_in_batches_is_left_out_where_the_surface_has_no_such_passes
     assert code == 1
     summary = jsonl.read_json(out / records.SUMMARY)
     assert {row["label"] for row in summary["rows"] if row["speedup"]} == {"ar", "pld"}
-    assert any(n.startswith("LEFT OUT: ngrammys. the surface") for n in summary["notes"])
+    assert any(n.startswith("LEFT OUT: ngrammys. the surface") for n in warning_texts(summary))
 
 
 def test_costs_of_another_engine_than_the_recording_are_noted(again, surface, tmp_path):
@@ -166,7 +166,9 @@ def test_costs_of_another_engine_than_the_recording_are_noted(again, surface, tm
     shorter["model"]["weights"] = "bfloat16"
     jsonl.write_json(tmp_path / "shorter.json", shorter)
     _, out = again(f"runner.surface={tmp_path / 'shorter.json'}")
-    (note,) = [n for n in jsonl.read_json(out / records.SUMMARY)["notes"] if "another engine" in n]
+    (note,) = [
+        n for n in warning_texts(jsonl.read_json(out / records.SUMMARY)) if "another engine" in n
+    ]
     assert "recorded in float64, and costs measured in float64 of bfloat16 weights" in note
 
 
@@ -387,5 +389,5 @@ def test_a_speedup_above_its_mat_is_explained(again, surface, monkeypatch):
 
     monkeypatch.setattr(CostSurface, "pass_s", shorter_where_wide)
     _, out = again(f"runner.surface={surface}")
-    notes = jsonl.read_json(out / records.SUMMARY)["notes"]
+    notes = warning_texts(jsonl.read_json(out / records.SUMMARY))
     assert any(n.startswith("pld: its steps are") and "exceeds its MAT" in n for n in notes)

@@ -25,7 +25,7 @@ from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
 from tests.models.heads import tiny_heads
 from tests.runners.test_replay import steps, surface  # noqa: F401 (a fixture)
-from tests.small_run import run_here
+from tests.small_run import run_here, warning_texts
 
 LAYERS = "[0, 1, 1]"
 METHODS = {
@@ -107,7 +107,7 @@ def test_steps_of_heads_are_the_live_runs(live, again, monkeypatch):
         taken = [s for key, (s, *_) in expected.items() if key[3] == name for s in s]
         assert sum(taken) - len(taken) > 3, f"{name}: nothing was compared"
     summary = jsonl.read_json(out / records.SUMMARY)
-    assert any("EXACT UP TO ROUNDING" in note for note in summary["notes"])
+    assert any("EXACT UP TO ROUNDING" in note for note in warning_texts(summary))
     kinds = {r.label: r.drafter.get("replay") for r in records.read_records(out)[0]}
     assert kinds == {"ar": None, "pld": None} | dict.fromkeys(METHODS, "exact up to rounding")
     manifest = jsonl.read_json(out / records.MANIFEST)

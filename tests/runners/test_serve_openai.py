@@ -12,6 +12,7 @@ from specbench.results.manifest import RunManifest
 from tests.servers import broken
 from tests.servers.fake import KEY, serving
 from tests.servers.served_run import run
+from tests.small_run import warning_texts
 
 PARTS = [KEY[i : i + 8] for i in range(len(KEY) - 7)]
 
@@ -63,7 +64,7 @@ def test_mat_is_what_a_hand_computes_from_the_servers_counters(
     assert {r.served.said for r in records if r.label == "ar"} == {"steps"}
     version = {"vllm": "vLLM 0.30.1", "sglang": "SGLang 0.6.2"}[engine]
     assert {r.engine for r in records} == {version}
-    assert version in summary["caption"]
+    assert version in summary["conditions"]["engine"]
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -88,7 +89,7 @@ def test_a_server_that_always_fails_costs_no_other_label_its_numbers(tmp_path, f
     assert row(summary, "ar")["n_cases"] == len({r.case_id for r in records})
     assert row(summary, "ar")["tokens_per_s"]
     how = "in its warm-up" if warmup else "in 2 of 2 cases"
-    assert any("LEFT OUT: openai_eagle3. It failed " + how in n for n in summary["notes"])
+    assert any("LEFT OUT: openai_eagle3. It failed " + how in n for n in warning_texts(summary))
 
 
 def errors(path):

@@ -61,7 +61,7 @@ def test_the_real_server_answers_and_is_gone_afterwards(tmp_path):
     assert summary["served"][1]["equal"] == 1
     flags = json.loads((tmp_path / "r" / "manifest.json").read_text())["servers"]["ar"]["flags"]
     assert flags["wheel"].startswith("xllamacpp ")
-    assert f"CPU build: {flags['wheel']} with {flags['simd']}." in summary["caption"]
+    assert summary["conditions"]["server build"] == f"{flags['wheel']} with {flags['simd']}"
     assert not [s for s in servers() if s["ppid"] == os.getpid()]
 
 

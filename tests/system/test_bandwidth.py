@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from specbench.kernels.packed_linear import pack_linears, packed_memory
+from specbench.results.conditions import roofline_warnings
 from specbench.results.manifest import RunManifest
 from specbench.results.statistics.roofline import (
     BaselineContext,
     baseline_context,
-    notes,
+    price_text,
     row_prices,
 )
 from specbench.system import bandwidth
@@ -148,24 +149,25 @@ NO_GRAPH = {
 }
 
 
+def warned(values, share=None, highest=None):
+    """Codes of the warnings about a baseline that takes such shares of the memory's speed."""
+    rows = [{"label": "ar", "task": "overall", "bandwidth_share": share}]
+    rows.append({"label": "ar", "task": "qa", "bandwidth_share": highest})
+    return [w.code for w in roofline_warnings(manifest_of({"baseline": "ar", **values}), rows)]
+
+
 def test_the_baselines_share_and_its_warning():
     model = {"weight_bytes": 500_000_000, "copy_bytes_per_s": 5e10, "passes": GRAPHS}
-    assert notes(manifest_of({"model": model}), 0.8) == [
-        "ar (graph engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s)."
-    ]
+    assert warned({"model": model}, 0.8) == []
     found = baseline_context(manifest_of({"model": model | {"passes": None}}))
     assert found == BaselineContext({}, 0.01, "copy")  # the time to read the weights
     assert found.share(80.0) == pytest.approx(0.8) and found.share(None) is None
     for old in ({}, {"weight_bytes": 500_000_000}, {"copy_bytes_per_s": 1e9}, None):
-        assert notes(manifest_of({"model": old}), None) == []  # nothing is made up
+        assert warned({"model": old}) == []  # nothing is made up
         assert baseline_context(manifest_of({"model": old})).share(80.0) is None
-    assert notes(manifest_of({"model": model}), 0.3)[1].startswith("SLOW BASELINE: ar takes 30%")
+    assert warned({"model": model}, 0.3) == ["SLOW_BASELINE"]
     # Unpacking blocks takes longer than to read them, and no other pass over them would be faster.
-    stored = notes(manifest_of({"model": model | {"weights": "stored"}}), 0.3)
-    assert stored[1].startswith("MEMORY IS NOT THE LIMIT: ar takes 30%")
-    assert notes(manifest_of({"surface": {"model": model}}), 0.8) == notes(
-        manifest_of({"model": model}), 0.8
-    )
+    assert warned({"model": model | {"weights": "stored"}}, 0.3) == ["MEMORY"]
 
 
 @pytest.mark.parametrize("cache", [None, 499_999_999, 500_000_000])
@@ -186,36 +188,34 @@ def priced(prices, **more):
     return manifest_of({"model": {"row_times": times}, **more})
 
 
-def test_the_price_of_rows_is_said_with_its_spread():
-    (line,) = notes(priced({"2": [1.08, 1.051, 1.12], "4": [1.17, 0.98, 1.2]}), None)
-    assert "2 rows 1.08 (1.05 to 1.12), 4 rows 1.17 (0.98 to 1.20)" in line
-    (line,) = notes(priced(None), None)  # records of before there was a spread
-    assert "2 rows 1.10, 4 rows 1.20." in line and "interval" not in line
+def test_the_price_of_rows_has_its_spread():
+    prices = {"2": [1.08, 1.051, 1.12], "4": [1.17, 0.98, 1.2]}
+    shown = price_text(priced(prices))
+    assert shown.startswith("2 rows 1.08 (1.05 to 1.12), 4 rows 1.17 (0.98 to 1.20), in passes of")
     assert row_prices(priced({"2": [1.08, 1.05, 1.12]})) == pytest.approx({1: 1, 2: 1.08, 4: 1.2})
+    assert price_text(priced({"2": [0.87]})).startswith("2 rows 0.87, 4 rows 1.20, in")
 
 
-def test_a_price_below_one_beyond_its_spread_is_a_slow_baseline():
-    _, warning = notes(priced({"2": [0.87, 0.85, 0.9], "4": [0.98, 0.9, 1.02]}), None)
-    assert warning.startswith("SLOW BASELINE: ") and "2 rows 0.87 (0.85 to 0.90)" in warning
-    assert "4 rows" not in warning
-    # What would be shown as 1 is no warning; nor is a batch's price, which is not of its passes.
-    assert len(notes(priced({"2": [0.99, 0.98, 0.996]}), None)) == 1
-    batched = priced({"2": [0.87, 0.85, 0.9]}, config={"batch": {"size": 4}})
-    assert notes(batched, None) == []
-
-
-def test_a_price_of_few_rounds_has_no_spread_and_warns_of_nothing():
-    (line,) = notes(priced({"2": [0.87], "4": [1.17, 0.98, 1.2]}), None)
-    assert "2 rows 0.87, 4 rows 1.17 (0.98 to 1.20)" in line
-    (line,) = notes(priced({"2": [0.87]}), None)
-    assert "2 rows 0.87" in line and "interval" not in line
+@pytest.mark.parametrize(
+    ("prices", "codes"),
+    [
+        ({"2": [0.87, 0.85, 0.9], "4": [0.98, 0.9, 1.02]}, ["SLOW_ROW"]),
+        ({"2": [0.98, 0.9, 1.02]}, []),
+        ({"2": [0.99, 0.98, 0.996]}, []),  # what is shown as 1
+        ({"2": [0.87], "4": [1.17, 0.98, 1.2]}, []),  # few rounds have no spread
+    ],
+)
+def test_a_price_below_one_beyond_its_spread_is_a_slow_baseline(prices, codes):
+    manifest = priced(prices)
+    assert [w.code for w in roofline_warnings(manifest, [])] == codes
+    # A batch's price is not of its passes.
+    batched = priced(prices, config={"batch": {"size": 4}})
+    assert roofline_warnings(batched, []) == []
 
 
 def test_the_fastest_read_is_what_the_baseline_is_held_against():
     """Where a run has measured it; a copy stands in for it in older ones."""
     model = {"weight_bytes": 500_000_000, "copy_bytes_per_s": 2e10, "read_bytes_per_s": 5e10}
-    (line,) = notes(manifest_of({"model": model}), 0.8)
-    assert "80% of this machine's read bandwidth (50 GB/s)" in line
     found = baseline_context(manifest_of({"model": model}))
     assert (found.floor_s, found.by) == (0.01, "read")
     assert baseline_context(manifest_of({"model": model | {"read_bytes_per_s": None}})).by == "copy"
@@ -230,26 +230,20 @@ def test_plain_decoding_that_is_faster_than_any_read_is_itself_the_fastest():
         assert by_passes.share(tokens_per_s) == pytest.approx(1.0, abs=1e-12)
         assert by_passes.share(tokens_per_s) <= 1
         assert by_passes.share(tokens_per_s / 2) == pytest.approx(0.5)
-    (_, line) = notes(manifest_of({"model": model}), 0.9, 1.0)
-    assert line.startswith("BANDWIDTH DISTURBED: ar read its weights faster than the measured copy")
-    (line,) = notes(manifest_of({"model": model}), 0.9, 0.99)
-    assert "at 90% of" in line and "disturbed" not in line
+    assert warned({"model": model}, 0.9, 1.0) == ["BANDWIDTH"]
+    assert warned({"model": model}, 0.9, 0.99) == []
 
 
-def test_a_graph_engine_without_a_graph_of_plain_decoding_is_no_graph_baseline():
-    model = {"copy_bytes_per_s": 5e10, "passes": NO_GRAPH}
-    assert notes(manifest_of({"model": model}), 0.8) == [
-        "no CUDA graph of a pass with one row was captured (operation not permitted): ar ran "
-        "eagerly and counts as eager.",
-        "ar (eager engine) reads its weights at 80% of this machine's copy bandwidth (50 GB/s).",
-    ]
-    model = {"passes": {"engine": "graph", "graphs": []}}
-    (only,) = notes(manifest_of({"model": model}), None)
-    some = GRAPHS | {"eager": {"1 x 1 rows, 512 keys": "out of memory"}}
-    assert notes(manifest_of({"model": {"passes": some}}), None) == [
-        "1 x 1 rows, 512 keys: no CUDA graph (out of memory). A part of ar's passes ran eagerly."
-    ]
-    assert only.startswith("no CUDA graph of a pass with one row was captured: ar")
+@pytest.mark.parametrize(
+    "passes",
+    [
+        NO_GRAPH,
+        {"engine": "graph", "graphs": []},
+        GRAPHS | {"eager": {"1 x 1 rows, 512 keys": "out of memory"}},
+    ],
+)
+def test_a_graph_engine_without_a_graph_of_plain_decoding_is_warned_of(passes):
+    assert warned({"model": {"passes": passes}}) == ["BASELINE_LAUNCHED"]
 
 
 TWO = {"ar": {"method": "ar"}, "ar_eager": {"method": "ar", "knobs": {"eager": True}}, "pld": {}}

@@ -7,5 +7,5 @@ count as independent.
 - :mod:`specbench.results.statistics.multiple`: several methods at once, and the best of them.
 - :mod:`specbench.results.statistics.summary`: rows of ``summary.json``.
 - :mod:`specbench.results.statistics.pairs`: its pairs, and the methods that may be the fastest.
-- :mod:`specbench.results.statistics.run_summary`: the whole of ``summary.json``.
+- :mod:`specbench.results.run_summary`: the whole of ``summary.json``.
 """

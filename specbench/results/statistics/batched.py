@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from specbench.results.estimate import ABSENT, number
+from specbench.results.estimate import ABSENT, Cell, number
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.summary_schema import BatchedLabel
@@ -106,28 +106,19 @@ def _full_speed(groups: Sequence[_Turns]) -> float | None:
 
 
 BATCHED_TEXT = (
-    "system: new tokens of all texts over the time of their groups. one user: of one text, while "
-    "its group decodes it. full: while all texts of a group run, drafters' setup aside. tail: time "
-    "after the first text ended; idle seats: of all seats' time. useless rows: rows of passes that "
-    "gave no token. models: the time in passes of heads and draft models, behind the prompts. "
-    "outside: of steps, in no pass, of these or of the target. as ar: outputs equal to ar's at the "
-    "same batch; the table above holds them against plain decoding of each text alone."
+    "tokens/s: of all sequences over the time of their groups. full: while all sequences of a "
+    "group run. tail: time after the first one ended. equal: outputs that are ar's at this batch."
 )
 
 
-def batched_cells(row: BatchedLabel) -> dict[str, str]:
+def batched_cells(row: BatchedLabel) -> dict[str, Cell]:
     """A label as a line of a table."""
     return {
         "method": row["label"],
         "batch": str(row["size"]),
-        "tokens/s, system": number(row["system_tokens_per_s"], ".1f"),
-        "one user": number(row["user_tokens_per_s"], ".1f"),
+        "tokens/s": number(row["system_tokens_per_s"], ".1f"),
         "full": number(row["full_tokens_per_s"], ".1f"),
         "speedup, full": number(row["full_speedup"], ".2f"),
         "tail": number(row["tail_share"], ".0%"),
-        "idle seats": number(row["idle_share"], ".0%"),
-        "useless rows": number(row["useless_rows"], ".0%"),
-        "models": number(row.get("model_share"), ".0%"),
-        "outside": number(row.get("outside_share"), ".1%"),
-        "as ar": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
+        "equal": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
     }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specbench.results.decision import LEADERS_NAMED
 from specbench.results.estimate import FEWEST, Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
@@ -29,7 +30,6 @@ from specbench.results.statistics.multiple import (
 )
 from specbench.results.statistics.summary import Sample
 from specbench.results.summary_schema import Pair, Standing
-from specbench.results.wording import LEADERS_NAMED
 
 DEFAULT_MARGIN = 0.02
 # From how many methods, and from which excess on, a sentence says what being picked does.

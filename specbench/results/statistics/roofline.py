@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specbench.config.schema import STORED_WEIGHTS
+from specbench.config.schema import STORED_WEIGHTS as STORED_WEIGHTS
 from specbench.results.manifest import BASELINE, ModelInfo, Passes, RunManifest
+from specbench.results.summary_schema import SummaryRow
 
 SLOW_BASELINE = 0.5  # share of the bandwidth below which a table warns
 IMPOSSIBLE = 1 - 1e-9  # a share from which on plain decoding itself was the fastest read
@@ -102,50 +103,35 @@ def _memory_speed(model: ModelInfo) -> tuple[float | None, str]:
     return model.copy_bytes_per_s, "copy"
 
 
-def notes(manifest: RunManifest, reached: float | None, highest: float = 0.0) -> list[str]:
-    """Lines about the baseline: how it ran, its share of the bandwidth, and :func:`warnings`.
-
-    Args:
-        reached: the baseline's share of the bandwidth over the run; ``highest``: of any task, and
-            1 where no read was measured that is as fast as its own passes.
-    """
+def not_captured(manifest: RunManifest) -> str:
+    """Say why plain decoding's passes are no CUDA graphs on a GPU; empty where they are."""
     model = _subject(manifest)
-    engine = _engine(model)
-    found = []
     passes = model.passes or Passes()
-    failed = {
-        shape: why
-        for shape, why in (passes.get("eager") or {}).items()
+    failed = [
+        f"{shape}: {reason}"
+        for shape, reason in (passes.get("eager") or {}).items()
         if shape.startswith(PLAIN_PASS)
-    }
-    if passes.get("engine") == "graph" and engine == "eager":
-        why = "".join(f" ({why})" for why in [*failed.values()][:1])
-        found.append(
-            f"no CUDA graph of a pass with one row was captured{why}: ar ran eagerly and counts as "
-            "eager."
-        )
-    elif failed:
-        found.append(
-            "; ".join(f"{shape}: no CUDA graph ({why})" for shape, why in failed.items())
-            + ". A part of ar's passes ran eagerly."
-        )
-    elif passes.get("reason") and (model.device or "").startswith("cuda"):
-        found.append(
-            f"no pass is a CUDA graph ({passes['reason']}): ar waits for launches at every token, "
-            "drafts share theirs among several. Over captured passes the speedups would be smaller."
-        )
-    if (price := price_words(manifest)) and not _batched(manifest):  # else it is no MAT / price
-        found.append(price)
-        found += filter(None, [price_warning(manifest)])
-    speed, by = _memory_speed(model)
-    if reached is None or speed is None:
-        return found
-    return [
-        *found,
-        f"ar ({engine or 'eager'} engine) reads its weights at {reached:.0%} of this machine's "
-        f"{by} bandwidth ({speed / 1e9:.0f} GB/s).",
-        *warnings([reached], highest, by, model.weights),
     ]
+    if passes.get("engine") == "graph" and _engine(model) == "eager" and not failed:
+        return "none of a pass with one row was captured"
+    if failed:
+        return "; ".join(failed)
+    on_gpu = (model.device or "").startswith("cuda")
+    return str(passes["reason"]) if on_gpu and passes.get("reason") else ""
+
+
+def baseline_engine(manifest: RunManifest) -> str | None:
+    """Tell how plain decoding ran: ``eager`` or ``graph``; None where that is not known."""
+    return _engine(_subject(manifest))
+
+
+def share_text(manifest: RunManifest, rows: Sequence[SummaryRow]) -> str:
+    """Tell which part of the memory's speed plain decoding takes; empty where not known."""
+    shares = [row["bandwidth_share"] for row in rows if row["label"] == manifest.baseline]
+    speed, by = _memory_speed(_subject(manifest))
+    if not shares or shares[0] is None or speed is None:
+        return ""
+    return f"by ar at {shares[0]:.0%} of this machine's {by} bandwidth ({speed / 1e9:.0f} GB/s)"
 
 
 def _batched(manifest: RunManifest) -> bool:
@@ -175,72 +161,34 @@ def _price_intervals(manifest: RunManifest) -> dict[int, tuple[float, float, flo
     return {rows: (p[0], p[1], p[2]) for rows, p in prices.items() if len(p) == 3}
 
 
-def price_words(manifest: RunManifest) -> str:
-    """What rows cost in this run, in a sentence; "" where that was not measured."""
+def price_text(manifest: RunManifest) -> str:
+    """What rows cost in this run; empty where that was not measured, or of a batch."""
     prices = {rows: price for rows, price in row_prices(manifest).items() if rows > 1}
-    if not prices:
+    if not prices or _batched(manifest):
         return ""
     times = _subject(manifest).row_times
     assert times is not None
     measured = _price_intervals(manifest)
-
-    def spread(rows: int) -> str:
-        return " ({1:.2f} to {2:.2f})".format(*measured[rows]) if rows in measured else ""
-
-    said = ", ".join(f"{rows} rows {price:.2f}{spread(rows)}" for rows, price in prices.items())
-    ends = ", with the 95 % interval of the median" if measured else ""
+    costs = ", ".join(
+        f"{rows} rows {price:.2f}"
+        + (" ({1:.2f} to {2:.2f})".format(*measured[rows]) if rows in measured else "")
+        for rows, price in prices.items()
+    )
     return (
-        f"Price of rows (a pass behind {times['context']} tokens, in passes of 1 row{ends}): "
-        f"{said}. Speedup is MAT / price, less what drafting takes."
+        f"{costs}, in passes of one row behind {times['context']} tokens; speedup is MAT / this, "
+        "less what drafting takes"
     )
 
 
-def price_warning(manifest: RunManifest) -> str:
-    """That a pass of one row takes longer than one of more rows, beyond the spread; "" else."""
-    slower = {
-        rows: price
-        for rows, price in _price_intervals(manifest).items()
-        if round(price[2], 2) < 1  # as it is shown
-    }
-    if not slower:
+def prices_below_one(manifest: RunManifest) -> str:
+    """Name the rows whose pass takes less time than one row's, beyond the spread; empty if none."""
+    if _batched(manifest):
         return ""
-    said = ", ".join(
+    return ", ".join(
         f"{rows} rows {middle:.2f} ({low:.2f} to {high:.2f})"
-        for rows, (middle, low, high) in sorted(slower.items())
+        for rows, (middle, low, high) in sorted(_price_intervals(manifest).items())
+        if round(high, 2) < 1  # as it is shown
     )
-    return (
-        f"SLOW BASELINE: passes of more rows take less time than ar's of 1 row ({said}), so each "
-        "speedup is partly due to a slow baseline."
-    )
-
-
-def warnings(
-    reached: Sequence[float], highest: float, by: str, weights: str | None = None
-) -> list[str]:
-    """Why a speedup's baseline is to be doubted, in sentences that notes and captions share.
-
-    Args:
-        reached: the baseline's share of the bandwidth over each run.
-        highest: the largest of any task.
-        by: what showed the bandwidth.
-        weights: that passes read, where not float32 ones.
-    """
-    found = []
-    if slow := [share for share in reached if share < SLOW_BASELINE]:
-        span = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(slow), max(slow))))
-        found.append(
-            f"MEMORY IS NOT THE LIMIT: ar takes {span} of the {by} bandwidth, because its weights "
-            "are blocks that each pass unpacks, which takes longer than to read them."
-            if weights == STORED_WEIGHTS
-            else f"SLOW BASELINE: ar takes {span} of the {by} bandwidth, under "
-            f"{SLOW_BASELINE:.0%}, so each speedup is partly due to a slow baseline."
-        )
-    if highest >= IMPOSSIBLE:
-        found.append(
-            f"BANDWIDTH DISTURBED: ar read its weights faster than the measured {by}; the share is "
-            "that of ar's fastest task."
-        )
-    return found
 
 
 def number_format(model: Mapping[str, Any]) -> str:

@@ -14,30 +14,41 @@ Definitions:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from statistics import median
 from typing import TypeAlias
 
 import numpy as np
 
 from specbench.arrays import first_difference
-from specbench.results.estimate import ABSENT, Estimate, number
+from specbench.results.estimate import ABSENT, Cell, Estimate, number
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord, Served
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.bootstrap import LogRatios, log_ratios
 from specbench.results.statistics.counted import rankable, wrong_outputs
-from specbench.results.statistics.latency import LATENCIES, NO_LIMITS, Limits, latencies
-from specbench.results.statistics.pairs import Ranking
+from specbench.results.statistics.latency import NO_LIMITS, Limits, latencies
+from specbench.results.statistics.multiple import against
+from specbench.results.statistics.pairs import Ranking, verdict
 from specbench.results.summary_schema import ServedLabel
+
+_PAYS = {"faster": "yes", "slower": "no"}  # by the verdict on all users' speed; else unknown
 
 
 def served_labels(
-    records: Sequence[CaseRecord], labels: Sequence[str], limits: Limits = NO_LIMITS
+    records: Sequence[CaseRecord],
+    labels: Sequence[str],
+    limits: Limits = NO_LIMITS,
+    baseline: str | None = BASELINE,
+    seed: int = 0,
 ) -> list[ServedLabel]:
     """The labels of a run that servers answered; none of a run of our own engine."""
     timed = timed_turns(records, labels)
     whole = _whole(records, labels, timed)
+    methods, over = _system_ratios(records, labels, baseline, seed)
+    found_against = against(over) if over is not None else []
+    system = dict(zip(methods, found_against, strict=False))
     found = []
     for label in labels:
         own = [r for r in records if r.label == label and r.status != "failed" and r.served]
@@ -59,6 +70,11 @@ def served_labels(
                 if decode_s
                 else None,
                 system_tokens_per_s=_system(batches),
+                system_speedup=math.exp(system[label].log_ratio) if label in system else None,
+                system_speedup_ci=system[label].interval if label in system else None,
+                pays=_PAYS.get(verdict(system[label].interval), "unknown")
+                if label in system
+                else ("" if label == baseline else "unknown"),
                 equal=len(compared) - len(different),
                 compared=len(compared),
                 first_difference=_words(different, records),
@@ -224,55 +240,23 @@ def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> st
     )
 
 
-SERVED_TEXT = (
-    "system: new tokens of all users over all time, whole batches. one user: tokens/s after the "
-    "first token. first token: from the request to its arrival, median. equal: answers that are "
-    "the same server's plain ones."
-)
-LATENCY_TEXT = (
-    "of a request: P50 / P95 / P99 over turns. between bursts: a step's tokens arrive together. "
-    "within: requests/s that kept the limits."
-)
-
-
-def served_cells(row: ServedLabel) -> dict[str, str]:
-    """A label as a line of a table."""
-    ttft = row["ttft_s"]
+def load_cells(row: ServedLabel, plain: ServedLabel) -> dict[str, Cell]:
+    """Compare a way of drafting with the same server's plain decoding, as a line of a table."""
+    waits = [each["latency"].get("e2e", {}).get("p95") for each in (plain, row)]
+    speeds = [each["system_tokens_per_s"] for each in (plain, row)]
     return {
-        "server": str(row["label"]),
-        "at once": str(row["concurrency"]),
-        "tokens/s, system": number(row["system_tokens_per_s"], ".1f"),
-        "tokens/s, one user": number(row["user_tokens_per_s"], ".1f"),
-        "tokens a pass": number(row["tokens_per_pass"], ".2f"),
-        "first token, ms": number(None if ttft is None else 1e3 * ttft, ".0f"),
+        "draft": row["label"],
+        "users": str(row["concurrency"]),
+        "tokens/s off → on": " → ".join(number(speed, ".1f") for speed in speeds),
+        "change [95 %]": Estimate(row["system_speedup"], row["system_speedup_ci"]),
+        "P95, s": " → ".join(number(wait, ".2f") for wait in waits),
         "equal": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
+        "switch on": row["pays"],
     }
 
 
-def latency_cells(row: ServedLabel) -> dict[str, str]:
-    """How long a label's requests took, as a line of a table."""
-    cells = {"server": str(row["label"])}
-    for name, words in LATENCIES.items():
-        found = row["latency"].get(name, {})
-        cells[words] = " / ".join(_milliseconds(s) for s in found.values()) or ABSENT
-    if row["limits"]:
-        cells[f"within {row['limits']}"] = number(row["good_requests_per_s"], ".2f")
-    return cells
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:.0f}"
-
-
-def served_notes(rows: Iterable[ServedLabel]) -> list[str]:
-    """What differs, and what servers did not say."""
-    notes = []
-    for row in rows:
-        if row["first_difference"]:
-            notes.append(f"{row['label']} differs first at {row['first_difference']}.")
-        if row["uncounted"]:
-            notes.append(
-                f"{row['label']}: the server did not say its steps in {row['uncounted']} turns, "
-                "which do not count in MAT."
-            )
-    return notes
+def load_rows(rows: Sequence[ServedLabel], baseline: str = BASELINE) -> list[dict[str, Cell]]:
+    """A line for each way of drafting that a server was asked with, at one load."""
+    plain = next((row for row in rows if row["label"] == baseline), None)
+    others = [row for row in rows if row["label"] != baseline]
+    return [load_cells(row, plain) for row in others] if plain else []

@@ -1,0 +1,598 @@
+"""What a run's numbers stand on: its conditions in two columns, and warnings by their codes.
+
+Runs keep both in ``summary.json``; whoever shows numbers takes them from here. A warning that
+``decides`` may change which method one takes, so it is printed with every table.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specbench.paths import PROJECT
+from specbench.results.decision import AGAINST_TEXT, cases_words
+from specbench.results.estimate import FEWEST
+from specbench.results.manifest import Hardware, ModelInfo, RunManifest
+from specbench.results.records import (
+    CASES,
+    EAGER_DRAFT_PASSES,
+    EAGER_PASSES,
+    ERRORS,
+    LAUNCHED_DRAFTS,
+    OWN_ENGINE,
+    CaseRecord,
+)
+from specbench.results.statistics import roofline
+from specbench.results.statistics.aggregate import (
+    noisy_blocks,
+    timed_turns,
+)
+from specbench.results.summary_schema import SummaryRow, WarningLine, n_of
+from specbench.results.tasks import OVERALL
+
+_NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
+_STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
+_LISTED = 24  # labels in a sentence
+_THINKING = "enable_thinking"  # the chat templates' word for it (Qwen 3 and others)
+
+SPEEDUPS = {
+    "paired": "tokens/s over plain decoding's on the same cases of the same run",
+    "end_to_end": "end to end: all new tokens over all time, the prompt's pass included",
+    "specbench": "Spec-Bench's formula (mean of per-question speeds), the baseline's tokens "
+    "counted like a method's",
+    "specbench_exact": "as Spec-Bench's speed.py prints it (mean of per-question speeds, the "
+    "baseline's text tokenized again and one token less a turn)",
+}
+
+# For readers who have not seen the documentation, by word; `code` is marked as in Markdown.
+DEFINITIONS = {
+    "Speedup": "tokens per second of the method over those of plain decoding (ar), measured in the "
+    "same process on the same prompts, case by case in turn. The prompt's pass is not in it.",
+    "End-to-end": "the same ratio with the prompt's pass in the time.",
+    "MAT": "mean accepted tokens: new tokens after the first, per target pass. Plain decoding has "
+    "1.00. It is what a method gains before it costs anything.",
+    "[low, high]": "95 % interval of a bootstrap over prompts. It covers other prompts like these, "
+    "not other days and machines.",
+    "Against the best": AGAINST_TEXT,
+    "Outputs": "turns by what the audit found. equal: the tokens of plain decoding. near tie: "
+    "other tokens, each within the number format's tolerance of the likeliest. BUG: anything else. "
+    "differ: another engine's answer that is not the same server's plain answer.",
+    "Case": "a question with all its turns. A case that failed for one method counts for none.",
+}
+
+# A sentence of each warning, by its code.
+SENTENCES: Mapping[str, str] = {
+    "SYNTHETIC": "SYNTHETIC RECORDS, not a measurement.",
+    "IMPORTED": "IMPORTED from {source}'s files: not run here, no tokens to audit.",
+    "PREDICTED": "PREDICTED times (replay with a cost surface), not measured ones.",
+    "LEFT_OUT": "LEFT OUT: {label}. {reason}",
+    "CASES_DROPPED": "{dropped} of {cases} cases are dropped for all labels because one failed "
+    "({labels}); reasons in {file}.",
+    "AUDIT_FAILED": "The audit itself failed for {turns} turns; reasons in {file}.",
+    "BUSY": "THE MACHINE WAS TOO BUSY in {disturbed} of {cases} cases. They count; take these "
+    "speedups as rough.",
+    "SLOW_BASELINE": "SLOW BASELINE: ar takes {share} of the {by} bandwidth, so each speedup is "
+    "partly due to a slow baseline.",
+    "SLOW_ROW": "SLOW BASELINE: passes of more rows take less time than ar's of one row "
+    "({prices}), so each speedup is partly due to a slow baseline.",
+    "BASELINE_LAUNCHED": "SLOW BASELINE: ar's passes are not CUDA graphs ({reason}), so it waits "
+    "for launches at every token; over captured passes the speedups would be smaller.",
+    "EAGER_FALLBACK": "EAGER FALLBACK: {share:.1%} of {label}'s {model} passes ran without a CUDA "
+    "graph, so its speed is not the engine's (why: model.passes in manifest.json).",
+    "ANOTHER_ENGINE": "ANOTHER ENGINE: {engines}. Outputs are compared with its own plain ones.",
+    "LOSSY": "LOSSY: outputs of labels that draft do not follow the model's distribution.",
+    "ROUNDINGS": "ROUNDINGS MOVE TOKENS: at load, the model's own passes of one row and of many "
+    "over the same text chose different tokens at {moved} of {positions} positions.",
+    "MIXED": "MIXED draft lengths: {kinds}.",
+    "NO_DRAFT": "{label} drafted nothing in {steps} steps.",
+    "FORCED": "Resumed with resume=force: not all records come from the same conditions.",
+    "MEMORY": "MEMORY IS NOT THE LIMIT: ar takes {share} of the {by} bandwidth, because its "
+    "weights are blocks that each pass unpacks, which takes longer than to read them.",
+    "BANDWIDTH": "BANDWIDTH DISTURBED: ar read its weights faster than the measured {by}.",
+    "DISTURBED": "{disturbed} of {cases} cases stayed disturbed (disturbed_by in the records says "
+    "why); their times count for no label.",
+    "STOLEN": "The hypervisor gave {share:.0%} of this machine's CPU time to others while turns "
+    "were measured (cpu_steal in the records).",
+    "NEAR_TIES": "{ties} of {audited} audited turns are near ties, more than {limit:.0%} in "
+    "float32: look at their gaps in {file}.",
+    "LAUNCHED": "{label}: {share:.1%} of its head's drafts were launched kernel by kernel, beside "
+    "passes of the target that are replayed as CUDA graphs, and took longer than they have to (a "
+    "path longer than the head's own, or no capture: see the log).",
+    "UNCOUNTED": "{label}: the server did not say its steps in {turns} turns, which do not count "
+    "in MAT.",
+    "DIFFERS": "{label} differs first at {place}.",
+    "REMARK": "{text}",
+}
+KINDS = ("SYNTHETIC", "IMPORTED", "PREDICTED")  # of numbers that were not measured here
+_DECIDE = (
+    *KINDS, "LEFT_OUT", "CASES_DROPPED", "AUDIT_FAILED", "BUSY",
+    "SLOW_BASELINE", "SLOW_ROW", "BASELINE_LAUNCHED", "EAGER_FALLBACK", "ANOTHER_ENGINE", "LOSSY",
+    "ROUNDINGS", "MIXED", "NO_DRAFT", "FORCED", "DIFFERS", "UNCOUNTED", "REMARK",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """A warning: its code, and the values of its sentence."""
+
+    code: str
+    values: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def text(self) -> str:
+        return SENTENCES[self.code].format(**self.values)
+
+    @property
+    def decides(self) -> bool:
+        """Whether it may change which method one takes."""
+        return self.code in _DECIDE
+
+    def to_json(self) -> WarningLine:
+        return {"code": self.code, "values": dict(self.values)}
+
+
+def hardware_text(manifest: RunManifest) -> str:
+    """Name the hardware that a run's times belong to: the cost surface's, if they are predicted."""
+    if not all(s.get("this_machine", True) for s in (manifest.servers or {}).values()):
+        return "hardware of the server not recorded"
+    if names := gpu_names(manifest):
+        return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
+    machine = timed_on(manifest)[1]
+    if not machine.get("cpu"):
+        return "hardware not recorded"
+    count = machine.get("cpus_usable") or machine.get("cpus")
+    cpus = f", {count} CPU{'s' if count > 1 else ''}" if count else ""
+    pinned = ", a thread pinned to each" if manifest.setting("measure", "pin") else ""
+    return f"{machine['cpu']}{cpus}{pinned}"
+
+
+def timed_on(manifest: RunManifest) -> tuple[ModelInfo, Hardware]:
+    """Give model and hardware that the times belong to: the cost surface's, else the run's."""
+    if manifest.surface is None:
+        return manifest.model or ModelInfo(), manifest.hardware
+    machine = manifest.surface["machine"].get("hardware") or Hardware()
+    return ModelInfo.from_json(manifest.surface["model"]), machine
+
+
+def gpu_names(manifest: RunManifest) -> list[str]:
+    """Name the GPUs that the times belong to; none where a CPU computed."""
+    model, machine = timed_on(manifest)
+    device = model.device or manifest.setting("model", "device")
+    on_gpu = str(device).startswith("cuda")
+    return [gpu["name"] for gpu in machine.get("gpus", [])] if on_gpu else []
+
+
+def thinking(manifest: RunManifest) -> bool | None:
+    """Whether the prompts ask the model to think first; None where nobody said."""
+    value = (manifest.setting("model", "template_kwargs") or {}).get(_THINKING)
+    return None if value is None else bool(value)
+
+
+def model_text(manifest: RunManifest) -> str:
+    """``smollm2_135m (float32, greedy, template auto)``."""
+    model, temperature = manifest.model or ModelInfo(), decoding_temperature(manifest)
+    dtype = model.dtype or manifest.setting("model", "dtype")
+    parts = [roofline.number_format({"dtype": dtype, "weights": model.weights})] if dtype else []
+    parts.append("greedy" if temperature == 0 else f"temperature {temperature:g}")
+    if not manifest.servers:  # a server writes its prompts itself
+        template, thinks = manifest.setting("model", "template"), thinking(manifest)
+        parts += [f"template {template}"] if template else []
+        parts += [] if thinks is None else [f"thinking {'on' if thinks else 'off'}"]
+    return f"{manifest.setting('model', 'name')} ({', '.join(parts)})"
+
+
+def decoding_temperature(manifest: RunManifest) -> float:
+    """Give the temperature; 0 of greedy decoding."""
+    return float(manifest.setting("generation", "temperature") or 0.0)
+
+
+def conditions(
+    records: Sequence[CaseRecord], manifest: RunManifest, rows: Sequence[SummaryRow]
+) -> dict[str, str]:
+    """Tell what the numbers of a run stand on, a condition a line; what is not known is left out.
+
+    Args:
+        records: of the labels that count.
+        manifest: of the run.
+        rows: of these records, from ``summarize``.
+    """
+    repeats = 1 + max((record.repeat for record in records), default=0)
+    limit = manifest.setting("generation", "max_new_tokens")
+    whole = [row for row in rows if row["task"] == OVERALL]
+    estimator = manifest.config.get("estimator") or "paired"
+    timed = any(record.timing != "none" for record in records)
+    lines = {
+        "model": model_text(manifest),
+        "data": str(manifest.setting("dataset", "name")),
+        "cases": cases_words(whole) if whole else "",
+        "new tokens a turn": f"at most {limit}" if limit else "",
+        "repeats": str(repeats) if repeats > 1 else "",
+        "sampling": _sampling(records, manifest),
+        "hardware": hardware_text(manifest),
+        "engine": _engines(records) or _own_engine(manifest),
+        "server build": _builds(manifest),
+        "sequences at once": _batch(records),
+        "users at once": str(manifest.setting("server", "concurrency") or ""),
+        "state kept per": _by_label({r.label: r.state_scope for r in records}),
+        "draft lengths": _by_label(_draft_sources(manifest, whole)),
+        "drafted tokens a step": _drafted(records),
+        "speedup": SPEEDUPS[estimator] if timed else "",
+        "intervals": _interval(records, repeats, whole) if timed else "",
+        "cost of rows": roofline.price_text(manifest) if timed else "",
+        "weights read": roofline.share_text(manifest, whole) if timed else "",
+        "near ties": _near_ties(manifest.model),
+        "accepted drafts": "; ".join(accepted_by_part(records)),
+        "time by phase": "; ".join(_phases(whole)),
+        "drafts read in": _draft_weights(manifest),
+        "code": code_text(manifest),
+    }
+    return {name: line for name, line in lines.items() if line}
+
+
+def joined(conditions_of: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Join the conditions of several runs: what differs stands beside each other."""
+    by_name: dict[str, dict[str, None]] = {}
+    for lines in conditions_of:
+        for name, line in lines.items():
+            by_name.setdefault(name, {})[line] = None
+    return {name: "; ".join(lines) for name, lines in by_name.items()}
+
+
+def code_text(manifest: RunManifest) -> str:
+    """``commit 0123456789 with changes (code abcdef)``."""
+    git = manifest.git
+    if git is None or not (commit := git.get("commit")):
+        return "commit not recorded"
+    code = f" (code {manifest.code})" if manifest.code else ""
+    return f"commit {commit[:10]}{' with changes' if git.get('dirty') else ''}{code}"
+
+
+def _sampling(records: Sequence[CaseRecord], manifest: RunManifest) -> str:
+    temperature = decoding_temperature(manifest)
+    if not temperature:
+        return ""
+    filters = "".join(
+        f", {key}={value}"
+        for key, off in (("top_p", 1), ("top_k", 0))
+        if (value := manifest.setting("generation", key)) != off
+    )
+    verifiers = " and ".join(sorted({record.verifier for record in records}))
+    return f"temperature {temperature:g}{filters}; verifier {verifiers}; outputs not audited"
+
+
+def _engines(records: Iterable[CaseRecord]) -> str:
+    """Other engines with what they keep weights in; empty where ours decoded."""
+    answered = {(r.engine, r.numerics) for r in records if r.engine != OWN_ENGINE}
+    return "; ".join(f"{engine}, weights in {numerics}" for engine, numerics in sorted(answered))
+
+
+def _own_engine(manifest: RunManifest) -> str:
+    threads = (manifest.model or ModelInfo()).threads
+    parts = [roofline.baseline_engine(manifest) or ""]
+    parts += [f"{threads} thread{'s' * (threads > 1)}"] if threads else []
+    return ", ".join(filter(None, parts))
+
+
+def _builds(manifest: RunManifest) -> str:
+    """What the servers were built for, where they told it: it decides their speed."""
+    flags = [server.get("flags") or {} for server in (manifest.servers or {}).values()]
+    builds = [
+        f"{each['wheel']} with {each['simd']}" if each.get("wheel") else str(each["simd"])
+        for each in flags
+        if each.get("simd")
+    ]
+    return "; ".join(dict.fromkeys(builds))
+
+
+def _batch(records: Iterable[CaseRecord]) -> str:
+    groups = {(r.unit, r.turn, r.batch.size, r.batch.at_once) for r in records if r.batch}
+    if not groups:
+        return ""
+    size = max(size for _, _, size, _ in groups)
+    fewer = sum(at_once < size for *_, at_once in groups)
+    few = f" ({fewer} of {len(groups)} groups' turns have fewer)" if fewer else ""
+    return (
+        f"BATCH {size}{few}: tokens/s are all sequences' together, speedups over ar at the same "
+        "batch, and a finished slot stays empty"
+    )
+
+
+def _by_label(values: Mapping[str, str]) -> str:
+    """One value that all labels have, or labels by value."""
+    by_value: dict[str, list[str]] = {}
+    for label, value in values.items():
+        by_value.setdefault(value, []).append(label)
+    if len(by_value) < 2:
+        return "".join(by_value)
+    return "; ".join(f"{value} ({listed(labels)})" for value, labels in by_value.items())
+
+
+def _draft_sources(manifest: RunManifest, rows: Sequence[SummaryRow]) -> dict[str, str]:
+    """Where each label's settings come from: ``tuned``, ``published``, ``own``."""
+    sources = {row["label"]: manifest.labels[row["label"]].budget for row in rows}
+    words = {"typed": "set by hand"}
+    return {label: words.get(kind, kind) for label, kind in sources.items() if kind}
+
+
+def _drafted(records: Iterable[CaseRecord]) -> str:
+    """Draft tokens of a step, measured, by label."""
+    steps, drafted, offered = Counter[str](), Counter[str](), Counter[str]()
+    for record in records:
+        if record.status != "failed":
+            steps[record.label] += record.n_target_passes
+            drafted[record.label] += record.n_drafted
+            offered[record.label] += sum(record.drafter.get("offered_per_step", ()))
+    return listed(
+        [
+            f"{label} {drafted[label] / n:.1f}"
+            + (f" (cut from {offered[label] / n:.1f})" if offered[label] else "")
+            for label, n in steps.items()
+            if n and drafted[label]
+        ]
+    )
+
+
+def listed(labels: Sequence[str]) -> str:
+    """``a, b and 3 more``."""
+    more = len(labels) - _LISTED
+    return ", ".join(labels[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _interval(records: Sequence[CaseRecord], repeats: int, rows: Sequence[SummaryRow]) -> str:
+    unit = "groups of cases" if any(r.batch for r in records) else "prompts within categories"
+    more = ", and the spread between repeats" if repeats > 1 else ""
+    errors = sorted({r.prediction_error for r in records if r.prediction_error})
+    predicted = "".join(f", and the predictions' own error of {error:.1%}" for error in errors)
+    few = any(n_of(row, "speedup") < FEWEST for row in rows)
+    none = f"; none of fewer than {FEWEST} timed cases" if few else ""
+    return (
+        f"95 %, bootstrap over {unit}{more}{predicted}; they do not cover other days and machines"
+        f"{none}"
+    )
+
+
+def _near_ties(model: ModelInfo | None) -> str:
+    """What a near tie is, where that was measured."""
+    audit = (model and model.audit) or {}
+    if audit.get("spread") is None:
+        return ""
+    rows = " and ".join(map(str, audit["rows"]))
+    return (
+        f"within {audit['value']:.3g} of the largest logit: over {audit['positions']} positions of "
+        f"this run's prompts, logits of passes with 1 row and with {rows} differ by up to "
+        f"{audit['spread']:.3g}; at {audit['blind']:.0%} of them the second token is as near"
+    )
+
+
+def accepted_by_part(records: Sequence[CaseRecord]) -> list[str]:
+    """Tell for each label made of several drafters whose draft tokens were accepted."""
+    lines = []
+    for label in dict.fromkeys(record.label for record in records):
+        credited, had = Counter[str](), Counter[str]()
+        for record in records:
+            if record.label == label and record.status != "failed":
+                for key, count in record.drafter.items():
+                    for prefix, totals in (("accepted_from_", credited), ("found_by_", had)):
+                        if key.startswith(prefix):
+                            totals[key.removeprefix(prefix)] += count
+        if total := credited.total():
+            shares = ", ".join(
+                f"{name} {credited[name] / total:.0%} (had {had[name] / total:.0%})"
+                for name in credited
+            )
+            lines.append(f"{total:,} of {label}: {shares}")
+    return lines
+
+
+def _phases(rows: Iterable[SummaryRow]) -> list[str]:
+    lines = []
+    for row in rows:
+        if shares := row["phase_share"]:
+            ordered = sorted(shares.items(), key=lambda item: -item[1])
+            parts = ", ".join(f"{name} {share:.1%}" for name, share in ordered)
+            lines.append(f"{row['label']} {parts}")
+    return lines
+
+
+def _draft_weights(manifest: RunManifest) -> str:
+    """The format of draft models and heads where that is shorter than the target's, on a CPU."""
+    model, form = manifest.model, manifest.setting("engine", "draft_weights")
+    if model is None or model.device != "cpu" or model.dtype != "float32":
+        return ""
+    heads = [
+        label
+        for label, files in (model.artefacts or {}).items()
+        if any(name.startswith("head ") for name in files)
+    ]
+    labels = sorted({*model.drafts, *heads})
+    if form in (None, "float32") or not labels:
+        return ""
+    return f"{form} ({', '.join(labels)}); the model is not rounded"
+
+
+def warnings(
+    records: Sequence[CaseRecord],
+    manifest: RunManifest,
+    rows: Sequence[SummaryRow],
+    errors: Sequence[Mapping[str, object]] = (),
+    left_out: Mapping[str, str] | None = None,
+) -> list[Warned]:
+    """Warn of what may mislead a reader of a run's numbers, the weightiest first.
+
+    Args:
+        records: of the labels that count, in their order.
+        manifest: of the run.
+        rows: of these records, from ``summarize``.
+        errors: the lines of ``errors.jsonl``.
+        left_out: labels that do not count, with their reasons.
+    """
+    made = []
+    if manifest.synthetic:
+        made.append(Warned("SYNTHETIC"))
+    if manifest.imported:
+        made.append(Warned("IMPORTED", {"source": manifest.imported.get("from")}))
+    if any(record.timing == "predicted" for record in records):
+        made.append(Warned("PREDICTED"))
+    made += [Warned("LEFT_OUT", {"label": k, "reason": v}) for k, v in (left_out or {}).items()]
+    made += _failures(records, errors, [row["label"] for row in rows if row["task"] == OVERALL])
+    made += _machine(records)
+    made += roofline_warnings(manifest, rows)
+    made += _fallbacks(records)
+    if engines := _engines(records):
+        made.append(Warned("ANOTHER_ENGINE", {"engines": engines}))
+    if any(record.lossy for record in records):
+        made.append(Warned("LOSSY"))
+    check = (manifest.model and manifest.model.self_check) or {}
+    if check.get("moved"):
+        values = {"moved": check["moved"], "positions": check["positions"]}
+        made.append(Warned("ROUNDINGS", values))
+    sources = _draft_sources(manifest, [row for row in rows if row["task"] == OVERALL])
+    if {"tuned", "published"} <= set(sources.values()):
+        made.append(Warned("MIXED", {"kinds": _by_label(sources)}))
+    made += _no_drafts(records, manifest.baseline)
+    if any(record.forced_resume for record in records):
+        made.append(Warned("FORCED"))
+    made += _near_tie_counts(records, manifest)
+    made += _launched_drafts(records)
+    made += [Warned("REMARK", {"text": note}) for note in manifest.notes or ()]
+    return made
+
+
+def _failures(
+    records: Sequence[CaseRecord], errors: Sequence[Mapping[str, object]], labels: Sequence[str]
+) -> list[Warned]:
+    made = []
+    failed = {(r.case_id, r.label) for r in records if r.status == "failed"}
+    if failed:
+        counts = Counter(label for _, label in failed)
+        values = {
+            "dropped": len({case for case, _ in failed}),
+            "cases": len({r.case_id for r in records}),
+            "labels": ", ".join(f"{label} {counts[label]}" for label in labels if counts[label]),
+            "file": ERRORS,
+        }
+        made.append(Warned("CASES_DROPPED", values))
+    if turns := sum(error["during"] == "audit" for error in errors):
+        made.append(Warned("AUDIT_FAILED", {"turns": turns, "file": ERRORS}))
+    return made
+
+
+def _machine(records: Sequence[CaseRecord]) -> list[Warned]:
+    """What other programs took, and what became of the cases."""
+    made = []
+    units = noisy_blocks(records)
+    blocks = {(r.repeat, r.case_id): (r.repeat, r.unit) for r in records}
+    if disturbed := sum(unit in units for unit in blocks.values()):
+        labels = list(dict.fromkeys(record.label for record in records))
+        counted = bool(noisy_blocks(timed_turns(records, labels)))
+        values = {"disturbed": disturbed, "cases": len(blocks)}
+        made.append(Warned("BUSY" if counted else "DISTURBED", values))
+    steal = [record.cpu_steal for record in records if record.cpu_steal is not None]
+    if steal and sum(steal) > _STEAL_SHOWN_FROM * len(steal):
+        made.append(Warned("STOLEN", {"share": sum(steal) / len(steal)}))
+    return made
+
+
+def roofline_warnings(manifest: RunManifest, rows: Sequence[SummaryRow]) -> list[Warned]:
+    """Warn of a baseline that is slower than it could be, or than any read of memory allows."""
+    made = []
+    if prices := roofline.prices_below_one(manifest):
+        made.append(Warned("SLOW_ROW", {"prices": prices}))
+    if reason := roofline.not_captured(manifest):
+        made.append(Warned("BASELINE_LAUNCHED", {"reason": reason}))
+    own = {r["task"]: r["bandwidth_share"] for r in rows if r["label"] == manifest.baseline}
+    share, context = own.get(OVERALL), roofline.baseline_context(manifest)
+    if share is not None and share < roofline.SLOW_BASELINE:
+        values = {"share": f"{share:.0%}", "by": context.by}
+        code = "MEMORY" if context.weights == roofline.STORED_WEIGHTS else "SLOW_BASELINE"
+        made.append(Warned(code, values))
+    if max((s for s in own.values() if s), default=0.0) >= roofline.IMPOSSIBLE:
+        made.append(Warned("BANDWIDTH", {"by": context.by}))
+    return made
+
+
+def _fallbacks(records: Iterable[CaseRecord]) -> list[Warned]:
+    """Labels with passes that ran eagerly although graphs were asked for."""
+    totals: dict[str, Counter[str]] = {}
+    for record in records:
+        counts = totals.setdefault(record.label, Counter())
+        counts["target"] += record.n_target_passes
+        counts["draft"] += int(record.drafter.get("draft_forwards", 0))
+        for name in (EAGER_PASSES, EAGER_DRAFT_PASSES):
+            counts[name] += int(record.drafter.get(name, 0))
+    return [
+        # The draft's pass over a prompt may be such a one and is not among its passes.
+        Warned(
+            "EAGER_FALLBACK",
+            {
+                "label": label,
+                "model": model,
+                "share": counts[name] / max(counts[model], counts[name]),
+            },
+        )
+        for label, counts in totals.items()
+        for model, name in (("target", EAGER_PASSES), ("draft", EAGER_DRAFT_PASSES))
+        if counts[name]
+    ]
+
+
+def _no_drafts(records: Sequence[CaseRecord], baseline: str | None) -> list[Warned]:
+    """Methods of ours whose drafts are empty in all their steps."""
+    steps, drafted = Counter[str](), Counter[str]()
+    for record in records:
+        plain = record.label == baseline or record.method == "ar" or record.engine != OWN_ENGINE
+        if record.status != "failed" and not plain:
+            steps[record.label] += record.n_target_passes
+            drafted[record.label] += record.n_drafted
+    return [
+        Warned("NO_DRAFT", {"label": label, "steps": n})
+        for label, n in steps.items()
+        if n and not drafted[label]
+    ]
+
+
+def _near_tie_counts(records: Sequence[CaseRecord], manifest: RunManifest) -> list[Warned]:
+    audited = [
+        r for r in records if r.lossless.verdict != "not_audited" and r.label != manifest.baseline
+    ]
+    ties = sum(record.lossless.verdict == "near_tie" for record in audited)
+    dtype = (manifest.model and manifest.model.dtype) or ""
+    if "float32" not in dtype or ties <= _NEAR_TIES_SHOWN_FROM * len(audited):
+        return []
+    values = {"ties": ties, "audited": len(audited), "limit": _NEAR_TIES_SHOWN_FROM, "file": CASES}
+    return [Warned("NEAR_TIES", values)]
+
+
+def _launched_drafts(records: Iterable[CaseRecord]) -> list[Warned]:
+    """Labels whose heads ran kernel by kernel, for some drafts, beside a target on CUDA graphs."""
+    launched, steps = Counter[str](), Counter[str]()
+    for record in records:
+        counts = [n for key, n in record.drafter.items() if key.split(".")[-1] == LAUNCHED_DRAFTS]
+        launched[record.label] += sum(counts)
+        steps[record.label] += record.n_target_passes
+    return [
+        Warned("LAUNCHED", {"label": label, "share": count / max(steps[label], count)})
+        for label, count in launched.items()
+        if count
+    ]
+
+
+def citation(file: Path = PROJECT / "CITATION.cff") -> str:
+    """An entry for BibTeX; "" where the project's file is not there, as in an installed copy."""
+    if not file.exists():
+        return ""
+    about = yaml.safe_load(file.read_text(encoding="utf-8"))
+    authors = " and ".join(f"{{{author['name']}}}" for author in about["authors"])
+    return (
+        "@software{specbench,\n"
+        f"  title = {{{about['title']}}},\n"
+        f"  author = {authors},\n"
+        f"  version = {{{about['version']}}},\n"
+        f"  year = {{{str(about['date-released'])[:4]}}},\n"
+        "}"
+    )
