@@ -37,6 +37,7 @@ from analysis.runs.settings import flat, typed_value, without_names
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import sheet
 from specbench.errors import ResultsError, first_line
+from specbench.results.metrics import standing_word
 from specbench.results.records import CaseRecord
 from specbench.results.tasks import OVERALL
 
@@ -264,8 +265,11 @@ def label_numbers(entry: ComparedLabel, rows: pd.DataFrame) -> dict[str, object]
         for key, value in row.items():
             counted = str(key).startswith(("mat", "n_", "equal", "near_tie", "bug", "not_audited"))
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if (number and value == value) or (key == "against_the_best" and value is not None):
-                numbers[f"{task}{'' if counted else timed}{key}"] = value
+            name = f"{task}{'' if counted else timed}{key}"
+            if number and value == value:
+                numbers[name] = value
+            elif key == "against_the_best" and isinstance(value, str):
+                numbers[name] = standing_word(value)
     if (tokens := rows_of_target_pass(entry).value) is not None:
         numbers["tokens_per_pass"] = tokens
     return numbers

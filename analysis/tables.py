@@ -23,8 +23,13 @@ from analysis.runs.captions import conditions_of, warnings_of
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import comparison_table, pairs_table, task_table
-from analysis.tabular.overviews import engine_table, load_table
+from analysis.tabular.comparison_tables import (
+    comparison_table,
+    engine_table,
+    load_table,
+    pairs_table,
+    task_table,
+)
 from analysis.tabular.table import (
     ResultTable,
     column_name,

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from analysis.plots.layout import WIDTH, Drawing, canvas, finish, legend_of, ratio_ticks
 from analysis.plots.style import HOLLOW, REFERENCE, Look, dot_style, looks
 from specbench.results.estimate import Estimate, Interval
+from specbench.results.metrics import standing_word
 
 _ROUND = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)  # on a log axis
 _DENSE = 24  # points whose intervals are drawn thin
@@ -213,7 +214,7 @@ def _lines(axes: Axes, panel: Panel, every: Mapping[tuple[str, str], Look]) -> N
                 [place], [heights[place]], linestyle="none", marker="o", markerfacecolor="none",
                 markersize=9, markeredgewidth=1.3, zorder=1.5,
                 markeredgecolor="#999999" if rank else "black",
-                label=("best" if alone else "highest") if rank == 0 else "undecided",
+                label=standing_word("undecided" if rank else "best" if alone else "highest"),
             )  # fmt: skip
     if panel.log is not None:
         axes.set_xscale("log", base=panel.log)

@@ -19,6 +19,7 @@ from analysis.plots.style import HEATMAP
 from analysis.runs.load import Run
 from analysis.runs.sweeps import Value
 from specbench.results.estimate import Estimate, number
+from specbench.results.metrics import standing_word
 
 _AXES = 2.4  # inches for names, color bar and legend
 _NARROW, _ROOMY = 0.32, 0.55  # inches of a cell: for its number, for its interval too
@@ -150,14 +151,14 @@ def _mark_leaders(axes: Axes, grid: HeatmapGrid) -> dict[str, Any]:
     axes.add_patch(Rectangle((j - 0.47, i - 0.47), 0.94, 0.94, zorder=4, **frame))
     handle = Patch(facecolor="white", edgecolor="black", linewidth=1.8)
     if not others:
-        return {"best": handle}
+        return {standing_word("best"): handle}
     dots = {
         "linestyle": "none", "marker": "o", "markersize": 4.5, "markerfacecolor": "white",
         "markeredgecolor": "black",
     }  # fmt: skip
     axes.plot([j + 0.36 for _, j in others], [i + 0.34 for i, _ in others], **dots)
-    words = "undecided: not shown below the highest on the same prompts"
-    return {"highest": handle, words: Line2D([], [], **dots)}
+    words = f"{standing_word('undecided')}: not shown below the highest on the same prompts"
+    return {standing_word("highest"): handle, words: Line2D([], [], **dots)}
 
 
 def _part(axes: Axes, values: np.ndarray, level: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tables of runs: the first one and in full, by task, by settings, and pairs."""
+"""Tables of runs: the first one and in full, by task, settings, pairs, engine and load."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from analysis.tabular.table import ResultTable
 from specbench.results.decision import (
     DECISION,
     DECISION_TEXT,
+    END_TO_END,
+    MAT,
     OUTPUTS,
     SPEEDUP,
     case_cell,
@@ -24,9 +26,13 @@ from specbench.results.decision import (
     p_words,
     pair_words,
 )
-from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
+from specbench.results.estimate import ABSENT, FEWEST, INTERVAL, Cell, Estimate, Fact
+from specbench.results.metrics import METRIC
+from specbench.results.records import OWN_ENGINE
+from specbench.results.statistics.latency import limits_of
 from specbench.results.statistics.pairs import DEFAULT_MARGIN, rank_labels
-from specbench.results.summary_schema import Standing, SummaryRow, n_of
+from specbench.results.statistics.served import load_rows, served_labels
+from specbench.results.summary_schema import Standing, SummaryRow, interval, n_of, number
 from specbench.results.tasks import HEADINGS, OVERALL
 
 _PAIRS_TEXT = (
@@ -44,15 +50,11 @@ Columns: TypeAlias = Mapping[str, Callable[[ComparedLabel], str]]
 def context_cells(row: SummaryRow) -> dict[str, Cell]:
     """What a speedup stands on: over plain decoding by either engine, and how fast that is."""
     few = n_of(row, "speedup") < FEWEST
-    return {
-        "over eager ar [95 %]": Estimate(
-            row["speedup_eager"], row["speedup_eager_ci"], few=few, compares=True
-        ),
-        "over graph ar [95 %]": Estimate(
-            row["speedup_graph"], row["speedup_graph_ci"], few=few, compares=True
-        ),
-        "bandwidth share": Estimate(row["bandwidth_share"]),
-    }
+    cells: dict[str, Cell] = {}
+    for name in ("speedup_eager", "speedup_graph"):
+        found = Estimate(number(row, name), interval(row, name), few=few, compares=True)
+        cells[METRIC[name].column] = found
+    return {**cells, METRIC["bandwidth_share"].column: Estimate(row["bandwidth_share"])}
 
 
 def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> ResultTable:
@@ -73,14 +75,12 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
     }
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
-    text = [captions(comparisons), DECISION_TEXT]
     for comparison in comparisons:
         where: dict[str, Cell] = {heading: of(comparison) for heading, of in apart.items()}
         stands = standings(comparison)
         for entry in rows_once(comparison):
             standing = stands.get((entry.run.path, entry.label))
-            plain = entry.label == entry.run.baseline  # one run's stands for all
-            name = {"method": entry.label if plain else comparison.name_of(entry)}
+            name = {"method": _method(comparison, entry)}
             rows.append({**where, **name, **_result_cells(entry, standing, comparison.tasks)})
             notes.append(entry.note(entry.label))
         # Per-task numbers of a claim would be taken for measured ones here.
@@ -90,19 +90,19 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
     title = comparisons[0].title if len(comparisons) == 1 else "Methods compared"
     made = ResultTable.of(
         title + TITLE_TIMES[comparisons[0].timing],
-        "\n".join(text),
+        "\n".join([captions(comparisons), DECISION_TEXT]),
         rows,
         with_rule(notes),
         DECISION,
         len(apart),
     )
-    return replace(made, head=verdicts(comparisons))
+    verdicts = [(f"{c.title}: " if several else "", verdict_of(c)) for c in comparisons]
+    return replace(made, head=[f"{title}{words}" for title, words in verdicts if words])
 
 
-def verdicts(comparisons: Sequence[ComparedRuns]) -> list[str]:
-    """What each comparison says, in a sentence; of several with their titles."""
-    said = [(comparison.title, verdict_of(comparison)) for comparison in comparisons]
-    return [words if len(said) == 1 else f"{title}: {words}" for title, words in said if words]
+def _method(comparison: ComparedRuns, entry: ComparedLabel) -> str:
+    """The label's name; plain decoding of one run stands for all."""
+    return entry.label if entry.label == entry.run.baseline else comparison.name_of(entry)
 
 
 # Of a title, by where the times below it come from.
@@ -135,11 +135,11 @@ def _result_cells(
     return {
         **decision_cells(row, standing),
         "cases": case_cell(row),
-        "tokens/s [95 %]": entry.speed(),
-        "geo. mean [95 %]": entry.measured("geomean_speedup"),
+        METRIC["tokens_per_s"].column: entry.speed(),
+        METRIC["geomean_speedup"].column: entry.measured("geomean_speedup"),
         **context_cells(row),
         **by_task,
-        "J/token": Estimate(row["joules_per_token"]),
+        METRIC["joules_per_token"].column: Estimate(row["joules_per_token"]),
         **claimed_cells(entry.claim),
         "verdict": entry.verdict(),
     }
@@ -159,9 +159,9 @@ def task_table(comparison: ComparedRuns, title: str) -> ResultTable:
             "data": task,
             "n": Fact(f"n = {case_words(row)}", case_cell(row).parts),
             "method": comparison.name_of(entry),
-            "MAT [95 %]": entry.measured("mat", task),
-            "speedup [95 %]": entry.measured("speedup", task),
-            "end-to-end [95 %]": entry.measured("end_to_end_speedup", task),
+            MAT: entry.measured("mat", task),
+            SPEEDUP: entry.measured("speedup", task),
+            END_TO_END: entry.measured("end_to_end_speedup", task),
             OUTPUTS: outputs_cell(row),
             **context_cells(row),
             "claimed speedup": claimed,
@@ -311,3 +311,55 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
         return None
     text = _PAIRS_TEXT.format(margin=DEFAULT_MARGIN)
     return ResultTable.of(f"{comparison.title}: pairs", text, rows, short=[*rows[0]])
+
+
+_ENGINES_TITLE = "Engines, each over its own plain decoding"
+_ENGINES_TEXT = (
+    "Each engine's speedup and outputs are against its own plain decoding. tokens/s say what a "
+    "user gets, not which method is better: arithmetic and kernels differ."
+)
+_LOAD_TEXT = (
+    "tokens/s: of all users together. Change: over the same server without a draft; its interval "
+    "holds for all drafts together. P95: seconds until a whole answer."
+)
+
+
+def engine_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
+    """Make a row per engine and label; None where all runs are of one engine."""
+    shown = [c for c in comparisons if c.timing == "measured"]
+    if len({c.runs[0].engine for c in shown}) < 2:
+        return None
+    # Our own engine's rows first, then by engine and load.
+    shown.sort(key=lambda c: (c.runs[0].engine != OWN_ENGINE, c.runs[0].engine, c.load))
+    rows: list[dict[str, Cell]] = [
+        {
+            "engine": "this project" if entry.run.engine == OWN_ENGINE else entry.run.engine,
+            "numerics": entry.run.dtype,
+            "model and data": comparison.title,
+            "at once": str(entry.run.concurrency),
+            "method": _method(comparison, entry),
+            MAT: entry.measured("mat"),
+            SPEEDUP: entry.measured("speedup"),
+            "tokens/s": entry.speed(),
+            OUTPUTS: outputs_cell(entry.overall),
+        }
+        for comparison in shown
+        for entry in comparison.entries
+    ]
+    short = [name.removesuffix(INTERVAL) if name == MAT else name for name in rows[0]]
+    return ResultTable.of(_ENGINES_TITLE, _ENGINES_TEXT, rows, short=short)
+
+
+def load_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
+    """Make a row per load and way of drafting: whether to switch it on; None without a server."""
+    rows = [
+        row
+        for comparison in sorted(comparisons, key=lambda c: c.load)
+        for run in comparison.runs
+        for row in load_rows(
+            served_labels(run.records, run.labels, limits_of(run.manifest), run.baseline, run.seed)
+        )
+    ]
+    if not rows:
+        return None
+    return ResultTable.of("At which load to draft", _LOAD_TEXT, rows, short=[*rows[0]])

@@ -10,19 +10,26 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from analysis.runs.claims import VERDICT_RULE, VERDICT_WORDS
-from specbench.results.decision import AGAINST, DECISION
-from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact, numeric_columns
-from specbench.results.fitted_table import INTERVAL, FittedTable, in_short
+from specbench.results.decision import AGAINST, DECISION, END_TO_END, MAT, SPEEDUP
+from specbench.results.estimate import (
+    ABSENT,
+    FEWEST,
+    INTERVAL,
+    Cell,
+    Estimate,
+    Fact,
+    numeric_columns,
+)
+from specbench.results.fitted_table import FittedTable, in_short
 from specbench.results.metrics import METRICS
 from specbench.results.names import DATASETS, MODELS, display_name
 
 # Columns that tables without a choice of their own show on request only.
 _FURTHER = (
-    "tokens/s [95 %]", "geo. mean [95 %]", "over eager ar [95 %]", "over graph ar [95 %]",
-    "bandwidth share", "J/token", "claimed tokens/s", "claimed on", "measured on", "claimed in",
-)  # fmt: skip
+    *({metric.column for metric in METRICS} - {MAT, SPEEDUP, END_TO_END}),
+    *("claimed tokens/s", "claimed on", "measured on", "claimed in"),
+)
 _RULE = (VERDICT_RULE, VERDICT_WORDS)  # of the notes, what holds for all rows
-_HEADLINE = "speedup [95 %]"  # never shown without its interval
 _FEW = f"[{ABSENT}]: no interval, because there are fewer than {FEWEST} cases."
 _ALIKE = "[=]: an interval without width, because the cases hardly differ."
 
@@ -67,7 +74,7 @@ class ResultTable:
         full = [str(name) for name in self.in_full().frame]
         if not self.short:
             further = [name for name in full if name not in _FURTHER]
-            return self.only([n if n == _HEADLINE else n.removesuffix(INTERVAL) for n in further])
+            return self.only([n if n == SPEEDUP else n.removesuffix(INTERVAL) for n in further])
         kept = {*full, *(name.removesuffix(INTERVAL) for name in full)}
         kept |= {*DECISION} if AGAINST in self.short else set()
         return self.only([name for name in self.short if name in kept])

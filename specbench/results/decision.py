@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, cast
 
 from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.manifest import BASELINE
-from specbench.results.metrics import standing_word
+from specbench.results.metrics import METRIC, standing_word
 from specbench.results.summary_schema import interval
 
 if TYPE_CHECKING:
     from specbench.results.summary_schema import Pair, Standing, SummaryRow
 
 # After the method's name; a number whose interval is not asked for stands without it.
-MAT, SPEEDUP, END_TO_END = "MAT [95 %]", "speedup [95 %]", "end-to-end [95 %]"
+MAT, SPEEDUP = METRIC["mat"].column, METRIC["speedup"].column
+END_TO_END = METRIC["end_to_end_speedup"].column
 AGAINST, OUTPUTS = "against the best", "outputs"
 DECISION = ("MAT", SPEEDUP, "end-to-end", AGAINST, OUTPUTS)
 
@@ -118,11 +119,12 @@ def cases_words(rows: Iterable[SummaryRow]) -> str:
 def pair_words(pair: Pair) -> str:
     """The verdict on a pair, and how many cases another one would take."""
     needed = pair.get("needed")
+    word = standing_word(pair["verdict"])
     if pair["verdict"] == "too few":
-        return f"too few cases (at least {needed} needed)"
+        return f"{word} (at least {needed} needed)"
     if pair["verdict"] == "undecided" and needed:
-        return f"undecided (about {needed:,} cases needed)"
-    return pair["verdict"]
+        return f"{word} (about {needed:,} cases needed)"
+    return word
 
 
 def p_words(p: float) -> str:

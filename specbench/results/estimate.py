@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 Interval: TypeAlias = tuple[float, float]
 
 ABSENT = "–"
+INTERVAL = " [95 %]"  # of a heading whose cells have intervals
 
 # An interval of two cases reaches from nothing to hundreds of times the value.
 FEWEST = 3

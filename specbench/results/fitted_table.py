@@ -12,12 +12,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from specbench.results.estimate import ABSENT, Cell, Estimate, numeric_columns
+from specbench.results.estimate import ABSENT, INTERVAL, Cell, Estimate, numeric_columns
 
 if TYPE_CHECKING:
     import pandas as pd
-
-INTERVAL = " [95 %]"  # of a heading whose cells have intervals
 
 _KEPT = ("MAT", "speedup")  # columns that stay where others find no room
 _TEXT = 12  # characters that a column of text needs at least

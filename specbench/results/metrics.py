@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from specbench.results.estimate import Interval
+from specbench.results.estimate import INTERVAL, Interval
 
 Measured: TypeAlias = tuple[float | None, Interval | None]  # a number and its 95 % interval
 
@@ -40,6 +40,11 @@ class Metric:
     def interval_name(self) -> str:
         """The key of its interval."""
         return f"{self.name}_ci"
+
+    @property
+    def column(self) -> str:
+        """The heading of a table's column, which says whether intervals stand there."""
+        return self.heading + INTERVAL if self.has_interval else self.heading
 
 
 METRICS = (

@@ -10,7 +10,7 @@ from analysis.plots.loads import by_load, load_picture
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.leaders import verdict_of
 from analysis.runs.load import load_runs
-from analysis.tabular.overviews import engine_table
+from analysis.tabular.comparison_tables import engine_table
 from tests.servers.fake import serving
 from tests.servers.served_run import run
 
