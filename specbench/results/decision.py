@@ -139,14 +139,7 @@ def leader_words(leaders: Sequence[str]) -> str:
     return f"{leaders[0]} or one of {len(leaders) - 1} others"
 
 
-def verdict_words(counts: Mapping[str, int], counted: bool = True) -> str:
-    """``3 near tie, 45 equal``; kinds that did not occur are left out.
-
-    Args:
-        counts: of turns, by verdict.
-        counted: also count what was not audited; over several labels that number says nothing.
-    """
-    found = {kind: f"{counts[kind]} {word}" for kind, word in _VERDICTS.items() if counts.get(kind)}
-    if "not_audited" in found and not counted:
-        found["not_audited"] = "not audited" if len(found) == 1 else "others not audited"
-    return ", ".join(found.values()) or "nothing audited"
+def verdict_words(counts: Mapping[str, int]) -> str:
+    """``3 near tie, 45 equal``: turns by verdict; kinds that did not occur are left out."""
+    found = [f"{counts[kind]} {word}" for kind, word in _VERDICTS.items() if counts.get(kind)]
+    return ", ".join(found) or "nothing audited"
