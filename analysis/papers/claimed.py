@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.style import PLAIN, unit_of
@@ -21,30 +20,21 @@ _BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
 
 
 def task_panel(comparison: ComparedRuns, key: str) -> Panel:
-    """Draw bars of ``speedup`` or ``mat`` by task, the whole run last.
+    """Draw bars of ``speedup`` or ``mat`` by task, the fastest label first, the whole run last.
 
-    Of the labels alone that may have a standing, the fastest first; hollow speedups where no
-    difference from plain decoding is shown over the whole run.
+    Hollow speedups where no difference from plain decoding is shown over the whole run.
     """
     over = over_plain(comparison) if key == "speedup" else {}
     tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
-    series = [
-        Series(
-            figure_name(comparison, entry),
-            entry.method,
-            [
-                Point.at(
-                    x,
-                    entry.measured(key, task),
-                    over.get((entry.run.path, entry.label), "faster") not in ("faster", "slower"),
-                )
-                for x, task in enumerate(tasks)
-            ],
-            claimed=[p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)],
-        )
-        for entry in by_speedup(comparison) or comparison.ranked
-        if number(entry.overall, key) is not None
-    ]
+    series = []
+    for entry in by_speedup(comparison) or comparison.ranked:
+        if number(entry.overall, key) is None:
+            continue
+        hollow = over.get((entry.run.path, entry.label), "faster") not in ("faster", "slower")
+        points = [Point.at(x, entry.measured(key, t), hollow) for x, t in enumerate(tasks)]
+        claimed = [p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)]
+        name = figure_name(comparison, entry)
+        series.append(Series(name, entry.method, points, claimed=claimed))
     ticks = [task_label(comparison, task) for task in tasks]
     return metric_panel(key, comparison.timing, series, ticks=ticks)
 
@@ -58,7 +48,7 @@ def metric_panel(
     ticks: Sequence[str] | None = None,
     log: float | None = None,
 ) -> Panel:
-    """Make axes of a metric; those of ``speedup`` have the line of plain decoding."""
+    """Make axes of a metric; of ``speedup`` with the line of plain decoding."""
     # A pass always yields one token: what counts of MAT is the part above.
     bottom, line = 1.0 if key == "mat" else None, (1.0, PLAIN) if key == "speedup" else None
     top = {"draft_share": 1.0, "hit_rate": 1.02}.get(key)
@@ -73,7 +63,7 @@ def task_label(comparison: ComparedRuns, task: str) -> str:
     return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
 
 
-def drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
+def _drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
     """The entry's claim where its ``mat`` or ``speedup`` may stand on the entry's bar.
 
     It is about this model and hardware, the bar was measured, and a speed is the ratio that the
@@ -96,7 +86,7 @@ def claimed_words(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
         for comparison in comparisons
         for entry in comparison.ranked
         if entry.claim
-        and any(entry.claim.values.get(key) and drawn_claim(entry, key) for key in metrics)
+        and any(entry.claim.values.get(key) and _drawn_claim(entry, key) for key in metrics)
     )
 
 
@@ -112,16 +102,13 @@ def claimed_for(claims: Iterable[Claim]) -> str:
 
 def claims_beside(comparisons: Iterable[ComparedRuns]) -> list[Claim]:
     """Return the claims that a table of these comparisons shows."""
-    claims: list[Claim] = []
-    for comparison in comparisons:
-        claims += [entry.claim for entry in comparison.entries if entry.claim]
-        claims += comparison.not_run
-    return claims
+    shown = [[*(entry.claim for entry in c.entries), *c.not_run] for c in comparisons]
+    return [claim for claims in shown for claim in claims if claim]
 
 
 def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> list[Point]:
     """What is claimed for the entry, at a place; empty where nothing may stand there."""
-    claim = drawn_claim(entry, key)
+    claim = _drawn_claim(entry, key)
     value = claim.value(key, task) if claim else None
     if claim is None or value is None:
         return []
@@ -129,18 +116,17 @@ def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL)
 
 
 def speedups(comparisons: Sequence[ComparedRuns]) -> list[Series]:
-    """Draw the speedup of each label that may have a standing, a point a comparison.
-
-    A label that several runs of a comparison have is one for each of them.
-    """
-    series: dict[str, Series] = {}
+    """Draw the speedup of each label that may have a standing, a point a comparison."""
+    places: dict[str, list[tuple[int, ComparedLabel]]] = {}
     for x, comparison in enumerate(comparisons):
         for entry in comparison.ranked:
-            name = figure_name(comparison, entry)
-            line = series.get(name) or Series(name, entry.method, [])
-            series[name] = replace(
-                line,
-                points=[*line.points, Point.at(x, entry.measured("speedup"))],
-                claimed=[*line.claimed, *claimed_point(x, entry, "speedup")],
-            )
-    return list(series.values())
+            places.setdefault(figure_name(comparison, entry), []).append((x, entry))
+    return [
+        Series(
+            name,
+            placed[0][1].method,
+            [Point.at(x, entry.measured("speedup")) for x, entry in placed],
+            claimed=[point for x, entry in placed for point in claimed_point(x, entry, "speedup")],
+        )
+        for name, placed in places.items()
+    ]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from analysis.runs import acceptance
 from analysis.runs.acceptance import draft_passes, draft_tokens
-from analysis.runs.claims import NOT_RUN, Claim
+from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
 from analysis.tabular.comparison_tables import claimed_cell, context_cells
@@ -17,14 +17,9 @@ from specbench.results.records import CaseRecord
 from specbench.results.tasks import OVERALL
 
 CONTEXT = "context"  # the columns of what a speedup stands on
-STORES = {"ssd": "buffer_tokens", "rest": "store_tokens"}  # by method, the knob of the store's size
-_CLAIMED = {
-    "claimed speedup": "speedup",
-    "claimed MAT": "mat",
-    "claimed hit rate": "hit_rate",
-    "claimed target load": "target_load",
-    "claimed draft load": "draft_load",
-}
+SPEEDUP = "speedup [95 %]"
+# By method, the knob of its store's size.
+_STORES = {"ssd": "buffer_tokens", "rest": "store_tokens"}
 
 
 def _ratio(
@@ -40,7 +35,7 @@ _CELLS: Mapping[str, Callable[[ComparedLabel], Cell]] = {
     "setting": lambda e: e.label,
     "MAT [95 %]": lambda e: e.measured("mat"),
     "tokens/s [95 %]": lambda e: e.speed(),
-    "speedup [95 %]": lambda e: e.measured("speedup"),
+    SPEEDUP: lambda e: e.measured("speedup"),
     "draft share of time [95 %]": acceptance.phase_share,
     "hit rate [95 %]": acceptance.hit_rate,
     "draft passes [95 %]": _ratio(draft_passes, decoded_tokens),
@@ -77,38 +72,31 @@ def cells(
         elif heading == "run":
             row[heading] = comparison.title
         elif heading.startswith("claimed"):
-            row[heading] = _of_claim(entry.claim, heading)
+            row[heading] = cell_of_claim(entry.claim, heading)
         else:
             row[heading] = _CELLS[heading](entry)
     return row
 
 
-def cells_not_run(claim: Claim, headings: Sequence[str]) -> dict[str, Cell]:
-    """Return the row of a claim about a method that was not run."""
-    row: dict[str, Cell] = {"model": claim.model, "method": claim.method, "cases": "0"}
-    row |= {name: _of_claim(claim, name) for name in headings if name.startswith("claimed")}
-    return row | {"verdict": NOT_RUN}
-
-
-def _of_claim(claim: Claim | None, heading: str) -> Cell:
+def cell_of_claim(claim: Claim | None, heading: str) -> Cell:
+    """Return a cell of ``claimed on``, ``claimed MAT``, ``claimed hit rate`` and the like."""
     if heading == "claimed on":
         return claim.place if claim else ABSENT
-    return claimed_cell(claim, _CLAIMED[heading])
+    return claimed_cell(claim, heading.removeprefix("claimed ").lower().replace(" ", "_"))
 
 
 def task_cells(entry: ComparedLabel, task: str = OVERALL) -> dict[str, Cell]:
     """Return MAT and speedup on a task, and what the speedup stands on."""
     return {
         "MAT [95 %]": entry.measured("mat", task),
-        "speedup [95 %]": entry.measured("speedup", task),
+        SPEEDUP: entry.measured("speedup", task),
         **context_cells(entry.rows[task]),
     }
 
 
 def knob_of(entry: ComparedLabel, name: str) -> object:
     """Return a knob's value; ``store`` is the method's knob of its store's size."""
-    name = STORES.get(entry.method, "buffer_tokens") if name == "store" else name
-    return entry.knobs.get(name)
+    return entry.knobs.get(_STORES.get(entry.method, "") if name == "store" else name)
 
 
 def setting_cell(entry: ComparedLabel, name: str) -> str:

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from analysis.papers.claimed import claimed_for, claimed_words, claims_beside, metric_panel
-from analysis.papers.columns import CONTEXT, cells, task_cells
-from analysis.papers.reproduction import (
-    Pictures,
-    Reproduction,
-    Row,
-    after,
-    captions,
-    pictures,
-)
+from analysis.papers.columns import CONTEXT, SPEEDUP, cells, task_cells
+from analysis.papers.reproduction import Pictures, Reproduction, Row, after, pictures
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps, slowdown_caption, slowdown_heatmaps
 from analysis.plots.layout import Drawing
@@ -23,6 +16,7 @@ from analysis.plots.stacked_bars import stacked_bars
 from analysis.plots.style import unit_of
 from analysis.plots.sweeps import figure_name
 from analysis.runs.acceptance import drafter_count, phase_share, stream_parts
+from analysis.runs.captions import captions
 from analysis.runs.claims import (
     NOT_RUN,
     OTHER_MODEL,
@@ -78,48 +72,34 @@ def slowdown_pictures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
 # --- N-Grammys, Figure 4: which rows win, at which rank, and who filled them ----------------------
 
 
-def _won(record: CaseRecord, source: str, key: str) -> Counter[int]:
-    """Values of a list with one entry per step, at the steps that a row of the source won."""
-    steps = zip(record.drafter[key], record.drafter["won_source"], strict=True)
-    return Counter(value for value, winner in steps if winner == source)
-
-
 _SOURCES = ("context", "bigram")
-# Of each part its unit, and what a turn counted for a source.
-_PARTS: dict[str, tuple[str, Callable[[CaseRecord, str], Counter[int]]]] = {
-    "accepted draft tokens": (
-        "share of the source's wins",
-        lambda record, source: _won(record, source, "accepted"),
-    ),
-    "rank of the winning row (0 is first)": (
-        "share of the source's wins",
-        lambda record, source: _won(record, source, "won_rank"),
-    ),
-    "rows given to the source": (
-        "share of steps",
-        lambda record, source: Counter(record.drafter[f"rows_{source}"]),
-    ),
+_WINS = "share of the source's wins"
+# Of each part its unit, and which list a drafter keeps of it, an entry a step.
+_PARTS = {
+    "accepted draft tokens": (_WINS, "accepted"),
+    "rank of the winning row (0 is first)": (_WINS, "won_rank"),
+    "rows given to the source": ("share of steps", "rows"),
 }
 
 
 def _distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int, Estimate]]:
     """Every value up to the largest, also those that did not occur, and its share."""
-    counted = _PARTS[part][1]
+    key = _PARTS[part][1]
     records = [record for record in entry.records if record.drafter]
 
-    def share(value: int) -> Estimate:
-        return pooled_ratio(
-            records,
-            lambda r: counted(r, source)[value],
-            lambda r: counted(r, source).total(),
-            entry.run.seed,
-            at_most=1,
-        )
+    def counted(record: CaseRecord) -> Counter[int]:
+        if key == "rows":
+            return Counter(record.drafter[f"rows_{source}"])
+        steps = zip(record.drafter[key], record.drafter["won_source"], strict=True)
+        return Counter(value for value, winner in steps if winner == source)
 
-    total = sum((counted(record, source) for record in records), Counter[int]())
-    return [
-        (value, share(value)) for value in range(min(total, default=0), max(total, default=-1) + 1)
-    ]
+    def share(value: int) -> Estimate:
+        counts, totals = (lambda r: counted(r)[value]), (lambda r: counted(r).total())
+        return pooled_ratio(records, counts, totals, entry.run.seed, at_most=1)
+
+    total = sum(map(counted, records), Counter[int]())
+    values = range(min(total, default=0), max(total, default=-1) + 1)
+    return [(value, share(value)) for value in values]
 
 
 def row_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
@@ -148,26 +128,20 @@ def row_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw a row of panels for each part, a column for each label of each data set."""
 
     def panel(comparison: ComparedRuns, entry: ComparedLabel, part: str) -> Panel:
-        series = [
-            Series(
-                source,
-                f"{entry.method}/{source}",
-                [Point.at(value, share) for value, share in _distribution(entry, part, source)],
-            )
-            for source in _SOURCES
-        ]
-        title = ""
-        if part == next(iter(_PARTS)):
-            title = display_name(comparison.dataset)
-            several = len(comparison.drafting) > 1
-            title += f", {figure_name(comparison, entry)}" if several else ""
+        series = []
+        for source in _SOURCES:
+            points = [Point.at(*each) for each in _distribution(entry, part, source)]
+            series.append(Series(source, f"{entry.method}/{source}", points))
+        title = display_name(comparison.dataset) if part == next(iter(_PARTS)) else ""
+        if title and len(comparison.drafting) > 1:
+            title += f", {figure_name(comparison, entry)}"
         return Panel(title, part, _PARTS[part][0], series, top=1.0, bars=True)
 
     def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
         entries = [(comparison, entry) for comparison in members for entry in comparison.ranked]
         return curves([[panel(*each, part) for each in entries] for part in _PARTS], title, text)
 
-    return pictures(of, runs, draw, per_model=True, speedup=False)
+    return pictures(of, runs, draw, per_model=True)
 
 
 # --- N-Grammys, Table 1: every setting, and the best of them --------------------------------------
@@ -179,67 +153,49 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[Resul
     comparisons = of.comparisons(runs)
     rows: list[Row] = []
     notes: list[str] = []
-
-    def add(entry: ComparedLabel, setting: str, name: str, claim: Claim | None) -> None:
-        rows.append(_setting_row(entry, setting, claim))
-        notes.extend([entry.note(name, claim)] if claim else [])
-
     for comparison in comparisons:
         model, dataset = comparison.model, comparison.dataset
         for entry in comparison.drafting:
-            setting = _pair(entry) if entry.method == method else entry.label
-            own = entry.claim if entry.claim and entry.claim.model == model else None
-            add(entry, setting, setting, own)
+            setting = _pair(entry.knobs) if entry.method == method else entry.label
+            claim = entry.claim if entry.claim and entry.claim.model == model else None
+            rows.append(_setting_row(entry, setting, claim))
+            notes += [entry.note(setting, claim)] if claim else []
         timed = [
             entry
             for entry in comparison.ranked
             if entry.method == method and entry.overall["speedup"] is not None
         ]
-        if timed:
-            best = max(timed, key=lambda entry: entry.overall["speedup"] or 0.0)
-            wanted = ("best", method, model, dataset)
-            claim = next(
-                (c for c in of.own_claims if (c.setting, c.method, c.model, c.dataset) == wanted),
-                None,
-            )
-            others = [entry for entry in leaders(timed, "speedup") if entry is not best]
-            words = leader_words([_pair(entry) for entry in (best, *others)])
-            unknown = ", which the data cannot part" if others else ""
-            notes.append(f"(k*, w*) of {comparison.title}: {words}{unknown}.")
-            add(best, f"(k*, w*) = {_pair(best)}", "(k*, w*)", claim)
-    entries = [(c.dataset, entry) for c in comparisons for entry in c.entries]
-    shown = {(dataset, entry.run.model, entry.method) for dataset, entry in entries}
-    methods = {(dataset, entry.method) for dataset, entry in entries}
-    for claim in of.own_claims:
-        here = claim.dataset in {dataset for dataset, _ in entries}
-        if not here or (claim.dataset, claim.model, claim.method) in shown:
+        if not timed:
             continue
-        setting = _claimed_setting(claim, method)
-        rows.append(
-            {
-                "model": claim.model,
-                "data": claim.dataset,
-                "setting": setting,
-                "cases": "0",
-                **claimed_cells(claim),
-                "verdict": OTHER_MODEL if (claim.dataset, claim.method) in methods else NOT_RUN,
-            }
-        )
+        best = max(timed, key=lambda entry: entry.overall["speedup"] or 0.0)
+        others = [entry for entry in leaders(timed, "speedup") if entry is not best]
+        words = leader_words([_pair(entry.knobs) for entry in (best, *others)])
+        unknown = ", which the data cannot part" if others else ""
+        notes.append(f"(k*, w*) of {comparison.title}: {words}{unknown}.")
+        wanted = ("best", method, model, dataset)
+        stated = [c for c in of.own_claims if (c.setting, c.method, c.model, c.dataset) == wanted]
+        claim = stated[0] if stated else None
+        rows.append(_setting_row(best, f"(k*, w*) = {_pair(best.knobs)}", claim))
+        notes += [best.note("(k*, w*)", claim)] if claim else []
+    run_here = [(c.dataset, e.method, e.run.model) for c in comparisons for e in c.entries]
+    for claim in of.own_claims:
+        models = [model for *place, model in run_here if place == [claim.dataset, claim.method]]
+        if claim.model in models or claim.dataset not in {dataset for dataset, *_ in run_here}:
+            continue
+        # ``(10, 10)``, ``(k*, w*) = (25, 14)`` where both are stated, or another's method.
+        pair = _pair(claim.knobs) if claim.knobs else ""
+        best_pair = " = ".join(filter(None, ["(k*, w*)", pair]))
+        setting = claim.method if claim.method != method else best_pair if claim.setting else pair
+        where: Row = {"model": claim.model, "data": claim.dataset, "setting": setting}
+        verdict = OTHER_MODEL if models else NOT_RUN
+        rows.append({**where, "cases": "0", **claimed_cells(claim), "verdict": verdict})
         notes.append(claim.note(setting, "quoted" if claim.quoted else "claimed"))
     text = captions(comparisons, claimed_for(claims_beside(comparisons)), of.text)
     yield ResultTable.of(of.place, text, rows, with_rule(notes))
 
 
-def _claimed_setting(claim: Claim, method: str) -> str:
-    """``(10, 10)``, ``(k*, w*) = (25, 14)`` where both are stated, or another's method."""
-    if claim.method != method:
-        return claim.method
-    pair = f"({claim.knobs['k']}, {claim.knobs['w']})" if claim.knobs else ""
-    return pair if claim.setting is None else " = ".join(filter(None, ["(k*, w*)", pair]))
-
-
-def _pair(entry: ComparedLabel) -> str:
-    return f"({entry.knobs['k']}, {entry.knobs['w']})"
+def _pair(knobs: Mapping[str, object]) -> str:
+    return f"({knobs['k']}, {knobs['w']})"
 
 
 def _setting_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> Row:
@@ -273,11 +229,11 @@ def _over_stream(entry: ComparedLabel, key: str) -> list[tuple[float, int, Estim
     if key == "mat":
         return [(size, len(turns), mat(turns, run.seed)) for size, turns in parts]
     timed = {(record.repeat, record.case_id) for record in timed_turns(run.records, run.labels)}
-    parts = [
-        (size, [turn for turn in turns if (turn.repeat, turn.case_id) in timed])
-        for size, turns in parts
-    ]
-    return [(size, len(turns), tokens_per_s(turns, run.seed)) for size, turns in parts]
+    found = []
+    for size, turns in parts:
+        turns = [turn for turn in turns if (turn.repeat, turn.case_id) in timed]
+        found.append((size, len(turns), tokens_per_s(turns, run.seed)))
+    return found
 
 
 def stream_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
@@ -310,20 +266,16 @@ def stream_lines(of: Reproduction, runs: Sequence[Run]) -> Pictures:
         (comparison,) = members
         panels = []
         for key in ("mat", "tokens_per_s"):
-            series = [
-                Series(
-                    figure_name(comparison, entry),
-                    entry.method,
-                    [Point.at(size, value) for size, _, value in _over_stream(entry, key)],
-                )
-                for entry in comparison.entries
-            ]
-            unit = "tokens of finished requests"
-            panels.append(metric_panel(key, comparison.timing, series, unit))
+            series = []
+            for entry in comparison.entries:
+                if entry.ranked:
+                    points = [Point.at(size, value) for size, _, value in _over_stream(entry, key)]
+                    series.append(Series(figure_name(comparison, entry), entry.method, points))
+            xlabel = "tokens of finished requests"
+            panels.append(metric_panel(key, comparison.timing, series, xlabel))
         return curves([panels], title, text)
 
-    place = "SSD, over the stream of requests"
-    return pictures(of, runs, draw, place=place, by_data=True, speedup=False)
+    return pictures(of, runs, draw, place="SSD, over the stream of requests", by_data=True)
 
 
 # --- Token Recycling, Figure 4: the time of a step by its parts -----------------------------------
@@ -374,15 +326,16 @@ def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
                 if entry.method != BASELINE or phase not in ("draft", "observe")
             }
             for entry in comparison.entries
+            if entry.ranked
         }
         return stacked_bars(shares, "share of the time of all steps", title, text)
 
-    return pictures(of, runs, draw, speedup=False)
+    return pictures(of, runs, draw)
 
 
 # --- Spec-Bench's leaderboard ---------------------------------------------------------------------
 
-_MEASURED = ("method", "MAT [95 %]", "speedup [95 %]", CONTEXT, OUTPUTS, "cases")
+_MEASURED = ("method", "MAT [95 %]", SPEEDUP, CONTEXT, OUTPUTS, "cases")
 
 
 def board_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
@@ -396,28 +349,19 @@ def board_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]
 
     for comparison in of.comparisons(runs):
         entries = _fastest_first(comparison)
-        rows = [
-            {
-                **cells(comparison, entry, _MEASURED),
-                **claimed(entry.method),
-                "verdict": entry.verdict(),
-            }
-            for entry in entries
-        ]
+        rows: list[Row] = []
+        for entry in entries:
+            measured = cells(comparison, entry, _MEASURED)
+            rows.append({**measured, **claimed(entry.method), "verdict": entry.verdict()})
         methods = {entry.method for entry in entries}
-        rows += [
-            {"method": method, "cases": "0", **claimed(method), "verdict": NOT_RUN}
-            for method in dict.fromkeys(m for board in boards.values() for m in board)
-            if method not in methods
-        ]
+        for method in dict.fromkeys(m for board in boards.values() for m in board):
+            if method not in methods:
+                row = {"method": method, "cases": "0", **claimed(method), "verdict": NOT_RUN}
+                rows.append(row)
+        title, text = f"Spec-Bench's board ({comparison.title})", captions([comparison], of.text)
         notes = with_rule([entry.note(entry.label) for entry in entries])
-        yield ResultTable.of(
-            f"Spec-Bench's board ({comparison.title})",
-            captions([comparison], of.text),
-            rows,
-            notes,
-            ("method", "MAT", "speedup [95 %]", "verdict", *boards),
-        )
+        short = ("method", "MAT", SPEEDUP, "verdict", *boards)
+        yield ResultTable.of(title, text, rows, notes, short)
         by_task: list[Row] = [
             {
                 "task": HEADINGS.get(task, task),
@@ -434,7 +378,7 @@ def board_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]
             f"Spec-Bench's board by task ({comparison.title})",
             "By task: speedups over ar; in the columns headed by a model what the board claims.",
             by_task,
-            short=("task", "method", "MAT", "speedup [95 %]", *boards),
+            short=("task", "method", "MAT", SPEEDUP, *boards),
             groups=1,
         )
 
@@ -459,7 +403,7 @@ def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
         tasks = [*comparison.tasks, OVERALL]
         ranked = [entry for entry in _fastest_first(comparison) if entry.ranked]
         entries = ranked[::-1]  # the first row is drawn at the bottom
-        for key in ("speedup", "mat"):
+        for key in ("speedup", "mat") if entries else ():
             grid = HeatmapGrid(
                 "",
                 [[entry.measured(key, task) for task in tasks] for entry in entries],
