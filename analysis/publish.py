@@ -28,7 +28,7 @@ from analysis.frame import records_sheet
 from analysis.plots.layout import Drawing, save
 from analysis.plots.style import styled
 from analysis.runs.acceptance import rows_of_target_pass
-from analysis.runs.captions import caption
+from analysis.runs.captions import caption, conditions_of, warnings_of
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, make_comparisons
 from analysis.runs.leaders import verdict_of
@@ -58,6 +58,7 @@ _TURN = (
     "n_target_passes", "n_drafted", "prefill_s", "decode_s", "wall_s", "finish_reason",
 )  # fmt: skip
 _MANIFEST = ("config", "hardware", "versions", "git", "seed", "run_key")
+_COUNTED = ("mat", "n_", "equal", "near_tie", "bug", "not_audited")  # starts of keys without times
 _AXES = ("rows", "k", "w", "context")  # of passes of a cost surface
 # Keys besides a method's knobs under which the same setting gives other numbers.
 _CONDITIONS = {"dataset", "generation", "verifier", "engine", "pair", "state_scope"}
@@ -162,57 +163,70 @@ def wandb_runs(runs: Sequence[Run]) -> Iterator[WandbRun]:
         else:
             groups.setdefault(group_of(run), []).append(run)
     for members in groups.values():
-        typed = [set(typed_conditions(run).items()) for run in members]
-        shared = set.intersection(*typed)
+        shared = set.intersection(*(set(typed_conditions(run).items()) for run in members))
         for comparison in make_comparisons(members):
             # Jobs that a sweep gets later do not take the place of the one that was first.
             first = min(comparison.runs, key=lambda run: (run.records[0].started_at, str(run.path)))
+            conditions = {"conditions": dict(conditions_of(comparison))}
             for entry, rows in label_rows(comparison):
                 if entry.label != entry.run.baseline or entry.run is first:
-                    yield _of_label(entry, rows, shared)
-            yield _of_all(comparison, first)
+                    yield _of_label(entry, rows, shared, conditions)
+            yield _of_all(comparison, first, conditions)
 
 
-def _of_label(entry: ComparedLabel, rows: pd.DataFrame, shared: Set[tuple[str, str]]) -> WandbRun:
+def _of_label(
+    entry: ComparedLabel,
+    rows: pd.DataFrame,
+    shared: Set[tuple[str, str]],
+    conditions: Mapping[str, object],
+) -> WandbRun:
     run, setting = entry.run, setting_of(entry.run, entry.label)
     differing = dict(item for item in typed_conditions(run).items() if item not in shared)
-    timed = PREDICTED if run.timing == "predicted" else ""
+    timed = _before_times(run.timing)
     return WandbRun(
         first=run,
         identity=_hashed(f"{run_id(run)}/{entry.label}"),
         name=" ".join(filter(None, [setting, _joined(differing)])),
         job_type=entry.method,
-        config=run_config(run)
-        | {"label": entry.label, "method": entry.method, "setting": setting}
-        | {"state_scope": entry.overall["state_scope"], "knobs": without_names(entry.knobs)},
+        config={
+            **run_config(run),
+            **conditions,
+            "label": entry.label,
+            "method": entry.method,
+            "setting": setting,
+            "state_scope": entry.overall["state_scope"],
+            "knobs": without_names(entry.knobs),
+        },
         summary=label_numbers(entry, rows) | {"timing": run.timing, "complete": run.complete},
         tables={f"{timed}cases": _turns(entry), f"{timed}tasks": rows},
     )
 
 
-def _of_all(comparison: ComparedRuns, first: Run) -> WandbRun:
-    """What is about all labels: the table, the pictures, the verdict and the record files."""
-    timed = PREDICTED if comparison.timing == "predicted" else ""
-    files = [
-        (run, path)
-        for run in comparison.runs
-        for path in sorted(run.path.glob("*.*"))
-        if path.suffix in _RECORDS
-    ]
+def _of_all(comparison: ComparedRuns, first: Run, conditions: Mapping[str, object]) -> WandbRun:
+    """What is about all labels: tables, pictures, the verdict and the record files."""
+    timed = _before_times(comparison.timing)
+    warned = [(each.code, each.text, each.decides) for each in warnings_of(comparison)]
     return WandbRun(
         first=first,
         identity=_hashed(f"{run_id(first)}/comparison"),
         name="all methods",
         job_type="comparison",
-        config=run_config(first),
+        config={**run_config(first), **conditions},
         summary={
             f"{timed}verdict": verdict_of(comparison),
             "caption": caption(comparison),
             "complete": all(run.complete for run in comparison.runs),
         },
-        tables={f"{timed}comparison": sheet([comparison_table(comparison).in_short()])},
+        tables={
+            f"{timed}comparison": sheet([comparison_table(comparison).in_short()]),
+            "warnings": pd.DataFrame(warned, columns=["code", "text", "decides"]),
+        },
         figures={f"{timed}{key}": figure for key, figure in pictures_of(comparison)},
-        files={f"{run.path.resolve().name}/{path.name}": path for run, path in files},
+        files={
+            f"{run.path.resolve().name}/{path.name}": path
+            for run in comparison.runs
+            for path in _record_files(run)
+        },
     )
 
 
@@ -221,10 +235,11 @@ def _of_surface(run: Run) -> WandbRun:
     assert run.surface is not None
     passes: list[dict[str, object]] = []
     for kind, times in run.surface.passes.items():
-        medians = 1e3 * np.median(times.samples_s, axis=-1)
-        for i, values in enumerate(itertools.product(*times.axes.values())):
-            point = dict.fromkeys(_AXES) | dict(zip(times.axes, values, strict=True))
-            passes.append({"kind": kind, **point, "median_ms": float(medians.flat[i])})
+        points = itertools.product(*times.axes.values())
+        medians = 1e3 * np.median(times.samples_s, axis=-1).ravel()
+        for values, median in zip(points, medians, strict=True):
+            axes = dict(zip(times.axes, values, strict=True))
+            passes.append({"kind": kind, **axes, "median_ms": float(median)})
     drafting = [(*key, us) for key, us in run.surface.drafting_us.items()]
     return WandbRun(
         first=run,
@@ -234,20 +249,33 @@ def _of_surface(run: Run) -> WandbRun:
         config=run_config(run),
         summary={"complete": run.complete},
         tables={
-            "passes": pd.DataFrame(passes),
+            "passes": pd.DataFrame(passes, columns=["kind", *_AXES, "median_ms"]),
             "drafting": pd.DataFrame(drafting, columns=["label", "context", "step_us"]),
         },
-        files={path.name: path for path in run.path.iterdir() if path.suffix in _RECORDS},
+        files={path.name: path for path in _record_files(run)},
     )
+
+
+def _record_files(run: Run) -> list[Path]:
+    return sorted(path for path in run.path.glob("*.*") if path.suffix in _RECORDS)
+
+
+def _before_times(timing: str) -> str:
+    return PREDICTED if timing == "predicted" else ""
 
 
 def run_config(run: Run) -> dict[str, object]:
     """Return a W&B run's configuration: flat keys to filter by, then all that composed the run."""
     manifest = run.manifest.to_json()
-    filters = {"model": run.model, "dataset": run.dataset if run.records else None}
-    filters |= {"dtype": run.dtype, "timing": run.timing, "machine": run.hardware}
-    filters |= {"typed": _joined(typed_conditions(run))}
-    return filters | {key: manifest[key] for key in _MANIFEST if key in manifest}
+    return {
+        "model": run.model,
+        "dataset": run.dataset if run.records else None,
+        "dtype": run.dtype,
+        "timing": run.timing,
+        "machine": run.hardware,
+        "typed": _joined(typed_conditions(run)),
+        **{key: manifest[key] for key in _MANIFEST if key in manifest},
+    }
 
 
 def label_rows(comparison: ComparedRuns) -> list[tuple[ComparedLabel, pd.DataFrame]]:
@@ -258,14 +286,14 @@ def label_rows(comparison: ComparedRuns) -> list[tuple[ComparedLabel, pd.DataFra
 
 def label_numbers(entry: ComparedLabel, rows: pd.DataFrame) -> dict[str, object]:
     """Return the numbers and the standing of a label's lines, by task below ``task/``."""
-    timed = PREDICTED if entry.run.timing == "predicted" else ""
+    timed = _before_times(entry.run.timing)
     numbers: dict[str, object] = {}
     for row in rows.to_dict("records"):
         task = "" if row["task"] == OVERALL else f"task/{row['task']}/"
         for key, value in row.items():
-            counted = str(key).startswith(("mat", "n_", "equal", "near_tie", "bug", "not_audited"))
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            name = f"{task}{'' if counted else timed}{key}"
+            timeless = str(key).startswith(_COUNTED)
+            name = f"{task}{'' if timeless else timed}{key}"
             if number and value == value:
                 numbers[name] = value
             elif key == "against_the_best" and isinstance(value, str):
@@ -279,13 +307,16 @@ def _turns(entry: ComparedLabel) -> pd.DataFrame:
     """A row for each turn, with its MAT, and its speedup where it counts in speeds."""
     run = entry.run
     plain = {r.key[:-1]: _speed(r) for r in run.records if r.label == run.baseline}
-    turns = [record for record in run.records if record.label == entry.label]
-    frame = pd.DataFrame([[getattr(r, column) for column in _TURN] for r in turns], columns=_TURN)
-    frame["mat"] = [(r.n_new - 1) / r.n_target_passes if r.n_target_passes else None for r in turns]
-    speeds = [(_speed(r), plain.get(r.key[:-1])) for r in turns]
-    frame["speedup"] = [speed / base if speed and base else None for speed, base in speeds]
-    frame["verdict"] = [record.lossless.verdict for record in turns]
-    return frame
+    rows: list[list[object]] = []
+    for record in run.records:
+        if record.label == entry.label:
+            passes, speed = record.n_target_passes, _speed(record)
+            baseline = plain.get(record.key[:-1])
+            mat = (record.n_new - 1) / passes if passes else None
+            speedup = speed / baseline if speed and baseline else None
+            columns = [getattr(record, column) for column in _TURN]
+            rows.append([*columns, mat, speedup, record.lossless.verdict])
+    return pd.DataFrame(rows, columns=[*_TURN, "mat", "speedup", "verdict"])
 
 
 def _speed(record: CaseRecord) -> float | None:
@@ -303,7 +334,7 @@ def send(content: WandbRun, settings: Mapping[str, Any], folder: Path) -> str:
 
     run = content.first
     tags = [run.model, run.dataset if run.records else "", run.timing, content.job_type]
-    live = wandb.init(
+    with wandb.init(
         project=settings["project"],
         entity=settings["entity"],
         mode=settings["mode"],
@@ -316,8 +347,7 @@ def send(content: WandbRun, settings: Mapping[str, Any], folder: Path) -> str:
         config=dict(content.config),
         resume="allow",
         settings=wandb.Settings(console="off", init_timeout=60),
-    )
-    try:
+    ) as live:
         for key, frame in content.tables.items():
             cells = frame.astype(object).where(frame.notna(), None).values.tolist()
             table = wandb.Table(columns=[*frame], data=cells, allow_mixed_types=True)
@@ -332,8 +362,6 @@ def send(content: WandbRun, settings: Mapping[str, Any], folder: Path) -> str:
                 artifact.add_file(str(path), name=name)
             live.log_artifact(artifact)
         return str(live.url)
-    finally:
-        live.finish()
 
 
 def publish(runs: Sequence[Run], given: Mapping[str, Any] | None = None) -> int:
@@ -356,29 +384,22 @@ def publish(runs: Sequence[Run], given: Mapping[str, Any] | None = None) -> int:
         for content in wandb_runs(runs):
             try:
                 addresses.append(send(content, settings, folder))
-                continue
             except ImportError:
                 raise
             except Exception as error:
                 # A copy: whatever is wrong with the service, the records are safe.
                 code = 1
-                words = f"{content.name}: {first_line(error)}"
-            if settings["mode"] == "online":
-                sys.stderr.write(
-                    f"error: not sent: {words}\nAll from here on is written offline.\n"
-                )
-                settings["mode"] = "offline"
-                addresses.append(send(content, settings, folder))
-            else:
-                sys.stderr.write(f"error: not published: {words}\n")
-    groups = ", ".join(dict.fromkeys(map(group_of, runs)))
-    words = f"W&B: {len(addresses)} runs in group {groups}"
+                sys.stderr.write(f"error: not sent: {content.name}: {first_line(error)}\n")
+                if settings["mode"] == "online":
+                    sys.stderr.write("All from here on is written offline.\n")
+                    settings["mode"] = "offline"
+                    addresses.append(send(content, settings, folder))
+    count = f"W&B: {len(addresses)} runs in group {', '.join(dict.fromkeys(map(group_of, runs)))}"
     if settings["mode"] == "offline":
-        sys.stdout.write(
-            f"{words}, written offline. Type: wandb sync {folder}/wandb/offline-run-*\n"
-        )
+        count += f", written offline. Type: wandb sync {folder}/wandb/offline-run-*"
     elif addresses:
-        sys.stdout.write(f"{words}: {addresses[-1]}\n")
+        count += f": {addresses[-1]}"
+    sys.stdout.write(f"{count}\n")
     return code
 
 

@@ -18,6 +18,7 @@ from specbench.paths import PROJECT
 from specbench.results.decision import AGAINST_TEXT, cases_words
 from specbench.results.estimate import FEWEST
 from specbench.results.manifest import Hardware, ModelInfo, RunManifest
+from specbench.results.metrics import METRICS
 from specbench.results.records import (
     CASES,
     EAGER_DRAFT_PASSES,
@@ -49,13 +50,8 @@ SPEEDUPS = {
     "baseline's text tokenized again and one token less a turn)",
 }
 
-# For readers who have not seen the documentation, by word; `code` is marked as in Markdown.
-DEFINITIONS = {
-    "Speedup": "tokens per second of the method over those of plain decoding (ar), measured in the "
-    "same process on the same prompts, case by case in turn. The prompt's pass is not in it.",
-    "End-to-end": "the same ratio with the prompt's pass in the time.",
-    "MAT": "mean accepted tokens: new tokens after the first, per target pass. Plain decoding has "
-    "1.00. It is what a method gains before it costs anything.",
+# For readers who have not seen the documentation: the metrics by heading, then other words.
+DEFINITIONS = {metric.heading: metric.help for metric in METRICS} | {
     "[low, high]": "95 % interval of a bootstrap over prompts. It covers other prompts like these, "
     "not other days and machines.",
     "Against the best": AGAINST_TEXT,

@@ -9,10 +9,13 @@ import sys
 import pytest
 
 from analysis import publish
+from analysis.runs.captions import conditions_of, warnings_of
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, load_surfaces
 from tests.analysis import wandb_file
 from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_json, edit_manifest, vouch
+
+LONG_MODEL = "m" * 100  # as folders of fine-tuned models are called: longer than a tag may be
 
 
 @pytest.fixture
@@ -125,29 +128,60 @@ def written_offline(path, folder):
     return [wandb_file.read(path) for path in files]
 
 
-@pytest.mark.slow
-def test_what_wandb_wrote_offline_is_read_back_and_again_is_a_segment_more(run, tmp_path):
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory):
+    """A run folder, where its W&B runs are written, and those by name."""
     pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
-    model = "m" * 100  # as folders of fine-tuned models are called: longer than a tag may be
-    lines = (run.path / "cases.jsonl").read_text().replace('"vicuna7b"', f'"{model}"')
-    (run.path / "cases.jsonl").write_text(lines)
-    vouch(run.path)
-    once = written_offline(run.path, tmp_path / "wandb")
-    sent = {written.run.display_name: written for written in once}
+    home = tmp_path_factory.mktemp("offline")
+    folder = shutil.copytree(RECORDS / "synthetic", home / "job")
+    lines = (folder / "cases.jsonl").read_text().replace('"vicuna7b"', f'"{LONG_MODEL}"')
+    (folder / "cases.jsonl").write_text(lines)
+    vouch(folder)
+    written = written_offline(folder, home / "wandb")
+    return folder, home / "wandb", {each.run.display_name: each for each in written}
+
+
+@pytest.mark.slow
+def test_what_wandb_wrote_offline_is_read_back_and_again_is_a_segment_more(offline):
+    folder, home, sent = offline
     assert set(sent) == {"ar", "cacheback", "no_frozen", "pld", "all methods"}
-    (comparison,) = make_comparisons(load_runs([run.path]))
+    (comparison,) = make_comparisons(load_runs([folder]))
     for entry in comparison.entries:
         written = sent[entry.label]
         assert written.run.run_group == "job"
         assert {"mine", "m" * 64, entry.method} <= set(written.run.tags)
-        assert written.config["model"] == model
+        assert written.config["model"] == LONG_MODEL
         assert written.summary["mat"] == pytest.approx(entry.overall["mat"])
         assert written.summary["cases/_type"] == "table-file"
     assert sent["all methods"].summary["figures/mat/_type"] == "image-file"
     assert [a.type for a in sent["all methods"].artifacts].count("records") == 1
-    twice = [written.run.run_id for written in written_offline(run.path, tmp_path / "wandb")]
-    assert len(twice) == 2 * len(once)
-    assert set(twice) == {written.run.run_id for written in once}
+    twice = [written.run.run_id for written in written_offline(folder, home)]
+    assert len(twice) == 2 * len(sent)
+    assert set(twice) == {written.run.run_id for written in sent.values()}
+
+
+@pytest.mark.slow
+def test_each_run_written_offline_has_the_conditions(offline):
+    folder, _, sent = offline
+    (comparison,) = make_comparisons(load_runs([folder]))
+    conditions = dict(conditions_of(comparison))
+    assert conditions["model"].startswith("vicuna7b")
+    assert {name: each.config["conditions"] for name, each in sent.items()} == dict.fromkeys(
+        sent, conditions
+    )
+
+
+@pytest.mark.slow
+def test_the_run_of_all_methods_written_offline_has_the_warnings(offline):
+    folder, home, sent = offline
+    name = sent["all methods"].summary["warnings/path"]
+    file = next(home.glob(f"wandb/offline-run-*/files/{name}"))
+    table = json.loads(file.read_text())
+    assert table["columns"] == ["code", "text", "decides"]
+    (comparison,) = make_comparisons(load_runs([folder]))
+    warned = [[each.code, each.text, each.decides] for each in warnings_of(comparison)]
+    assert table["data"] == warned
+    assert ["SYNTHETIC", "SYNTHETIC RECORDS, not a measurement.", True] in warned
 
 
 def test_a_cost_surface_is_published_too(tmp_path):
