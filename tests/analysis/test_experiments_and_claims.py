@@ -104,10 +104,9 @@ def test_an_experiment_in_the_paper_s_size_gets_the_paper_s_claims(name):
     ],
 )
 def test_its_claims_about_one_model_and_data_set(name, job):
-    chosen = dict(word.split("=") for word in job)
-    dataset = chosen.get("dataset", "specbench")
+    chosen = {"dataset": "specbench"} | dict(word.split("=") for word in job)
     left = without_a_run(name, [job])
-    asked = (chosen["model"], dataset, 0.0)
+    asked = (chosen["model"], chosen["dataset"], 0.0)
     assert [c for c in left if (c.model, c.dataset, c.temperature) == asked] == []
     assert len(left) < len(CLAIMS[name])
 
