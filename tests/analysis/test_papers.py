@@ -1,6 +1,7 @@
 """The papers' tables and figures: what they are made of, and that no experiment is without one."""
 
 import shutil
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from analysis.tabular.table import ResultTable
 from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
 from specbench.results.statistics.summary import summarize
-from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest, vouch
+from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf" / "experiment"
@@ -53,28 +54,21 @@ def test_every_experiment_has_an_artifact_and_says_its_command():
 def test_runs_are_told_apart_by_their_experiment():
     runs, _ = usable_runs([EXPERIMENTS, GOLDEN / "records"], surfaces=True)
     made, others = by_reproduction(runs)
-    assert [reproduction.name for reproduction, _ in made] == [
-        reproduction.name for reproduction in REPRODUCTIONS
-    ]
+    assert [found for found, _ in made] == [*REPRODUCTIONS]
     assert [run.path.name for run in others] == ["synthetic"]
-    table1 = {found.name: members for found, members in made}["token_recycling_table1"]
-    assert {run.experiment for run in table1} == {
-        "token_recycling_table1", "token_recycling_table1_shuffle", "token_recycling_table1_mbpp",
-    }  # fmt: skip
+    for found, members in made:
+        assert {run.experiment for run in members} == set(found.experiments)
 
 
-def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_run(tmp_path):
-    for name in ("ngrammys_figure3", "ngrammys_figure5"):
-        shutil.copytree(EXPERIMENTS / name, tmp_path / name)
-
-    def made():
-        return {a.name: members for a, members in by_reproduction(load_runs([tmp_path]))[0]}
-
-    assert {run.experiment for run in made()["ngrammys_figure5"]} == {"ngrammys_figure5"}
-    shutil.rmtree(tmp_path / "ngrammys_figure5")
-    members = made()["ngrammys_figure5"]
-    assert {run.experiment for run in members} == {"ngrammys_figure3"}
-    assert [part for part, _ in reproduction("ngrammys_figure5").figures(members)] == ["mistral7b"]
+@pytest.mark.parametrize(
+    ("run_here", "used"), [((3, 5), "ngrammys_figure5"), ((3,), "ngrammys_figure3")]
+)
+def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_run(run_here, used):
+    runs = load_runs([EXPERIMENTS / f"ngrammys_figure{number}" for number in run_here])
+    members = {found.name: members for found, members in by_reproduction(runs)[0]}
+    assert {run.experiment for run in members["ngrammys_figure5"]} == {used}
+    drawn = reproduction("ngrammys_figure5").figures(members["ngrammys_figure5"])
+    assert [part for part, _ in drawn] == ["mistral7b"]
 
 
 def test_a_surface_without_an_experiment_is_no_artifact_and_a_damaged_one_exits_2(tmp_path, capsys):
@@ -97,14 +91,17 @@ def test_claims_of_other_artifacts_stay_away():
     assert "token_recycling" in {claim.method for claim in comparison.not_run}
 
 
-def test_a_caption_says_for_which_model_and_hardware_its_claims_are():
-    for name, words in (
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
         ("cacheback_table1", "Claimed for Vicuna-7B, hardware: 1 to 4 RTX 4090"),
         ("card_table3", "3 A800-80GB with NVLink"),
         ("token_recycling_table1", "1 A100-80GB (Turning Trash into Treasure)"),
-    ):
-        tables = reproduction(name).tables(load_runs([EXPERIMENTS / name]))
-        assert words in tables[0].caption.split("\n")[0]
+    ],
+)
+def test_a_caption_says_for_which_model_and_hardware_its_claims_are(name, words):
+    first, *_ = reproduction(name).tables(load_runs([EXPERIMENTS / name]))
+    assert words in first.caption.split("\n")[0]
 
 
 def with_wrong_outputs(run, label):
@@ -179,49 +176,50 @@ def with_knobs(run, folder, **knobs):
     return replace(run, path=run.path.with_name(folder), manifest=manifest)
 
 
+def swept_by_leader_and_follower(runs):
+    (comparison,) = reproduction("cacheback_table1").comparisons(runs)
+    return sweeps(comparison, "leader_len", "follower_len")
+
+
 def test_cells_of_a_heatmap_share_all_other_settings():
     runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
     frozen = [with_knobs(run, f"frozen_{run.path.name}", table="frozen") for run in runs]
-    (comparison,) = reproduction("cacheback_table1").comparisons([*runs, frozen[0]])
-    (sweep,) = sweeps(comparison, "leader_len", "follower_len")
+    (sweep,) = swept_by_leader_and_follower([*runs, frozen[0]])
     assert (sweep.words, len(sweep.entries)) == ("", 6), "a single cell is no sweep"
-    (comparison,) = reproduction("cacheback_table1").comparisons([*runs, *frozen[:2]])
-    dual, other = sorted(sweeps(comparison, "leader_len", "follower_len"), key=lambda s: s.words)
-    assert (dual.words, len(dual.entries)) == ("table dual", 6)
-    assert (other.words, len(other.entries)) == ("table frozen", 2)
-    assert {entry.run.path.name for entry in other.entries.values()} == {
-        "frozen_1_1", "frozen_1_2",
+    found = {s.words: s.entries for s in swept_by_leader_and_follower([*runs, *frozen[:2]])}
+    assert {words: len(cells) for words, cells in found.items()} == {
+        "table dual": 6, "table frozen": 2,
     }  # fmt: skip
+    paths = {entry.run.path.name for entry in found["table frozen"].values()}
+    assert paths == {"frozen_1_1", "frozen_1_2"}
 
 
 def test_a_cell_that_was_run_twice_is_refused():
     runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
-    again = with_knobs(runs[0], "again")
-    (comparison,) = reproduction("cacheback_table1").comparisons([*runs, again])
     with pytest.raises(ResultsError, match=r"leader_len 1, follower_len 1 was run twice.*again"):
-        sweeps(comparison, "leader_len", "follower_len")
+        swept_by_leader_and_follower([*runs, with_knobs(runs[0], "again")])
 
 
-def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below(tmp_path):
-    home = shutil.copytree(EXPERIMENTS / "ngrammys_table1" / "mtbench", tmp_path / "run")
-    for path in (home / "cases.jsonl", home / "manifest.json"):
-        path.write_text(path.read_text().replace("mistral7b", "smollm2_135m"))
-    vouch(home)
-    runs = load_runs([tmp_path])
-    (page,) = reproduction("ngrammys_table1").tables(runs)
+def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below():
+    (run,) = (r for r in load_runs([EXPERIMENTS / "ngrammys_table1"]) if r.dataset == "mtbench")
+    other = replace(run, records=[r.replace(model="smollm2_135m") for r in run.records])
+    (page,) = reproduction("ngrammys_table1").tables([other])
     claimed = {(row[0], row[2]) for row in page.rows if row[-1] == "other model"}
     assert {model for model, _ in claimed} == {"phi3_mini", "mistral7b", "vicuna13b"}
     assert len(claimed) == 6
-    measured = [row for row in page.rows if row[0] == "smollm2_135m"]
-    assert {row[-1] for row in measured} == {""}
+    assert {row[-1] for row in page.rows if row[0] == "smollm2_135m"} == {""}
 
 
 # --- numbers that a summary does not have ---------------------------------------------------------
 
 
+def rows_overall(records, run):
+    rows = summarize(records, run.labels, "ar", seed=run.seed)
+    return {row["label"]: row for row in rows if row["task"] == "overall"}
+
+
 def test_estimates_agree_with_the_summary(run):
-    rows = summarize(run.records, run.labels, "ar", seed=run.seed)
-    row = next(r for r in rows if (r["label"], r["task"]) == ("pld", "overall"))
+    row = rows_overall(run.records, run)["pld"]
     own = [record for record in run.records if record.label == "pld"]
     assert mat(own, run.seed).value == pytest.approx(row["mat"])
     assert mat(own, run.seed).interval == pytest.approx(row["mat_ci"])
@@ -247,17 +245,11 @@ def test_intervals_are_left_out_or_bounded_and_a_table_says_so(run):
 
 def test_spread_over_repeats_by_hand():
     (run, *_) = load_runs([EXPERIMENTS / "ngrammys_table1" / "mtbench"])
-    mean, deviation = over_repeats(run.records, "k5_w4", "ar")
-    ratios = []
-    for repeat in range(3):
-        rows = summarize(
-            [r for r in run.records if r.repeat == repeat], run.labels, "ar", n_resamples=2
-        )
-        ratios += [r["speedup"] for r in rows if (r["label"], r["task"]) == ("k5_w4", "overall")]
-    assert mean == pytest.approx(sum(ratios) / 3)
-    assert deviation**2 == pytest.approx(sum((r - mean) ** 2 for r in ratios) / 2)
-    one_repeat = [record for record in run.records if record.repeat == 0]
-    assert over_repeats(one_repeat, "k5_w4", "ar") is None
+    repeats = [[r for r in run.records if r.repeat == repeat] for repeat in range(3)]
+    ratios = [rows_overall(records, run)["k5_w4"]["speedup"] for records in repeats]
+    by_hand = (statistics.mean(ratios), statistics.stdev(ratios))
+    assert over_repeats(run.records, "k5_w4", "ar") == pytest.approx(by_hand)
+    assert over_repeats(repeats[0], "k5_w4", "ar") is None
 
 
 def test_acceptance_by_depth_position_and_part_of_the_stream_by_hand(run):
@@ -320,13 +312,9 @@ COUNTED = ["hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "dev
 def test_a_union_shows_what_its_parts_counted():
     """Its counters bear the part's name; what a part counted is the union's."""
     plain = draft_model_rows(lambda method, counts: counts)
-    named = draft_model_rows(
-        lambda method, counts: {f"{method}.{key}": value for key, value in counts.items()}
-    )
+    named = draft_model_rows(lambda method, counts: {f"{method}.{k}": counts[k] for k in counts})
     assert plain["card"]["hit rate [95 %]"].value > 0
-    columns = [*COUNTED, "draft Params × L_new", "draft share [95 %]"]
-    for method, row in plain.items():
-        assert {c: named[method][c] for c in columns} == {c: row[c] for c in columns}
+    assert named == plain
 
 
 def test_what_nobody_counted_is_absent_and_not_0():
@@ -337,9 +325,8 @@ def test_what_nobody_counted_is_absent_and_not_0():
     run.records[:] = [r.replace(drafter={}) if r.label == "sps" else r for r in run.records]
     (table,) = reproduction("card_table3").tables([run])
     (row,) = table.frame[table.frame["method"] == "sps"].to_dict("records")
-    for heading in table.frame:
-        if "draft" in heading and "claimed" not in heading:
-            assert row[heading] == "–" or row[heading].value is None, heading
+    drafted = [h for h in row if "draft" in h and "claimed" not in h]
+    assert {str(row[heading]) for heading in drafted} == {"–"}
 
 
 def test_a_part_that_drafts_beside_the_target_has_no_share_of_time_unless_emulated():
