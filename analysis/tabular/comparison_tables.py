@@ -52,8 +52,8 @@ def context_cells(row: SummaryRow) -> dict[str, Cell]:
     few = n_of(row, "speedup") < FEWEST
     cells: dict[str, Cell] = {}
     for name in ("speedup_eager", "speedup_graph"):
-        found = Estimate(number(row, name), interval(row, name), few=few, compares=True)
-        cells[METRIC[name].column] = found
+        bounds = interval(row, name)
+        cells[METRIC[name].column] = Estimate(number(row, name), bounds, few=few, compares=True)
     return {**cells, METRIC["bandwidth_share"].column: Estimate(row["bandwidth_share"])}
 
 
@@ -179,20 +179,6 @@ def task_table(comparison: ComparedRuns, title: str) -> ResultTable:
 
 
 _CLAIMED = ("claimed speedup", "claimed MAT", "verdict")
-_WHERE: Columns = {"model": lambda entry: entry.run.model, "data": lambda entry: entry.run.dataset}
-
-
-def _apart(entries: Sequence[ComparedLabel], columns: Columns) -> Columns:
-    """Further columns that tell rows apart.
-
-    Model and data where there are several, and the run where the rest leaves two rows alike.
-    """
-    found = {heading: of for heading, of in _WHERE.items() if len({of(e) for e in entries}) > 1}
-    known = [*found.values(), *columns.values()]
-    if len({tuple(of(entry) for of in known) for entry in entries}) == len(entries):
-        return found
-    names = run_names(entry.run for entry in entries)
-    return {"run": lambda entry: names[entry.run.path], **found}
 
 
 def settings_table(
@@ -204,6 +190,8 @@ def settings_table(
 ) -> ResultTable:
     """A row per setting that was run, whatever run it stands in.
 
+    Model and data have columns where there are several; the run where two rows were alike.
+
     Args:
         title: above the table.
         comparisons: of one kind; a comparison is one model on one data set.
@@ -211,27 +199,28 @@ def settings_table(
         text: what the caption says before the conditions.
         beside: claims about no data set of ours, which follow below for orientation.
     """
-    entries = [entry for comparison in comparisons for entry in _in_order(comparison, columns)]
-    apart = _apart(entries, columns)
-    rows: list[dict[str, Cell]] = []
-    for entry in entries:
-        place = {heading: of(entry) for heading, of in {**apart, **columns}.items()}
-        rows.append({**place, **_result_cells(entry)})
+    entries = [entry for comparison in comparisons for entry in rows_once(comparison, columns)]
+    where: Columns = {"model": lambda e: e.run.model, "data": lambda e: e.run.dataset}
+    apart = {heading: of for heading, of in where.items() if len({of(e) for e in entries}) > 1}
+    shown: Columns = {**apart, **columns}
+    if len({tuple(of(entry) for of in shown.values()) for entry in entries}) < len(entries):
+        names = run_names(entry.run for entry in entries)
+        shown = {"run": lambda entry: names[entry.run.path], **shown}
+    rows: list[dict[str, Cell]] = [
+        {**{heading: of(entry) for heading, of in shown.items()}, **_result_cells(entry)}
+        for entry in entries
+    ]
     notes = [entry.note(entry.label) for entry in entries]
     not_run = [(claim, NOT_RUN) for comparison in comparisons for claim in comparison.not_run]
     for claim, why in [*not_run, *((claim, OTHER_MODEL) for claim in beside)]:
-        where = {"model": claim.model, "data": claim.dataset}
+        claimed = {"model": claim.model, "data": claim.dataset}
         variant = f" ({claim.setting})" if claim in beside and claim.setting else ""
-        rows.append(
-            {
-                **{heading: where[heading] for heading in where if heading in apart},
-                next(iter(columns)): f"{claim.method}{variant}",
-                **_not_run_cells(claim, why),
-            }
-        )
+        place = {heading: claimed[heading] for heading in apart}
+        place[next(iter(columns))] = f"{claim.method}{variant}"
+        rows.append({**place, **_not_run_cells(claim, why)})
         notes.append(claim.note(claim.method))
     # Claims before what a narrow terminal can do without.
-    short = [*apart, *columns, "MAT", SPEEDUP, *_CLAIMED, "end-to-end", OUTPUTS, "cases"]
+    short = [*shown, "MAT", SPEEDUP, *_CLAIMED, "end-to-end", OUTPUTS, "cases"]
     return ResultTable.of(title, captions(comparisons, text), rows, with_rule(notes), short)
 
 
@@ -257,32 +246,25 @@ def claimed_cell(claim: Claim | None, metric: str, task: str = OVERALL) -> Estim
     return Estimate(value, claimed=True, qualifier=(claim and claim.qualifier) or "")
 
 
-def _in_order(comparison: ComparedRuns, columns: Columns) -> list[ComparedLabel]:
-    """As a run has its labels; several runs by what sets them apart, the baseline first."""
-    entries = rows_once(comparison)
-    if len(comparison.runs) == 1:
-        return entries
-
-    def key(entry: ComparedLabel) -> tuple[bool, list[list[tuple[str, int]]]]:
-        return (entry.label != entry.run.baseline, [natural(of(entry)) for of in columns.values()])
-
-    return sorted(entries, key=key)
-
-
 def natural(text: str) -> list[tuple[str, int]]:
     """Sorting key that puts ``vicuna7b`` before ``vicuna13b`` and 5 before 10."""
     return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", text)]
 
 
-def rows_once(comparison: ComparedRuns) -> list[ComparedLabel]:
+def rows_once(comparison: ComparedRuns, columns: Columns | None = None) -> list[ComparedLabel]:
     """The comparison's entries; the baseline, which every run of a sweep has, only once.
 
-    A label that several runs have is in the order of its settings.
+    A label that several runs have is in the order of its settings; with ``columns``, the labels of
+    several runs are in the order of what sets them apart, below the baseline.
     """
     plain = [entry for entry in comparison.entries if entry.label == entry.run.baseline]
     once = [e for e in comparison.entries if e.label != e.run.baseline or e is plain[0]]
     labels = [entry.label for entry in once]
-    return sorted(once, key=lambda e: (labels.index(e.label), natural(comparison.words_of(e))))
+    once.sort(key=lambda e: (labels.index(e.label), natural(comparison.words_of(e))))
+    if columns is not None and len(comparison.runs) > 1:
+        texts = columns.values()
+        once.sort(key=lambda e: (e.label != e.run.baseline, [natural(of(e)) for of in texts]))
+    return once
 
 
 def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
