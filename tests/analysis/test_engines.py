@@ -14,18 +14,18 @@ from analysis.tabular.comparison_tables import engine_table
 from tests.servers.fake import serving
 from tests.servers.served_run import run
 
+# Two engines on the same questions, one of them under two loads.
+SERVED = [("SGLang 0.6.2", 1), ("vLLM 0.30.1", 1), ("vLLM 0.30.1", 2)]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two engines on the same questions, one of them under two loads."""
     path = tmp_path_factory.mktemp("engines")
     for engine, loads in (("vllm", (1, 2)), ("sglang", (1,))):
+        drafts = {"accepted": (2, 0, 5), "drafted": 6, "idle": 1}
         with (
             serving(engine=engine, wait_s=0.002) as (plain, _),
-            serving(engine=engine, accepted=(2, 0, 5), drafted=6, idle=1, wait_s=0.002) as (
-                drafting,
-                _,
-            ),
+            serving(engine=engine, wait_s=0.002, **drafts) as (drafting, _),
         ):
             where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
             for load in loads:
@@ -34,38 +34,29 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_engines_and_loads_are_never_put_together(folder):
-    comparisons = make_comparisons(load_runs([folder]))
-    assert [len(c.runs) for c in comparisons] == [1, 1, 1]
-    assert {(c.runs[0].engine, c.runs[0].concurrency) for c in comparisons} == {
-        ("vLLM 0.30.1", 1),
-        ("vLLM 0.30.1", 2),
-        ("SGLang 0.6.2", 1),
-    }
+@pytest.fixture(scope="module")
+def comparisons(folder):
+    return make_comparisons(load_runs([folder]))
 
 
-def test_a_table_of_its_own_has_them_side_by_side(folder):
-    table = engine_table(make_comparisons(load_runs([folder])))
-    cells = table.frame.to_dict("records")
+def test_engines_and_loads_are_never_put_together(comparisons):
+    runs = [[(run.engine, run.concurrency) for run in each.runs] for each in comparisons]
+    assert sorted(runs) == [[each] for each in SERVED]
+
+
+def test_a_table_of_its_own_has_them_side_by_side(folder, comparisons):
+    cells = engine_table(comparisons).frame.to_dict("records")
     assert [(c["engine"], c["at once"], c["method"]) for c in cells] == [
-        ("SGLang 0.6.2", "1", "ar"),
-        ("SGLang 0.6.2", "1", "mtp"),
-        ("vLLM 0.30.1", "1", "ar"),
-        ("vLLM 0.30.1", "1", "mtp"),
-        ("vLLM 0.30.1", "2", "ar"),
-        ("vLLM 0.30.1", "2", "mtp"),
+        (engine, str(load), label) for engine, load in SERVED for label in ("ar", "mtp")
     ]
     assert {c["MAT [95 %]"].value for c in cells if c["method"] == "mtp"} == {11 / 4}
     assert engine_table(make_comparisons(load_runs([folder / "vllm1"]))) is None
 
 
-def test_the_sentence_at_two_users_is_about_both_together(folder):
-    said = {
-        (c.runs[0].engine, c.runs[0].concurrency): verdict_of(c)
-        for c in make_comparisons(load_runs([folder]))
-    }
-    assert said["vLLM 0.30.1", 2].startswith("All 2 users together: ")
-    assert "together" not in said["vLLM 0.30.1", 1]
+def test_the_sentence_at_two_users_is_about_both_together(comparisons):
+    sentences = {c.load: verdict_of(c) for c in comparisons if c.runs[0].engine == "vLLM 0.30.1"}
+    assert sentences[2].startswith("All 2 users together: ")
+    assert "together" not in sentences[1]
 
 
 def test_captions_and_lines_for_a_program_name_the_engine_and_the_load(folder, capsys):
@@ -80,15 +71,11 @@ def test_captions_and_lines_for_a_program_name_the_engine_and_the_load(folder, c
         assert words in printed
     assert tables.main([str(folder), "--csv"]) == 0
     lines = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert {(line["engine"], line["concurrency"]) for line in lines} == {
-        ("vLLM 0.30.1", "1"),
-        ("vLLM 0.30.1", "2"),
-        ("SGLang 0.6.2", "1"),
-    }
+    assert {(line["engine"], int(line["concurrency"])) for line in lines} == {*SERVED}
 
 
-def test_a_sweep_over_loads_is_one_chart(folder):
-    (found,) = by_load(make_comparisons(load_runs([folder])))
+def test_a_sweep_over_loads_is_one_chart(comparisons):
+    (found,) = by_load(comparisons)
     (axes,) = load_picture(found).axes
     assert axes.get_xlabel() == "questions asked at once"
     assert [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) > 1]
