@@ -76,11 +76,11 @@ def _bars(subject: Subject, titles: dict[str, str]) -> list[Any]:
     """A panel with a bar for every setting for each key that a label has."""
     import wandb_workspaces.reports.v2 as wr
 
-    shown = {key: title for key, title in titles.items() if key in subject.keys}
     by = wr.Config("setting")
     return [
         wr.BarPlot(title=title, metrics=[wr.SummaryMetric(key)], groupby=by, title_x=title)
-        for key, title in shown.items()
+        for key, title in titles.items()
+        if key in subject.keys
     ]
 
 
@@ -187,12 +187,11 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
         raise ResultsError("no run in this folder has speeds, only costs. Make one: python run.py")
     subject = subject_of(runs, options.entity, options.project)
     try:
-        pages = [workspace(subject), report(subject)]
         if options.push and not subject.entity:
             import wandb
 
             subject = replace(subject, entity=str(wandb.Api().default_entity))
-            pages = [workspace(subject), report(subject)]
+        pages = [workspace(subject), report(subject)]
         if options.push:
             sys.stdout.write("".join(f"{page.save().url}\n" for page in pages))
             return 0

@@ -80,7 +80,10 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
         key=lambda record: (record.stream_index, record.turn, record.position),
     )
     _check_once(records)
-    lines = {name: _lines(runs, name, parse) for name, parse in _PARSERS.items()}
+    lines = {
+        name: [line for run in runs for line in jsonl.read_jsonl(run.path / name, parse)[0]]
+        for name, parse in _PARSERS.items()
+    }
     manifest = _manifest(runs, differing, exit_code(records, lines[ERRORS]))
     building = output.with_name(output.name + ".tmp")
     shutil.rmtree(building, ignore_errors=True)
@@ -165,8 +168,7 @@ def _differing_conditions(runs: Sequence[Run]) -> list[str]:
 
 def _check_once(records: Sequence[CaseRecord]) -> None:
     counts = Counter(record.key for record in records)
-    twice = [key for key, count in counts.items() if count > 1]
-    if twice:
+    if twice := [key for key, count in counts.items() if count > 1]:
         repeat, case_id, turn, label = twice[0]
         raise ResultsError(
             f"{len(twice)} records are there twice, the first one: label {label}, case {case_id}, "
@@ -201,12 +203,6 @@ def _manifest(runs: Sequence[Run], differing: list[str], code: int) -> RunManife
     )
 
 
-def _lines(
-    runs: Sequence[Run], name: str, parse: Callable[[object], Mapping[str, object]]
-) -> list[Mapping[str, object]]:
-    return [line for run in runs for line in jsonl.read_jsonl(run.path / name, parse)[0]]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: the shards cannot be joined, or a damaged file)."""
     parser = argparse.ArgumentParser(
@@ -216,14 +212,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR")
     parser.add_argument("--mixed", action="store_true", help="accept different hardware or code")
     options = parser.parse_args(arguments)
-    return reporting_errors(lambda: _merge(options))
 
+    def work() -> int:
+        run = merge(options.shards, options.output, options.mixed)
+        cases = len({record.case_id for record in run.records})
+        sys.stdout.write(f"{run.path}: {len(run.records)} records of {cases} cases\n")
+        return 0
 
-def _merge(options: argparse.Namespace) -> int:
-    run = merge(options.shards, options.output, options.mixed)
-    cases = len({record.case_id for record in run.records})
-    sys.stdout.write(f"{run.path}: {len(run.records)} records of {cases} cases\n")
-    return 0
+    return reporting_errors(work)
 
 
 if __name__ == "__main__":

@@ -136,13 +136,14 @@ def sections(runs: Sequence[Run]) -> Iterator[Section]:
     """
     reproduced, others = by_reproduction(runs)
     for reproduction, members in reproduced:
+        comparisons = make_comparisons([run for run in members if run.records])
         yield Section(
             reproduction.place + TITLE_TIMES[members[0].timing],
             "",
             [table.in_short() for table in reproduction.tables(members)],
             [picture(figure) for _, figure in reproduction.figures(members)],
-            _csv(make_comparisons(_recorded(members))),
-            joined(conditions_of(c) for c in make_comparisons(_recorded(members))),
+            _csv(comparisons),
+            joined(map(conditions_of, comparisons)),
         )
     for comparison in make_comparisons(others):
         drawn = next(pictures_of(comparison), None)
@@ -160,10 +161,6 @@ def sections(runs: Sequence[Run]) -> Iterator[Section]:
             _csv([comparison]),
             conditions_of(comparison),
         )
-
-
-def _recorded(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run.records]
 
 
 def by_speedup(table: ResultTable) -> ResultTable:
