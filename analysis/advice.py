@@ -46,8 +46,8 @@ def _estimate(speed: Mapping[str, Any] | None) -> Estimate:
     return Estimate(speed["value"], interval, few=speed["prompts"] < FEWEST, compares=True)
 
 
-def draw(folder: Path) -> None:
-    """Draw the advice in a folder beside it.
+def draw(folder: Path) -> int:
+    """Draw the advice in a folder beside it; 0.
 
     Raises:
         ResultsError: there is none, or it is damaged.
@@ -68,6 +68,7 @@ def draw(folder: Path) -> None:
             units = ("PREDICTED speedup", "measured speedup")
             figure = ranked(rows, units, "Which method for these prompts?", caption)
             layout.save(figure, folder, NAME)
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,12 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path, help="of advice")
     options = parser.parse_args(arguments)
-
-    def work() -> int:
-        draw(options.folder)
-        return 0
-
-    return reporting_errors(work)
+    return reporting_errors(lambda: draw(options.folder))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +15,13 @@ from tests.analysis.folders import GOLDEN
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _library():
+    pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
+
+
 @pytest.fixture(scope="module")
 def runs():
-    pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
     return load_runs([GOLDEN / "records"])
 
 
@@ -59,7 +64,6 @@ def test_the_workspace_groups_by_setting_and_filters(subject):
 
 
 def test_a_sweep_has_parallel_coordinates_and_scatter_plots():
-    pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
     swept = dashboards.subject_of(load_runs([GOLDEN / "experiments" / "cacheback_figure4"]))
     panels = [p for shown in dashboards.sections(swept).values() for p in shown]
     (coordinates,) = (p for p in panels if type(p).__name__ == "ParallelCoordinatesPlot")
@@ -77,14 +81,12 @@ def test_the_report_has_the_tables(subject):
 
 
 def test_a_metric_that_no_run_has_gets_no_panel():
-    pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
     without = load_runs([GOLDEN / "experiments" / "ngrammys_figure2"])
     assert {run.timing for run in without} == {"none"}
     shown = names(dashboards.workspace(dashboards.subject_of(without)))
     assert {name.rsplit("/", 1)[-1] for name in shown} <= {"mat", *dashboards.OUTPUTS}
 
 
-@pytest.mark.usefixtures("runs")
 def test_without_push_nothing_is_sent_and_what_to_type_is_printed(capsys):
     assert dashboards.main([str(GOLDEN / "records")]) == 0
     out = capsys.readouterr().out
@@ -97,31 +99,24 @@ def test_push_saves_both_where_the_runs_or_the_account_say(runs, monkeypatch, ca
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws
 
-    class Saved:
-        url = "https://example.invalid/saved"
-
-    class Api:
-        default_entity = "account"
-
     saved = []
 
     def save(page):
         saved.append((type(page).__name__, page.entity))
-        return Saved
+        return SimpleNamespace(url="https://example.invalid/saved")
 
     monkeypatch.setattr(ws.Workspace, "save", save)
     monkeypatch.setattr(wr.Report, "save", save)
-    monkeypatch.setattr(wandb, "Api", Api)
+    monkeypatch.setattr(wandb, "Api", lambda: SimpleNamespace(default_entity="account"))
     assert dashboards.main([str(GOLDEN / "records"), "--push"]) == 0
     assert saved == [("Workspace", "account"), ("Report", "account")]
-    assert capsys.readouterr().out.count(Saved.url) == 2
+    assert capsys.readouterr().out.count("https://example.invalid/saved") == 2
     node = {"name": "wandb", "entity": "ours", "project": "theirs"}
     monkeypatch.setitem(runs[0].manifest.config, "logger", node)
     subject = dashboards.subject_of(runs)
     assert (subject.entity, subject.project) == ("ours", "theirs")
 
 
-@pytest.mark.usefixtures("runs")
 def test_what_goes_wrong_is_reported_with_what_to_type(monkeypatch, capsys):
     import wandb_workspaces.workspaces as ws
 

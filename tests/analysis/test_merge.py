@@ -90,33 +90,32 @@ def of_another_run(parts):
     edit_records(parts[1], lambda record: record | {"run_key": "another"})
 
 
+def without(name):
+    return lambda parts: (parts[1] / name).unlink()
+
+
+def other_weights(parts):
+    change(parts[1], "model", weights_hash="another")
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (
-            lambda parts: shutil.rmtree(parts[0]),
-            ["not all shards are there: run the command with shard=0/2"],
-        ),
+        (lambda parts: shutil.rmtree(parts[0]), ["not all shards", "shard=0/2"]),
         (
             lambda parts: shutil.copytree(parts[0], parts[0].with_name("copy")),
             ["shard=0/2 is there twice", "copy"],
         ),
         (recorded_twice, ["1 records are there twice"]),
         (edited_by_hand, ["part1/cases.jsonl was changed after the run was done"]),
-        (
-            lambda parts: (parts[1] / records.STEPS).unlink(),
-            ["part1/steps.parquet is missing after the run was done"],
-        ),
-        (lambda parts: (parts[1] / records.DONE).unlink(), ["part1 (shard=1/2) is incomplete"]),
+        (without(records.STEPS), ["part1/steps.parquet is missing after the run was done"]),
+        (without(records.DONE), ["part1 (shard=1/2) is incomplete"]),
         (
             lambda parts: edit_manifest(parts[1], run_key="another"),
             ["part1/cases.jsonl, line 1: run_key is"],
         ),
         (of_another_run, ["are not shards of one run", 'run_key: there "another"']),
-        (
-            lambda parts: change(parts[1], "model", weights_hash="another"),
-            ['model.weights_hash: there "another"'],
-        ),
+        (other_weights, ['model.weights_hash: there "another"']),
     ],
 )
 def test_what_is_not_every_shard_of_one_run_once_is_refused(parts, tmp_path, capsys, spoil, said):
