@@ -374,13 +374,10 @@ def board_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]
             for entry in entries
             if task in entry.rows
         ]
-        yield ResultTable.of(
-            f"Spec-Bench's board by task ({comparison.title})",
-            "By task: speedups over ar; in the columns headed by a model what the board claims.",
-            by_task,
-            short=("task", "method", "MAT", SPEEDUP, *boards),
-            groups=1,
-        )
+        title = f"Spec-Bench's board by task ({comparison.title})"
+        text = "By task: speedups over ar; in the columns headed by a model what the board claims."
+        short = ("task", "method", "MAT", SPEEDUP, *boards)
+        yield ResultTable.of(title, text, by_task, short=short, groups=1)
 
 
 def _board_cell(place: str, claim: Claim | None, task: str) -> Cell:
@@ -401,20 +398,16 @@ def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw of each comparison speedup and MAT, a row per method and a column per task."""
     for comparison in of.comparisons(runs):
         tasks = [*comparison.tasks, OVERALL]
-        ranked = [entry for entry in _fastest_first(comparison) if entry.ranked]
-        entries = ranked[::-1]  # the first row is drawn at the bottom
+        # The first row is drawn at the bottom.
+        entries = [entry for entry in _fastest_first(comparison) if entry.ranked][::-1]
+        names = [figure_name(comparison, entry) for entry in entries]
+        title = after(of.place, comparison.printed_title)
         for key in ("speedup", "mat") if entries else ():
-            grid = HeatmapGrid(
-                "",
-                [[entry.measured(key, task) for task in tasks] for entry in entries],
-                [figure_name(comparison, entry) for entry in entries],
-                [HEADINGS.get(task, task) for task in tasks],
-            )
-            title = after("Spec-Bench's board", comparison.printed_title)
-            claims = claimed_words([comparison], key)
-            words = captions([comparison], claims)
+            numbers = [[entry.measured(key, task) for task in tasks] for entry in entries]
+            grid = HeatmapGrid("", numbers, names, [HEADINGS.get(task, task) for task in tasks])
+            text = captions([comparison], claimed_words([comparison], key))
             unit, even = unit_of(key, comparison.timing), 1.0 if key == "speedup" else None
-            figure = heatmaps([grid], "task", "method", unit, title, words, even)
+            figure = heatmaps([grid], "task", "method", unit, title, text, even)
             yield f"{comparison.model}_{key}", figure
 
 
@@ -426,13 +419,13 @@ _CLAIMS_TEXT = (
     "own. Load: Params × L_new. No source states memory or draft passes per token."
 )
 _DRAFT_COLUMNS = (
-    "model", "method", "MAT [95 %]", "speedup [95 %]", CONTEXT, "draft share [95 %]",
-    "hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "target Params × L_new",
-    "draft Params × L_new", "devices", "memory, GB", "cases", OUTPUTS,
+    "model", "method", "MAT [95 %]", SPEEDUP, CONTEXT, "draft share [95 %]", "hit rate [95 %]",
+    "draft passes [95 %]", "draft tokens [95 %]", "target Params × L_new", "draft Params × L_new",
+    "devices", "memory, GB", "cases", OUTPUTS,
 )  # fmt: skip
 _DRAFT_SHORT = (
-    "method", "MAT", "speedup [95 %]", "draft share", "hit rate", "draft passes", "draft tokens",
-    "devices", "memory, GB", "outputs",
+    "method", "MAT", SPEEDUP, "draft share", "hit rate", "draft passes", "draft tokens", "devices",
+    "memory, GB", "outputs",
 )  # fmt: skip
 
 
@@ -448,10 +441,12 @@ def draft_model_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[Result
     for comparison, entry in entries:
         clocked = inside.get(_key(entry))
         known = clocked is not None and clocked.run.tells_draft_time(entry.label)
+        sizes = {part: size / 1e9 for part, size in entry.run.memory(entry.label).items()}
+        words = " + ".join(f"{sizes[part]:.2f}" for part in ("target", "draft") if part in sizes)
         others: dict[str, Cell] = {
             "draft share [95 %]": phase_share(clocked) if clocked and known else Estimate(None),
             "devices": _devices(entry),
-            "memory, GB": _memory(entry),
+            "memory, GB": Fact(words, {f"{part} memory, GB": sizes[part] for part in sizes}),
         }
         rows.append(cells(comparison, entry, _DRAFT_COLUMNS, others))
     text = captions(comparisons, of.text)
@@ -470,19 +465,9 @@ def _key(entry: ComparedLabel) -> tuple[object, ...]:
 def _devices(entry: ComparedLabel) -> str:
     """``1 of 2`` where two were configured and one did it."""
     used, configured = drafter_count("devices"), drafter_count("devices_asked")
-    counts = set()
-    for record in entry.records:
-        devices = used(record)
-        if devices is not None:
-            counts.add((int(devices), int(configured(record) or devices)))
-    words = [str(n) if n == of else f"{n} of {of}" for n, of in sorted(counts)]
-    return ", ".join(words) or ABSENT
-
-
-def _memory(entry: ComparedLabel) -> Cell:
-    sizes = {part: b / 1e9 for part, b in entry.run.memory(entry.label).items()}
-    words = " + ".join(f"{sizes[part]:.2f}" for part in ("target", "draft") if part in sizes)
-    return Fact(words, {f"{part} memory, GB": size for part, size in sizes.items()})
+    counted = [(used(record), configured(record)) for record in entry.records]
+    counts = sorted({(int(n), int(of or n)) for n, of in counted if n is not None})
+    return ", ".join(str(n) if n == of else f"{n} of {of}" for n, of in counts) or ABSENT
 
 
 def _largest_claims(entry: ComparedLabel) -> list[Claim]:
@@ -509,7 +494,7 @@ def _claim_row(comparison: ComparedRuns, entry: ComparedLabel, claim: Claim) -> 
     same_data = claim.dataset == run.dataset
     models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
     return {
-        **cells(comparison, entry, ("method", "MAT [95 %]", "speedup [95 %]", CONTEXT, "cases")),
+        **cells(comparison, entry, ("method", "MAT [95 %]", SPEEDUP, CONTEXT, "cases")),
         "measured on": f"{run.model}, {run.dataset}, {run.hardware}",
         "claimed MAT": claimed_cell(claim, "mat"),
         "claimed speedup": claimed_cell(claim, "speedup"),

@@ -104,14 +104,10 @@ def settings_tables(
     columns: Mapping[str, str],
     beside: Sequence[str] = (),
 ) -> Iterable[ResultTable]:
-    """Tabulate a row per setting.
+    """Tabulate a row per setting; ``columns`` has by heading a name of :func:`setting_cell`.
 
-    Args:
-        of, runs: what it is about.
-        title: above it.
-        columns: by heading a knob, or another name of :func:`setting_cell`.
-        beside: labels of speeds claimed without a data set, which follow below; the caption
-            then says nothing before the conditions.
+    ``beside`` has labels of speeds claimed without a data set, which follow below; the caption
+    then says nothing before the conditions.
     """
     of_entry = {heading: partial(setting_cell, name=name) for heading, name in columns.items()}
     stated = [claim for claim in of.own_claims if claim.value("tokens_per_s")]
@@ -142,15 +138,9 @@ def column_tables(
     short: Sequence[str] = (),
     not_run: bool = False,
 ) -> Iterable[ResultTable]:
-    """Tabulate a row for each method or each value of a knob.
+    """Tabulate a row for each method or each value of a knob (its name, its column's heading).
 
-    Args:
-        of, runs: what it is about.
-        title: above it.
-        columns: all headings, of :mod:`analysis.papers.columns` but for the knob's.
-        knob: its name, and the heading of its column.
-        short: the headings that are shown at first.
-        not_run: whether claims about methods that were not run follow.
+    ``not_run``: whether claims about methods that were not run follow.
     """
     comparisons = of.comparisons(runs)
     rows: list[Row] = []
@@ -199,15 +189,8 @@ def pictures(
 ) -> Pictures:
     """Draw a picture per comparison, or ``per_model`` of all its data sets.
 
-    None where no label may be ranked.
-
-    Args:
-        of, runs: what they are about.
-        draw: the picture.
-        place: in its title; by default the reproduction's.
-        per_model: whether a model's comparisons share a picture.
-        by_data: whether file names have the data set after the model.
-        claimed: metrics whose claims its caption lists in place of the reproduction's text.
+    None where no label may be ranked. ``by_data``, file names have the data set after the model;
+    of ``claimed`` metrics the caption lists the claims in place of the reproduction's text.
     """
     comparisons = of.comparisons(runs)
     for members in by_model(comparisons) if per_model else [[c] for c in comparisons]:
@@ -262,10 +245,8 @@ def knob_heatmaps(
 ) -> Pictures:
     """Draw a figure per model and key; of each data set a heatmap per method and other setting.
 
-    Args:
-        of, runs: what they are about.
-        axes: by knob the name of its axis: the vertical one, then the horizontal one.
-        keys: ``speedup`` or ``mat``; several are in the file names.
+    ``axes`` names by knob the vertical one, then the horizontal one; several ``keys`` (``speedup``,
+    ``mat``) are in the file names.
     """
     down, across = axes
     for key in keys:
@@ -294,13 +275,9 @@ def _knob_panel(
     by: str = "method",
     published: str = "",
 ) -> Panel:
-    """Lines of a metric over a knob.
+    """Lines of a metric over a knob, of the entries that have the knobs ``where``.
 
     Args:
-        comparison, y, claims: what it shows, and of which data set claims may stand beside.
-        knob: along the horizontal axis; ``store`` as in :func:`knob_of`.
-        xlabel, title, log: of the panel.
-        where: knobs of the entries that it shows.
         name: of the one line of all entries; by default a line a method, or ``by`` label.
         published: name of a dashed line of the claims on the same data.
     """
@@ -355,8 +332,7 @@ def knob_lines(
 
     def grid(comparison: ComparedRuns) -> list[list[Panel]]:
         rows = [[_knob_panel(comparison, key, of.own_claims, **p) for p in panels] for key in y]
-        filled = [row for row in rows if any(_has_numbers(panel) for panel in row)]
-        rows = _beside(filled or rows)
+        rows = _beside([row for row in rows if any(map(_has_numbers, row))] or rows)
         if how.get("per_model"):
             rows[0][0] = replace(rows[0][0], title=display_name(comparison.dataset))
         return rows
