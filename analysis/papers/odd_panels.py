@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from analysis.papers.claimed import claimed_for, claimed_words, claims_beside, metric_panel
@@ -38,6 +38,19 @@ from specbench.results.names import display_name
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.tasks import HEADINGS, OVERALL
+
+
+def _table_of_labels(
+    of: Reproduction,
+    runs: Sequence[Run],
+    title: str,
+    rows_of: Callable[[ComparedRuns, ComparedLabel], Iterable[Row]],
+) -> Iterable[ResultTable]:
+    comparisons = of.comparisons(runs)
+    labels = [(comparison, entry) for comparison in comparisons for entry in comparison.entries]
+    rows = [{"run": c.title, **row} for c, entry in labels for row in rows_of(c, entry)]
+    yield ResultTable.of(title, captions(comparisons, of.text), rows)
+
 
 # --- N-Grammys, Figure 1: what a pass costs -------------------------------------------------------
 
@@ -104,24 +117,18 @@ def _distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[in
 
 def row_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     """Tabulate acceptance, rank and allocation by source."""
-    comparisons = of.comparisons(runs)
-    rows: list[Row] = [
-        {
-            "run": comparison.title,
-            "part": part,
-            "source": source,
-            "value": str(value),
-            "share [95 %]": share,
-            "cases": case_cell(entry.overall),
-        }
-        for comparison in comparisons
-        for entry in comparison.drafting
-        for part in _PARTS
-        for source in _SOURCES
-        for value, share in _distribution(entry, part, source)
-    ]
-    text = captions(comparisons, of.text)
-    yield ResultTable.of("N-Grammys, Figure 4: acceptance, rank, allocation", text, rows)
+
+    def rows_of(_: ComparedRuns, entry: ComparedLabel) -> list[Row]:
+        place = [(part, source) for part in _PARTS for source in _SOURCES]
+        cases = case_cell(entry.overall)
+        return [
+            {"part": part, "source": source, "value": str(n), "share [95 %]": share, "cases": cases}
+            for part, source in place
+            for n, share in _distribution(entry, part, source)
+        ]
+
+    title = "N-Grammys, Figure 4: acceptance, rank, allocation"
+    return _table_of_labels(of, runs, title, rows_of)
 
 
 def row_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
@@ -160,11 +167,8 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[Resul
             claim = entry.claim if entry.claim and entry.claim.model == model else None
             rows.append(_setting_row(entry, setting, claim))
             notes += [entry.note(setting, claim)] if claim else []
-        timed = [
-            entry
-            for entry in comparison.ranked
-            if entry.method == method and entry.overall["speedup"] is not None
-        ]
+        ranked = [entry for entry in comparison.ranked if entry.method == method]
+        timed = [entry for entry in ranked if entry.overall["speedup"] is not None]
         if not timed:
             continue
         best = max(timed, key=lambda entry: entry.overall["speedup"] or 0.0)
@@ -238,25 +242,22 @@ def _over_stream(entry: ComparedLabel, key: str) -> list[tuple[float, int, Estim
 
 def stream_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     """Tabulate MAT and tokens/s in each part of the stream."""
-    comparisons = of.comparisons(runs)
-    rows: list[Row] = [
-        {
-            "run": comparison.title,
-            "method": comparison.name_of(entry),
-            "tokens of finished requests": f"{size:.0f}",
-            "requests": str(n),
-            "MAT [95 %]": accepted,
-            "timed": str(n_timed),
-            "tokens/s [95 %]": speed,
-        }
-        for comparison in comparisons
-        for entry in comparison.entries
-        for (size, n, accepted), (_, n_timed, speed) in zip(
-            _over_stream(entry, "mat"), _over_stream(entry, "tokens_per_s"), strict=True
-        )
-    ]
-    text = captions(comparisons, of.text)
-    yield ResultTable.of("SSD over the stream of requests", text, rows)
+
+    def rows_of(comparison: ComparedRuns, entry: ComparedLabel) -> list[Row]:
+        accepted, speeds = (_over_stream(entry, key) for key in ("mat", "tokens_per_s"))
+        return [
+            {
+                "method": comparison.name_of(entry),
+                "tokens of finished requests": f"{size:.0f}",
+                "requests": str(n),
+                "MAT [95 %]": mean,
+                "timed": str(n_timed),
+                "tokens/s [95 %]": speed,
+            }
+            for (size, n, mean), (_, n_timed, speed) in zip(accepted, speeds, strict=True)
+        ]
+
+    return _table_of_labels(of, runs, "SSD over the stream of requests", rows_of)
 
 
 def stream_lines(of: Reproduction, runs: Sequence[Run]) -> Pictures:
@@ -293,22 +294,20 @@ _PHASES = {
 
 def phase_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     """Tabulate each part's share of the time of all steps."""
-    comparisons = of.comparisons(runs)
-    rows: list[Row] = [
-        {
-            "run": comparison.title,
-            "method": comparison.name_of(entry),
-            "part": part,
-            # Most parts are below a hundredth.
-            "share of the steps' time [95 %]": replace(phase_share(entry, phase), digits=4),
-            "cases": case_cell(entry.overall),
-        }
-        for comparison in comparisons
-        for entry in comparison.entries
-        for phase, part in _PHASES.items()
-    ]
-    text = captions(comparisons, of.text)
-    yield ResultTable.of("Token Recycling, Figure 4: time of a step", text, rows)
+
+    def rows_of(comparison: ComparedRuns, entry: ComparedLabel) -> list[Row]:
+        return [
+            {
+                "method": comparison.name_of(entry),
+                "part": part,
+                # Most parts are below a hundredth.
+                "share of the steps' time [95 %]": replace(phase_share(entry, phase), digits=4),
+                "cases": case_cell(entry.overall),
+            }
+            for phase, part in _PHASES.items()
+        ]
+
+    return _table_of_labels(of, runs, "Token Recycling, Figure 4: time of a step", rows_of)
 
 
 def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
@@ -484,13 +483,8 @@ def _largest_claims(entry: ComparedLabel) -> list[Claim]:
 def _claim_row(comparison: ComparedRuns, entry: ComparedLabel, claim: Claim) -> Row:
     run = entry.run
     # Params × L_new of target and draft, where the same paper states them for the method.
-    stated = [
-        other
-        for other in load_claims()
-        if (other.paper, other.method) == (claim.paper, claim.method)
-        and None not in (other.value("target_load"), other.value("draft_load"))
-    ]
-    loads = stated[0] if stated else None
+    same = [c for c in load_claims() if (c.paper, c.method) == (claim.paper, claim.method)]
+    loads = next((c for c in same if c.value("target_load") and c.value("draft_load")), None)
     same_data = claim.dataset == run.dataset
     models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
     return {

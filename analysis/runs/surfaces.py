@@ -60,12 +60,6 @@ class Surface:
         }
         return cls(times, drafting)
 
-    @property
-    def has_slowdowns(self) -> bool:
-        """Whether batch passes were timed, one of a single token among them."""
-        batch = self.passes.get("batch")
-        return batch is not None and 1 in batch.axes["k"] and 0 in batch.axes["w"]
-
     def slowdowns(self, context: int, seed: int) -> dict[tuple[int, int], Estimate]:
         """By (k, w): time of a batch pass over a pass of one token at the same context.
 
