@@ -38,8 +38,13 @@ from specbench.paths import file_name
 from specbench.results.lines import Committed, Count, Line, Seconds
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord
-from specbench.results.statistics.aggregate import BlockKey, by_block, is_complete, untimed_blocks
-from specbench.results.statistics.summary import summarize
+from specbench.results.statistics.summary import (
+    BlockKey,
+    by_block,
+    is_complete,
+    summarize,
+    untimed_blocks,
+)
 from specbench.results.tasks import task_of
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256

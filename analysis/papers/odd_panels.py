@@ -36,7 +36,7 @@ from specbench.results.estimate import ABSENT, Cell, Estimate, Fact
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.records import CaseRecord
-from specbench.results.statistics.aggregate import timed_turns
+from specbench.results.statistics.summary import timed_turns
 from specbench.results.tasks import HEADINGS, OVERALL
 
 

@@ -41,9 +41,8 @@ from analysis.runs.estimates import pooled_ratio, steps
 from analysis.runs.load import Run
 from specbench.errors import ResultsError
 from specbench.results.estimate import FEWEST, Estimate
-from specbench.results.statistics.aggregate import counted_turns
 from specbench.results.statistics.roofline import baseline_context
-from specbench.results.statistics.summary import summarize
+from specbench.results.statistics.summary import counted_turns, summarize
 from specbench.results.summary_schema import SummaryRow, interval, n_of, number
 from specbench.results.tasks import OVERALL
 

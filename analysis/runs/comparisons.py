@@ -17,11 +17,10 @@ from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.records import TIMINGS, CaseRecord
-from specbench.results.statistics.aggregate import counted_turns, timed_turns
 from specbench.results.statistics.counted import rankable
 from specbench.results.statistics.disturbed import disturbance
 from specbench.results.statistics.roofline import baseline_context
-from specbench.results.statistics.summary import summarize, task_order
+from specbench.results.statistics.summary import counted_turns, summarize, task_order, timed_turns
 from specbench.results.summary_schema import Disturbance, SummaryRow, n_of
 from specbench.results.tasks import OVERALL
 from specbench.storage.jsonl import JsonObject

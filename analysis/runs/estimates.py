@@ -11,8 +11,8 @@ import pandas as pd
 
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.records import PHASES, CaseRecord
-from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.bootstrap import log_ratios, ratio_of_totals, strata_of
+from specbench.results.statistics.summary import timed_turns
 
 STEP_PHASES = (*PHASES, "other")
 

@@ -12,12 +12,11 @@ import numpy as np
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.settings import setting_words
-from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import LogRatios
 from specbench.results.statistics.counted import WRONG, wrong_words
 from specbench.results.statistics.pairs import Ranking, rank_labels
 from specbench.results.statistics.served import system_verdict
-from specbench.results.statistics.summary import Sample
+from specbench.results.statistics.summary import Sample, pool
 from specbench.results.summary_schema import Standing, number
 
 RunLabel: TypeAlias = tuple[Path, str]  # a run's folder, a label of it
@@ -145,23 +144,19 @@ def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:
     """The entries' numbers over the cases that all runs have; resampled together, case by case."""
     runs = {entry.run.path: entry.run for entry in entries}
     pooled = {path: pool(run.records, run.labels) for path, run in runs.items()}
-    first = next(iter(pooled.values()))
-    common = set.intersection(*(set(each.cases) for each in pooled.values()))
+    common = set.intersection(*({unit.name for unit in each.units} for each in pooled.values()))
     chosen = {
-        path: each.only([i for i, case in enumerate(each.cases) if case in common])
+        path: each.only([i for i, unit in enumerate(each.units) if unit.name in common])
         for path, each in pooled.items()
     }
     # Repeats are compared where all runs have as many.
-    alike = len({t.shape[0] for each in chosen.values() for t in each.totals.values()}) == 1
-    totals = {
-        (path, label): found if alike else found[:1]
-        for path, each in chosen.items()
-        for label, found in each.totals.items()
-    }
-    names = list(totals)
+    alike = len({each.totals.shape[0] for each in chosen.values()}) == 1
+    totals = [each.totals if alike else each.totals[:1] for each in chosen.values()]
+    names = [(path, label) for path, each in chosen.items() for label in each.labels]
     joined = replace(
-        first.only([i for i, case in enumerate(first.cases) if case in common]),
-        totals={str(place): totals[name] for place, name in enumerate(names)},
+        next(iter(chosen.values())),
+        labels=[str(place) for place in range(len(names))],
+        totals=np.concatenate(totals, axis=2),
         prediction_errors={
             str(place): error
             for place, (path, label) in enumerate(names)

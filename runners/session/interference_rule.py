@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from runners.job import CaseBlock, Job
 from specbench.config.schema import NoiseConfig
 from specbench.results.records import CaseRecord
-from specbench.results.statistics.aggregate import by_block, most_left_out
+from specbench.results.statistics.summary import by_block, most_left_out
 
 log = logging.getLogger(__name__)
 

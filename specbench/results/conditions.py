@@ -29,10 +29,7 @@ from specbench.results.records import (
     CaseRecord,
 )
 from specbench.results.statistics import roofline
-from specbench.results.statistics.aggregate import (
-    noisy_blocks,
-    timed_turns,
-)
+from specbench.results.statistics.summary import noisy_blocks, timed_turns
 from specbench.results.summary_schema import SummaryRow, WarningLine, n_of
 from specbench.results.tasks import OVERALL
 

@@ -21,7 +21,7 @@ from analysis.runs.load import load_runs
 from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
 from analysis.tabular.table import ResultTable, csv_text, sheet, to_latex, to_markdown, to_rich
 from specbench.results.decision import verdict_words
-from specbench.results.statistics import aggregate
+from specbench.results.statistics import summary
 from tests.analysis.folders import edit_manifest, edit_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,7 +226,7 @@ class TestRunsOfATable:
 
 class TestConditions:
     def test_noise_in_a_task_takes_intervals_of_few_cases(self, results, monkeypatch):
-        monkeypatch.setattr(aggregate, "LEFT_OUT_SHARE", 0.25)
+        monkeypatch.setattr(summary, "LEFT_OUT_SHARE", 0.25)
         before = only_comparison(results).drafting[0].rows
         for lost in (["81"], ["81", "82"]):
 

@@ -2,14 +2,13 @@
 
 import pytest
 
-from specbench.results.statistics.aggregate import untimed_blocks
 from specbench.results.statistics.disturbed import (
     disturbance,
     disturbance_text,
     first_measurements,
     without_rule,
 )
-from specbench.results.statistics.summary import summarize
+from specbench.results.statistics.summary import summarize, untimed_blocks
 from specbench.results.tasks import OVERALL
 from tests.small_run import case_record
 

@@ -13,12 +13,11 @@ from specbench.results.lines import Batched
 from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless, Served
 from specbench.results.run_summary import exit_code, run_summary
-from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.batched import batched_labels
 from specbench.results.statistics.latency import Limits
 from specbench.results.statistics.pairs import rank_labels
 from specbench.results.statistics.served import served_labels, system_verdict
-from specbench.results.statistics.summary import summarize, task_order
+from specbench.results.statistics.summary import summarize, task_order, timed_turns
 from tests.small_run import case_record, warning_texts
 
 

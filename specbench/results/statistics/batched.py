@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from specbench.results.estimate import ABSENT, Cell, number
 from specbench.results.records import CaseRecord
-from specbench.results.statistics.aggregate import timed_turns
+from specbench.results.statistics.summary import timed_turns
 from specbench.results.summary_schema import BatchedLabel
 
 _Turns: TypeAlias = list[CaseRecord]  # of one label that were decoded at once

@@ -18,7 +18,6 @@ from specbench.results.decision import LEADERS_NAMED
 from specbench.results.estimate import FEWEST, Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
-from specbench.results.statistics.aggregate import pool
 from specbench.results.statistics.bootstrap import N_RESAMPLES, LogRatios
 from specbench.results.statistics.counted import rankable, wrong_outputs
 from specbench.results.statistics.multiple import (
@@ -28,7 +27,7 @@ from specbench.results.statistics.multiple import (
     against_best,
     selection,
 )
-from specbench.results.statistics.summary import Sample
+from specbench.results.statistics.summary import Sample, pool
 from specbench.results.summary_schema import Pair, Standing
 
 DEFAULT_MARGIN = 0.02
@@ -308,7 +307,7 @@ def rank_labels(
     """
     pooled = pool(records, labels)
     sample = Sample(pooled, estimator, seed, n_resamples)
-    plain = {baseline} | {label for label in labels if pooled.methods.get(label) == BASELINE}
+    plain = {baseline} | {label for label, turn in pooled.last.items() if turn.method == BASELINE}
     ranked = rankable(labels, wrong_outputs(records, labels), baseline)
     methods = [label for label in ranked if label not in plain] if sample.n_timed else []
     if baseline not in labels:

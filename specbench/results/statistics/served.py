@@ -25,12 +25,12 @@ from specbench.arrays import first_difference
 from specbench.results.estimate import ABSENT, Cell, Estimate, number
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord, Served
-from specbench.results.statistics.aggregate import timed_turns
 from specbench.results.statistics.bootstrap import LogRatios, log_ratios
 from specbench.results.statistics.counted import rankable, wrong_outputs
 from specbench.results.statistics.latency import NO_LIMITS, Limits, latencies
 from specbench.results.statistics.multiple import against
 from specbench.results.statistics.pairs import Ranking, verdict
+from specbench.results.statistics.summary import timed_turns
 from specbench.results.summary_schema import ServedLabel
 
 _PAYS = {"faster": "yes", "slower": "no"}  # by the verdict on all users' speed; else unknown

@@ -1,6 +1,6 @@
 """Rows of ``summary.json``: what a run's records say, per label and task and over the whole run.
 
-How records become numbers (words as in :mod:`specbench.results.records`):
+:data:`specbench.results.metrics.METRICS` says what each number is. How cases count:
 
 - The turns and repeats of a case are added up first; the case is the unit of everything after.
 - A case that failed for one label, or lacks a turn of it, is left out for all labels and counted
@@ -10,65 +10,44 @@ How records become numbers (words as in :mod:`specbench.results.records`):
   blocks (or than one) are disturbed: then all count (``disturbed_counted``). ``n_disturbed`` counts
   the cases concerned.
   The numbers without this rule: :mod:`specbench.results.statistics.disturbed`.
-- ``mat`` is pooled: tokens over steps, summed first. ``mat_per_request`` is the plain mean of the
-  turns' own, ``mat_token_weighted`` the mean over tokens of the turn's that each stands in.
 - No interval is made of fewer than three cases.
 - Cases decoded at once (``batch.size`` above 1) are added up group by group, and the group is the
   unit: its tokens are those of all its texts, its time is from the end of all prompts to the last
   token of any. ``tokens_per_s`` is then the system's, ``speedup`` over plain decoding of the same
   groups, intervals draw groups, and a failed case leaves its group out. Groups hold cases of
   several tasks, so a run of several has rows of the whole run alone.
-- ``joules_per_token`` is energy over new tokens, prefill included, of turns whose energy is known;
-  ``phase_share`` each phase's part of the wall time (``measure=energy``, ``measure=phases``).
-- ``speedup`` (estimator ``paired``) is the ratio of totals: tokens/s of the label over tokens/s
-  of the baseline. ``geomean_speedup`` is the geometric mean of the same ratio taken per case.
-- ``speedup_eager`` and ``speedup_graph`` are the same over plain decoding by that engine, where the
-  run has it. ``bandwidth_share`` is the part of the memory's speed (the run's fastest read) that
-  plain decoding takes: its own in a row of plain decoding, the baseline's in any other.
-- Estimator ``end_to_end`` is the same ratio of totals with the prompt's pass and its token in it:
-  new tokens over wall time.
-- Estimator ``specbench`` is the formula of Spec-Bench's ``speed.py``: a question's speed is its new
-  tokens over its wall time (prefill included), a method's speed the plain mean over questions, and
-  ``speedup`` the ratio of the two means. It differs from the original on purpose in what went wrong
-  there: the baseline's tokens are counted by ids like everybody's and not by tokenising its text
-  again, nothing after the first EOS counts, a failed question is left out, and MAT is ours.
-- Estimator ``specbench_exact`` counts plain decoding's tokens as they do (``n_retokenized`` of the
-  records), so it is what ``speed.py`` prints for an export; repeats of a question are added up.
-  Records that were not counted have no speed by it.
+- ``phase_share`` is each phase's part of the wall time (``measure=phases``).
+
+Estimators of ``tokens_per_s`` and ``speedup``:
+
+- ``paired``: tokens after the first over decode time; the speedup is the ratio of these totals.
+- ``end_to_end``: the same with the prompt's pass and its token in it, new tokens over wall time.
+- ``specbench``: the formula of Spec-Bench's ``speed.py``. A question's speed is its new tokens over
+  its wall time (prefill included), a method's speed the plain mean over questions, and ``speedup``
+  the ratio of the two means. It differs from the original on purpose in what went wrong there: the
+  baseline's tokens are counted by ids like everybody's and not by tokenising its text again,
+  nothing after the first EOS counts, a failed question is left out, and MAT is ours.
+- ``specbench_exact`` counts plain decoding's tokens as they do (``n_retokenized`` of the records),
+  so it is what ``speed.py`` prints for an export; repeats of a question are added up. Records that
+  were not counted have no speed by it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from functools import cached_property
-from typing import TypeAlias, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from specbench.arrays import FloatArray
 from specbench.config.schema import ESTIMATORS as ESTIMATORS  # for analysis too
-from specbench.results.estimate import Interval
+from specbench.results.estimate import FEWEST, Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.metrics import METRICS, Measured
 from specbench.results.records import DIFFERS, VERDICTS, CaseRecord
-from specbench.results.statistics.aggregate import (
-    COMMITTED,
-    DECODE,
-    ENERGY,
-    ENERGY_NEW,
-    REQUEST_MATS,
-    REQUESTS,
-    SPEC_BENCH_NEW,
-    STEPS,
-    TIMED_COMMITTED,
-    TIMED_NEW,
-    TOKEN_MATS,
-    WALL,
-    Pooled,
-    pool,
-)
 from specbench.results.statistics.bootstrap import (
     N_RESAMPLES,
     LogRatios,
@@ -83,9 +62,70 @@ from specbench.results.tasks import OVERALL, TASKS
 
 NO_CONTEXT = BaselineContext()
 
-# What each case adds above and below the line of a ratio, of totals ``[..., n, 12]``.
+BlockKey: TypeAlias = tuple[int, str]  # repeat and case, or the group that it was decoded in
+
+# Of the blocks, how many may be left out of times; in a small run one.
+LEFT_OUT_SHARE = 0.05
+
+# Columns of a label's totals per case.
+(
+    COMMITTED, STEPS, TIMED_COMMITTED, DECODE, TIMED_NEW, WALL, ENERGY, ENERGY_NEW, SPEC_BENCH_NEW,
+    REQUESTS, REQUEST_MATS, TOKEN_MATS,
+) = range(12)  # fmt: skip
+
+# What each case adds above and below the line of a ratio, of totals ``[..., n, L, 12]``.
 Part: TypeAlias = tuple[FloatArray, FloatArray]
 Parts: TypeAlias = Callable[[FloatArray], Part]
+
+
+def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
+    """Every block that holds a disturbed turn."""
+    return {(r.repeat, r.unit) for r in records if r.status == "disturbed"}
+
+
+def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
+    """The blocks that count in no time: the disturbed ones, where these are few.
+
+    Few are :data:`LEFT_OUT_SHARE` of all, or one. Of more, all count: what takes long is hit more
+    often, so a run without many of them, or without the worst, is one of shorter answers.
+    """
+    turns = by_block(records)
+    noisy = {place for place, own in turns.items() if noisy_blocks(own)}
+    return noisy if len(noisy) <= most_left_out(len(turns)) else set()
+
+
+def most_left_out(n_blocks: int) -> int:
+    """Compute how many disturbed blocks of a run its times may leave out."""
+    return max(1, math.floor(LEFT_OUT_SHARE * n_blocks)) if n_blocks > FEWEST else 0
+
+
+def by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:
+    """The turns of each case, or group of cases, in each repeat, all labels together."""
+    blocks: dict[BlockKey, list[CaseRecord]] = {}
+    for record in records:
+        blocks.setdefault((record.repeat, record.unit), []).append(record)
+    return blocks
+
+
+def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
+    """The turns that count in times: what rows, pairs, tables and figures go by.
+
+    Those of cases that did not drop out, without the blocks that :func:`untimed_blocks` takes from
+    what is left then.
+
+    Args:
+        records: of a whole run.
+        labels: those compared; turns of others are left out.
+    """
+    counted = counted_turns(records, labels)
+    untimed = untimed_blocks(counted)
+    return [turn for turn in counted if (turn.repeat, turn.unit) not in untimed]
+
+
+def counted_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
+    """The turns of cases that did not drop out: all numbers but times come from them."""
+    by_case = _by_case(records, labels)
+    return [turn for turns in by_case.values() if is_complete(turns, labels) for turn in turns]
 
 
 def task_order(task: str) -> tuple[int, str]:
@@ -122,8 +162,11 @@ def summarize(
     if estimator not in ESTIMATORS:
         raise ValueError(f"estimator {estimator!r} must be one of {', '.join(ESTIMATORS)}")
     pooled = pool(records, labels)
-    tasks = sorted({*pooled.tasks, *pooled.dropped}, key=task_order)
-    groups = {task: pooled.of_task(task) for task in tasks}
+    tasks = sorted({*(unit.task for unit in pooled.units), *pooled.dropped}, key=task_order)
+    groups = {
+        task: pooled.only([i for i, unit in enumerate(pooled.units) if unit.task == task])
+        for task in tasks
+    }
     groups[OVERALL] = pooled
     samples = {task: Sample(group, estimator, seed, n_resamples) for task, group in groups.items()}
     plain = {*context.plain.values(), baseline}
@@ -135,234 +178,161 @@ def summarize(
     return [sample.row(task, label) for task, sample in samples.items() for label in labels]
 
 
-def _over_totals(above: Part, below: Part) -> float:
-    return ratio_of_totals(*above) * ratio_of_totals(*reversed(below))
+def _by_case(records: Iterable[CaseRecord], labels: Sequence[str]) -> dict[str, list[CaseRecord]]:
+    wanted = set(labels)
+    by_case: dict[str, list[CaseRecord]] = {}
+    for record in records:
+        if record.label in wanted:
+            by_case.setdefault(record.unit, []).append(record)
+    return by_case
 
 
-def _mean_of_cases(above: Part, below: Part) -> float:
-    return geometric_mean((above[0] / above[1] * (below[1] / below[0])).tolist())
+class Unit(NamedTuple):
+    """A case, or the group that it was decoded in: of cases of several tasks the whole run's."""
+
+    name: str
+    task: str
+    category: str
+    n_cases: int
 
 
-class Sample:
-    """The cases of one task, or of the whole run, with one bootstrap for all their numbers."""
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The cases of a run, added up.
 
-    def __init__(
-        self, pooled: Pooled, estimator: str, seed: int, n_resamples: int = N_RESAMPLES
-    ) -> None:
-        self._all = pooled
-        self._estimator = estimator
-        self._seed = seed
-        self._n_resamples = n_resamples
-        self.baseline: str | None = None
-        self.context = NO_CONTEXT
-        # Of an answer without text Spec-Bench's count is 0 or less, and it averages that in.
-        self._timed = self._with(self._speed_parts, above_zero=estimator != "specbench_exact")
-        self._decoded = self._with(_decode_parts)
+    Attributes:
+        labels: ``[L]``.
+        units: ``[n]`` that did not drop out.
+        totals: ``[1 + R, n, L, 12]``, first over all repeats, then in each of the R; see the column
+            constants.
+        dropped, noisy: tasks of the cases that dropped out, or hold a disturbed turn.
+        timed: the blocks that count in times.
+        noisy_counted: whether some of the disturbed ones do.
+        turns: by label, those that did not fail.
+        last: by label the last turn, for its method, scope of state and where its times come from.
+        prediction_errors: of labels whose times are predicted, the speedup's relative error; plain
+            decoding, which speedups are over, has none.
+    """
 
-    def _with(self, parts: Parts, *, above_zero: bool = True) -> Pooled:
-        """The cases of which every label has something above and below the line."""
-        found = [parts(totals[0]) for totals in self._all.totals.values()]
-        counted = np.ones(len(self._all.cases), dtype=bool)
-        for above, below in found:
-            counted &= (above > 0 if above_zero else np.isfinite(above)) & (below > 0)
-        return self._all.only(np.flatnonzero(counted).tolist())
+    labels: Sequence[str]
+    units: list[Unit]
+    totals: FloatArray
+    dropped: list[str]
+    noisy: list[str]
+    timed: set[BlockKey]
+    noisy_counted: bool
+    turns: Mapping[str, Sequence[CaseRecord]]
+    last: Mapping[str, CaseRecord]
+    prediction_errors: Mapping[str, float]
+
+    def only(self, chosen: Sequence[int]) -> Pooled:
+        """Of some of the cases; what is counted by turn stays."""
+        return replace(self, units=[self.units[i] for i in chosen], totals=self.totals[:, chosen])
 
     @property
-    def n_timed(self) -> int:
-        """Cases that every label has a speed for: those that speeds are made of."""
-        return sum(self._timed.sizes)
+    def n_cases(self) -> int:
+        return sum(unit.n_cases for unit in self.units)
 
-    @property
-    def unit_size(self) -> float:
-        """Timed cases in a unit of the bootstrap: more than one where they are decoded at once."""
-        return self.n_timed / max(1, len(self._timed.cases))
 
-    def row(self, task: str, label: str) -> SummaryRow:
-        pooled = self._all
-        verdicts = [verdict for _, verdict in pooled.verdicts[label]]
-        row: dict[str, object] = {
-            "label": label,
-            "method": pooled.methods.get(label, label),
-            "task": task,
-            "n_cases": sum(pooled.sizes),
-            "n_timed": self.n_timed,
-            "n_dropped": len(pooled.dropped),
-            "n_disturbed": len(pooled.noisy),
-            "disturbed_counted": pooled.noisy_counted and bool(pooled.noisy),
-            "estimator": self._estimator,
-        }
-        for metric in METRICS:
-            row[metric.name], interval = metric.function(self, label)
-            if metric.has_interval:
-                row[metric.interval_name] = interval
-        row |= {
-            "phase_share": self._phase_share(label),
-            "lossless": {
-                kind: verdicts.count(kind)
-                for kind in (*VERDICTS, DIFFERS, "lossy")
-                if kind in VERDICTS or kind in verdicts
-            },
-            "state_scope": pooled.state_scopes.get(label),
-            "timing": pooled.timings.get(label, "measured"),
-        }
-        return cast("SummaryRow", row)
+def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
+    """Add up turns and repeats; find what drops out."""
+    by_case = _by_case(records, labels)
+    turns = [turn for own in by_case.values() for turn in own]
+    timed_ones = timed_turns(turns, labels)
+    timed = {(turn.repeat, turn.unit) for turn in timed_ones}
+    # Groups are of all lengths, whatever their tasks: they are of the whole run.
+    grouped = any(turn.batch is not None for turn in turns)
+    mixed = grouped and len({turn.task for turn in turns}) > 1
+    repeats = sorted({turn.repeat for turn in turns})
+    units = []
+    totals: list[list[list[list[float]]]] = []
+    dropped, noisy = [], []
+    # Sorted, so that a run that was interrupted and resumed gives the same intervals.
+    for case, own in sorted(by_case.items()):
+        size = len({turn.case_id for turn in own})
+        task = OVERALL if mixed else own[0].task
+        if not is_complete(own, labels):
+            dropped += [task] * size
+            continue
+        if noisy_blocks(own):
+            noisy += [task] * size
+        units.append(Unit(case, task, OVERALL if grouped else own[0].category, size))
+        each = [_add_up((t for t in own if t.repeat == r), labels, timed) for r in repeats]
+        totals.append([each[0] if len(each) == 1 else _add_up(own, labels, timed), *each])
+    shape = (len(units), 1 + len(repeats), len(labels), TOKEN_MATS + 1)
+    return Pooled(
+        labels=list(labels),
+        units=units,
+        totals=np.array(totals, dtype=np.float64).reshape(shape).swapaxes(0, 1),
+        dropped=dropped,
+        noisy=noisy,
+        timed=timed,
+        noisy_counted=bool(noisy_blocks(timed_ones)),
+        turns={
+            label: [turn for turn in turns if turn.label == label and turn.status != "failed"]
+            for label in labels
+        },
+        last={turn.label: turn for turn in turns},
+        prediction_errors={
+            turn.label: turn.prediction_error
+            for turn in turns
+            if turn.prediction_error and turn.method != BASELINE
+        },
+    )
 
-    def _ratio_of_columns(self, label: str, above: int, below: int) -> Measured:
-        totals = self._all.totals[label][0]
-        return _finite(ratio_of_totals(totals[:, above], totals[:, below])), None
 
-    def mat_per_request(self, label: str) -> Measured:
-        return self._ratio_of_columns(label, REQUEST_MATS, REQUESTS)
+def is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
+    """Whether every label has every turn of the case in every repeat, and none failed."""
+    if any(turn.status == "failed" for turn in turns):
+        return False
+    asked = {turn.key[:3] for turn in turns}
+    return all(asked == {t.key[:3] for t in turns if t.label == label} for label in labels)
 
-    def mat_token_weighted(self, label: str) -> Measured:
-        return self._ratio_of_columns(label, TOKEN_MATS, COMMITTED)
 
-    def end_to_end_tokens_per_s(self, label: str) -> Measured:
-        return self._ratio_of_columns(label, TIMED_NEW, WALL)
+def _add_up(
+    turns: Iterable[CaseRecord], labels: Sequence[str], timed: set[BlockKey]
+) -> list[list[float]]:
+    """Totals ``[L, 12]`` of a case."""
+    by_label: dict[str, list[CaseRecord]] = {label: [] for label in labels}
+    for turn in turns:
+        by_label[turn.label].append(turn)
+    return [_totals(by_label[label], timed) for label in labels]
 
-    def joules_per_token(self, label: str) -> Measured:
-        return self._ratio_of_columns(label, ENERGY, ENERGY_NEW)
 
-    def geomean_speedup(self, label: str) -> Measured:
-        return self._over(
-            label,
-            self.baseline,
-            self._decoded,
-            _decode_parts,
-            lambda: self._case_means,
-            _mean_of_cases,
-        )
+def _totals(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[float]:
+    timed = [turn for turn in turns if (turn.repeat, turn.unit) in timed_blocks]
+    lengths = [(t.n_new - 1, t.n_target_passes) for t in turns if t.n_target_passes]
+    return [
+        # A turn whose server did not say its steps counts in neither.
+        sum(turn.n_new - 1 for turn in turns if turn.n_target_passes),
+        sum(turn.n_target_passes for turn in turns),
+        sum(max(0, turn.n_new - 1) for turn in timed),
+        math.fsum(_of_groups(timed, lambda turn: turn.decode_s)),
+        sum(turn.n_new for turn in timed),
+        math.fsum(_of_groups(timed, lambda turn: turn.wall_s)),
+        math.fsum(turn.energy_j or 0.0 for turn in timed),
+        sum(turn.n_new for turn in timed if turn.energy_j is not None),
+        sum(_spec_bench_new(turn) for turn in timed),
+        len(lengths),
+        math.fsum(committed / steps for committed, steps in lengths),
+        math.fsum(committed**2 / steps for committed, steps in lengths),
+    ]
 
-    def end_to_end_speedup(self, label: str) -> Measured:
-        """With the prompt's pass in the time and its token among the new ones."""
-        return self._over(
-            label, self.baseline, self._whole, _whole_parts, lambda: self._whole_speeds
-        )
 
-    def speedup_over_engine(self, label: str, engine: str) -> Measured:
-        """Over plain decoding by that engine, where the run has it."""
-        return self.speedup(label, self.context.plain.get(engine))
+def _of_groups(turns: Iterable[CaseRecord], seconds: Callable[[CaseRecord], float]) -> list[float]:
+    """Seconds of each turn; of those decoded at once the longest, which is the group's time."""
+    found: dict[tuple[object, ...], float] = {}
+    for turn in turns:
+        key = turn.key if turn.batch is None else (turn.repeat, turn.unit, turn.turn, turn.label)
+        found[key] = max(found.get(key, 0.0), seconds(turn))
+    return list(found.values())
 
-    def bandwidth_share(self, label: str) -> Measured:
-        """Of plain decoding: of the label itself where it is that, else of the baseline."""
-        plain = label if label in self.context.plain.values() else self.baseline
-        return self.context.share(self.decode_speed(plain)), None
 
-    def _phase_share(self, label: str) -> dict[str, float] | None:
-        sums: dict[str, float] = {}
-        for phases in self._all.phases[label].values():
-            for name, seconds in phases.items():
-                sums[name] = sums.get(name, 0.0) + seconds
-        total = math.fsum(sums.values())
-        return {name: seconds / total for name, seconds in sums.items()} if total else None
-
-    def _speed_parts(self, totals: FloatArray) -> Part:
-        if self._estimator == "paired":
-            return _decode_parts(totals)
-        if self._estimator == "end_to_end":
-            return _whole_parts(totals)
-        exact = self._estimator == "specbench_exact"
-        return _question_speeds(totals, SPEC_BENCH_NEW if exact else TIMED_NEW)
-
-    def tokens_per_s(self, label: str) -> Measured:
-        value = _finite(ratio_of_totals(*self._speed_parts(self._timed.totals[label][0])))
-        return value, self._interval(self.speeds, value, label)
-
-    def decode_speed(self, label: str | None) -> float | None:
-        """Tokens per second after the prompt's pass; None of a label that was not run."""
-        if label not in self._decoded.totals:
-            return None
-        return _finite(ratio_of_totals(*_decode_parts(self._decoded.totals[label][0])))
-
-    def mat(self, label: str) -> Measured:
-        totals = self._all.totals[label]
-        value = ratio_of_totals(totals[0][:, COMMITTED], totals[0][:, STEPS])
-        stepped = self._all.only(np.flatnonzero(totals[0][:, STEPS] > 0).tolist())
-        found = self._log_ratios(stepped, [label], _mat_parts)
-        if found is None:
-            return _finite(value), None
-        low, high = found.interval(0, value)
-        return value, (max(1.0, low), high)  # a pass yields a token at least
-
-    def speedup(self, label: str, reference: str | None) -> Measured:
-        """Speedup over a reference that may not have been run."""
-        return self._over(label, reference, self._timed, self._speed_parts, lambda: self.speeds)
-
-    def _over(
-        self,
-        label: str,
-        reference: str | None,
-        of: Pooled,
-        parts: Parts,
-        logarithms: Callable[[], LogRatios | None],
-        ratio: Callable[[Part, Part], float] = _over_totals,
-    ) -> Measured:
-        """A ratio of the parts over a reference that may not have been run, with its interval."""
-        if reference not in of.totals or not of.cases:
-            return None, None
-        if reference == label:  # by definition, so there is nothing to estimate
-            return 1.0, None
-        value = ratio(*(parts(of.totals[x][0]) for x in (label, reference)))
-        return value, self._interval(logarithms(), value, label, reference)
-
-    def _interval(
-        self, found: LogRatios | None, value: float | None, label: str, reference: str | None = None
-    ) -> Interval | None:
-        if found is None or value is None:
-            return None
-        contrast = [float(x == label) - float(x == reference) for x in self._all.totals]
-        return found.of(np.array([contrast])).interval(0, value)
-
-    @cached_property
-    def speeds(self) -> LogRatios | None:
-        """Of every label the logarithm of its speed, over the timed cases."""
-        return self._predicted(
-            self._log_ratios(self._timed, list(self._all.totals), self._speed_parts)
-        )
-
-    def _predicted(self, found: LogRatios | None) -> LogRatios | None:
-        """Speeds of all labels with what their predictions miss among the errors."""
-        known = self._all.prediction_errors
-        if found is None or not known:
-            return found
-        missed = np.diag([known.get(label, 0.0) ** 2 for label in self._all.totals])
-        return replace(found, predictions=missed)
-
-    @cached_property
-    def _whole(self) -> Pooled:
-        return self._with(_whole_parts)
-
-    @cached_property
-    def _whole_speeds(self) -> LogRatios | None:
-        """Of every label the logarithm of its speed end to end."""
-        if self._estimator == "end_to_end":
-            return self.speeds
-        return self._predicted(self._log_ratios(self._whole, list(self._all.totals), _whole_parts))
-
-    @cached_property
-    def mats(self) -> LogRatios | None:
-        """Of every label the logarithm of its MAT, over the cases with a step of every label."""
-        return self._log_ratios(self._with(_mat_parts), list(self._all.totals), _mat_parts)
-
-    @cached_property
-    def _case_means(self) -> LogRatios | None:
-        """Of every label the mean over cases of its speed's logarithm."""
-        return self._predicted(
-            self._log_ratios(self._decoded, list(self._all.totals), _log_parts, means=True)
-        )
-
-    def _log_ratios(
-        self, of: Pooled, labels: Sequence[str], parts: Parts, *, means: bool = False
-    ) -> LogRatios | None:
-        above, below = zip(*(parts(of.totals[label]) for label in labels), strict=True)
-        return log_ratios(
-            np.stack(above, axis=-1),
-            np.stack(below, axis=-1),
-            strata_of(of.categories),
-            self._seed,
-            self._n_resamples,
-            means=means,
-        )
+def _spec_bench_new(turn: CaseRecord) -> float:
+    """New tokens as Spec-Bench counts them: of plain decoding, its text's; NaN where unknown."""
+    if turn.method != BASELINE:
+        return turn.n_new
+    return math.nan if turn.n_retokenized is None else turn.n_retokenized
 
 
 def _decode_parts(totals: FloatArray) -> Part:
@@ -389,6 +359,232 @@ def _question_speeds(totals: FloatArray, new: int) -> Part:
     known = totals[..., WALL] > 0
     seconds = np.where(known, totals[..., WALL], 1.0)
     return np.where(known, totals[..., new] / seconds, 0.0), known.astype(np.float64)
+
+
+SPEEDS: Mapping[str, Parts] = {  # by estimator
+    "paired": _decode_parts,
+    "end_to_end": _whole_parts,
+    "specbench": partial(_question_speeds, new=TIMED_NEW),
+    "specbench_exact": partial(_question_speeds, new=SPEC_BENCH_NEW),
+}
+
+
+class Ratios:
+    """A ratio of every label, over the cases that have it of all labels.
+
+    Args:
+        pooled: the cases.
+        parts: what each adds above and below the line.
+        seed, n_resamples: of the bootstrap.
+        above_zero: leave out cases with nothing above the line.
+        by_case: compare labels by the geometric mean over cases of the decode speeds' ratios, and
+            not by the ratio of totals.
+    """
+
+    def __init__(
+        self,
+        pooled: Pooled,
+        parts: Parts,
+        seed: int,
+        n_resamples: int,
+        *,
+        above_zero: bool = True,
+        by_case: bool = False,
+    ) -> None:
+        above, below = parts(pooled.totals[0])
+        counted = (above > 0 if above_zero else np.isfinite(above)) & (below > 0)
+        self.pooled = pooled.only(np.flatnonzero(counted.all(axis=1)).tolist())
+        self._parts = parts
+        self._seed = seed
+        self._n_resamples = n_resamples
+        self._by_case = by_case
+
+    @cached_property
+    def logs(self) -> LogRatios | None:
+        """Of every label the ratio's logarithm, with what its prediction misses in the error."""
+        above, below = (_log_parts if self._by_case else self._parts)(self.pooled.totals)
+        strata = strata_of([unit.category for unit in self.pooled.units])
+        found = log_ratios(above, below, strata, self._seed, self._n_resamples, means=self._by_case)
+        known = self.pooled.prediction_errors
+        if found is None or not known:
+            return found
+        missed = np.diag([known.get(label, 0.0) ** 2 for label in self.pooled.labels])
+        return replace(found, predictions=missed)
+
+    def _part(self, label: str) -> Part:
+        return self._parts(self.pooled.totals[0, :, self.pooled.labels.index(label)])
+
+    def value(self, label: str) -> float | None:
+        """A label's own ratio of totals."""
+        return _finite(ratio_of_totals(*self._part(label)))
+
+    def of(self, label: str) -> Measured:
+        """The same with its interval."""
+        value = self.value(label)
+        return value, self._interval(value, label)
+
+    def over(self, label: str, reference: str | None) -> Measured:
+        """A label's ratio over that of a reference, which may not have been run."""
+        if reference is None or reference not in self.pooled.labels or not self.pooled.units:
+            return None, None
+        if reference == label:  # by definition, so there is nothing to estimate
+            return 1.0, None
+        (above, below), plain = self._part(label), self._part(reference)
+        if self._by_case:
+            value = geometric_mean((above / below * (plain[1] / plain[0])).tolist())
+        else:
+            value = ratio_of_totals(above, below) * ratio_of_totals(plain[1], plain[0])
+        return value, self._interval(value, label, reference)
+
+    def _interval(
+        self, value: float | None, label: str, reference: str | None = None
+    ) -> Interval | None:
+        if value is None or self.logs is None:
+            return None
+        contrast = [float(x == label) - float(x == reference) for x in self.pooled.labels]
+        return self.logs.of(np.array([contrast])).interval(0, value)
+
+
+class Sample:
+    """The cases of one task, or of the whole run, with one bootstrap for all their numbers."""
+
+    def __init__(
+        self, pooled: Pooled, estimator: str, seed: int, n_resamples: int = N_RESAMPLES
+    ) -> None:
+        self._all = pooled
+        self._estimator = estimator
+        self._bootstrap = seed, n_resamples
+        self.baseline: str | None = None
+        self.context = NO_CONTEXT
+        # Of an answer without text Spec-Bench's count is 0 or less, and it averages that in.
+        above_zero = estimator != "specbench_exact"
+        self._speed = Ratios(pooled, SPEEDS[estimator], *self._bootstrap, above_zero=above_zero)
+        self._decoded = Ratios(pooled, _decode_parts, *self._bootstrap, by_case=True)
+        self._whole = self._speed
+        if estimator != "end_to_end":
+            self._whole = Ratios(pooled, _whole_parts, *self._bootstrap)
+
+    @property
+    def n_timed(self) -> int:
+        """Cases that every label has a speed for: those that speeds are made of."""
+        return self._speed.pooled.n_cases
+
+    @property
+    def unit_size(self) -> float:
+        """Timed cases in a unit of the bootstrap: more than one where they are decoded at once."""
+        return self.n_timed / max(1, len(self._speed.pooled.units))
+
+    @property
+    def speeds(self) -> LogRatios | None:
+        """Of every label the logarithm of its speed, over the timed cases."""
+        return self._speed.logs
+
+    @property
+    def mats(self) -> LogRatios | None:
+        """Of every label the logarithm of its MAT, over the cases with a step of every label."""
+        counted = replace(self._all, prediction_errors={})
+        return Ratios(counted, _mat_parts, *self._bootstrap).logs
+
+    def row(self, task: str, label: str) -> SummaryRow:
+        pooled = self._all
+        turns = [turn for turn in pooled.turns[label] if task in (OVERALL, turn.task)]
+        verdicts = ["lossy" if turn.lossy else turn.lossless.verdict for turn in turns]
+        n_noisy = sum(task in (OVERALL, name) for name in pooled.noisy)
+        last = pooled.last.get(label)
+        row: dict[str, object] = {
+            "label": label,
+            "method": last.method if last else label,
+            "task": task,
+            "n_cases": pooled.n_cases,
+            "n_timed": self.n_timed,
+            "n_dropped": sum(task in (OVERALL, name) for name in pooled.dropped),
+            "n_disturbed": n_noisy,
+            "disturbed_counted": pooled.noisy_counted and n_noisy > 0,
+            "estimator": self._estimator,
+        }
+        for metric in METRICS:
+            row[metric.name], interval = metric.function(self, label)
+            if metric.has_interval:
+                row[metric.interval_name] = interval
+        row |= {
+            "phase_share": _phase_share(t for t in turns if (t.repeat, t.unit) in pooled.timed),
+            "lossless": {
+                kind: verdicts.count(kind)
+                for kind in (*VERDICTS, DIFFERS, "lossy")
+                if kind in VERDICTS or kind in verdicts
+            },
+            "state_scope": last.state_scope if last else None,
+            "timing": last.timing if last else "measured",
+        }
+        return cast("SummaryRow", row)
+
+    def mat(self, label: str) -> Measured:
+        """Over the cases with a step of this label, whatever the others have."""
+        place = self._all.labels.index(label)
+        own = replace(
+            self._all,
+            labels=[label],
+            totals=self._all.totals[:, :, [place]],
+            prediction_errors={},
+        )
+        value, interval = Ratios(own, _mat_parts, *self._bootstrap, above_zero=False).of(label)
+        if interval is None:
+            return value, None
+        low, high = interval
+        return value, (max(1.0, low), high)  # a pass yields a token at least
+
+    def _ratio_of_columns(self, label: str, above: int, below: int) -> Measured:
+        totals = self._all.totals[0, :, self._all.labels.index(label)]
+        return _finite(ratio_of_totals(totals[:, above], totals[:, below])), None
+
+    def mat_per_request(self, label: str) -> Measured:
+        return self._ratio_of_columns(label, REQUEST_MATS, REQUESTS)
+
+    def mat_token_weighted(self, label: str) -> Measured:
+        return self._ratio_of_columns(label, TOKEN_MATS, COMMITTED)
+
+    def end_to_end_tokens_per_s(self, label: str) -> Measured:
+        return self._ratio_of_columns(label, TIMED_NEW, WALL)
+
+    def joules_per_token(self, label: str) -> Measured:
+        return self._ratio_of_columns(label, ENERGY, ENERGY_NEW)
+
+    def tokens_per_s(self, label: str) -> Measured:
+        return self._speed.of(label)
+
+    def speedup(self, label: str, reference: str | None) -> Measured:
+        """Speedup over a reference that may not have been run."""
+        return self._speed.over(label, reference)
+
+    def geomean_speedup(self, label: str) -> Measured:
+        return self._decoded.over(label, self.baseline)
+
+    def end_to_end_speedup(self, label: str) -> Measured:
+        return self._whole.over(label, self.baseline)
+
+    def speedup_over_engine(self, label: str, engine: str) -> Measured:
+        """Over plain decoding by that engine, where the run has it."""
+        return self.speedup(label, self.context.plain.get(engine))
+
+    def bandwidth_share(self, label: str) -> Measured:
+        """Of plain decoding: of the label itself where it is that, else of the baseline."""
+        plain = label if label in self.context.plain.values() else self.baseline
+        return self.context.share(self.decode_speed(plain)), None
+
+    def decode_speed(self, label: str | None) -> float | None:
+        """Tokens per second after the prompt's pass; None of a label that was not run."""
+        if label is None or label not in self._all.labels:
+            return None
+        return self._decoded.value(label)
+
+
+def _phase_share(turns: Iterable[CaseRecord]) -> dict[str, float] | None:
+    sums: dict[str, float] = {}
+    for turn in turns:
+        for name, seconds in (turn.phase_s or {}).items():
+            sums[name] = sums.get(name, 0.0) + seconds
+    total = math.fsum(sums.values())
+    return {name: seconds / total for name, seconds in sums.items()} if total else None
 
 
 def _finite(value: float) -> float | None:
