@@ -49,6 +49,19 @@ def row(rows, label, task="overall"):
 LABELS = ("ar", "pld")
 
 
+def pld(cases, task="overall", **options):
+    """The method's row of a run."""
+    return row(summarize(cases, LABELS, **options), "pld", task)
+
+
+def failed(label, case_id, **changes):
+    return record(label, case_id, 0, 0, 0.0, status="failed", lossless=Lossless(), **changes)
+
+
+def disturbed(label, case_id, *numbers, **changes):
+    return record(label, case_id, *numbers, status="disturbed", **changes)
+
+
 def test_predicted_speedups_have_their_predictions_error_in_every_interval():
     cases = [
         case
@@ -73,58 +86,59 @@ def test_predicted_speedups_have_their_predictions_error_in_every_interval():
 
 
 class TestByHand:
-    def rows(self, **options):
-        """Case a: 10 tokens in 10 s and in 5 s. Case b: 30 tokens in 15 s and in 10 s."""
-        cases = [
-            *pair("a", n_new=11, plain_s=10, fast_s=5, fast_steps=5),
-            *pair("b", n_new=31, plain_s=15, fast_s=10, fast_steps=20),
-        ]
-        return summarize(cases, LABELS, **options)
+    """Case a: 10 tokens in 10 s and in 5 s. Case b: 30 tokens in 15 s and in 10 s."""
+
+    CASES: ClassVar = [
+        *pair("a", n_new=11, plain_s=10, fast_s=5, fast_steps=5),
+        *pair("b", n_new=31, plain_s=15, fast_s=10, fast_steps=20),
+    ]
 
     def test_numbers(self):
-        ar, pld = (row(self.rows(), label) for label in LABELS)
-        assert (ar["mat"], pld["mat"]) == (1.0, 40 / 25), "pooled over cases"
-        assert pld["mat_per_request"] == pytest.approx((2 + 1.5) / 2)
-        assert pld["mat_token_weighted"] == pytest.approx((10 * 2 + 30 * 1.5) / 40)
+        ar, fast = (row(summarize(self.CASES, LABELS), label) for label in LABELS)
+        assert (ar["mat"], fast["mat"]) == (1.0, 40 / 25), "pooled over cases"
+        assert fast["mat_per_request"] == pytest.approx((2 + 1.5) / 2)
+        assert fast["mat_token_weighted"] == pytest.approx((10 * 2 + 30 * 1.5) / 40)
         assert ar["mat_per_request"] == ar["mat_token_weighted"] == 1.0
-        assert (ar["tokens_per_s"], pld["tokens_per_s"]) == (40 / 25, 40 / 15)
-        assert pld["end_to_end_tokens_per_s"] == 42 / 17
-        assert pld["speedup"] == pytest.approx(25 / 15), "ratio of totals"
-        assert pld["geomean_speedup"] == pytest.approx((2.0 * 1.5) ** 0.5)
-        assert pld["estimator"] == "paired"
-        assert ar["speedup"] == ar["geomean_speedup"] == 1.0, "by definition"
-        assert ar["speedup_ci"] is None
+        assert (ar["tokens_per_s"], fast["tokens_per_s"]) == (40 / 25, 40 / 15)
+        assert fast["end_to_end_tokens_per_s"] == 42 / 17
+        assert ar["geomean_speedup"] == 1.0, "by definition"
 
-    def test_spec_bench_s_own_formula(self):
-        """Mean over questions of new tokens over wall time, first token and prefill included."""
-        found = row(self.rows(estimator="specbench"), "pld")
-        fast = (11 / 6 + 31 / 11) / 2
-        plain = (11 / 11 + 31 / 16) / 2
-        assert found["tokens_per_s"] == pytest.approx(fast)
+    @pytest.mark.parametrize(
+        ("estimator", "plain", "fast"),
+        [
+            ("paired", 40 / 25, 40 / 15),  # ratio of totals
+            ("end_to_end", 42 / 27, 42 / 17),  # with the prompt's pass and its token
+            # The mean over questions of new tokens over wall time, prefill included.
+            ("specbench", (11 / 11 + 31 / 16) / 2, (11 / 6 + 31 / 11) / 2),
+        ],
+    )
+    def test_speeds_by_estimator(self, estimator, plain, fast):
+        rows = summarize(self.CASES, LABELS, estimator=estimator)
+        found, ar = row(rows, "pld"), row(rows, "ar")
+        assert found["estimator"] == estimator
+        assert (ar["tokens_per_s"], found["tokens_per_s"]) == pytest.approx((plain, fast))
         assert found["speedup"] == pytest.approx(fast / plain)
-        assert found["geomean_speedup"] == pytest.approx((2.0 * 1.5) ** 0.5)
-        assert found["estimator"] == "specbench"
-
-    def test_end_to_end_counts_the_prompt_s_pass_and_its_token(self):
-        found = row(self.rows(estimator="end_to_end"), "pld")
-        assert found["tokens_per_s"] == pytest.approx(42 / 17)
-        assert found["speedup"] == pytest.approx((42 / 17) / (42 / 27))
-        assert row(self.rows(estimator="end_to_end"), "ar")["speedup"] == 1.0
+        assert found["geomean_speedup"] == pytest.approx((2.0 * 1.5) ** 0.5), "of any"
+        assert (ar["speedup"], ar["speedup_ci"]) == (1.0, None), "by definition"
 
 
 def test_intervals_surround_the_value_and_narrow_with_the_sample():
-    def sample(n):
-        cases = [
-            r
-            for i in range(n)
-            for r in pair(str(i), fast_s=4 + i % 3, fast_steps=4 + i % 3, category=f"c{i % 2}")
-        ]
-        return row(summarize(cases, LABELS), "pld")
-
-    few, many = sample(12), sample(96)
-    for name, value in (("speedup_ci", "speedup"), ("geomean_speedup_ci", "geomean_speedup")):
-        assert few[name][0] < few[value] < few[name][1]
-        assert (many[name][1] - many[name][0]) < 0.5 * (few[name][1] - few[name][0])
+    few, many = (
+        pld(
+            [
+                turn
+                for i in range(n)
+                for turn in pair(
+                    str(i), fast_s=4 + i % 3, fast_steps=4 + i % 3, category=f"c{i % 2}"
+                )
+            ]
+        )
+        for n in (12, 96)
+    )
+    for key in ("speedup", "geomean_speedup"):
+        low, high = few[f"{key}_ci"]
+        assert low < few[key] < high
+        assert many[f"{key}_ci"][1] - many[f"{key}_ci"][0] < 0.5 * (high - low)
     assert few["mat_ci"][0] < few["mat"] < few["mat_ci"][1]
 
 
@@ -132,24 +146,26 @@ def test_fewer_than_three_cases_have_no_interval():
     cases = [*pair("a", fast_s=2.0, fast_steps=3), *pair("b", fast_s=9.0, fast_steps=9)]
     for found in summarize(cases, LABELS):
         assert [found[key] for key in found if key.endswith("_ci")] == [None] * 7
-    three = row(summarize([*cases, *pair("c")], LABELS), "pld")
+    three = pld([*cases, *pair("c")])
     for key in ("mat", "speedup", "geomean_speedup", "end_to_end_speedup", "tokens_per_s"):
         assert three[f"{key}_ci"] is not None
-    assert row(summarize(pair("a"), LABELS), "pld")["speedup"] == 2.0
+    assert pld(pair("a"))["speedup"] == 2.0
 
 
 def test_turns_and_repeats_are_no_independent_cases():
-    """Four times the same two cases must not look like eight."""
-
-    def sample(repeats):
-        cases = []
-        for repeat in range(repeats):
-            for turn in range(2):
-                for i, case in enumerate("abc"):
-                    cases += pair(case, fast_s=4 + i, turn=turn, repeat=repeat)
-        return row(summarize(cases, LABELS), "pld")
-
-    once, often = sample(1), sample(4)
+    """Four times the same three cases must not look like twelve."""
+    once, often = (
+        pld(
+            [
+                turn
+                for repeat in range(repeats)
+                for n in range(2)
+                for i, case in enumerate("abc")
+                for turn in pair(case, fast_s=4 + i, turn=n, repeat=repeat)
+            ]
+        )
+        for repeats in (1, 4)
+    )
     assert once["n_cases"] == often["n_cases"] == 3
     assert often["speedup_ci"] == pytest.approx(once["speedup_ci"])
 
@@ -172,28 +188,27 @@ def test_tasks_come_in_order_and_overall_pools_cases():
 
 
 class TestDroppedCases:
-    def failed(self, label, case_id, **changes):
-        return record(label, case_id, 0, 0, 0.0, status="failed", lossless=Lossless(), **changes)
-
-    def test_a_case_that_failed_for_one_label_drops_out_for_all(self):
-        cases = [*pair("a"), *pair("b", fast_s=1.0)[:1], self.failed("pld", "b")]
-        rows = summarize(cases, LABELS)
+    @pytest.mark.parametrize(
+        "of_b",
+        [
+            [*pair("b", fast_s=1.0)[:1], failed("pld", "b")],
+            [*pair("b"), *pair("b", turn=1)[:1], failed("pld", "b", turn=1)],
+            pair("b")[:1],
+        ],
+        ids=["failed case", "failed turn", "missing case"],
+    )
+    def test_a_case_that_lacks_a_turn_of_one_label_drops_out_for_all(self, of_b):
+        rows = summarize([*pair("a"), *of_b], LABELS)
         for label in LABELS:
-            assert row(rows, label)["n_cases"] == 1
-            assert row(rows, label)["n_dropped"] == 1
-            assert row(rows, label, "qa")["n_dropped"] == 1
+            for task in ("overall", "qa"):
+                found = row(rows, label, task)
+                assert (found["n_cases"], found["n_dropped"]) == (1, 1)
         assert row(rows, "pld")["speedup"] == 2.0
         assert row(rows, "ar")["tokens_per_s"] == 1.0
-
-    def test_a_failed_turn_or_a_missing_case_is_enough(self):
-        cases = [*pair("a"), *pair("b"), *pair("b", turn=1)[:1], self.failed("pld", "b", turn=1)]
-        assert row(summarize(cases, LABELS), "pld")["n_cases"] == 1
-        cases = [*pair("a"), *pair("b")[:1]]
-        assert row(summarize(cases, LABELS), "ar")["n_dropped"] == 1
-        assert row(summarize(cases, ["ar"]), "ar")["n_dropped"] == 0
+        assert row(summarize([*pair("a"), *of_b], ["ar"]), "ar")["n_dropped"] == 0
 
     def test_a_task_without_a_case_left_still_has_its_row(self):
-        rows = summarize([*pair("a"), self.failed("pld", "b", task="rag")], LABELS)
+        rows = summarize([*pair("a"), failed("pld", "b", task="rag")], LABELS)
         found = row(rows, "pld", "rag")
         assert (found["n_cases"], found["n_dropped"]) == (0, 1)
         assert found["mat"] is found["speedup"] is found["tokens_per_s"] is None
@@ -201,42 +216,33 @@ class TestDroppedCases:
 
     def test_nothing_at_all(self):
         rows = summarize([], LABELS)
-        assert [r["task"] for r in rows] == ["overall", "overall"]
-        assert row(rows, "pld")["n_cases"] == 0
+        assert [(r["task"], r["n_cases"]) for r in rows] == [("overall", 0)] * 2
 
     def test_disturbed_turns_count_in_mat_but_in_no_time(self):
-        slow = pair("b", fast_s=500.0, fast_steps=2)
-        slow[1] = record("pld", "b", 11, 2, 500.0, status="disturbed")
+        slow = [pair("b")[0], disturbed("pld", "b", 11, 2, 500.0)]
         cases = [*slow, *(record for case in "acd" for record in pair(case))]
-        found = row(summarize(cases, LABELS), "pld")
+        found = pld(cases)
         assert found["mat"] == 40 / 17
-        assert found["n_cases"] == 4
-        assert found["n_disturbed"] == 1
-        assert found["n_dropped"] == 0
-        assert found["speedup"] == pytest.approx(2.0)
-        assert found["geomean_speedup"] == pytest.approx(2.0)
+        assert (found["n_cases"], found["n_disturbed"], found["n_dropped"]) == (4, 1, 0)
+        assert found["speedup"] == found["geomean_speedup"] == pytest.approx(2.0)
         assert row(summarize(cases, LABELS), "ar")["tokens_per_s"] == 1.0
-        ours = row(summarize(cases, LABELS, estimator="specbench"), "pld")
-        assert ours["tokens_per_s"] == 11 / 6
+        assert pld(cases, estimator="specbench")["tokens_per_s"] == 11 / 6
 
     def test_an_undisturbed_repeat_still_counts(self):
         cases = [record for repeat in range(4) for record in pair("a", repeat=repeat)]
-        cases[2] = record("ar", "a", 11, 10, 900.0, repeat=1, status="disturbed")
-        found = row(summarize(cases, LABELS), "pld")
-        assert found["speedup"] == 2.0
-        assert found["mat"] == 40 / 20
+        cases[2] = disturbed("ar", "a", 11, 10, 900.0, repeat=1)
+        found = pld(cases)
+        assert (found["speedup"], found["mat"]) == (2.0, 40 / 20)
 
 
 def test_verdicts_are_counted_over_turns_and_never_hidden():
     cases = [*pair("a"), *pair("b"), *pair("c")]
-    cases[1] = record(
-        "pld", "a", 11, 5, 5.0, lossless=Lossless(verdict="near_tie", first_diff=3, gap=1e-4)
-    )
-    cases[3] = record(
-        "pld", "b", 11, 5, 5.0, lossless=Lossless(verdict="bug", first_diff=0, gap=2.0)
-    )
-    cases[2] = record("ar", "b", 0, 0, 0.0, status="failed", lossless=Lossless())
-    found = row(summarize(cases, LABELS), "pld")
+    near_tie = Lossless(verdict="near_tie", first_diff=3, gap=1e-4)
+    cases[1] = record("pld", "a", 11, 5, 5.0, lossless=near_tie)
+    cases[2] = failed("ar", "b")
+    bug = Lossless(verdict="bug", first_diff=0, gap=2.0)
+    cases[3] = record("pld", "b", 11, 5, 5.0, lossless=bug)
+    found = pld(cases)
     assert found["n_dropped"] == 1
     assert found["lossless"] == {"equal": 1, "near_tie": 1, "bug": 1, "not_audited": 0}
     assert row(summarize(cases, LABELS), "ar")["lossless"]["equal"] == 2
@@ -252,7 +258,7 @@ def test_without_a_baseline_there_is_no_speedup(baseline):
 
 def test_an_answer_of_one_token_counts_in_no_ratio():
     one = [record("ar", "b", 1, 0, 0.5), record("pld", "b", 1, 0, 0.5)]
-    found = row(summarize([*pair("a"), *one], LABELS), "pld")
+    found = pld([*pair("a"), *one])
     assert found["mat"] == 10 / 5
     assert found["geomean_speedup"] == 2.0
     assert found["n_cases"] == 2
@@ -264,6 +270,8 @@ def test_the_order_of_records_does_not_matter():
 
 
 class TestComparePairs:
+    LABELS: ClassVar = ["ar", "pld", "sam"]
+
     def cases(self, factor, n=30):
         """Three labels; ``pld`` twice as fast as ``ar``, ``sam`` by ``factor`` slower than pld."""
         cases = []
@@ -272,14 +280,11 @@ class TestComparePairs:
             cases.append(record("sam", str(i), 11, 5, factor * (5 + 0.1 * (i * 7 % 5))))
         return cases
 
-    def sample(self, factor, n=30, **options):
-        return self.ranked(factor, n, **options).pairs
-
     def ranked(self, factor, n=30, **options):
-        return rank_labels(self.cases(factor, n), ["ar", "pld", "sam"], **options)
+        return rank_labels(self.cases(factor, n), self.LABELS, **options)
 
     def test_each_method_against_ar_and_then_against_the_fastest(self):
-        rows = self.sample(1.1)
+        rows = self.ranked(1.1).pairs
         assert [(r["first"], r["second"], r["family"]) for r in rows] == [
             ("pld", "ar", "ar"), ("sam", "ar", "ar"), ("sam", "pld", "best"),
         ]  # fmt: skip
@@ -289,23 +294,23 @@ class TestComparePairs:
 
     def test_pairs_point_as_speedups_do_and_say_the_same(self):
         """Against ar the ratio is the speedup; of a single method the interval is, too."""
-        rows = summarize(self.cases(1.1), ["ar", "pld", "sam"])
-        for label, found in zip(("pld", "sam"), self.sample(1.1), strict=False):
+        rows = summarize(self.cases(1.1), self.LABELS)
+        for label, found in zip(("pld", "sam"), self.ranked(1.1).pairs, strict=False):
             assert found["ratio"] == row(rows, label)["speedup"] > 1
             low, high = row(rows, label)["speedup_ci"]
             assert found["ratio_ci"][0] < low < high < found["ratio_ci"][1], "both hold together"
         cases = [r for r in self.cases(1.1) if r.label != "sam"]
         (alone,) = rank_labels(cases, LABELS).pairs
-        expected = row(summarize(cases, LABELS), "pld")["speedup_ci"]
+        expected = pld(cases)["speedup_ci"]
         assert alone["ratio_ci"] == pytest.approx(expected)
 
     def test_they_are_of_the_table_s_estimator(self):
-        for found in self.sample(1.1, estimator="specbench")[:2]:
-            rows = summarize(self.cases(1.1), ["ar", "pld", "sam"], estimator="specbench")
+        for found in self.ranked(1.1, estimator="specbench").pairs[:2]:
+            rows = summarize(self.cases(1.1), self.LABELS, estimator="specbench")
             assert found["ratio"] == row(rows, found["first"])["speedup"]
 
     def test_methods_as_fast_as_each_other_lead_together(self):
-        rows = self.sample(1.0)
+        rows = self.ranked(1.0).pairs
         assert rows[2]["verdict"] == "tie"
         assert set(self.ranked(1.0).leaders) == {"pld", "sam"}
 
@@ -321,11 +326,11 @@ class TestComparePairs:
         assert all(found["ratio_ci"][0] > 1 and found["p_family"] < 0.05 for found in against_ar)
 
     def test_too_few_cases_say_how_many_it_takes(self):
-        for found in self.sample(1.5, n=2):
+        for found in self.ranked(1.5, n=2).pairs:
             assert found["ratio"] is not None
             assert found["ratio_ci"] is None
             assert (found["verdict"], found["needed"]) == ("too few", 3)
-        assert [found["verdict"] for found in self.sample(1.5, n=3)][2] == "slower"
+        assert [found["verdict"] for found in self.ranked(1.5, n=3).pairs][2] == "slower"
         assert set(self.ranked(1.5, n=2).leaders) == {"pld", "sam"}, "nothing parts them"
         stands = self.ranked(1.5, n=2).standings
         assert {standing["verdict"] for standing in stands.values()} == {"too few"}
@@ -335,15 +340,15 @@ class TestComparePairs:
         for i in range(10):
             cases += pair(str(i), fast_s=5 + (i * 3 % 7))
             cases.append(record("sam", str(i), 11, 5, 5.5 + (i * 5 % 7)))
-        found = rank_labels(cases, ["ar", "pld", "sam"]).pairs[2]
+        found = rank_labels(cases, self.LABELS).pairs[2]
         assert found["verdict"] == "undecided"
         assert found["needed"] > 10
         assert found["ratio"] > 1 / found["detectable"]
 
     def test_only_methods_that_were_timed_are_compared(self):
         cases = [r.replace(decode_s=0.0, timing="none") for r in self.cases(1.0)]
-        assert rank_labels(cases, ["ar", "pld", "sam"]).pairs == []
-        rows = self.sample(1.1, baseline=None)
+        assert rank_labels(cases, self.LABELS).pairs == []
+        rows = self.ranked(1.1, baseline=None).pairs
         best = [(r["first"], r["second"]) for r in rows if r["family"] == "best"]
         assert best == [("sam", "pld")]
         cases = self.cases(1.1)
@@ -360,7 +365,7 @@ class TestWhatCountsInTimes:
         for i in range(n):
             both = pair(str(i), fast_s=4.0 + i % 3, fast_steps=4 + i % 3)
             if i < n_failed:
-                both[1] = record("pld", str(i), 0, 0, 0.0, status="failed", lossless=Lossless())
+                both[1] = failed("pld", str(i))
             elif i < n_failed + n_disturbed:
                 both[1] = both[1].replace(status="disturbed")
             cases += both
@@ -370,7 +375,7 @@ class TestWhatCountsInTimes:
     def test_rows_and_turns_agree(self, n_failed, n_disturbed):
         """Ten cases, two failed, five disturbed: one function counted the failed ones, one not."""
         cases = self.disturbed(10, n_failed, n_disturbed)
-        found = row(summarize(cases, LABELS), "pld")
+        found = pld(cases)
         own = [turn for turn in timed_turns(cases, LABELS) if turn.label == "pld"]
         assert len({turn.case_id for turn in own}) == found["n_timed"]
         speed = sum(turn.n_new - 1 for turn in own) / sum(turn.decode_s for turn in own)
@@ -380,7 +385,7 @@ class TestWhatCountsInTimes:
         """Untimed cases neither narrow the interval of a speed nor leave that of MAT."""
         cases = self.disturbed(40, 0, 2)
         timed = [r for r in cases if int(r.case_id) >= 2]
-        found, alone = (row(summarize(some, LABELS), "pld") for some in (cases, timed))
+        found, alone = (pld(some) for some in (cases, timed))
         for key in ("speedup_ci", "geomean_speedup_ci", "tokens_per_s_ci"):
             assert found[key] == pytest.approx(alone[key])
         assert found["mat_ci"][1] - found["mat_ci"][0] < alone["mat_ci"][1] - alone["mat_ci"][0]
@@ -399,16 +404,15 @@ class TestWhatCountsInTimes:
         assert lost["mat_ci"] is not None
 
 
-class TestPossibleIntervals:
-    @given(st.lists(st.tuples(st.integers(2, 60), st.floats(0.01, 1.0)), min_size=3, max_size=6))
-    def test_none_outside_the_possible(self, turns):
-        cases = []
-        for i, (n_new, share) in enumerate(turns):
-            steps = max(1, round(share * (n_new - 1)))
-            cases += pair(str(i), n_new=n_new, fast_steps=steps, fast_s=0.5 + steps)
-        found = row(summarize(cases, LABELS, n_resamples=200), "pld")
-        assert 1 <= found["mat_ci"][0] <= found["mat"] <= found["mat_ci"][1]
-        assert 0 < found["speedup_ci"][0] <= found["speedup"] <= found["speedup_ci"][1]
+@given(st.lists(st.tuples(st.integers(2, 60), st.floats(0.01, 1.0)), min_size=3, max_size=6))
+def test_no_interval_is_outside_the_possible(turns):
+    cases = []
+    for i, (n_new, share) in enumerate(turns):
+        steps = max(1, round(share * (n_new - 1)))
+        cases += pair(str(i), n_new=n_new, fast_steps=steps, fast_s=0.5 + steps)
+    found = pld(cases, n_resamples=200)
+    assert 1 <= found["mat_ci"][0] <= found["mat"] <= found["mat_ci"][1]
+    assert 0 < found["speedup_ci"][0] <= found["speedup"] <= found["speedup_ci"][1]
 
 
 def test_energy_per_token_counts_turns_whose_energy_is_known():
@@ -426,7 +430,7 @@ def test_shares_of_the_phases():
     rows = summarize(cases, LABELS)
     assert row(rows, "pld")["phase_share"] == {"draft": 3 / 8, "verify": 5 / 8}
     assert row(rows, "pld", "rag")["phase_share"] == {"draft": 0.5, "verify": 0.5}
-    assert row(summarize(pair("a"), LABELS), "pld")["phase_share"] is None
+    assert pld(pair("a"))["phase_share"] is None
 
 
 class TestRunSummary:
@@ -636,7 +640,7 @@ class TestServed:
 
     def test_the_sentence_is_about_all_users_and_not_about_what_one_gains(self):
         slower = self.cases(pld_s=2.1)
-        assert row(summarize(slower, LABELS), "pld")["speedup"] == pytest.approx(1.1)
+        assert pld(slower)["speedup"] == pytest.approx(1.1)
         said = system_verdict(slower, LABELS, "ar", 0)
         assert said.startswith("All 2 users together: Nothing is shown faster than plain decoding")
         assert "pld, the fastest here, is 0.94 to 0.96 times as fast." in said
@@ -676,7 +680,7 @@ def test_cases_decoded_at_once_are_added_up_by_group():
     assert (fast["n_cases"], fast["n_timed"]) == (8, 8)
     assert fast["speedup_ci"] is not None
     three = [turn for turn in turns if turn.batch.group < 2]
-    assert row(summarize(three, LABELS), "pld")["speedup_ci"] is None, "four cases, but two groups"
+    assert pld(three)["speedup_ci"] is None, "four cases, but two groups"
     (_, own) = batched_labels(turns, LABELS, "ar")
     assert own["system_tokens_per_s"] == pytest.approx(tokens / 32)
     assert own["user_tokens_per_s"] == pytest.approx(tokens / (4 * 12))
@@ -689,21 +693,17 @@ def test_cases_decoded_at_once_are_added_up_by_group():
     assert (own["groups"], own["equal"], own["compared"]) == (4, 8, 8)
 
 
-def test_a_failed_case_leaves_its_group_out():
+@pytest.mark.parametrize(
+    ("status", "n_cases", "n_dropped"), [("failed", 6, 2), ("disturbed", 8, 0)]
+)
+def test_a_failed_or_disturbed_case_leaves_its_group_out(status, n_cases, n_dropped):
     turns = grouped()
-    turns[1] = turns[1].replace(status="failed")
-    found = row(summarize(turns, LABELS), "pld")
-    assert (found["n_cases"], found["n_dropped"]) == (6, 2)
+    turns[1] = turns[1].replace(status=status)
+    found = pld(turns)
+    assert (found["n_cases"], found["n_timed"], found["n_dropped"]) == (n_cases, 6, n_dropped)
 
 
 def test_intervals_over_groups_know_no_categories():
     turns = [turn.replace(task="qa") for turn in grouped()]
     renamed = [turn.replace(category=f"c{turn.batch.group // 2}") for turn in turns]
-    assert row(summarize(renamed, LABELS), "pld") == row(summarize(turns, LABELS), "pld")
-
-
-def test_a_disturbed_case_leaves_its_group_out_of_times():
-    turns = grouped()
-    turns[1] = turns[1].replace(status="disturbed")
-    found = row(summarize(turns, LABELS), "pld")
-    assert (found["n_cases"], found["n_timed"]) == (8, 6)
+    assert pld(renamed) == pld(turns)
