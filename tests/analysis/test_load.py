@@ -1,6 +1,6 @@
 """Finding and reading run folders, whole and damaged."""
 
-import json
+import itertools
 import shutil
 
 import pytest
@@ -29,8 +29,7 @@ def test_runs_are_found_at_any_depth_and_once(results):
 
 def test_what_a_run_knows(results):
     (run,) = load_runs([results / "b"])
-    assert run.complete
-    assert run.synthetic
+    assert run.complete and run.synthetic
     assert run.labels == ["ar", "cacheback", "no_frozen", "pld"]
     assert run.baseline == "ar"
     assert (run.model, run.dataset, run.dtype) == ("vicuna7b", "specbench", "float16")
@@ -73,9 +72,8 @@ def test_incomplete_runs_are_named_and_used_on_request(results):
 def test_a_truncated_line_makes_a_run_incomplete(results):
     cases = results / "b" / "cases.jsonl"
     cases.write_text(cases.read_text()[:-20])
-    run = load_runs([results / "b"])[0]
-    assert not run.complete
-    assert len(run.records) == 223
+    (run,) = load_runs([results / "b"])
+    assert not run.complete and len(run.records) == 223
 
 
 class TestPartsOfOthers:
@@ -90,8 +88,8 @@ class TestPartsOfOthers:
 
     def test_plain_decoding_recorded_for_a_replay(self, results):
         (run, _) = load_runs([results])
-        edit_manifest(results / "sweep" / "a", traces={"run_key": run.manifest.run_key})
-        edit_manifest(results / "sweep" / "a", run_key="another")
+        traces = {"run_key": run.manifest.run_key}
+        edit_manifest(results / "sweep" / "a", traces=traces, run_key="another")
         edit_records(results / "sweep" / "a", lambda record: record | {"run_key": "another"})
         assert len(usable_runs([results])[0]) == 2, "it has other labels, too"
         edit_records(results / "b", lambda record: record if record["label"] == "ar" else None)
@@ -120,12 +118,8 @@ class TestUnusable:
             load_runs([results])
 
     def test_a_damaged_record_names_file_and_line(self, results):
-        cases = results / "b" / "cases.jsonl"
-        lines = cases.read_text().splitlines()
-        record = json.loads(lines[4])
-        record["n_new"] += 1
-        lines[4] = json.dumps(record)
-        cases.write_text("\n".join(lines) + "\n")
+        lines = itertools.count(1)
+        edit_records(results / "b", lambda r: r | {"n_new": r["n_new"] + (next(lines) == 5)})
         with pytest.raises(Exception, match=r"cases\.jsonl, line 5") as caught:
             load_runs([results])
         assert caught.value.exit_code == 2
