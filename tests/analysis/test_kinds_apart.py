@@ -64,6 +64,11 @@ def runs() -> list[Run]:
     return [*found, *(predicted(r) for r in found if r.records and r.timing == "measured")]
 
 
+@pytest.fixture(scope="module")
+def synthetic(runs) -> Run:
+    return next(run for run in runs if run.path.name == "synthetic")
+
+
 def says(text: str) -> set[str]:
     """Which times a caption speaks of, by its comparisons' lines."""
     lines = [line for line in text.splitlines() if re.search(r" on \S+.*: \d+ .*cases?\.", line)]
@@ -100,9 +105,8 @@ def test_no_file_of_tables_has_both(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("analysis.runs.command.usable_runs", lambda *_, **__: (runs, []))
     assert tables.main([str(tmp_path), "-o", str(tmp_path / "out"), "--csv"]) == 0
     files = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
-    assert {"tables", "tables_predicted", "cacheback_table1", "cacheback_table1_predicted"} <= (
-        files.keys()
-    )
+    for stem in ("tables", "cacheback_table1"):
+        assert {stem, f"{stem}_predicted"} <= files.keys()
     speeds = {
         stem: [float(row["tokens_per_s"]) for row in csv.DictReader(files[stem].splitlines())]
         for stem in ("tables", "tables_predicted")
@@ -130,20 +134,19 @@ def test_no_part_of_a_report_has_both(runs, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces.*")  # theirs
-def test_the_wandb_report_has_a_part_for_each(runs):
+def test_the_wandb_report_has_a_part_for_each(synthetic):
     pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
-    (run,) = [run for run in runs if run.path.name == "synthetic"]
-    made = dashboards.report(dashboards.subject_of([run, predicted(run)], entity="team"))
+    both = [synthetic, predicted(synthetic)]
+    made = dashboards.report(dashboards.subject_of(both, entity="team"))
     (text,) = (b.text for b in made.blocks if "###" in str(getattr(b, "text", "")))
     parts = text.split("### ")[1:]
     assert [PREDICTED in part for part in parts] == [False, True]
     assert ["predicted times" in part.splitlines()[0] for part in parts] == [False, True]
 
 
-def test_nothing_that_is_sent_of_a_predicted_run_has_a_measured_one_s_key(runs, monkeypatch):
+def test_nothing_that_is_sent_of_a_predicted_run_has_a_measured_one_s_key(synthetic, monkeypatch):
     monkeypatch.setattr(publish, "pictures_of", lambda _: [("speedup_by_task", None)])
-    (run,) = [run for run in runs if run.path.name == "synthetic"]
-    sent = [[*publish.wandb_runs([each])] for each in (run, predicted(run))]
+    sent = [[*publish.wandb_runs([each])] for each in (synthetic, predicted(synthetic))]
     keys = [{k for c in each for k in (*c.summary, *c.tables, *c.figures)} for each in sent]
     both = {key.rsplit("/", 1)[-1] for key in keys[0] & keys[1]}
     assert not {key for key in both if "speed" in key or "tokens_per_s" in key or key == "cases"}
@@ -153,24 +156,12 @@ def test_nothing_that_is_sent_of_a_predicted_run_has_a_measured_one_s_key(runs, 
 # --- claims on bars -------------------------------------------------------------------------------
 
 
-def claimed_points(run, claims, estimator="end_to_end"):
-    (comparison,) = make_comparisons([run], estimator, claims)
-    panels = [task_panel(comparison, key) for key in ("mat", "speedup")]
-    points = [p for panel in panels for series in panel.series for p in series.claimed]
-    return points, claimed_words([comparison], "mat", "speedup")
-
-
 def on(run: Run, gpu: str, engine: str = "eager") -> Run:
     model = ModelInfo(device="cuda", passes={"engine": engine})
     hardware = {"gpus": [{"name": gpu}]}
     return dataclasses.replace(
         run, manifest=run.manifest.model_copy(update={"model": model, "hardware": hardware})
     )
-
-
-@pytest.fixture
-def run(runs):
-    return next(run for run in runs if run.path.name == "synthetic")
 
 
 RTX = "NVIDIA GeForce RTX 4090"
@@ -191,12 +182,14 @@ RTX = "NVIDIA GeForce RTX 4090"
         (RTX, {}, {"engine": "graph"}, [2.42]),
     ],
 )
-def test_a_claim_of_the_same_kind_alone_stands_on_its_bar(run, gpu, change, how, drawn):
-    run = on(run, gpu, how.get("engine", "eager"))
+def test_a_claim_of_the_same_kind_alone_stands_on_its_bar(synthetic, gpu, change, how, drawn):
+    run = on(synthetic, gpu, how.get("engine", "eager"))
     run = predicted(run) if "timing" in how else run
     one = claim(method="pld", **change)
-    points, words = claimed_points(run, [one], how.get("estimator", "end_to_end"))
+    (comparison,) = make_comparisons([run], how.get("estimator", "end_to_end"), [one])
+    series = [each for key in ("mat", "speedup") for each in task_panel(comparison, key).series]
+    points = [point for each in series for point in each.claimed]
     assert sorted(p.y for p in points) == drawn
     assert {p.bound for p in points} <= {"upper" if change.get("qualifier") else ""}
     named = f"Claimed for {display_name(one.model)}, hardware: h (t)."
-    assert words == (named if drawn else "")
+    assert claimed_words([comparison], "mat", "speedup") == (named if drawn else "")
