@@ -33,7 +33,7 @@ from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, make_comparisons
 from analysis.runs.leaders import verdict_of
 from analysis.runs.load import Run, load_runs, load_surfaces
-from analysis.runs.settings import flat, typed_value, without_names
+from analysis.runs.settings import flat, settings_text, without_names
 from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import sheet
 from specbench.errors import ResultsError, first_line
@@ -132,7 +132,7 @@ def setting_of(run: Run, label: str) -> str:
     for extra in config.get("compare") or ():
         if isinstance(extra, Mapping) and label == (extra.get("label") or extra.get("method")):
             knobs = {k: v for k, v in without_names(extra).items() if k != "method"}
-    return " ".join(filter(None, [label, _joined(knobs)]))
+    return " ".join(filter(None, [label, settings_text(knobs)]))
 
 
 def typed_conditions(run: Run) -> dict[str, str]:
@@ -148,10 +148,6 @@ def typed_conditions(run: Run) -> dict[str, str]:
 def _typed(run: Run) -> dict[str, str]:
     pairs = (override.lstrip("+~").partition("=") for override in run.manifest.overrides)
     return {key: value for key, _, value in pairs}
-
-
-def _joined(settings: Mapping[str, object]) -> str:
-    return ", ".join(f"{key}={typed_value(value)}" for key, value in settings.items())
 
 
 def wandb_runs(runs: Sequence[Run]) -> Iterator[WandbRun]:
@@ -186,7 +182,7 @@ def _of_label(
     return WandbRun(
         first=run,
         identity=_hashed(f"{run_id(run)}/{entry.label}"),
-        name=" ".join(filter(None, [setting, _joined(differing)])),
+        name=" ".join(filter(None, [setting, settings_text(differing)])),
         job_type=entry.method,
         config={
             **run_config(run),
@@ -273,7 +269,7 @@ def run_config(run: Run) -> dict[str, object]:
         "dtype": run.dtype,
         "timing": run.timing,
         "machine": run.hardware,
-        "typed": _joined(typed_conditions(run)),
+        "typed": settings_text(typed_conditions(run)),
         **{key: manifest[key] for key in _MANIFEST if key in manifest},
     }
 

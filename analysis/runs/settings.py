@@ -50,11 +50,11 @@ def setting_words(labels: Sequence[Labelled]) -> list[str]:
     a method that runs beside another one in a sweep, what else their runs were told is added:
     ``method.leader_len=1``. "" where there is one of the name, or nothing differs.
     """
-    words = [_typed(own) for own in varied_knobs(labels)]
+    words = [settings_text(own) for own in varied_knobs(labels)]
     for places in _by_label(labels):
         if len({words[i] for i in places}) < len(places):
             for i, more in zip(places, other_settings([labels[i] for i in places]), strict=True):
-                words[i] = ", ".join(filter(None, [words[i], _typed(more)]))
+                words[i] = ", ".join(filter(None, [words[i], settings_text(more)]))
     return words
 
 
@@ -69,7 +69,7 @@ def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
         keys = [k for k in first if k.partition(".")[0] in _CONDITIONS]
         keys = [k for k in keys if k.rpartition(".")[2] not in _ASIDE]
         shared.append({k: first[k] for k in keys if all(o.get(k) == first[k] for o in others)})
-    return [_typed(own) for own in _with_short_paths(apart(shared))]
+    return [settings_text(own) for own in _with_short_paths(apart(shared))]
 
 
 def _with_short_paths(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -112,7 +112,8 @@ def flat(node: Mapping[str, object], above: str = "") -> dict[str, object]:
     return leaves
 
 
-def _typed(settings: Mapping[str, object]) -> str:
+def settings_text(settings: Mapping[str, object]) -> str:
+    """Write settings as a user types them: ``leader_len=1, follower_len=3``."""
     return ", ".join(f"{key}={typed_value(value)}" for key, value in settings.items())
 
 

@@ -17,21 +17,14 @@ from tests.analysis.folders import GOLDEN
 
 FOLDER = PROJECT / "analysis" / "notebooks"
 # Records, a notebook that reads them, and figures that must come of it.
+KW = ["ngrammys_figure3_mistral7b", "ngrammys_figure5_mistral7b"]
+MAT = ["mat_vicuna7b_specbench", "steps_vicuna7b_specbench"]
 SHOWN = [
     ("records", "speedup", ["speedup_vicuna7b_specbench"]),
     ("experiments/token_recycling_figure4", "speedup", ["time_vicuna7b_specbench"]),
-    pytest.param(
-        "records",
-        "mat",
-        ["mat_vicuna7b_specbench", "steps_vicuna7b_specbench"],
-        marks=pytest.mark.slow,
-    ),
+    pytest.param("records", "mat", MAT, marks=pytest.mark.slow),
     ("experiments/ssd_stream", "mat", ["acceptance_vicuna7b_gsm8k"]),
-    (
-        "experiments/ngrammys_figure3",
-        "kw_heatmaps",
-        ["ngrammys_figure3_mistral7b", "ngrammys_figure5_mistral7b"],
-    ),
+    ("experiments/ngrammys_figure3", "kw_heatmaps", KW),
 ]
 
 
@@ -79,15 +72,11 @@ def test_numbers_are_shown_as_a_data_frame(monkeypatch):
 def test_executed_as_a_notebook(tmp_path):
     """By the project's own environment, with frames and pictures in it."""
     made = tmp_path / "kw_heatmaps.ipynb"
+    runs = {"RUNS": str(GOLDEN / "experiments/ngrammys_figure3"), "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
         [sys.executable, "-m", "jupytext", "--to", "notebook", "--execute", "-o", str(made),
          str(FOLDER / "kw_heatmaps.py")],
-        env=os.environ
-        | {
-            "RUNS": str(GOLDEN / "experiments" / "ngrammys_figure3"),
-            "PYTHONPATH": str(PROJECT),
-        },
-        capture_output=True, text=True, timeout=110, check=False,
+        env=os.environ | runs, capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     outputs = [o for cell in jupytext.read(made).cells for o in cell.get("outputs", [])]

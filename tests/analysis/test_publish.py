@@ -56,8 +56,7 @@ def test_each_label_is_a_run_with_flat_numbers_and_its_turns(run):
     assert not {"prompt_ids", "output_ids"} & set(turns)
     record = next(r for r in run.records if r.label == "pld" and r.status == "ok")
     plain = next(r for r in run.records if r.label == "ar" and r.key[:-1] == record.key[:-1])
-    (turn,) = (t for t in turns.to_dict("records") if
-               (t["repeat"], t["case_id"], t["turn"]) == record.key[:-1])  # fmt: skip
+    turn = turns.set_index(["repeat", "case_id", "turn"]).loc[record.key[:-1]]
     assert turn["mat"] == pytest.approx((record.n_new - 1) / record.n_target_passes)
     speeds = [(r.n_new - 1) / r.decode_s for r in (record, plain)]
     assert turn["speedup"] == pytest.approx(speeds[0] / speeds[1])

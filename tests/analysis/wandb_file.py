@@ -2,7 +2,7 @@
 
 import json
 import struct
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 BLOCK = 32768
 _HEADER, _PART = 7, 7  # bytes before the first record, and before each part of one
@@ -32,33 +32,26 @@ def records(path):
             assert kind in (_FIRST, _MIDDLE)
 
 
-@dataclass
-class Written:
-    """One W&B run: what names it, its configuration and summary, and the files beside."""
-
-    run: object
-    config: dict = field(default_factory=dict)
-    summary: dict = field(default_factory=dict)
-    artifacts: list = field(default_factory=list)
-
-
 def read(path):
-    """What a file says of its run."""
-    found = None
+    """One W&B run: what names it, its configuration and summary, and the artifacts beside."""
+    content = SimpleNamespace(run=None, config={}, summary={}, artifacts=[])
     for record in records(path):
         kind = record.WhichOneof("record_type")
-        if kind == "run" and found is None:
-            found = Written(record.run)
-            found.config = {u.key: json.loads(u.value_json) for u in record.run.config.update}
+        if kind == "run" and content.run is None:
+            content.run = record.run
+            content.config = {u.key: json.loads(u.value_json) for u in record.run.config.update}
         elif kind == "summary":
             for item in record.summary.update:
-                found.summary[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+                content.summary[_key(item)] = json.loads(item.value_json)
         elif kind == "history":
             for item in record.history.item:
-                key = item.key or "/".join(item.nested_key)
-                found.summary.setdefault(key, json.loads(item.value_json))
+                content.summary.setdefault(_key(item), json.loads(item.value_json))
         elif kind == "artifact":
-            found.artifacts.append(record.artifact)
+            content.artifacts.append(record.artifact)
         elif kind == "request" and record.request.HasField("log_artifact"):
-            found.artifacts.append(record.request.log_artifact.artifact)
-    return found
+            content.artifacts.append(record.request.log_artifact.artifact)
+    return content
+
+
+def _key(item):
+    return item.key or "/".join(item.nested_key)
