@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from analysis.papers.claimed import claimed_for, claimed_words, claims_beside, metric_panel
 from analysis.papers.columns import CONTEXT, SPEEDUP, cells, task_cells
-from analysis.papers.reproduction import Pictures, Reproduction, Row, after, pictures
+from analysis.papers.reproduction import Pictures, Reproduction, Row, after, picture_text, pictures
 from analysis.plots.charts import Panel, Point, Series, curves
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps, slowdown_caption, slowdown_heatmaps
 from analysis.plots.layout import Drawing
@@ -404,7 +404,7 @@ def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
         for key in ("speedup", "mat") if entries else ():
             numbers = [[entry.measured(key, task) for task in tasks] for entry in entries]
             grid = HeatmapGrid("", numbers, names, [HEADINGS.get(task, task) for task in tasks])
-            text = captions([comparison], claimed_words([comparison], key))
+            text = picture_text([comparison], claimed_words([comparison], key))
             unit, even = unit_of(key, comparison.timing), 1.0 if key == "speedup" else None
             figure = heatmaps([grid], "task", "method", unit, title, text, even)
             yield f"{comparison.model}_{key}", figure

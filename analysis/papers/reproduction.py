@@ -23,6 +23,7 @@ from analysis.runs.acceptance import hit_rate, phase_share
 from analysis.runs.captions import captions
 from analysis.runs.claims import NOT_RUN, Claim, load_claims
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
+from analysis.runs.leaders import wrong_words_of
 from analysis.runs.load import Run
 from analysis.runs.sweeps import sweeps
 from analysis.tabular.comparison_tables import (
@@ -177,6 +178,12 @@ def by_model(comparisons: Sequence[ComparedRuns]) -> list[list[ComparedRuns]]:
     return list(groups.values())
 
 
+def picture_text(comparisons: Sequence[ComparedRuns], words: str) -> str:
+    """Return a picture's caption, which begins with what was left out for its wrong outputs."""
+    wrong = " ".join(line for comparison in comparisons for line in wrong_words_of(comparison))
+    return captions(comparisons, wrong and f"Not drawn: {wrong}", words)
+
+
 def pictures(
     of: Reproduction,
     runs: Sequence[Run],
@@ -200,7 +207,7 @@ def pictures(
         where = display_name(first.model) if per_model else first.printed_title
         words = claimed_words(members, *claimed) if claimed else of.text
         stem = f"{first.model}_{first.dataset}" if by_data else first.model
-        yield stem, draw(members, after(place or of.place, where), captions(members, words))
+        yield stem, draw(members, after(place or of.place, where), picture_text(members, words))
 
 
 def task_bars(of: Reproduction, runs: Sequence[Run], *, by_data: bool = False) -> Pictures:
@@ -236,8 +243,9 @@ def model_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     if len(models) > 1:
         timing, series = comparisons[0].timing, speedups(comparisons)
         panels.insert(0, metric_panel("speedup", timing, series, "", "by model", models))
-    text = captions(comparisons, claimed_words(comparisons, "speedup"))
-    yield "", bars(panels, after(of.place, "by model and by task"), text)
+    text = picture_text(comparisons, claimed_words(comparisons, "speedup"))
+    if any(comparison.ranked for comparison in comparisons):
+        yield "", bars(panels, after(of.place, "by model and by task"), text)
 
 
 def knob_heatmaps(
@@ -255,7 +263,7 @@ def knob_heatmaps(
             drawn = [replace(each, entries=each.ranked) for each in members]
             swept = [(each, sweep) for each in drawn for sweep in sweeps(each, down, across)]
             where = members[0].printed_title if len(members) == 1 else display_name(model)
-            title, text = after(of.place, where), captions(members, of.text)
+            title, text = after(of.place, where), picture_text(members, of.text)
             figure = sweep_heatmaps(swept, (down, across), key, title, text, axes)
             if figure is not None:
                 yield f"{model}_{key}" if len(keys) > 1 else model, figure

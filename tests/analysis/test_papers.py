@@ -126,17 +126,25 @@ def with_wrong_outputs(run, label):
 def test_a_label_with_wrong_outputs_is_in_no_picture(name, label):
     runs = load_runs([EXPERIMENTS / name])
 
-    def drawn(runs):
+    def drawn(runs, left_out=""):
         names = []
         for _, figure in reproduction(name).figures(runs):
+            assert left_out in figure.caption.split("\n")[0]
             for axes in figure.axes:
                 names += [str(c.get_label()) for c in axes.containers]
                 names += [text.get_text() for text in axes.get_yticklabels()]
         return set(names)
 
-    gone = drawn(runs) - drawn([with_wrong_outputs(run, label) for run in runs])
+    gone = drawn(runs) - drawn([with_wrong_outputs(run, label) for run in runs], label)
     methods = {name for run in runs for name in run.labels if name != run.baseline}
     assert gone & methods == {label}
+
+
+@pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda each: each.name)
+def test_nothing_is_drawn_where_plain_decoding_has_wrong_outputs(reproduction):
+    runs = load_runs([EXPERIMENTS / reproduction.name])
+    wrong = [with_wrong_outputs(run, run.baseline) for run in runs]
+    assert list(reproduction.figures(wrong)) == []
 
 
 def test_a_setting_with_wrong_outputs_leaves_a_gap_in_a_heatmap():
