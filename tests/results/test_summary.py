@@ -123,18 +123,12 @@ class TestByHand:
 
 
 def test_intervals_surround_the_value_and_narrow_with_the_sample():
-    few, many = (
-        pld(
-            [
-                turn
-                for i in range(n)
-                for turn in pair(
-                    str(i), fast_s=4 + i % 3, fast_steps=4 + i % 3, category=f"c{i % 2}"
-                )
-            ]
-        )
-        for n in (12, 96)
-    )
+    cases = []
+    for i in range(96):
+        slower = i % 3
+        changes = {"fast_s": 4 + slower, "fast_steps": 4 + slower, "category": f"c{i % 2}"}
+        cases += pair(str(i), **changes)
+    few, many = pld(cases[: 2 * 12]), pld(cases)
     for key in ("speedup", "geomean_speedup"):
         low, high = few[f"{key}_ci"]
         assert low < few[key] < high
@@ -154,18 +148,14 @@ def test_fewer_than_three_cases_have_no_interval():
 
 def test_turns_and_repeats_are_no_independent_cases():
     """Four times the same three cases must not look like twelve."""
-    once, often = (
-        pld(
-            [
-                turn
-                for repeat in range(repeats)
-                for n in range(2)
-                for i, case in enumerate("abc")
-                for turn in pair(case, fast_s=4 + i, turn=n, repeat=repeat)
-            ]
-        )
-        for repeats in (1, 4)
-    )
+    often = [
+        turn
+        for repeat in range(4)
+        for n in range(2)
+        for i, case in enumerate("abc")
+        for turn in pair(case, fast_s=4 + i, turn=n, repeat=repeat)
+    ]
+    once, often = (pld(turns) for turns in ([t for t in often if t.repeat == 0], often))
     assert once["n_cases"] == often["n_cases"] == 3
     assert often["speedup_ci"] == pytest.approx(once["speedup_ci"])
 
@@ -439,50 +429,38 @@ class TestRunSummary:
     MANIFEST: ClassVar = {
         "schema_version": 2,
         "run_key": "k",
-        "labels": {"ar": {}, "pld": {}, "sam": {}},
+        "labels": {"ar": {}, "pld": {}},
         "baseline": "ar",
         "seed": 0,
-        "config": {
-            "estimator": "paired",
-            "repeats": 1,
-            "model": {"name": "m"},
-            "dataset": {"name": "d"},
-        },
+        "config": {"repeats": 1, "model": {"name": "m"}, "dataset": {"name": "d"}},
     }
 
-    def of(self, cases, **changes):
-        return run_summary(cases, [], RunManifest.from_json(self.MANIFEST | changes))
-
-    def summary(self, labels=("ar", "pld", "sam"), **changes):
-        cases = []
-        for i in range(8):
-            cases += pair(str(i), fast_s=5 + 0.1 * i)
-            cases.append(record("sam", str(i), 11, 5, 5 + 0.1 * i, **changes))
-        found = [case for case in cases if case.label in labels]
-        return self.of(found, labels={label: {} for label in labels})
+    def of(self, cases, estimator="paired", **changes):
+        manifest = self.MANIFEST | changes
+        config = manifest["config"] | {"estimator": estimator}
+        return run_summary(cases, [], RunManifest.from_json(manifest | {"config": config}))
 
     def test_pairs_from_two_methods_on(self):
-        pairs = self.summary()["pairs"]
-        assert [(p["first"], p["second"]) for p in pairs] == [
-            ("pld", "ar"), ("sam", "ar"), ("sam", "pld"),
+        two = [case for i in range(8) for case in pair(str(i), fast_s=5 + 0.1 * i)]
+        three = [*two, *(record("sam", str(i), 11, 5, 5 + 0.1 * i) for i in range(8))]
+        found = self.of(three, labels={"ar": {}, "pld": {}, "sam": {}})
+        assert [(p["first"], p["second"], p["verdict"]) for p in found["pairs"]] == [
+            ("pld", "ar", "faster"), ("sam", "ar", "faster"), ("sam", "pld", "tie"),
         ]  # fmt: skip
-        assert [p["verdict"] for p in pairs] == ["faster", "faster", "tie"]
-        assert self.summary()["leaders"] == ["pld", "sam"]
-        assert json.loads(json.dumps(self.summary(), allow_nan=False))["leaders"] == ["pld", "sam"]
-        assert self.summary(("ar", "pld"))["pairs"] == []
-        assert self.summary(("ar", "pld"))["leaders"] == ["pld"]
+        assert found["leaders"] == ["pld", "sam"]
+        assert json.loads(json.dumps(found, allow_nan=False))["leaders"] == ["pld", "sam"]
+        alone = self.of(two)
+        assert (alone["pairs"], alone["leaders"]) == ([], ["pld"])
 
     @pytest.mark.parametrize("estimator", SPEEDUPS)
     def test_the_conditions_tell_what_was_run_and_of_what_the_numbers_are(self, estimator):
-        config = {**self.MANIFEST["config"], "estimator": estimator}
-        options = {"labels": {"ar": {}, "pld": {}}, "config": config}
         cases = [case for name in "abcd" for case in pair(name, n_retokenized=11)]
         cases[-1] = cases[-1].replace(status="disturbed")
-        found = self.of(cases, **options)["conditions"]
+        found = self.of(cases, estimator)["conditions"]
         assert (found["data"], found["cases"]) == ("d", "4 (3 timed) cases")
         assert (found["state kept per"], found["speedup"]) == ("prompt", SPEEDUPS[estimator])
         assert "none of fewer than 3" not in found["intervals"]
-        few = self.of(cases[:4], **options)["conditions"]
+        few = self.of(cases[:4], estimator)["conditions"]
         assert "none of fewer than 3 timed cases" in few["intervals"]
 
     @pytest.mark.parametrize(
@@ -515,8 +493,7 @@ class TestRunSummary:
     def test_a_method_that_drafts_nothing_is_named(self):
         cases = [case for name in "abc" for case in pair(name, fast_steps=4)]
         cases = [case.replace(n_drafted=0) for case in cases]
-        texts = warning_texts(self.of(cases, labels={"ar": {}, "pld": {}}))
-        assert texts == ["pld drafted nothing in 12 steps."]
+        assert warning_texts(self.of(cases)) == ["pld drafted nothing in 12 steps."]
 
     @pytest.mark.parametrize("engine", ["graph", None])
     def test_speedups_stand_on_plain_decoding_by_either_engine(self, engine):
@@ -541,12 +518,11 @@ class TestRunSummary:
 
     def test_the_baseline_is_held_against_the_memory(self):
         model = {"weight_bytes": 4_000_000_000, "copy_bytes_per_s": 8e9, "dtype": "float32"}
-        cases, labels = pair("a", plain_s=10), {"ar": {}, "pld": {}}
-        found = self.of(cases, labels=labels, model=model)["conditions"]["weights read"]
+        cases = pair("a", plain_s=10)
+        found = self.of(cases, model=model)["conditions"]["weights read"]
         assert "at 50% of" in found  # one token a second
         # The prompt's pass, which Spec-Bench's formula times too, reads no weights for a token.
-        by_formula = {**self.MANIFEST["config"], "estimator": "specbench"}
-        other = self.of(cases, labels=labels, model=model, config=by_formula)
+        other = self.of(cases, "specbench", model=model)
         assert other["conditions"]["weights read"] == found
 
     @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
@@ -554,10 +530,9 @@ class TestRunSummary:
         """70B over several GPUs: speedups stand on launches that the baseline waits for."""
         why = "the model is spread over 2 devices (model.device_map)"
         model = {"device": device, "passes": {"engine": "eager", "reason": why}}
-        notes = warning_texts(self.of(pair("a"), labels={"ar": {}, "pld": {}}, model=model))
-        assert [why in note for note in notes if "speedups would be" in note] == [True] * (
-            device != "cpu"
-        )
+        notes = warning_texts(self.of(pair("a"), model=model))
+        told = [why in note for note in notes if "speedups would be" in note]
+        assert told == ([] if device == "cpu" else [True])
 
     def test_drafts_of_heads_beside_captured_passes_are_told_of(self):
         """On a GPU a target of CUDA graphs is held against heads that are none."""
@@ -572,12 +547,8 @@ class TestRunSummary:
 
     @pytest.mark.parametrize(("verdict", "code"), [("bug", 1), ("near_tie", 0)])
     def test_the_exit_code(self, verdict, code):
-        found = [
-            record(
-                "pld", "a", 11, 5, 5.0, lossless=Lossless(verdict=verdict, first_diff=1, gap=1.0)
-            )
-        ]
-        assert exit_code(found, []) == code
+        audit = Lossless(verdict=verdict, first_diff=1, gap=1.0)
+        assert exit_code([record("pld", "a", 11, 5, 5.0, lossless=audit)], []) == code
         assert exit_code([], [{"during": "decode"}]) == 1
 
 
