@@ -23,7 +23,8 @@ def caption(comparison: ComparedRuns) -> str:
     head = f"{model} on {first.dataset}{own}: {cases}. {first.hardware}."
     deciding = [warned for warned in warnings_of(comparison) if warned.decides]
     kinds = [warned.text for warned in deciding if warned.code in KINDS]
-    others = [warned.text for warned in deciding if warned.code not in KINDS]
+    beside = (*KINDS, "REMARK")  # remarks are long, and stand in the conditions
+    others = [warned.text for warned in deciding if warned.code not in beside]
     return "\n".join(filter(None, [" ".join([*kinds, head]), " ".join(others)]))
 
 
