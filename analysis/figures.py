@@ -45,7 +45,8 @@ def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
         for place in range(len(comparison.tasks))
     )
     title = finding(comparison)
-    if len(panel.series) > 1 and len(comparison.tasks) > 1:
+    told = all(point.interval for series in panel.series for point in series.points)
+    if told and len(panel.series) > 1 and len(comparison.tasks) > 1:
         name, count = fastest.most_common(1)[0]
         title = f"{name} has the highest speedup in {count} of {len(comparison.tasks)} tasks"
     if key == "mat":
@@ -96,6 +97,8 @@ def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
         return
     if (drawn := budget_picture(comparison)) is not None:
         yield "budget", drawn
+    if comparison.runs[0].concurrency > 1:  # the speeds of one user decide nothing there
+        return
     yield from overview_pictures(comparison)
     if (drawn := acceptance_picture(comparison)) is not None:
         yield "acceptance", drawn

@@ -29,7 +29,7 @@ from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons, run_names
 from analysis.runs.leaders import verdict_of, wrong_words_of
 from analysis.runs.load import Run, last_parts
-from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table
+from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, load_table
 from analysis.tabular.table import ResultTable, csv_text
 from specbench.results.conditions import DEFINITIONS, joined
 from specbench.results.decision import SPEEDUP
@@ -156,11 +156,17 @@ def sections(runs: Sequence[Run]) -> Iterator[Section]:
         yield Section(
             ", ".join(filter(None, parts)) + TITLE_TIMES[comparison.timing],
             verdict_of(comparison),
-            [by_speedup(comparison_table(comparison).in_short())],
+            [_decision_table(comparison)],
             [picture(drawn[1])] if drawn else [],
             _csv([comparison]),
             conditions_of(comparison),
         )
+
+
+def _decision_table(comparison: ComparedRuns) -> ResultTable:
+    """Return the methods, the fastest first; of several users whether drafting pays them."""
+    load = load_table([comparison]) if comparison.runs[0].concurrency > 1 else None
+    return load or by_speedup(comparison_table(comparison).in_short())
 
 
 def by_speedup(table: ResultTable) -> ResultTable:

@@ -119,12 +119,14 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
         comparisons = make_comparisons(group, options.estimator)
         by_engine: dict[str, list[ComparedRuns]] = {}
         for comparison in comparisons:
-            by_engine.setdefault(comparison.runs[0].engine, []).append(comparison)
+            if comparison.runs[0].concurrency == 1:  # else the table of loads has it
+                by_engine.setdefault(comparison.runs[0].engine, []).append(comparison)
         tables = [comparison_table(*alike) for alike in by_engine.values()]
         tables += filter(None, [engine_table(comparisons), load_table(comparisons)])
         compared += comparisons
         if options.tasks:
-            tables += [task_table(c, f"{c.title}: by task") for c in comparisons]
+            by_task = (task_table(c, f"{c.title}: by task") for c in comparisons)
+            tables += [table for table in by_task if table.rows]
         if options.pairs:
             tables += filter(None, map(pairs_table, comparisons))
         stem = "tables_predicted" if group[0].timing == "predicted" else "tables"

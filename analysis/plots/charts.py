@@ -45,7 +45,8 @@ class Point:
 
     @classmethod
     def at(cls, x: float, estimate: Estimate, hollow: bool = False) -> Point:
-        return cls(x, estimate.value, estimate.interval, hollow=hollow)
+        few = estimate.few and estimate.compares  # of too few cases there is no speedup
+        return cls(x, None if few else estimate.value, estimate.interval, hollow=hollow)
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,20 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "text": (
         "#0072B2",
         (
-            "adaptive", "cacheback", "ngram_map", "ngram_mod", "pld", "rest", "sam", "ssd",
-            "suffix_decoding", "union",
+            "cacheback", "ngram_map", "ngram_mod", "ngrammys", "pld", "rest", "sam", "ssd",
+            "suffix_decoding",
         ),
     ),
-    "tables of likely tokens": ("#009E73", ("logitspec", "ngrammys", "racer", "token_recycling")),
+    "the model's own passes": (
+        "#009E73",
+        ("jacobi", "logitspec", "lookahead", "racer", "token_recycling"),
+    ),
     "trained heads": (
         "#D55E00",
-        ("eagle", "eagle2", "eagle3", "hydra", "medusa", "sam_eagle2", "suffix_else_head"),
+        ("eagle", "eagle2", "eagle3", "hydra", "medusa"),
     ),
     "draft models": ("#AA3377", ("card", "opt_tree", "ouroboros", "pearl", "sps")),
-    "the model itself": ("#E69F00", ("jacobi", "lookahead")),
+    "combined": ("#E69F00", ("adaptive", "sam_eagle2", "suffix_else_head", "union")),
     "plain decoding": (_GREY, ("ar", "oracle", "random_drafts")),
     "other": ("#000000", ()),
 }  # fmt: skip

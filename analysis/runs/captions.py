@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from specbench.results.conditions import KINDS, Warned, conditions, joined, warnings
 from specbench.results.decision import cases_words
+from specbench.results.run_summary import served_warnings
 from specbench.results.statistics.disturbed import disturbance_text
+from specbench.results.statistics.served import served_labels
 from specbench.results.summary_schema import SummaryRow
 
 
@@ -50,16 +52,12 @@ def conditions_of(comparison: ComparedRuns) -> Mapping[str, str]:
 
 def warnings_of(comparison: ComparedRuns) -> list[Warned]:
     """Warn of what may mislead a reader of a comparison, each warning once."""
-    made = [
-        warned
-        for run in comparison.runs
-        for warned in warnings(
-            [record for record in run.records if record.label not in run.left_out],
-            run.manifest,
-            _rows(comparison, run.path),
-            left_out=run.left_out,
-        )
-    ]
+    made: list[Warned] = []
+    for run in comparison.runs:
+        counted = [record for record in run.records if record.label not in run.left_out]
+        rows = _rows(comparison, run.path)
+        made += warnings(counted, run.manifest, rows, run.errors, run.left_out)
+        made += served_warnings(served_labels(counted, run.labels, baseline=run.baseline))
     return list({warned.text: warned for warned in made}.values())
 
 

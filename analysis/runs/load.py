@@ -151,8 +151,12 @@ class Run:
     @functools.cached_property
     def left_out(self) -> Mapping[str, str]:
         """The labels that do not count, with their reasons."""
-        errors, _ = read_jsonl(self.path / ERRORS, error_line)
-        return left_out(self.records, self.manifest, errors)
+        return left_out(self.records, self.manifest, self.errors)
+
+    @functools.cached_property
+    def errors(self) -> Sequence[JsonObject]:
+        """The lines of ``errors.jsonl``."""
+        return read_jsonl(self.path / ERRORS, error_line)[0]
 
     @functools.cached_property
     def wrong_outputs(self) -> Mapping[str, WrongOutputs]:

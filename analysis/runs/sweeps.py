@@ -11,8 +11,8 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import leaders
 from analysis.runs.settings import apart, other_settings, varied_knobs, without_names
 from specbench.errors import ResultsError
-from specbench.results.estimate import Estimate
-from specbench.results.summary_schema import number
+from specbench.results.estimate import FEWEST, Estimate
+from specbench.results.summary_schema import n_of, number
 
 # A knob's value as it is ordered and shown: other kinds (switches, lists) as their text.
 Value: TypeAlias = "int | float | str"
@@ -44,7 +44,7 @@ class Sweep:
         """The best cell by ``speedup`` or ``mat``, then those not shown behind it."""
         entries = [e for e in self.entries.values() if number(e.overall, key) is not None]
         cells = {id(entry): cell for cell, entry in self.entries.items()}
-        if len(entries) < 2:
+        if len(entries) < 2 or any(n_of(e.overall, key) < FEWEST for e in entries):
             return []
         return [cells[id(entry)] for entry in leaders(entries, key, same_prompts=True)]
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from analysis.runs.captions import captions
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS, Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
-from analysis.runs.leaders import standings, verdict_of
+from analysis.runs.leaders import over_plain, standings, verdict_of
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import (
     DECISION,
@@ -77,11 +77,13 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
     notes: list[str] = []
     for comparison in comparisons:
         where: dict[str, Cell] = {heading: of(comparison) for heading, of in apart.items()}
-        stands = standings(comparison)
+        stands, over = standings(comparison), over_plain(comparison)
         for entry in rows_once(comparison):
             standing = stands.get((entry.run.path, entry.label))
             name = {"method": _method(comparison, entry)}
-            rows.append({**where, **name, **_result_cells(entry, standing, comparison.tasks)})
+            faster = over.get((entry.run.path, entry.label)) == "faster"
+            cells = _result_cells(entry, standing, comparison.tasks, faster=faster)
+            rows.append({**where, **name, **cells})
             notes.append(entry.note(entry.label))
         # Per-task numbers of a claim would be taken for measured ones here.
         for claim in comparison.not_run if not_run else ():
@@ -125,7 +127,11 @@ def _decoding(temperature: float) -> str:
 
 
 def _result_cells(
-    entry: ComparedLabel, standing: Standing | None = None, tasks: Sequence[str] = ()
+    entry: ComparedLabel,
+    standing: Standing | None = None,
+    tasks: Sequence[str] = (),
+    *,
+    faster: bool = False,
 ) -> dict[str, Cell]:
     row = entry.overall
     by_task: dict[str, Cell] = {}
@@ -133,7 +139,7 @@ def _result_cells(
         measured = entry.measured("speedup", task)
         by_task[f"{HEADINGS.get(task, task)} speedup [95 %]"] = measured
     return {
-        **decision_cells(row, standing),
+        **decision_cells(row, standing, faster=faster),
         "cases": case_cell(row),
         METRIC["tokens_per_s"].column: entry.speed(),
         METRIC["geomean_speedup"].column: entry.measured("geomean_speedup"),

@@ -11,17 +11,17 @@ from specbench.errors import first_line
 from specbench.results.conditions import Warned
 from specbench.results.decision import AGAINST, OUTPUTS, SPEEDUP, decision_cells
 from specbench.results.fitted_table import FittedTable, columns_of, in_short
+from specbench.results.manifest import BASELINE
 from specbench.results.records import DONE, SUMMARY
-from specbench.results.summary_schema import Summary
+from specbench.results.summary_schema import Summary, SummaryRow
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
 
 # Wide enough for all columns where the output is a file or a pipe.
 _WIDTH = 160
-_TEXT = (
-    "MAT: tokens per pass of the model. [95 %]: for other prompts like these, not other days. "
-    "Outputs: compared with plain decoding, token by token."
-)
+_TEXT = "MAT: tokens per pass of the model. [95 %]: for other prompts like these, not other days."
+_AUDITED = " Outputs: compared with plain decoding, token by token."
+_HEAD = ("model", "data", "cases", "hardware", "engine")  # conditions above the table
 
 
 def print_folder(folder: Path, console: Console | None = None, *, brief: bool = False) -> None:
@@ -59,11 +59,15 @@ def terminal() -> Console:
 def print_summary(summary: Summary, console: Console) -> None:
     """Print the sentence, the first table and the warnings that decide."""
     plain: Any = {"markup": False, "highlight": False}
+    conditions = summary["conditions"]
+    head = "; ".join(conditions[name] for name in _HEAD if name in conditions)
+    console.print(head, **plain, style="dim")
     if verdict := summary["verdict"]:
-        console.print(f"{verdict}\n", **plain, style="bold")
+        console.print(verdict, **plain, style="bold")
     for warned in (Warned(**line) for line in summary["warnings"]):
         if warned.decides:
             console.print(f"! {warned.text}", **plain)
+    console.print()
     from specbench.results.statistics.batched import BATCHED_TEXT, batched_cells
     from specbench.results.statistics.served import load_rows
 
@@ -82,10 +86,26 @@ def print_summary(summary: Summary, console: Console) -> None:
 def render(summary: Summary) -> FittedTable:
     """Make the first table of the whole run's rows of ``summary.json``."""
     standings = summary["against_best"]
-    rows = [row for row in summary["rows"] if row["task"] == OVERALL]
+    overall = [row for row in summary["rows"] if row["task"] == OVERALL]
+    rows = sorted(overall, key=lambda row: (row["method"] == BASELINE, -(row["speedup"] or 0.0)))
+    over_plain = {p["first"]: p["verdict"] for p in summary["pairs"] if p["family"] == BASELINE}
     cells = [
-        {"method": row["label"], **decision_cells(row, standings.get(row["label"]))} for row in rows
+        {
+            "method": row["label"],
+            **decision_cells(
+                row,
+                standings.get(row["label"]),
+                faster=over_plain.get(row["label"], _alone(row)) == "faster",
+            ),
+        }
+        for row in rows
     ]
     shown = in_short(columns_of(cells), ["method", "MAT", SPEEDUP, "end-to-end", AGAINST, OUTPUTS])
-    shown = {"with prompt" if k == "end-to-end" else k: v for k, v in shown.items()}
-    return FittedTable(shown, "", _TEXT)
+    audited = any(row["lossless"][kind] for row in rows for kind in ("equal", "near_tie", "bug"))
+    return FittedTable(shown, "", _TEXT + (_AUDITED if audited else ""))
+
+
+def _alone(row: SummaryRow) -> str:
+    """The verdict on a single method, whose interval is that of its speedup."""
+    interval = row["speedup_ci"]
+    return "faster" if interval is not None and interval[0] > 1 else ""

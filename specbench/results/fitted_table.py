@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _KEPT = ("MAT", "speedup")  # columns that stay where others find no room
-_TEXT = 12  # characters that a column of text needs at least
+_WORD = 16  # characters of a word that is not broken
 
 # A frame, or cells by heading: a run's end has a few rows, and pandas takes long to import.
 Columns: TypeAlias = "pd.DataFrame | Mapping[str, Sequence[Cell]]"
@@ -65,7 +66,7 @@ class FittedTable:
         table = self._table(names)
         unlimited = options.update(max_width=10_000)  # a measurement is cut at the width
         while Measurement.get(console, unlimited, table).minimum > options.max_width:
-            last = next((n for n in names[:0:-1] if not n.startswith(_KEPT)), None)
+            last = next((n for n in names[: self.groups : -1] if not n.startswith(_KEPT)), None)
             if last is None:
                 break
             names.remove(last)
@@ -86,11 +87,15 @@ class FittedTable:
         widest = max(map(len, heads), default=0)  # a head stands in the first column
         cells = {name: [*self.columns[name]] for name in names[self.groups :]}
         for name, number in zip(cells, numeric_columns(cells), strict=True):
-            longest = max((len(str(cell)) for cell in cells[name]), default=0)
+            texts = [str(cell) for cell in cells[name]]
+            longest = max(map(len, texts), default=0)
+            # A short word is never broken; a number neither.
+            word = max((len(w) for w in " ".join([name, *texts]).split()), default=1)
             table.add_column(
-                Text(name),
+                Text(re.sub(" (?!%)", "\n", name) if number and len(name) > longest else name),
                 justify="right" if number else "left",
-                min_width=max(longest if number else min(longest, _TEXT), widest),
+                no_wrap=number,
+                min_width=max(min(word, _WORD), widest),
                 overflow="fold",
             )
             widest = 0

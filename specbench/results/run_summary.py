@@ -114,14 +114,14 @@ def run_summary(
         found["batched"] = batched
     if served := served_labels(records, labels, limits_of(manifest), baseline, seed):
         found["served"] = served
-        found["warnings"] += [warned.to_json() for warned in _served_warnings(served)]
+        found["warnings"] += [warned.to_json() for warned in served_warnings(served)]
     if text := disturbance_text([disturbed]):
         found["conditions"]["disturbed turns"] = text
     return found
 
 
-def _served_warnings(rows: Iterable[ServedLabel]) -> Iterator[Warned]:
-    """What differs, and what servers did not say."""
+def served_warnings(rows: Iterable[ServedLabel]) -> Iterator[Warned]:
+    """Warn of answers that differ, and of what servers did not say."""
     for row in rows:
         if row["first_difference"]:
             values = {"label": row["label"], "place": row["first_difference"]}

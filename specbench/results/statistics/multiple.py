@@ -148,9 +148,8 @@ def selection(ratios: LogRatios, n_resamples: int = N_RESAMPLES) -> Selection | 
     k = len(ratios.values)
     if k < 2:
         return None
+    # A cost surface's error is all methods' alike, so that it picks none.
     covariance = ratios.prompts + ratios.repeats
-    if ratios.predictions is not None:
-        covariance = covariance + ratios.predictions
     variances, directions = np.linalg.eigh(covariance)
     normal = np.random.default_rng(0).normal(size=(n_resamples, k))
     errors = normal * np.sqrt(np.clip(variances, 0.0, None)) @ directions.T

@@ -180,6 +180,14 @@ class Ranking:
             )
         shown = [i for i in self.leaders if i in self.faster] or self.faster
         together = f" (95 % for all {len(names)} together)" if len(names) > 1 else ""
+        verdicts = [self._standing(found)["verdict"] for found in self.over_plain]
+        if set(verdicts) == {"slower"}:
+            head = f"All {len(names)} are" if len(names) > 1 else f"{names[top]} is"
+            first = f"{names[top]}, the fastest of them, is " if len(names) > 1 else "it is "
+            return (
+                f"{predicted}{head} slower than plain decoding; {first}{self._times(top)} as fast"
+                f"{together}."
+            )
         if not shown:
             words = (
                 f"Nothing is shown faster than plain decoding; {names[top]}, the fastest here, is "

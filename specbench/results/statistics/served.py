@@ -230,14 +230,14 @@ def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> st
     if not different:
         return ""
     record = different[0]
-    plain = next(r for r in records if r.key == (*record.key[:3], BASELINE))
-    ours, theirs = _of(record).text, _of(plain).text
+    where = f"case {record.case_id}, turn {record.turn}"
+    plain = next((r for r in records if r.key == (*record.key[:3], BASELINE)), None)
+    ours, theirs = _of(record).text, _of(plain).text if plain and plain.served else ""
+    if not (ours and theirs):  # a kept run has no text
+        return where
     at = first_difference(ours, theirs)
     at = len(ours) if at is None else at
-    return (
-        f"case {record.case_id}, turn {record.turn}, character {at}: "
-        f"{ours[at : at + 20]!r}, plain {theirs[at : at + 20]!r}"
-    )
+    return f"{where}, character {at}: {ours[at : at + 20]!r}, plain {theirs[at : at + 20]!r}"
 
 
 def load_cells(row: ServedLabel, plain: ServedLabel) -> dict[str, Cell]:
