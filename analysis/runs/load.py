@@ -19,7 +19,7 @@ from specbench.results.conditions import (
     thinking,
     timed_on,
 )
-from specbench.results.lines import error_line, read_steps
+from specbench.results.lines import ErrorLine, error_line, read_steps
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,
@@ -154,7 +154,7 @@ class Run:
         return left_out(self.records, self.manifest, self.errors)
 
     @functools.cached_property
-    def errors(self) -> Sequence[JsonObject]:
+    def errors(self) -> Sequence[ErrorLine]:
         """The lines of ``errors.jsonl``."""
         return read_jsonl(self.path / ERRORS, error_line)[0]
 

@@ -125,8 +125,9 @@ class TestCommand:
             "run", "model", "dataset", "task", "label", "end_to_end_speedup",
             "end_to_end_speedup_low", "end_to_end_speedup_high", "claimed_mat",
         ]  # fmt: skip
-        heads = printed(capsys, results, "--columns", "claimed_mat, tokens_per_s").splitlines()[2]
-        assert re.split(r" {2,}", heads.strip()) == ["method", "claimed MAT", "tokens/s [95 %]"]
+        heads = printed(capsys, results, "--columns", "claimed_mat, tokens_per_s").splitlines()[2:4]
+        assert "method" in heads[1] and "MAT" in heads[1] and "tokens/s [95 %]" in heads[1]
+        assert heads[0].strip() == "claimed", "above numbers a long heading is broken"
         assert tables.main([str(results), "--columns", "mat,speedups"]) == 2
         error = capsys.readouterr().err
         assert "--columns speedups: no such column" in error

@@ -47,7 +47,9 @@ def test_on_a_terminal_there_is_a_bar_and_no_lines_and_brackets_are_no_markup(ca
     assert caplog.records == []
     terminal = Console(width=160, file=io.StringIO())
     monkeypatch.setitem(sys.modules, "pandas", None)  # half a second, for a few rows
-    terminal.print(console.render({"rows": [row("[bold]x[/red]", "overall")], "against_best": {}}))
+    terminal.print(
+        console.render({"rows": [row("[bold]x[/red]", "overall")], "against_best": {}, "pairs": []})
+    )
     assert "[bold]x[/red]" in terminal.file.getvalue()
 
 
@@ -94,7 +96,14 @@ def summary():
         names[1]: {"verdict": "slower", "p": 0.0123},
     }
     warned = [{"code": "LOSSY", "values": {}}, {"code": "STOLEN", "values": {"share": 0.2}}]
-    return {"rows": rows, "against_best": stands, "verdict": "pld is faster.", "warnings": warned}
+    return {
+        "rows": rows,
+        "against_best": stands,
+        "verdict": "pld is faster.",
+        "warnings": warned,
+        "pairs": [],
+        "conditions": {"model": "m", "data": "d"},
+    }
 
 
 def printed(found, folder, width):
@@ -124,7 +133,7 @@ def test_the_six_columns_are_whole_at_every_width(tmp_path, width):
     assert "1 near tie, 2 equal" in words or width < 100  # folded among other cells
     assert "9.99" not in text, "tasks are for another table"
     assert f"python -m analysis.tables {tmp_path} --wide" in words
-    assert text.startswith("pld is faster.") and "! LOSSY" in text
+    assert text.startswith("m; d\npld is faster.") and "! LOSSY" in text
     assert "hypervisor" not in text, "it changes no decision"
 
 

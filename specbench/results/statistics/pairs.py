@@ -183,9 +183,9 @@ class Ranking:
         verdicts = [self._standing(found)["verdict"] for found in self.over_plain]
         if set(verdicts) == {"slower"}:
             head = f"All {len(names)} are" if len(names) > 1 else f"{names[top]} is"
-            first = f"{names[top]}, the fastest of them, is " if len(names) > 1 else "it is "
+            best = f"{names[top]}, the fastest of them, is " if len(names) > 1 else "it is "
             return (
-                f"{predicted}{head} slower than plain decoding; {first}{self._times(top)} as fast"
+                f"{predicted}{head} slower than plain decoding; {best}{self._times(top)} as fast"
                 f"{together}."
             )
         if not shown:
