@@ -1,18 +1,15 @@
 """Whether this checkout measures what an earlier one did: the proof behind the smaller house.
 
     git worktree add ../before 466cf286 && ln -s "$PWD"/.venv "$PWD"/.cache ../before
-    python -m scripts.proof golden|corpus|speed|typed --before ../before
+    python -m scripts.proof golden|speed|typed --before ../before
 
 golden: all methods on four questions, decoded, sampled, in a batch, replayed and served, by both;
-corpus: the numbers of all kept records; speed: passes, a run and its start, in turns; typed: what
-users type. What the earlier checkout says is kept below ``--keep``. Exit code 1: they differ.
+speed: passes, a run and its start, in turns; typed: what users type. What the earlier checkout says
+is kept below ``--keep``. Exit code 1: they differ.
 """
 
 import argparse
-import csv
-import io
 import json
-import math
 import os
 import re
 import shlex
@@ -23,7 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -154,90 +151,6 @@ def _compare_turns(name: str, before: dict[Any, Any], now: dict[Any, Any]) -> in
     for (label, field), count in sorted(wrong.items()):
         print(f"    {label}: {field} in {count} turns")
     return len(wrong)
-
-
-# Columns and fields that went, and the rows of the sheet that say so.
-GONE: Mapping[str, str] = {}
-RENAMED = {"p_holm": "p_family"}
-# Run in either checkout: the numbers of folders by path, as it computes them.
-CORPUS = """
-import contextlib, io, json, sys
-from pathlib import Path
-sys.path.insert(0, ".")
-from analysis import tables
-from analysis.runs.load import load_runs
-from specbench.results.manifest import RunManifest
-try:
-    from specbench.results.run_summary import run_summary
-except ImportError:  # where the earlier checkout has it
-    from specbench.results.statistics.run_summary import run_summary
-RunManifest.check_files = lambda *_: None  # h200/methods has another summary than it vouches for
-found = {}
-root = Path("docs/measurements")
-folders = sorted(path.parent for path in root.rglob("manifest.json"))
-for folder in folders:
-    (run,) = load_runs([folder])
-    kept = json.loads((folder / "summary.json").read_text())
-    found[str(folder)] = {"kept": kept}
-    found[str(folder)]["again"] = run_summary(run.records, [], run.manifest, run.superseded)
-several = {path.parent for path in folders if len([*path.parent.glob("*/manifest.json")]) > 1}
-for folder in [*folders, *sorted(several)]:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        code = tables.main([str(folder), "--csv"])
-    found.setdefault(str(folder), {})["tables"] = said.getvalue() if code == 0 else f"exit {code}"
-json.dump(found, sys.stdout, default=lambda value: value.to_json())
-"""
-
-
-def corpus(options: argparse.Namespace) -> int:
-    """Numbers of kept records: as kept, as summed up again and as tables write them."""
-    kept = options.keep / BEFORE / "corpus.json"
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        jsonl.write_text(kept, _run(options.before, ["-c", CORPUS]))
-    before = json.loads(kept.read_text(encoding="utf-8"))
-    now = json.loads(_run(PROJECT, ["-c", CORPUS]))
-    differences = 0
-    for part in ("kept", "again", "tables"):
-        compared: Counter[str] = Counter()
-        for folder, found in before.items():
-            old, new = (dict(_numbers(side.get(part))) for side in (found, now.get(folder, {})))
-            compared["folders"] += part in found
-            for key in sorted(old.keys() | new.keys()):
-                gone = any(re.search(name, key) for name in GONE)
-                same = _equal(old.get(key, "absent"), new.get(key, "absent"))
-                compared["gone" if gone else "equal" if same else "different"] += 1
-                if not gone and not same and compared["different"] <= options.show:
-                    print(f"    {folder} {part}{key}: {old.get(key)} became {new.get(key)}")
-        differences += compared["different"]
-        print(f"corpus, {part}: {', '.join(f'{n} {word}' for word, n in compared.items())}")
-    return int(differences > 0)
-
-
-def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, object]]:
-    """Every number, truth value and null of JSON, or of CSV text, with its place."""
-    if isinstance(value, str) and not place and "\n" in value:
-        for number, row in enumerate(csv.DictReader(io.StringIO(value))):
-            for column, cell in row.items():
-                if re.fullmatch(r"-?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)", cell or ""):
-                    yield f"[{number}].{column}", float(cell)
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            if key not in ("schema_version", "caption", "notes"):
-                yield from _numbers(part, f"{place}.{RENAMED.get(key, key)}")
-    elif isinstance(value, list):
-        for number, part in enumerate(value):
-            yield from _numbers(part, f"{place}[{number}]")
-    elif not isinstance(value, str):
-        yield place, value
-
-
-def _equal(old: object, new: object) -> bool:
-    if isinstance(old, int | float) and isinstance(new, int | float):
-        both = math.isnan(old) and math.isnan(new)
-        return both or math.isclose(old, new, rel_tol=1e-12, abs_tol=1e-12)
-    return old == new
 
 
 BENCH = ["run.py", "method=cacheback", "compare=[pld]", "dataset.limit=4", "measure.warmup=0",
@@ -380,14 +293,13 @@ def _run(checkout: Path, words: Sequence[str]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     proofs: Mapping[str, Callable[[argparse.Namespace], int]]
-    proofs = {proof.__name__: proof for proof in (golden, corpus, speed, typed)}
+    proofs = {proof.__name__: proof for proof in (golden, speed, typed)}
     add = parser.add_argument
     add("proof", choices=proofs)
     add("--before", type=Path, required=True, metavar="CHECKOUT", help="of 466cf286")
     add("--keep", type=Path, default=PROJECT / ".cache" / "proof", help="results, outside git")
     add("--scenarios", nargs="+", choices=SCENARIOS, help="of golden; default: all")
     add("--turns", type=int, default=3, help="of speed")
-    add("--show", type=int, default=20, help="differing numbers that corpus prints, of each part")
     options = parser.parse_args(argv)
     options.before, options.keep = options.before.resolve(), options.keep.resolve()
     return proofs[options.proof](options)
