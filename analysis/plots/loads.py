@@ -11,7 +11,7 @@ from analysis.plots.sweeps import caption_of
 from analysis.runs.comparisons import ComparedRuns, conditions
 from analysis.runs.leaders import over_plain
 from specbench.results.estimate import Estimate
-from specbench.results.statistics.served import system_speedups, system_standings
+from specbench.results.statistics.served import system_speedups
 
 
 def by_load(comparisons: Sequence[ComparedRuns]) -> Iterator[list[ComparedRuns]]:
@@ -61,13 +61,17 @@ def _speedups(comparison: ComparedRuns) -> Iterator[tuple[str, str, Estimate, st
     Of fewer batches than an interval needs there is no number.
     """
     over = over_plain(comparison)
+    # Of a server what one user gains, others may lose.
+    served = {
+        run.path: system_speedups(run.records, run.labels, run.baseline, run.seed)
+        for run in comparison.runs
+        if any(record.served for record in run.records)
+    }
     for entry in comparison.ranked:
         run = entry.run
         speedup, verdict = entry.measured("speedup"), over.get((run.path, entry.label), "too few")
-        if any(record.served for record in run.records):  # what one user gains, others may lose
-            how = (run.records, run.labels, run.baseline, run.seed)
-            speedup = system_speedups(*how).get(entry.label, Estimate(None))
-            verdict = system_standings(*how).get(entry.label, "too few")
+        if run.path in served:
+            speedup, verdict = served[run.path].get(entry.label, (Estimate(None), "too few"))
         elif speedup.interval is None:
             speedup = Estimate(None)
         yield entry.label, entry.method, speedup, verdict

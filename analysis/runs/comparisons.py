@@ -97,7 +97,7 @@ class ComparedLabel:
         return claim.note(name) + (f" Counted so here: {judged}." if judged else "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ComparedRuns:
     """Runs that share model, questions and conditions: one table.
 

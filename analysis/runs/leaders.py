@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -60,6 +61,12 @@ def _timed(comparison: ComparedRuns) -> list[ComparedLabel]:
     return [e for e in timed if not e.run.phases] or timed
 
 
+@functools.lru_cache(maxsize=64)
+def _timed_ranking(comparison: ComparedRuns) -> Ranking:
+    """The ranking of its timed methods, of which there is one: table, sentence and sheet ask it."""
+    return ranking(_timed(comparison))
+
+
 def by_speedup(comparison: ComparedRuns) -> list[ComparedLabel]:
     """The methods that may have a standing and have a speedup, the fastest first."""
     timed = [(e.overall["speedup"], e) for e in comparison.ranked]
@@ -81,7 +88,7 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
             return wrong
         ranked = rank_labels(run.records, run.labels, run.baseline, run.seed, comparison.estimator)
         return {(run.path, label): found for label, found in ranked.standings.items()} | wrong
-    ranked_entries = ranking(entries)
+    ranked_entries = _timed_ranking(comparison)
     run = entries[ranked_entries.order[0]].run
     plain = run.baseline or ""
     found, of_plain = ranked_entries.standings(plain)
@@ -112,7 +119,7 @@ def wrong_words_of(comparison: ComparedRuns) -> list[str]:
 
 def sentence_of(comparison: ComparedRuns) -> str:
     """Say in one sentence which methods are fastest; "" where nothing was timed so."""
-    entries = [entry for entry in _timed(comparison) if entry.run.baseline is not None]
+    entries = _timed(comparison)
     if not entries:
         return ""
     if comparison.runs[0].concurrency > 1:  # what one user gains, others may lose
@@ -121,19 +128,13 @@ def sentence_of(comparison: ComparedRuns) -> str:
             for run in comparison.runs
         )
     names = [comparison.name_of(entry) for entry in entries]
-    return ranking(entries).sentence(names, comparison.timing)
-
-
-def shown_faster(comparison: ComparedRuns) -> list[ComparedLabel]:
-    """The methods that are shown faster than plain decoding, over all its runs."""
-    over = over_plain(comparison)
-    return [e for e in _timed(comparison) if over.get((e.run.path, e.label)) == "faster"]
+    return _timed_ranking(comparison).sentence(names, comparison.timing)
 
 
 def over_plain(comparison: ComparedRuns) -> dict[RunLabel, str]:
     """Of each timed method its verdict against plain decoding: all of them hold together."""
-    entries = [entry for entry in _timed(comparison) if entry.run.baseline is not None]
-    verdicts = ranking(entries).plain_verdicts if entries else []
+    entries = _timed(comparison)
+    verdicts = _timed_ranking(comparison).plain_verdicts if entries else []
     return {
         (entry.run.path, entry.label): verdict
         for entry, verdict in zip(entries, verdicts, strict=True)

@@ -160,19 +160,7 @@ METRICS = (
 )
 METRIC: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
-# What every table, legend, report and W&B run calls a standing of ``summary.json``.
-STANDING_WORDS: Mapping[str, str] = {
-    "best": "best",
-    "highest": "highest",
-    "undecided": "undecided",
-    "tie": "tie",
-    "slower": "slower",
-    "faster": "faster",
-    "too few": "too few cases",
-    "wrong outputs": "wrong outputs",
-}
-
 
 def standing_word(verdict: str) -> str:
-    """The word that outputs show for a standing's verdict, e.g. ``slower than ar`` as it is."""
-    return STANDING_WORDS.get(verdict, verdict)
+    """Name a standing of ``summary.json`` as every table, legend, report and W&B run does."""
+    return "too few cases" if verdict == "too few" else verdict

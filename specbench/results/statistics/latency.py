@@ -21,13 +21,6 @@ from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord
 
 PERCENTILES = (50, 95, 99)
-# What is measured, and its words in tables.
-LATENCIES = {
-    "ttft": "first token, ms",
-    "tpot": "per token after it, ms",
-    "itl": "between bursts, ms",
-    "e2e": "whole answer, ms",
-}
 
 
 @dataclass(frozen=True, slots=True)

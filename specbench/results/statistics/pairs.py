@@ -124,8 +124,8 @@ class Ranking:
     @property
     def faster(self) -> list[int]:
         """The methods that are shown faster than plain decoding, the fastest first."""
-        over = self.over_plain
-        return [i for i in self.order if over and self._standing(over[i])["verdict"] == "faster"]
+        verdicts = self.plain_verdicts
+        return [i for i in self.order if verdicts and verdicts[i] == "faster"]
 
     def standings(self, plain: str = BASELINE) -> tuple[dict[int, Standing], Standing | None]:
         """Give the methods' standings against the fastest, and plain decoding's.
@@ -180,8 +180,7 @@ class Ranking:
             )
         shown = [i for i in self.leaders if i in self.faster] or self.faster
         together = f" (95 % for all {len(names)} together)" if len(names) > 1 else ""
-        verdicts = [self._standing(found)["verdict"] for found in self.over_plain]
-        if set(verdicts) == {"slower"}:
+        if set(self.plain_verdicts) == {"slower"}:
             head = f"All {len(names)} are" if len(names) > 1 else f"{names[top]} is"
             best = f"{names[top]}, the fastest of them, is " if len(names) > 1 else "it is "
             return (

@@ -174,34 +174,18 @@ def system_verdict(
 
 def system_speedups(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
-) -> dict[str, Estimate]:
-    """Of each label that may be ranked tokens/s of all users together over plain decoding's.
+) -> dict[str, tuple[Estimate, str]]:
+    """Of each label that may be ranked, all users' tokens/s over plain decoding's, and its verdict.
 
     Intervals are of a bootstrap over batches; of fewer than one is made of there is no number.
     """
-    return _estimates(*_system_ratios(records, labels, baseline, seed))
-
-
-def system_standings(
-    records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
-) -> dict[str, str]:
-    """Of each label of :func:`system_speedups` its verdict against plain decoding."""
-    return _standings(*_system_ratios(records, labels, baseline, seed))
-
-
-def _standings(methods: Sequence[str], over: LogRatios | None) -> dict[str, str]:
-    verdicts = Ranking.of(over, over, [0.0] * len(methods)).plain_verdicts
-    return dict(zip(methods, verdicts, strict=True))
-
-
-def _estimates(methods: Sequence[str], over: LogRatios | None) -> dict[str, Estimate]:
+    methods, over = _system_ratios(records, labels, baseline, seed)
     if over is None:
-        return dict.fromkeys(methods, Estimate(None))
+        return dict.fromkeys(methods, (Estimate(None), "too few"))
     values = np.exp(over.values).tolist()
-    return {
-        m: Estimate(v, over.interval(i, v))
-        for i, (m, v) in enumerate(zip(methods, values, strict=True))
-    }
+    estimates = [Estimate(value, over.interval(i, value)) for i, value in enumerate(values)]
+    verdicts = Ranking.of(over, over, values).plain_verdicts
+    return dict(zip(methods, zip(estimates, verdicts, strict=True), strict=True))
 
 
 def _system_ratios(
