@@ -12,22 +12,14 @@ from html import escape
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runners.caller_input import CallerInput, folder_of, own_hydra, read_input, use_project_cache
-from runners.job import Job
-from runners.run_folder import folder
-from runners.run_folder.manifest import check_questions
-from runners.session.live import run_live
-from runners.session.method_runs import MethodRun
+from runners.caller_input import folder_of, own_hydra, read_input, use_project_cache
 from specbench.config import compose
-from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models import loading
-from specbench.models.given_back import given_back
 from specbench.results import console, records
 from specbench.results.conditions import Warned
 from specbench.results.decision import verdict_words
@@ -36,9 +28,9 @@ from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
 
-
-class ComparisonRefused(ConfigurationError, ValueError):
-    """What was handed to `compare` cannot be used; the message says what to type."""
+_WIDTH = 100  # of the printed table
+_SHORT = ["label", "mat", "speedup", "speedup_low", "speedup_high", "tokens_per_s", "outputs"]
+_ERROR_COLUMNS = ["label", "case_id", "turn", "repeat", "during", "type", "message"]
 
 
 @dataclass(frozen=True)
@@ -91,29 +83,18 @@ class Comparison:
         A matplotlib figure: a notebook shows it, ``savefig("speedup.png")`` writes it.
         """
         rows = self.wide[self.wide["speedup"].notna() & (self.wide["method"] != BASELINE)]
-        rows = rows.sort_values("speedup", ascending=False)
+        rows = rows.sort_values("speedup")
         figure = Figure(figsize=(7.0, 1.0 + 0.26 * len(rows)), layout="constrained")
-        panels = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-        words = ("speedup (ratio of tokens/s)", "MAT (tokens per target pass)")
-        for axes, key, unit in zip(panels, ("speedup", "mat"), words, strict=True):
-            low, value, high = (pd.to_numeric(rows[f"{key}{end}"]) for end in ("_low", "", "_high"))
-            lengths = np.array([value - low, high - value]).clip(min=0.0).T  # NaN: no interval
-            for place, (at, ends) in enumerate(zip(value, lengths, strict=True)):
-                marker = _MARKERS[place % len(_MARKERS)]
-                axes.errorbar([at], [place], xerr=ends[:, None], fmt=marker)
+        panels = figure.subplots(1, 2, sharey=True)
+        units = {"speedup": "speedup (ratio of tokens/s)", "mat": "MAT (tokens per target pass)"}
+        for axes, (key, unit) in zip(panels, units.items(), strict=True):
+            low, value, high = (rows[f"{key}{end}"].astype(float) for end in ("_low", "", "_high"))
+            reach = [(value - low).clip(lower=0), (high - value).clip(lower=0)]  # NaN: no interval
+            axes.errorbar(value, rows["label"], xerr=reach, fmt="o")
             axes.set_xlabel(unit)
             axes.grid(axis="x", color="#DDDDDD")
-        panels[0].axvline(1.0, color="#333333", linewidth=0.8, linestyle="--", label=_PLAIN)
-        panels[0].set_yticks(range(len(rows)), rows["label"])
-        panels[0].set_ylim(len(rows) - 0.5, -0.5)
-        panels[0].legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize="small")
+        panels[0].axvline(1.0, color="#333333", linewidth=0.8, linestyle="--")
         return figure
-
-
-_WIDTH = 100  # of the printed table
-_MARKERS = "os^DvPX*<>pdh"
-_PLAIN = "plain decoding"  # what the line across stands for
-_SHORT = ["label", "mat", "speedup", "speedup_low", "speedup_high", "tokens_per_s", "outputs"]
 
 
 def compare(
@@ -151,19 +132,14 @@ def compare(
     Raises:
         ComparisonRefused: a ValueError; something cannot be used, the message says what to type.
     """
+    arguments = [
+        *(f"generation={'sampling' if temperature else 'greedy'}", f"verifier={verifier}"),
+        f"generation.max_new_tokens={max_new_tokens}",
+        *(f"generation.temperature={temperature}", f"seed={seed}", f"repeats={repeats}"),
+    ]
     with folder_of(output_dir) as path:
-        try:
-            arguments = [
-                *(f"generation={'sampling' if temperature else 'greedy'}", f"verifier={verifier}"),
-                f"generation.max_new_tokens={max_new_tokens}",
-                *(f"generation.temperature={temperature}", f"seed={seed}", f"repeats={repeats}"),
-            ]
-            inputs = (model, tokenizer, prompts, drafters)
-            given = read_input(*inputs, name, arguments, overrides, path)
-            with given_back(model):
-                measure(given, model, tokenizer)
-        except ConfigurationError as error:
-            raise ComparisonRefused(str(error)) from error
+        given = read_input(model, tokenizer, prompts, name, arguments, overrides)
+        given.measure(drafters, path)
         return _read(path, None if output_dir is None else path, tokenizer)
 
 
@@ -175,44 +151,15 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     Raises:
         ComparisonRefused: there is no such name, or the weights are not to be had.
     """
-    try:
+    with folder_of(None):
         with own_hydra():
             cfg = compose.compose([f"model={name}"])
         use_project_cache(cfg)
         node = compose.typed(cfg).model
         tokenizer = loading.load_tokenizer(node)
         model = loading.load_model(node, tokenizer).model
-    except ConfigurationError as error:
-        raise ComparisonRefused(str(error)) from error
     model.name_or_path = node.id  # by which `compare` knows it, also where it was read from a cache
     return model, tokenizer
-
-
-def measure(given: CallerInput, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Measure what the folder lacks."""
-    from runners.session import loading as session_loading
-    from runners.session.session import Session
-
-    job = given.job
-    loaded = loading.in_memory(job.config.model, model, tokenizer)
-
-    def load(job: Job, runs: Sequence[MethodRun]) -> Session:
-        return session_loading.make_session(job, runs, tokenizer, given.template, lambda: loaded)
-
-    folder.check_owner(job.folder, job.run_key, job.identity)
-    if folder.is_complete(job.folder):
-        manifest = RunManifest.read(job.folder)
-        check_questions(manifest, job.config, job.cases, job.folder)
-        then, now = manifest.model and manifest.model.weights_hash, loaded.weights_hash
-        if then != now:
-            raise OutputRefused(
-                f"{job.folder} holds a run of other weights of the same name (weights_hash there "
-                f"{then}, here {now}). Give another output_dir."
-            )
-        folder.check_finished(job.folder, manifest)
-        return
-    folder.make_folder(job.folder)
-    run_live(job, load, given.drafters)
 
 
 def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> Comparison:
@@ -241,9 +188,6 @@ def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> 
         folder=kept,
         lossless=manifest.exit_code == 0,
     )
-
-
-_ERROR_COLUMNS = ["label", "case_id", "turn", "repeat", "during", "type", "message"]
 
 
 def _flat(row: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from runners.advice import command
 from runners.advice.answer import Advice
 from runners.advice.budget import Budget
 from runners.advice.steps import Wanted, find
-from runners.caller_input import CallerInput, folder_of, own_hydra, read_input
-from runners.comparison import ComparisonRefused, measure
+from runners.caller_input import folder_of, own_hydra, read_input
 from runners.cost import Cost
 from runners.job import Job
 from runners.launch.dispatch import entry_of
@@ -25,7 +23,6 @@ from specbench.config import compose
 from specbench.config.run_key import key_of, run_identity
 from specbench.config.schema import RECORD_STATES
 from specbench.data.cases import Case
-from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.given_back import given_back
 from specbench.results.records import SURFACE
@@ -47,17 +44,14 @@ class InMemory:
         arguments: Sequence[str],
         overrides: Sequence[str],
     ) -> None:
-        self._model, self._tokenizer = model, tokenizer
-        self._prompts = prompts if isinstance(prompts, str) else list(prompts)
-        self._name, self._arguments, self._overrides = name, arguments, overrides
-        first = self._read([], Path())
-        self.cfg, self.cases = first.cfg, first.job.cases
+        self._given = read_input(model, tokenizer, prompts, name, arguments, overrides)
+        self.cfg, self.cases = self._given.cfg, self._given.cases
 
     def surface(self) -> Path:
         node, path = jobs.surface_job(self.cfg)
         identity, config = run_identity(node), compose.typed(node)
-        with given_back(self._model):
-            loaded = loading.in_memory(config.model, self._model, self._tokenizer)
+        with given_back(self._given.model), own_hydra():
+            loaded = loading.in_memory(config.model, self._given.model, self._given.tokenizer)
             # Two models in memory may have one name.
             path = path.with_name(f"{path.name}-{(loaded.weights_hash or '')[:8]}")
             if not is_complete(path):
@@ -68,25 +62,12 @@ class InMemory:
         return path / SURFACE
 
     def record(self, cases: Sequence[Case], path: Path) -> Path:
-        return self._run(self._read([], path, f"record={RECORD_STATES}"), cases)
+        self._given.measure([], path, cases, record=RECORD_STATES, strict=False)
+        return path
 
     def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> Path:
-        return self._run(self._read(items, path), cases)
-
-    def _read(self, drafters: Iterable[Any], path: Path, *more: str) -> CallerInput:
-        arguments = [*self._arguments, *more]
-        return read_input(
-            *(self._model, self._tokenizer, self._prompts, drafters),
-            *(self._name, arguments, self._overrides, path),
-            alone=True,
-        )
-
-    def _run(self, given: CallerInput, cases: Sequence[Case]) -> Path:
-        labels = frozenset(entry.label for entry in given.job.entries[1:])
-        job = replace(given.job, cases=tuple(cases), optional=labels)
-        with given_back(self._model):
-            measure(replace(given, job=job), self._model, self._tokenizer)
-        return job.folder
+        self._given.measure(items, path, cases, strict=False)
+        return path
 
 
 def advise(
@@ -115,16 +96,13 @@ def advise(
         ComparisonRefused: a ValueError; something cannot be used, the message says what to type.
     """
     with folder_of(output_dir) as path, own_hydra():
-        try:
-            budget = Budget(minutes)
-            arguments = ["generation=greedy", "verifier=auto", f"seed={seed}"]
-            arguments += [f"generation.max_new_tokens={max_new_tokens}"]
-            bench = InMemory(model, tokenizer, prompts, name, arguments, overrides)
-            make_folder(path)
-            questions = f"{len(bench.cases)} prompts"
-            found = find(Wanted(bench.cases, questions, methods=methods), bench, path, budget)
-        except ConfigurationError as error:
-            raise ComparisonRefused(str(error)) from error
+        budget = Budget(minutes)
+        arguments = ["generation=greedy", "verifier=auto", f"seed={seed}"]
+        arguments += [f"generation.max_new_tokens={max_new_tokens}"]
+        bench = InMemory(model, tokenizer, prompts, name, arguments, overrides)
+        make_folder(path)
+        questions = f"{len(bench.cases)} prompts"
+        found = find(Wanted(bench.cases, questions, methods=methods), bench, path, budget)
         option = found.best or found.candidate
         if option is not None:
             drafter = mapping_of(option.method, option.knobs)

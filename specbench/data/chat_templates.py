@@ -97,10 +97,10 @@ class PromptTemplate:
     def _check_probes(self) -> None:
         """Refuse a template that leaves a question out."""
         first, second = _PROBES
-        written = [self._chat([(first, None)])]
+        written = [self._chat(messages_of([(first, None)]))]
         # A template may refuse a second turn; it then says so when a data set has one.
         with suppress(ConfigurationError):
-            written.append(self._chat([(first, "well"), (second, None)]))
+            written.append(self._chat(messages_of([(first, "well"), (second, None)])))
         for text, asked in zip(written, _PROBES, strict=False):
             if asked not in text:
                 turn = "the question" if asked is first else "the question of a second turn"
@@ -125,15 +125,35 @@ class PromptTemplate:
         Raises:
             ConfigurationError: the tokenizer's chat template does not take the dialogue.
         """
-        marked = [(self._marked(user), answer and self._marked(answer)) for user, answer in turns]
         if self.name == "chat":
-            # The template writes the special tokens that begin a text by itself.
-            return self._ids(self._chat(marked), add_special_tokens=False)
+            return self.render_messages(messages_of(turns))
+        marked = [(self._marked(user), answer and self._marked(answer)) for user, answer in turns]
         if self.name == "vicuna_v1.1":
             text = self._vicuna(marked)
         else:
             text = "\n".join(part for turn in marked for part in turn if part is not None)
         return self._ids(text, add_special_tokens=True)
+
+    def render_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Render a list of messages, the last one the user's, to prompt ids as `render` does.
+
+        Args:
+            messages: with ``role`` and ``content``; roles beside ``user`` and ``assistant``, and
+                contents that are no text, are for a chat template.
+
+        Raises:
+            ConfigurationError: the template does not take these messages.
+        """
+        if self.name != "chat":
+            return self.render(turns_of(messages, self.name))
+        marked = [
+            {**message, "content": self._marked(message["content"])}
+            if isinstance(message["content"], str)
+            else dict(message)
+            for message in messages
+        ]
+        # The template writes the special tokens that begin a text by itself.
+        return self._ids(self._chat(marked), add_special_tokens=False)
 
     def _marked(self, text: str) -> str:
         """A text in which no special token can be found; `_ids` takes the marks out again."""
@@ -167,12 +187,7 @@ class PromptTemplate:
         encoded = self._tokenizer(plain, add_special_tokens=False, split_special_tokens=True)
         return [int(i) for i in encoded["input_ids"]]
 
-    def _chat(self, turns: Sequence[tuple[str, str | None]]) -> str:
-        messages = []
-        for user, answer in turns:
-            messages.append({"role": "user", "content": user})
-            if answer is not None:
-                messages.append({"role": "assistant", "content": answer})
+    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
             with _time_limit(_RENDER_S):
                 text = self._tokenizer.apply_chat_template(
@@ -181,15 +196,15 @@ class PromptTemplate:
         except Exception as error:
             # A template is a program that came with the model: it may raise anything.
             raise ConfigurationError(
-                f"the tokenizer's chat template does not take a dialogue of {len(turns)} turn(s): "
-                f"{first_line(error)}. Type model.template=vicuna_v1.1 or plain, or correct the "
-                "template."
+                "the tokenizer's chat template does not take a dialogue of "
+                f"{len(messages)} message(s): {first_line(error)}. Type model.template=vicuna_v1.1 "
+                "or plain, or correct the template."
             ) from error
-        most = _LONGEST + _GROWTH * sum(len(message["content"]) for message in messages)
+        most = _LONGEST + _GROWTH * sum(len(str(message["content"])) for message in messages)
         if len(str(text)) > most:
             raise ConfigurationError(
                 f"the tokenizer's chat template writes {len(str(text)):,} characters for a "
-                f"dialogue of {len(turns)} turn(s). Correct it, or type "
+                f"dialogue of {len(messages)} message(s). Correct it, or type "
                 "model.template=vicuna_v1.1 or plain."
             )
         return str(text)
@@ -201,6 +216,35 @@ class PromptTemplate:
             if answer is not None:
                 text += _VICUNA_ANSWER.format(answer=answer.strip())
         return text
+
+
+def messages_of(turns: Sequence[tuple[str, str | None]]) -> list[dict[str, str]]:
+    """Convert the texts of each turn, user's and answer, to messages; an answer of None to none."""
+    texts = [text for turn in turns for text in turn if text is not None]
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def turns_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[tuple[str, str | None]]:
+    """Convert messages to the texts of each turn, for a template that knows no others.
+
+    Raises:
+        ConfigurationError: they are not texts of user and assistant in turns.
+    """
+    users, answers = messages[::2], messages[1::2]
+    if (
+        len(messages) % 2 == 0
+        or any(message["role"] != "user" for message in users)
+        or any(message["role"] != "assistant" for message in answers)
+        or not all(isinstance(message["content"], str) for message in messages)
+    ):
+        raise ConfigurationError(
+            f"model.template={template} takes texts of user and assistant in turns, the user's "
+            f"last, got roles {', '.join(str(message['role']) for message in messages)}. Pass such "
+            "messages, or a tokenizer with a chat template."
+        )
+    texts = [str(message["content"]) for message in messages]
+    return list(zip(texts[::2], [*texts[1::2], None], strict=True))
 
 
 def _refuse_powers(template: str) -> None:

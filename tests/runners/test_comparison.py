@@ -1,5 +1,8 @@
 """`runners.compare`: a caller's model is measured as in a run, and comes back as it was."""
 
+import copy
+import json
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -7,7 +10,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from methods.pld import PromptLookup
 from runners import advise, compare
 from runners.advice import steps
+from runners.caller_input import read_input
 from runners.search import jobs
+from specbench.config import compose
+from specbench.data.chat_templates import PromptTemplate
+from specbench.errors import ConfigurationError
 from specbench.results import records
 from specbench.system import bandwidth
 from tests.small_run import run_here
@@ -78,12 +85,11 @@ def test_prompts_and_drafters_of_every_kind_and_the_model_comes_back_as_it_was(l
     assert set(found.table["outputs"]) == {"4 equal"}
     assert set(found.table.columns) - {"outputs"} < set(found.wide.columns)
     speedups, mats = found.plot().axes
-    names = [label.get_text() for label in speedups.get_yticklabels()]
-    drafting = found.table[found.table["label"] != "ar"].set_index("label")
-    assert names == list(drafting["speedup"].sort_values(ascending=False).index)
+    drafting = found.table[found.table["label"] != "ar"].sort_values("speedup")
     for axes, key in ((speedups, "speedup"), (mats, "mat")):
-        drawn = [container.lines[0].get_xdata()[0] for container in axes.containers]
-        assert drawn == list(drafting.loc[names, key])
+        drawn = axes.containers[0].lines[0]
+        assert list(drawn.get_xdata()) == list(drafting[key])
+        assert [tick.get_text() for tick in speedups.get_yticklabels()] == list(drafting["label"])
 
 
 def test_an_error_within_gives_the_model_back_too(lent, options, monkeypatch):
@@ -93,6 +99,69 @@ def test_an_error_within_gives_the_model_back_too(lent, options, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         compare(model, tokenizer, TEXTS, ["pld"], **options)
     assert shape_of(model) == shape
+
+
+THINKS = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}assistant: "
+    "{% if enable_thinking is defined and not enable_thinking %}blue{% else %}red{% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [THINKS, None])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["+model.template_kwargs.enable_thinking=false"],
+        ["model.template=vicuna_v1.1"],
+        ["model.template=plain", "dataset.special_tokens=text"],
+        ["dataset.special_tokens=text", "+model.template_kwargs.enable_thinking=true"],
+    ],
+)
+def test_a_question_is_one_prompt_however_it_is_passed(lent, template, overrides):
+    """And with whatever the template is told, as long as a text says what messages say."""
+    model, tokenizer = lent
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = template
+    for question in ("which ship is red", "what does </s> end", "{user} {% if %}"):
+        messages = [{"role": "user", "content": question}]
+        given = read_input(model, tokenizer, [question, messages], None, [], overrides)
+        text, dialogue = (case.turns for case in given.cases)
+        assert text == dialogue
+        (line,) = text
+        config = compose.typed(given.cfg)
+        rendered = PromptTemplate.from_config(tokenizer, config).render([(question, None)])
+        assert json.loads(line) == rendered  # as a run of run.py renders it
+        if template and "+model.template_kwargs.enable_thinking=false" in overrides:
+            assert tokenizer.decode(rendered).endswith("blue")
+
+
+def test_messages_of_several_turns_are_those_of_a_dialogue(lent):
+    model, tokenizer = lent
+    turns = [(TEXTS[0], "no"), (TEXTS[1], None)]
+    roles = ("user", "assistant", "user")
+    texts = (TEXTS[0], "no", TEXTS[1])
+    messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=True)]
+    for name in ("chat", "vicuna_v1.1", "plain"):
+        given = read_input(model, tokenizer, [messages], None, [], [f"model.template={name}"])
+        expected = PromptTemplate(tokenizer, name).render(turns)
+        assert json.loads(given.cases[0].turns[0]) == expected
+    system = [{"role": "system", "content": "be brief"}, *messages]
+    with pytest.raises(ConfigurationError, match=r"prompts\[0\].*roles system, user"):
+        read_input(model, tokenizer, [system], None, [], ["model.template=plain"])
+
+
+@pytest.mark.parametrize("drafter", ["ngrammys", "rest"])
+def test_a_missing_file_of_a_model_that_lies_nowhere_asks_to_save_it(lent, options, drafter):
+    """No builder opens the name of its class."""
+    model, tokenizer = lent
+    place, model.name_or_path = model.name_or_path, ""
+    try:
+        with pytest.raises(ValueError, match="DIR_OF_THE_SAVED_MODEL") as refused:
+            compare(model, tokenizer, TEXTS, [drafter], **options)
+        assert "LlamaForCausalLM" not in str(refused.value)
+    finally:
+        model.name_or_path = place
 
 
 def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, tmp_path):
