@@ -92,7 +92,7 @@ def in_turns(
 def target_of(config: RunConfig, model: PreTrainedModel, **more: Any) -> Target:
     """A target as a run on this CPU makes it."""
     packed = packed_bytes(config.engine.packed)
-    return Target(model, packed_bytes=packed, cache_dir=Path(config.cache_dir), **more)
+    return Target(model, packed_bytes=packed, **more)
 
 
 # A target pass by one call, of weights in several forms, against the pass layer by layer.
@@ -115,14 +115,14 @@ def passes(options: Options) -> Found:
         model = load_model(config, load_tokenizer(config)).model
         target = target_of(config, model, **sizes)
         if kind == FLOAT32_WEIGHTS:
-            plain, read[LAYERS] = model, bandwidth.streamed_bytes(model)
-            targets[LAYERS] = Target(model, **sizes, one_call=False)
+            packed, read[LAYERS] = model, bandwidth.streamed_bytes(model)
+            targets[LAYERS] = Target(load_model(config, load_tokenizer(config)).model, **sizes)
         if kind in options.weights:
             targets[kind], read[kind] = target, bandwidth.streamed_bytes(model)
     rows: dict[str, Any] = {}
     for threads in options.threads:
         torch.set_num_threads(threads)
-        fastest = bandwidth.FastestRead(torch.device("cpu"), read[LAYERS], model=plain)
+        fastest = bandwidth.FastestRead(torch.device("cpu"), read[LAYERS], model=packed)
         fastest.measure()
         for context in options.contexts:
             for target in targets.values():
@@ -162,7 +162,7 @@ Call: TypeAlias = Callable[[Any], DecodeResult]  # of a prompt's ids
 
 
 def steps(options: Options) -> Found:
-    """What a step takes, part by part, where the pass is one call and where it goes by layers.
+    """What a step takes, part by part.
 
     Plain decoding, EAGLE-2 with one token, Token Recycling and suffix decoding decode the same
     answers turn about. Microseconds of a step by the phases of measure=phases; of answers the
@@ -173,22 +173,20 @@ def steps(options: Options) -> Found:
     loaded = load_model(config, tokenizer)
     eos, most = frozenset(loaded.eos_ids), options.tokens + 512
     calls: dict[str, Call] = {}
-    for how in ("one call", "layers"):
-        one_call = how == "one call"
-        first = target_of(config, loaded.model, max_len=most, max_nodes=96, one_call=one_call)
-        for name, knobs in DRAFTS.items():
-            node = typed(compose([f"model={options.model}", f"method={name}"])).method
-            kept = {key: value for key, value in node.items() if key not in ("label", "search")}
-            drafter, target = hydra.utils.instantiate({**kept, **knobs}), first.twin()
-            target.draft_weights = config.engine.draft_weights
-            named, model = config.pair.heads, config.model
-            found = {head: head_folder.find(head, named, model) for head in drafter.needs.heads}
-            heads = {head: path for head, path in found.items() if path}
-            sizes: dict[str, Any] = {"max_len": most, "heads": heads, "target": target}
-            drafter.setup(DraftContext(target.vocab_size, eos, **sizes))
-            engine = Engine(target, GreedyVerifier(), eos_ids=eos, phases=True)
-            call = partial(decode, engine=engine, drafter=drafter, tokens=options.tokens)
-            calls[f"{name}, {how}"] = call
+    first = target_of(config, loaded.model, max_len=most, max_nodes=96)
+    for name, knobs in DRAFTS.items():
+        node = typed(compose([f"model={options.model}", f"method={name}"])).method
+        kept = {key: value for key, value in node.items() if key not in ("label", "search")}
+        drafter, target = hydra.utils.instantiate({**kept, **knobs}), first.twin()
+        target.draft_weights = config.engine.draft_weights
+        named, model = config.pair.heads, config.model
+        found = {head: head_folder.find(head, named, model) for head in drafter.needs.heads}
+        heads = {head: path for head, path in found.items() if path}
+        sizes: dict[str, Any] = {"max_len": most, "heads": heads, "target": target}
+        drafter.setup(DraftContext(target.vocab_size, eos, **sizes))
+        engine = Engine(target, GreedyVerifier(), eos_ids=eos, phases=True)
+        call = partial(decode, engine=engine, drafter=drafter, tokens=options.tokens)
+        calls[name] = call
     template, rows = PromptTemplate(tokenizer), dict[str, Any]()
     prompts = [np.array(template.render([(q, None)])) for q in QUESTIONS[: options.questions]]
     for threads in options.threads:
@@ -227,8 +225,8 @@ Answer: TypeAlias = Callable[[list[int]], list[int]]  # of a prompt's ids, the n
 def others(options: Options) -> Found:
     """Plain decoding here, in transformers' generate and in llama.cpp, prompt by prompt.
 
-    All decode the bundled model greedily from the same ids, with as many threads; float32,
-    bfloat16 and stored are this engine's (engine.weights). Times are of whole answers. llama.cpp
+    All decode the bundled model greedily from the same ids, with as many threads; float32
+    and stored are this engine's (engine.weights). Times are of whole answers. llama.cpp
     computes with the 4-bit file itself, whose values the others hold in float32, so its outputs
     differ by rounding.
     """

@@ -19,7 +19,6 @@ from transformers.models.auto.configuration_auto import AutoConfig
 from specbench.decoding.engine import Engine
 from specbench.decoding.structs import DraftTree, Needs
 from specbench.decoding.verify import GreedyVerifier, Verifier
-from specbench.kernels import autotune
 from specbench.models.draft.model import DraftModel
 from specbench.models.target import Target
 from specbench.paths import CONF_DIR
@@ -197,17 +196,3 @@ def make_target() -> Callable[..., Target]:
 def rng() -> np.random.Generator:
     """A seeded generator."""
     return np.random.default_rng(0)
-
-
-@pytest.fixture
-def everything_packed(monkeypatch):
-    """The last usable kernel for every shape and row count, without measuring."""
-    kind = autotune.available_kernels()[-1]
-    monkeypatch.setattr(
-        autotune,
-        "measure_plan",
-        lambda ws: {
-            f"{w.shape[0]}x{w.shape[1]}": dict.fromkeys(autotune.ROW_BUCKETS, kind) for w in ws
-        },
-    )
-    return kind

@@ -135,10 +135,7 @@ def check_passes(old: RunManifest, model: ModelInfo, force: bool) -> bool:
         return False
 
     def passes(info: ModelInfo) -> dict[str, Any]:
-        packed = info.packed or {}
-        plan = packed.get("plan", {})
-        kernels = {shape: {str(n): k for n, k in by.items()} for shape, by in plan.items()}
-        return {"threads": info.threads, "kernels": kernels, "pass": packed.get("pass")}
+        return {"threads": info.threads, "pass": (info.packed or {}).get("pass")}
 
     return _forced(config_diff(passes(old.model), passes(model)), force)
 

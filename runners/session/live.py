@@ -162,7 +162,7 @@ def _keep_measured(earlier: ModelInfo, runs: Sequence[MethodRun]) -> None:
         method_run.measured.update(earlier.measured.get(method_run.label, {}))
     if earlier.threads is None:
         return
-    from specbench.kernels.autotune import keep_distances
+    from specbench.kernels.prefetch import keep_distances
 
     # The target's last: what it chose for a form holds for its drafts, too.
     for packed in (*(draft.packed for draft in earlier.drafts.values()), earlier.packed):

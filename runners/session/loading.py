@@ -229,8 +229,6 @@ def make_target(
         batch=batch,
         reason=reason,
         packed_bytes=packed_bytes(config.engine.packed),
-        cache_dir=Path(config.cache_dir),
-        one_call=config.engine.packed.one_call,
         texts=config.batch.size if drafts else 1,
     )
     made.draft_weights = config.engine.draft_weights

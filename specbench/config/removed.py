@@ -59,6 +59,17 @@ REMOVED = (
         "measure.disturbed.slowdown",
         "only counters disturb a case; leave it out (measure.disturbed.steal and .others stay)",
     ),
+    Removed(
+        "key",
+        "engine.weights=bfloat16",
+        "type engine.weights=stored for the bundled model's own blocks, or model.dtype=bfloat16",
+    ),
+    Removed(
+        "key",
+        "engine.packed.one_call",
+        "packed models always run in one call; type engine.packed.enabled=false for "
+        "transformers' layers",
+    ),
     Removed("module", "scripts.draft_model.train", "type python -m scripts.training draft"),
     Removed("module", "scripts.draft_model.train_heads", "type python -m scripts.training heads"),
     Removed(

@@ -20,7 +20,7 @@ TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 ENGINES = ("auto", "eager", "graph")
-FLOAT32_WEIGHTS, BFLOAT16_WEIGHTS, STORED_WEIGHTS = WEIGHTS = ("float32", "bfloat16", "stored")
+FLOAT32_WEIGHTS, STORED_WEIGHTS = WEIGHTS = ("float32", "stored")
 Q8_0_WEIGHTS = "q8_0"
 DRAFT_WEIGHTS = (FLOAT32_WEIGHTS, Q8_0_WEIGHTS)
 PER_SEQUENCE, _ = BATCH_BUDGETS = ("per_sequence", "global")
@@ -43,7 +43,7 @@ def verifier_name(chosen: str, temperature: float) -> str:
 
 
 def packed_bytes(packed: PackedConfig) -> int:
-    """Memory for packed linears, from ``engine.packed``; 0 switches them off."""
+    """Memory for products in panels, from ``engine.packed``; 0 switches them off."""
     return int(packed.memory_gb * 1e9) if packed.enabled else 0
 
 
@@ -204,14 +204,10 @@ class VerifierConfig:
 
 @dataclass
 class PackedConfig:
-    """Packed linears on CPU; the copies may take ``memory_gb`` GB (10^9 bytes).
-
-    ``one_call`` runs whole passes by one compiled call, for models that ``compiled_pass`` knows.
-    """
+    """Products in panels on a CPU, which may take ``memory_gb`` GB (10^9 bytes)."""
 
     enabled: bool = True
     memory_gb: float = 4.0
-    one_call: bool = True
 
 
 @dataclass
@@ -223,8 +219,8 @@ class EngineConfig:
             or ``stream``.
         eager_baseline: where passes are CUDA graphs, also run ``ar`` launched pass by pass.
         fused_layers: where passes are CUDA graphs, run a layer's steps in fewer kernels.
-        weights: on a CPU, what passes read: ``float32``, ``bfloat16`` (the model is rounded) or
-            ``stored`` (the blocks of the bundled model's file, which are the same numbers).
+        weights: on a CPU, what passes read: ``float32``, or ``stored`` (the blocks of the bundled
+            model's file, which are the same numbers).
         draft_weights: on a CPU, what passes of draft models and heads read where products are
             packed: ``float32``, or ``q8_0``: bytes, 32 of which have a half's scale together. They
             are rounded to it, and the target is not.

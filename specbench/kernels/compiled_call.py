@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from specbench.kernels import pass_kernels
+from specbench.kernels.packed_linear import Product
 from specbench.kernels.panel_kernels import WIDTH, form_of
 
 
@@ -88,7 +89,7 @@ class CompiledCall:
         self._kept.append(value)
         return int(value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr())
 
-    def _product(self, product: Any) -> list[int]:
+    def _product(self, product: Product) -> list[int]:
         """The words of a product: its panels, their form and its bias."""
         panels = self._address(product.panels)
         return [panels, form_of(product.panels).number, self._address(product.bias)]
@@ -97,7 +98,7 @@ class CompiledCall:
         self,
         before: Any,
         behind: Any,
-        products: Sequence[Any],
+        products: Sequence[Product],
         of_heads: Sequence[Any],
         beside: Any = None,
     ) -> list[int]:

@@ -3,21 +3,21 @@
 All of this must hold, or passes go through transformers' layers as those of any other model do:
 
 - the classes are a family's of ``architectures.FAMILIES``, unchanged by subclasses or hooks;
-- float32 on the CPU, and every product stands packed in panels;
+- float32 on the CPU, and there is memory for every product in panels;
 - rotations are those of a fixed table of positions, over whole heads;
 - the gate is SiLU;
 - no key of the pass lies outside a sliding window.
 
-The formulas are the modules' own. Their tensors are used where they lie, and nothing is copied but
-the tables of cosines and sines.
+The formulas are the modules' own, and the modules stay as they are: what is not run by one call
+goes through transformers' layers and their weights.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,20 +34,56 @@ from specbench.kernels.architectures import (
     inputs_of,
     known_part,
 )
-from specbench.kernels.autotune import available_kernels, choose_distances
 from specbench.kernels.compiled_call import CompiledCall, Segment
-from specbench.kernels.fused_layers import count_fused, fuse, is_fused
-from specbench.kernels.packed_linear import (
-    PackedLinear,
-    SiblingLinear,
-    pack_linears,
-    packed_weights,
-    panels_of,
-)
-from specbench.kernels.panel_kernels import WIDTH
+from specbench.kernels.packed_linear import Product
+from specbench.kernels.panel_kernels import FLOAT32, WIDTH, available, form_of
+from specbench.kernels.prefetch import choose_distances
+from specbench.kernels.weight_forms import give_back, short_bytes, unchanged_regions
 
 ONE_CALL = "one call"  # of a manifest's packed weights, ``pass``; else why not
 _FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")
+_PACKED = "_specbench_packed"  # the model's attribute
+
+
+@dataclass(frozen=True, slots=True)
+class PackedModel:
+    """A model's products in panels, packed once for all who run its passes.
+
+    Attributes:
+        layers: by layer, of attention's input and output, of the gated product's input and output.
+    """
+
+    layers: tuple[tuple[Product, ...], ...]
+    lm_head: Product
+
+    @property
+    def panels(self) -> list[torch.Tensor]:
+        """Those of all products."""
+        products = [product for layer in self.layers for product in layer]
+        return [product.panels for product in (*products, self.lm_head)]
+
+
+def packed_model(model: Any) -> PackedModel | None:
+    """What `prepare` packed of ``model``; None where its passes go through its layers."""
+    return getattr(model, _PACKED, None)
+
+
+def packed_memory(model: PreTrainedModel) -> list[torch.Tensor]:
+    """The memory of ``model``'s float32 panels, as float32 ``[n]`` a mapping."""
+    packed = packed_model(model)
+    spans: dict[int, tuple[torch.UntypedStorage, int, int]] = {}
+    for panels in packed.panels if packed else ():
+        if form_of(panels) is not FLOAT32:
+            continue
+        storage = panels.untyped_storage()
+        begin = panels.data_ptr() - storage.data_ptr()
+        _, first, last = spans.get(storage.data_ptr(), (storage, begin, begin))
+        span = (storage, min(first, begin), max(last, begin + panels.nbytes))
+        spans[storage.data_ptr()] = span
+    return [
+        torch.empty(0).set_(storage, first // 4, ((last - first) // 4,))  # type: ignore[call-overload]
+        for storage, first, last in spans.values()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +102,9 @@ class CompiledPass(CompiledCall):
         max_len: rows of a cache.
         max_rows: of a pass, of all segments together.
         windows: sizes of the layers' sliding windows.
+
+    Attributes:
+        most_keys: of a pass.
     """
 
     def __init__(
@@ -75,7 +114,7 @@ class CompiledPass(CompiledCall):
         decoder = network.model
         layers = list(decoder.layers)
         attention, config = layers[0].self_attn, model.config
-        self._most_keys, self._most_rows = min([max_len, *windows]), max_rows
+        self.most_keys, self._most_rows = min([max_len, *windows]), max_rows
         head = network.lm_head
         self._vocab = head.out_features
         self._device = decoder.norm.weight.device
@@ -93,7 +132,9 @@ class CompiledPass(CompiledCall):
             head_dim=attention.head_dim,
             numbers=[*epsilons, attention.scaling],
         )
-        self._table[:] = [self._layer(layer) for layer in layers]
+        packed = packed_model(model)
+        assert packed is not None, "prepare() packs a model's products"
+        self._table[:] = list(map(self._layer, layers, packed.layers))
         self._n_layers = len(layers)
         words = self._words
         words[pass_kernels.VOCAB] = self._vocab
@@ -104,7 +145,7 @@ class CompiledPass(CompiledCall):
             self._turned = [values[0].contiguous() for values in turned]
         self._embedding = decoder.embed_tokens.weight.detach()
         words[pass_kernels.FINAL_NORM] = self._address(decoder.norm.weight)
-        words[pass_kernels.LM_HEAD : pass_kernels.LM_HEAD_BIAS + 1] = self._product(head)
+        words[pass_kernels.LM_HEAD : pass_kernels.LM_HEAD_BIAS + 1] = self._product(packed.lm_head)
         self._reserve(max_rows, max_len)
         self._logits = np.empty((0, 0), dtype=np.float32)
         self._lent: Callable[[], object] = lambda: None  # the part of it that a tensor still holds
@@ -123,8 +164,7 @@ class CompiledPass(CompiledCall):
         self._lent = weakref.ref(lent)
         return torch.from_numpy(lent)
 
-    def _layer(self, layer: Any) -> list[int]:
-        products: Any = products_of_layer(layer)
+    def _layer(self, layer: Any, products: Sequence[Product]) -> list[int]:
         norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
         return self._layer_words(
             layer.input_layernorm.weight,
@@ -152,7 +192,7 @@ class CompiledPass(CompiledCall):
         """
         words, rows = self._words, len(ids)
         keys = max(segment.keys for segment in segments)
-        if rows > self._most_rows or keys > self._most_keys:
+        if rows > self._most_rows or keys > self.most_keys:
             return None
         kept = keep or rows
         # By torch, which refuses what is outside.
@@ -178,31 +218,58 @@ class CompiledPass(CompiledCall):
 # -- for which models ------------------------------------------------------------------------------
 
 
-def prepare(
-    model: PreTrainedModel, memory_bytes: int, cache_dir: Path | None, one_call: bool
-) -> dict[str, Any]:
-    """Pack ``model``'s linears and fuse its layers, where there is memory for it.
+def prepare(model: PreTrainedModel, memory_bytes: int) -> dict[str, Any]:
+    """Pack ``model``'s products where its passes can be run by one call and memory suffices.
+
+    Args:
+        memory_bytes: that panels may take; 0 packs nothing.
 
     Returns:
-        What stands packed in it (another target may have packed it before), as ``pass`` whether
-        its passes are run by one call, and as ``ahead`` how many bytes ahead its panels are asked
-        for, by form and rows; for the run's manifest.
+        How many products are packed now (another target may have packed them), their bytes and
+        forms; as ``pass`` whether passes are run by one call, else why not; as ``ahead`` how many
+        bytes ahead panels are asked for, by form and rows. For the run's manifest.
     """
-    found = packed_weights(model)
-    reason = why_not(model) if one_call else "layer by layer, as asked"
-    if memory_bytes:
-        # One call needs all in panels; what is to go through its layers takes what is fastest.
-        kernel = None if reason else "panels"
-        found = pack_linears(model, memory_bytes=memory_bytes, cache_dir=cache_dir, kernel=kernel)
-        found["fused"] = fuse(model)
-    elif found["layers"]:
-        found["fused"] = count_fused(model)
-    if found["layers"]:
-        if reason is None and not _all_in_panels(model):
-            reason = "some products are not packed in panels"
-        found["pass"] = reason or ONE_CALL
-        found["ahead"] = choose_distances(panels_of(model))
-    return found
+    reason = None
+    if packed_model(model) is None and memory_bytes:
+        reason = why_not(model) or _too_large(model, memory_bytes)
+        if reason is None:
+            _pack(model)
+    packed = packed_model(model)
+    panels = [] if packed is None else packed.panels
+    described: dict[str, Any] = {
+        "products": len(panels),
+        "bytes": sum(part.nbytes for part in panels),
+        "forms": dict(Counter(form_of(part).name for part in panels)),
+    }
+    if reason is not None or panels:
+        described["pass"] = reason or ONE_CALL
+    if panels:
+        described["ahead"] = choose_distances(panels)
+    return described
+
+
+@torch.inference_mode()
+def _pack(model: PreTrainedModel) -> None:
+    network: Any = model
+    regions = unchanged_regions()
+    layers = []
+    for layer in network.model.layers:
+        linears = linears_of_layer(layer)
+        layers.append(tuple(map(Product.of, linears)))
+        for linear in _flat(linears):
+            give_back(linear.weight, regions)
+    lm_head = Product.of([network.lm_head])
+    if network.lm_head.weight is not network.model.embed_tokens.weight:
+        give_back(network.lm_head.weight, regions)
+    setattr(model, _PACKED, PackedModel(tuple(layers), lm_head))
+
+
+def _too_large(model: Any, memory_bytes: int) -> str | None:
+    linears = [linear for layer in model.model.layers for linear in _flat(linears_of_layer(layer))]
+    wanted = sum(short_bytes(linear.weight) for linear in (*linears, model.lm_head))
+    if wanted <= memory_bytes:
+        return None
+    return f"engine.packed.memory_gb={memory_bytes / 1e9:g} is less than {wanted / 1e9:.2g}"
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -227,19 +294,9 @@ def why_not(model: PreTrainedModel) -> str | None:
     weights = (decoder.norm.weight, decoder.embed_tokens.weight)
     if any(weight.dtype != torch.float32 or not weight.is_cpu for weight in weights):
         return "weights are not float32 on the CPU"
-    if "panels" not in available_kernels():
+    if not available():
         return "this build of torch has no panels"
     return None
-
-
-def _all_products(model: Any) -> list[PackedLinear | None]:
-    products = [part for layer in model.model.layers for part in products_of_layer(layer)]
-    return [*products, _joined([model.lm_head])]
-
-
-def _all_in_panels(model: Any) -> bool:
-    products = _all_products(model)
-    return all(product is not None and product.panels is not None for product in products)
 
 
 def _unchanged(network: Any, family: str) -> bool:
@@ -248,7 +305,7 @@ def _unchanged(network: Any, family: str) -> bool:
     expected |= {f"{family}{part}" for part in ("ForCausalLM", "Model", "DecoderLayer")}
     found = set()
     for module in network.modules():
-        if "forward" in vars(module) and not is_fused(module):
+        if "forward" in vars(module):
             return False
         if module._forward_hooks or module._forward_pre_hooks:
             return False
@@ -260,28 +317,11 @@ def _unchanged(network: Any, family: str) -> bool:
     return expected <= found
 
 
-def products_of_layer(layer: Any) -> list[PackedLinear | None]:
-    """Of attention's input and output, and of the gated product's; None where there is none."""
+def linears_of_layer(layer: Any) -> tuple[list[Any], ...]:
+    """The linears of attention's input and output, and of the gated product's, as in the call."""
     attention, mlp = layer.self_attn, layer.mlp
-    return [
-        _joined(inputs_of(attention)),
-        _joined([attention.o_proj]),
-        _joined(inputs_of(mlp)),
-        _joined([mlp.down_proj]),
-    ]
+    return inputs_of(attention), [attention.o_proj], inputs_of(mlp), [mlp.down_proj]
 
 
-def _joined(linears: list[Any]) -> PackedLinear | None:
-    """The one product that computes all of ``linears``; None where they have none."""
-    if len(linears) == 1:
-        return linears[0] if isinstance(linears[0], PackedLinear) else None
-    products = {id(linear.product): linear.product for linear in linears if _is_sibling(linear)}
-    if len(products) != 1 or not all(map(_is_sibling, linears)):
-        return None
-    (product,) = products.values()
-    packed: PackedLinear = product.packed
-    return packed
-
-
-def _is_sibling(linear: Any) -> bool:
-    return isinstance(linear, SiblingLinear)
+def _flat(groups: Sequence[Sequence[Any]]) -> list[Any]:
+    return [linear for group in groups for linear in group]

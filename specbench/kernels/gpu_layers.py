@@ -36,7 +36,6 @@ from specbench.kernels.architectures import (
     sliding_window,
 )
 from specbench.kernels.attention import AttentionPlan, attend
-from specbench.kernels.packed_linear import stack
 
 # A model's attribute: weak references to what has graphs of its passes in ``graphs``.
 GRAPH_USERS = "_specbench_graph_users"
@@ -94,7 +93,17 @@ class _Forward:
             return first.weight, first.bias
         weights = [each.weight for each in linears]
         biases = [] if first.bias is None else [each.bias for each in linears]
-        return stack(weights), stack(biases) if biases else None
+        return _stack(weights), _stack(biases) if biases else None
+
+
+def _stack(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``parts`` below one another; they become views of the result, so that it takes no memory."""
+    stacked = torch.cat([part.detach() for part in parts])
+    start = 0
+    for part in parts:
+        part.data = stacked[start : start + len(part)]
+        start += len(part)
+    return stacked
 
 
 class _Norm(_Forward):

@@ -7,9 +7,9 @@ single stream, whatever the number of rows; the sums of ``TILE`` rows stay in re
 The products of a sum are added in one order whatever the number of rows, so that a row is the same
 to the last bit alone and among others.
 
-Panels hold numbers in one of four ``Form``s, and each becomes exactly its float32 number in a
+Panels hold numbers in one of three ``Form``s, and each becomes exactly its float32 number in a
 register: a pass with few rows takes as long as its weights take to be read. How far ahead of what
-is read memory is asked for is a number by form and rows (`set_distance`), which ``autotune``
+is read memory is asked for is a number by form and rows (`set_distance`), which ``prefetch``
 measures; it changes no sum.
 
 The loops run on the threads of torch's own OpenMP library: a second pool of threads would compete
@@ -22,6 +22,7 @@ One file, because numba's cache on disk notices a change in a function's own fil
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import threading
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+log = logging.getLogger(__name__)
 
 _WIDE = bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
 WIDTH = 32 if _WIDE else 16  # outputs of a panel: two registers of a row's sums
@@ -61,10 +64,10 @@ class Form:
     bytes_per_block: int
 
 
-FLOAT32, BFLOAT16 = Form("float32", 0, 4 * QUANTS), Form("bfloat16", 1, 2 * QUANTS)
+FLOAT32 = Form("float32", 0, 4 * QUANTS)
 # As in GGUF files, with a half's scale: signed bytes, and nibbles with a half's minimum, too.
-Q8_0, Q4_1 = Form("Q8_0", 2, 2 + QUANTS), Form("Q4_1", 3, 4 + QUANTS // 2)
-FORMS = (FLOAT32, BFLOAT16, Q8_0, Q4_1)
+Q8_0, Q4_1 = Form("Q8_0", 1, 2 + QUANTS), Form("Q4_1", 2, 4 + QUANTS // 2)
+FORMS = (FLOAT32, Q8_0, Q4_1)
 
 # Bytes from what is read to what is asked for meanwhile, by form and rows; 0 asks for nothing new.
 # With little to compute a core runs far ahead by itself, so that a page is too far for it.
@@ -93,7 +96,7 @@ class _Weights:
         place = form.number * (TILE + 1) + rows
         self._ahead = b.load(b.gep(table, [index(0), index(place)]))
         self._numbers = ir.VectorType(ir.FloatType(), WIDTH)
-        self.per_scale = 1 if form in (FLOAT32, BFLOAT16) else QUANTS
+        self.per_scale = 1 if form is FLOAT32 else QUANTS
 
     def scales(self, first: Any) -> None:
         """Read what the ``per_scale`` inputs from ``first`` have together."""
@@ -113,18 +116,11 @@ class _Weights:
     def of(self, first: Any, within: Any) -> Any:
         """The float32 weights of input ``first + within``, a vector."""
         b, form = self._b, self._form
-        if form in (FLOAT32, BFLOAT16):
-            kind = self._numbers if form is FLOAT32 else ir.VectorType(ir.IntType(16), WIDTH)
-            size = self._index(4 if form is FLOAT32 else 2)
-            place = b.mul(b.mul(b.add(first, within), self._step), size)
+        if form is FLOAT32:
+            place = b.mul(b.mul(b.add(first, within), self._step), self._index(4))
             address = b.add(self._panel, place)
             self._ask(address, WIDTH * form.bytes_per_block // QUANTS)
-            held = self._read(address, kind)
-            if form is FLOAT32:
-                return held
-            lanes = ir.VectorType(ir.IntType(32), WIDTH)
-            high = b.shl(b.zext(held, lanes), ir.Constant(lanes, [16] * WIDTH))
-            return b.bitcast(high, self._numbers)
+            return self._read(address, self._numbers)
         width = WIDTH if form is Q8_0 else WIDTH // 2
         kind = ir.VectorType(ir.IntType(8), width)
         held = self._read(b.add(self._quants, b.mul(within, self._index(width))), kind)
@@ -251,7 +247,7 @@ def _rows_of(form: Form) -> Any:
     return product
 
 
-_float32, _bfloat16, _q8_0, _q4_1 = map(_rows_of, FORMS)
+_float32, _q8_0, _q4_1 = map(_rows_of, FORMS)
 
 
 @njit  # type: ignore[untyped-decorator]
@@ -261,8 +257,6 @@ def _rows(
     if form == 0:
         _float32(panel, step, x, across, out, stride, k, rows)
     elif form == 1:
-        _bfloat16(panel, step, x, across, out, stride, k, rows)
-    elif form == 2:
         _q8_0(panel, step, x, across, out, stride, k, rows)
     else:
         _q4_1(panel, step, x, across, out, stride, k, rows)
@@ -314,6 +308,18 @@ def compiled() -> tuple[Any, Any]:
     return parallel, compiled.address
 
 
+@cache
+def available() -> bool:
+    """Whether panels work with this build of torch: its OpenMP library and a product agree."""
+    weight, x = torch.randn(16, 8), torch.randn(3, 8)
+    try:
+        out = panel_gemm(x, pack(weight), len(weight))
+    except (RuntimeError, AttributeError, NotImplementedError, OSError) as error:
+        log.info("products from panels are not usable here (%s)", error)
+        return False
+    return torch.allclose(out, x @ weight.t(), atol=1e-5)
+
+
 def set_distance(form: Form, rows: int, distance: int) -> None:
     """Ask for memory ``distance`` bytes ahead in products with ``rows`` rows, up to ``TILE``."""
     _distances[form.number, rows] = distance
@@ -327,8 +333,8 @@ def distances(form: Form) -> dict[int, int]:
 def pack(weight: torch.Tensor) -> torch.Tensor:
     """``weight [out, in]`` as panels, zeros in the last one.
 
-    Numbers, of float32 or bfloat16, come as ``[ceil(out / WIDTH), in, WIDTH]``. Blocks of GGUF
-    files, bytes ``[out, in / QUANTS, bytes]``, as ``[ceil(out / WIDTH), in / QUANTS, bytes of the
+    Float32 comes as ``[ceil(out / WIDTH), in, WIDTH]``. Blocks of GGUF files, bytes
+    ``[out, in / QUANTS, bytes]``, come as ``[ceil(out / WIDTH), in / QUANTS, bytes of the
     panel]``: the halves of ``WIDTH`` outputs, then, input by input, their quants.
     """
     compiled()
@@ -339,11 +345,9 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
         laid = _laid_blocks(held.unflatten(0, (count, WIDTH)))
         panels = _memory(laid.numel() // 4).view(torch.uint8).view(laid.shape)
         return panels.copy_(laid)
-    form = form_of(weight)
     in_features = weight.shape[1]
     size = count * WIDTH * in_features
-    panels = _memory(-(-size * form.bytes_per_block // FLOAT32.bytes_per_block)).view(weight.dtype)
-    panels = panels[:size].view(count, in_features, WIDTH)
+    panels = _memory(size).view(count, in_features, WIDTH)
     whole = out_features // WIDTH
     panels[:whole] = weight[: whole * WIDTH].view(whole, WIDTH, in_features).transpose(1, 2)
     if whole < count:
@@ -356,8 +360,6 @@ def form_of(panels: torch.Tensor) -> Form:
     """How the numbers of panels, or of weights that are to be packed, lie in memory."""
     if panels.dtype == torch.float32:
         return FLOAT32
-    if panels.dtype == torch.bfloat16:
-        return BFLOAT16
     return (
         Q8_0 if panels.shape[-1] in (Q8_0.bytes_per_block, WIDTH * Q8_0.bytes_per_block) else Q4_1
     )

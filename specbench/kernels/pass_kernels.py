@@ -70,7 +70,7 @@ _yield = types.ExternalFunction("specbench_yield", types.intc())
 # form, panel, its step, inputs, their distance, outputs, their distance, inputs of a sum, rows
 _panel = types.ExternalFunction("specbench_panel", types.void(*[types.intp] * 9))
 _FLOAT32 = FLOAT32.number
-_BLOCK_BYTES = tuple(WIDTH * form.bytes_per_block for form in FORMS)
+_BLOCK_BYTES = tuple(WIDTH * form.bytes_per_block for form in FORMS)  # by number of the form
 
 
 # -- addresses -------------------------------------------------------------------------------------

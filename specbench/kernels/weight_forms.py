@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -29,44 +28,21 @@ _DONT_NEED = 4  # <sys/mman.h>
 
 Regions = list[tuple[int, int]]  # first address, and the one behind the last
 
-# A type of numbers, or a GGUF file's blocks, see ``panel_kernels.pack``.
-ShortForm = torch.dtype | torch.Tensor
 
-
-def note_form(weight: torch.Tensor, form: ShortForm | None) -> None:
-    """Note what holds the values of ``weight`` exactly; None: nothing shorter does."""
-    setattr(weight, _NOTE, form)
-
-
-def noted_form(weight: torch.Tensor) -> ShortForm | None:
-    """What `note_form` noted; None where nothing was."""
-    return getattr(weight, _NOTE, None)
-
-
-def form_of_all(weights: Sequence[torch.Tensor]) -> ShortForm | None:
-    """The form of weights below one another; None where they have none in common."""
-    forms = [noted_form(weight) for weight in weights]
-    if all(isinstance(form, torch.Tensor) for form in forms):
-        blocks = [form for form in forms if isinstance(form, torch.Tensor)]
-        alike = {block.shape[1:] for block in blocks}
-        return torch.cat(blocks) if len(alike) == 1 else None
-    return forms[0] if all(form is forms[0] for form in forms) else None
+def note_form(weight: torch.Tensor, blocks: torch.Tensor) -> None:
+    """Note the GGUF blocks, see ``panel_kernels.pack``, that hold the values of ``weight``."""
+    setattr(weight, _NOTE, blocks)
 
 
 def shortest(weight: torch.Tensor) -> torch.Tensor:
-    """The values of ``weight`` in the form that was noted, else as they are."""
-    form = noted_form(weight)
-    if form is None:
-        return weight.detach()
-    return form if isinstance(form, torch.Tensor) else weight.detach().to(form)
+    """The blocks that were noted for ``weight``, else its values as they are."""
+    blocks: torch.Tensor | None = getattr(weight, _NOTE, None)
+    return weight.detach() if blocks is None else blocks
 
 
 def short_bytes(weight: torch.Tensor) -> int:
-    """Bytes of the values of ``weight`` in the form that was noted."""
-    form = noted_form(weight)
-    if isinstance(form, torch.Tensor):
-        return form.numel()
-    return weight.numel() * (weight.dtype if form is None else form).itemsize
+    """Bytes of `shortest`."""
+    return shortest(weight).nbytes
 
 
 @torch.no_grad()
@@ -81,7 +57,7 @@ def round_to(module: nn.Module, form: str) -> None:
         if type(linear) is not nn.Linear or linear.in_features % QUANTS:
             continue
         weight = linear.weight
-        if weight.is_cpu and weight.dtype == torch.float32 and noted_form(weight) is None:
+        if weight.is_cpu and weight.dtype == torch.float32 and not hasattr(weight, _NOTE):
             blocks, values = q8_0(weight)
             weight.copy_(values)
             note_form(weight, blocks)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from specbench.config.schema import FLOAT32_WEIGHTS
 from specbench.errors import ConfigurationError
-from specbench.kernels.packed_linear import PackedLinear
+from specbench.kernels.compiled_pass import packed_model
 
 
 def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
@@ -96,7 +96,7 @@ class Embeddings:
 
     @property
     def _lm_head(self) -> Any:
-        return self._model.get_output_embeddings()  # asked each time: packing replaces the module
+        return self._model.get_output_embeddings()
 
     @property
     def embedding(self) -> torch.Tensor:
@@ -114,9 +114,11 @@ class Embeddings:
 
     @property
     def packed(self) -> str | None:
-        return self._draft_weights if isinstance(self._lm_head, PackedLinear) else None
+        return self._draft_weights if packed_model(self._model) else None
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
+        packed = packed_model(self._model)
+        product = self._lm_head if packed is None else packed.lm_head
         # Of a model that is spread over GPUs it may lie on another one than the heads that ask.
-        return self._lm_head(states).to(states.device)  # type: ignore[no-any-return]
+        return product(states).to(states.device)

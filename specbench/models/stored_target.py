@@ -55,7 +55,6 @@ class StoredTarget:
         model: the ``model`` node.
         device, dtype: where the matrices are wanted, and as what.
         draft_weights: as what heads are read on a CPU, see ``engine.draft_weights``.
-        rounded: to what ``engine.weights`` rounded them in the run; None: not at all.
 
     Raises:
         WeightsNotFound: the files are not to be had, or have no such matrices.
@@ -70,10 +69,8 @@ class StoredTarget:
         device: torch.device,
         dtype: torch.dtype,
         draft_weights: str = FLOAT32_WEIGHTS,
-        rounded: torch.dtype | None = None,
     ) -> None:
         self.device, self.dtype, self._draft_weights = device, dtype, draft_weights
-        self._rounded = rounded
         self._model = model
         with weights.translated(model):
             whole = json.loads(_file(model, _CONFIG).read_text(encoding="utf-8"))
@@ -121,7 +118,7 @@ class StoredTarget:
             tensor = int8.restored(found, file)[key]
         else:
             tensor = _loaded(file)[key]
-        return tensor.to(self._rounded or self.dtype).to(self.device, self.dtype)
+        return tensor.to(self.device, self.dtype)
 
     def _lacks(self, what: str, files: dict[str, Path]) -> WeightsNotFound:
         named = ", ".join(sorted({file.name for file in files.values()}))

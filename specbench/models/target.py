@@ -12,7 +12,6 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +35,8 @@ from specbench.models.scores import Scores, batch_select
 from specbench.results.manifest import Passes
 from specbench.system import cuda_settings
 
+_PIECE = 256  # rows of a prompt that one call reads
+
 
 class Target(PassMasks):
     """A causal language model with an exact, rewindable cache.
@@ -43,9 +44,8 @@ class Target(PassMasks):
     Args:
         max_len: longest text (prompt and answer).
         batch: rows of the batch layout.
-        packed_bytes: memory for packed CPU linears; 0 leaves the model as it is.
-        cache_dir: where measured kernel plans are kept.
-        one_call: run passes behind a prompt by one call, for the models of ``compiled_pass``.
+        packed_bytes: memory for products in panels on a CPU, for the models of ``compiled_pass``,
+            whose passes are then run by one call; 0 runs all models' through their layers.
         texts: how many of its twins and itself read their rows in one pass.
         reason: why passes run eagerly although another engine was asked for; None: as asked.
     """
@@ -58,8 +58,6 @@ class Target(PassMasks):
         max_nodes: int = 128,
         batch: int = 1,
         packed_bytes: int = 0,
-        cache_dir: Path | None = None,
-        one_call: bool = True,
         texts: int = 1,
         reason: str | None = None,
     ) -> None:
@@ -77,7 +75,7 @@ class Target(PassMasks):
         self.windows = window_sizes(model)
         self._layer_devices = layer_devices(model, config.num_hidden_layers, self.device)
         install(model)
-        self.packed_weights = prepare(model, packed_bytes, cache_dir, one_call)
+        self.packed_weights = prepare(model, packed_bytes)
         self.cache: KVCache
         self._sizes = (0, 0, 0)
         self.eager_passes = 0  # those for which a fixed shape was meant, see GraphTarget
@@ -156,7 +154,7 @@ class Target(PassMasks):
         self._geometry = TreeGeometry(max_nodes=rows - 1)
         self._ids = np.zeros(rows, dtype=np.int64)
         compiled = self.packed_weights.get("pass") == ONE_CALL
-        sizes = (length, self._texts * rows + batch, self.windows)
+        sizes = (length, max(self._texts * rows + batch, _PIECE), self.windows)
         self.compiled = CompiledPass(self.model, *sizes) if compiled else None
 
     def new_cache(self, length: int, batch: int = 1) -> KVCache:
@@ -210,6 +208,8 @@ class Target(PassMasks):
         """
         n = len(prompt)
         self.cache.reset()
+        if scores := self._prefill_in_calls(prompt, all_logits, hidden_layers):
+            return scores
         positions = self._key_positions[:n]
         windowed = prompt_windows(self.windows, positions, self._additive)
         plan = AttentionPlan(causal=True, windowed=windowed)
@@ -222,6 +222,29 @@ class Target(PassMasks):
         )
         self.cache.commit(None, n)
         return Scores(logits[0], hidden=hidden)
+
+    def _prefill_in_calls(
+        self, prompt: IntArray, all_logits: bool, hidden_layers: tuple[int, ...]
+    ) -> Scores | None:
+        """`prefill` piece by piece; None, with nothing read, where it is not run by calls."""
+        n = len(prompt)
+        if self.compiled is None or n > self.compiled.most_keys:
+            return None
+        ids = torch.from_numpy(np.ascontiguousarray(prompt, dtype=np.int64))
+        pieces: list[PassOutputs] = []
+        for start in range(0, n, _PIECE):
+            piece = ids[None, start : start + _PIECE]
+            positions = self._key_positions[None, start : start + piece.shape[1]]
+            keep = 0 if all_logits else 1
+            outputs = self._in_one_call(
+                piece, positions, None, keep=keep, hidden_layers=hidden_layers
+            )
+            assert outputs is not None
+            pieces.append(outputs)
+            self.cache.commit(None, piece.shape[1])
+        logits = torch.cat([p.logits for p in pieces]) if all_logits else pieces[-1].logits
+        hidden = {i: torch.cat([p.hidden[i] for p in pieces]) for i in hidden_layers}
+        return Scores(logits, hidden=hidden)
 
     @torch.inference_mode()
     def append(self, ids: torch.Tensor) -> Scores:

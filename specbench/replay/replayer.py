@@ -21,7 +21,7 @@ import torch
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
-from specbench.config.schema import BFLOAT16_WEIGHTS, FLOAT32_WEIGHTS, ModelConfig
+from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig
 from specbench.decoding.composite import Composite
 from specbench.decoding.device import to_device
 from specbench.decoding.drafter import Drafter
@@ -240,7 +240,6 @@ class Replayer:
             device=loading.choose_device(node.device),
             dtype=getattr(torch, str(recorded["dtype"])),
             draft_weights=engine.get("draft_weights", FLOAT32_WEIGHTS),
-            rounded=torch.bfloat16 if recorded.get("weights") == BFLOAT16_WEIGHTS else None,
         )
 
     def _states_of(self, turn: RecordedTurn, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from specbench.kernels import autotune
-from specbench.kernels.packed_linear import packed_memory
+from specbench.kernels import panel_kernels
+from specbench.kernels.compiled_pass import packed_memory
 from specbench.kernels.panel_kernels import WIDTH, panel_gemm
+from specbench.kernels.prefetch import MEASURE_BYTES
 from specbench.kernels.weight_forms import short_bytes
 from specbench.system.clock import EventBackend, TorchEvents
 
@@ -131,20 +132,18 @@ def _host_read(size: int, model: PreTrainedModel | None = None) -> tuple[Callabl
     Reads from caches take the plain one: kernels differ at the memory, and loading one takes time.
     With a ``model`` that has so much in panels, these are read. Gives the bytes that are read, too.
     """
-    from_memory = size >= autotune.MEASURE_BYTES
+    from_memory = size >= MEASURE_BYTES
     if from_memory and model is not None:
         panels = [_as_panels(memory) for memory in packed_memory(model)]
         if (held := sum(part.nbytes for part in panels)) >= _ENOUGH * size:
             inputs = torch.ones(1, _COLUMNS)
             return lambda: [panel_gemm(inputs, part, 1) for part in panels], held
-    kind = "panels" if from_memory and "panels" in autotune.available_kernels() else "plain"
     row = torch.ones(1, _COLUMNS)
     # One number seen as a matrix, so that only what is read takes memory.
     weight = torch.ones(1).expand(size // (4 * _COLUMNS), _COLUMNS)
-    if kind == "plain":
-        weight = weight.contiguous()
-    read = partial(autotune.KERNELS[kind], row, weight, autotune.pack(kind, weight), None)
-    return read, size
+    if from_memory and panel_kernels.available():
+        return partial(panel_gemm, row, panel_kernels.pack(weight), len(weight)), size
+    return partial(torch.nn.functional.linear, row, weight.contiguous()), size
 
 
 def _as_panels(memory: torch.Tensor) -> torch.Tensor:

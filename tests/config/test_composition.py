@@ -521,7 +521,7 @@ PLACES = ("output_dir=/x", "data_dir=/x", "cache_dir=/x", "paths.root=/x", "fres
 MOVING = ("seed=1", "method.total_draft_len=20", "method.label=x", "compare=[pld]", "repeats=2",
           "dataset.limit=3", "model.dtype=float64", "generation.max_new_tokens=7",
           "baseline=false", "budgets=published", "dataset.special_tokens=text",
-          "engine.weights=bfloat16", "engine.weights=stored", "batch.size=2")  # fmt: skip
+          "engine.weights=stored", "batch.size=2")  # fmt: skip
 
 
 def test_run_key_changes_with_what_may_move_a_number_alone():

@@ -198,7 +198,7 @@ def _weights(drafter):
     return [p.data_ptr() for module in modules for p in module.parameters()]
 
 
-def test_a_pass_by_one_call_gives_each_text_its_own_to_the_last_bit(everything_packed):
+def test_a_pass_by_one_call_gives_each_text_its_own_to_the_last_bit():
     model = tiny_model("llama", dtype=torch.float32, vocab_size=VOCAB)
     target = Target(model, max_len=64, max_nodes=40, packed_bytes=1 << 22)
     assert target.compiled is not None
@@ -516,7 +516,7 @@ def test_planted_faults_are_found(fault, targets, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS, row_that_nobody_wrote.__name__])
-def test_planted_faults_are_found_in_passes_by_one_call(fault, everything_packed, monkeypatch):
+def test_planted_faults_are_found_in_passes_by_one_call(fault, monkeypatch):
     model = tiny_model("llama", dtype=torch.float32, vocab_size=VOCAB)
     target = Target(model, max_len=64, max_nodes=40, packed_bytes=1 << 22)
     assert target.compiled is not None

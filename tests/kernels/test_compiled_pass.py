@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
-from specbench.kernels import autotune
+from specbench.kernels import panel_kernels
 from specbench.kernels.compiled_call import Segment
 from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass
 from specbench.models.scores import greedy_ids
@@ -18,7 +18,7 @@ from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, side_by_side, tiny_model
 
 pytestmark = pytest.mark.skipif(
-    "panels" not in autotune.available_kernels(), reason="torch has another OpenMP library"
+    not panel_kernels.available(), reason="torch has another OpenMP library"
 )
 PROMPT = np.arange(3, 9)
 TREE = DraftTree(np.array([5, 6, 7, 8, 9]), np.array([-1, 0, 0, 1, -1]))
@@ -50,15 +50,22 @@ def target_of(model, **options) -> Target:
     return Target(model, max_len=64, max_nodes=70, batch=3, packed_bytes=1 << 22, **options)
 
 
+def in_layers(model) -> Target:
+    """Passes through transformers' layers of a model that may be packed."""
+    target = target_of(model)
+    target.compiled = None
+    return target
+
+
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "odd", "odd_tied"])
-def test_passes_are_the_models_in_float64_as_closely_as_torchs_are(architecture, everything_packed):
+def test_passes_are_the_models_in_float64_as_closely_as_torchs_are(architecture):
     """Logits, hidden states, choices, and the cache, behind which another pass reads."""
     exact = Target(made(architecture, torch.float64), max_len=64, max_nodes=70, batch=3)
     model = made(architecture, torch.float32)
     model.load_state_dict(exact.model.state_dict())
     ours = target_of(model)
-    layered = target_of(model, one_call=False)
-    assert ours.packed_weights["pass"] == ONE_CALL != layered.packed_weights["pass"]
+    layered = in_layers(model)
+    assert ours.packed_weights["pass"] == ONE_CALL and layered.compiled is None
     layers = (0, 1, -1)
     found = []
     for target in (exact, ours, layered):
@@ -141,18 +148,10 @@ _MADE: list = []
 def _targets():
     """A target, one whose passes go through the layers, and the call alone; made once."""
     if not _MADE:
-        kind = "panels"
-        plan = dict.fromkeys(autotune.ROW_BUCKETS, kind)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                autotune,
-                "measure_plan",
-                lambda ws: {f"{w.shape[0]}x{w.shape[1]}": plan for w in ws},
-            )
-            model = tiny_model("qwen2", dtype=torch.float32)
-            first = target_of(model)
+        model = tiny_model("qwen2", dtype=torch.float32)
+        first = target_of(model)
         length = first.cache.max_len
-        _MADE.extend([first, target_of(model, one_call=False), CompiledPass(model, length, 80)])
+        _MADE.extend([first, in_layers(model), CompiledPass(model, length, 80)])
     return _MADE
 
 
@@ -181,7 +180,7 @@ def test_logits_stay_while_held_and_their_memory_serves_the_next_pass():
 
 
 @pytest.mark.parametrize("bad", [None, float("nan"), float("inf")])
-def test_choices_tell_ties_and_what_is_not_finite(bad, everything_packed):
+def test_choices_tell_ties_and_what_is_not_finite(bad):
     model = odd_model(torch.float32)
     weight = model.lm_head.weight.data
     weight.zero_()
@@ -214,7 +213,7 @@ def _gelu(model):
 
 
 @pytest.mark.parametrize("change", [_hooked, _torch_hooked, _gelu])
-def test_what_is_not_known_in_whole_goes_through_its_layers(change, everything_packed):
+def test_what_is_not_known_in_whole_goes_through_its_layers(change):
     model = tiny_model("llama", dtype=torch.float32)
     change(model)
     target = target_of(model)

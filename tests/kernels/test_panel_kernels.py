@@ -9,10 +9,10 @@ import gguf
 import pytest
 import torch
 
-from specbench.kernels import autotune, panel_kernels
+from specbench.kernels import panel_kernels, prefetch
 
 pytestmark = pytest.mark.skipif(
-    "panels" not in autotune.available_kernels(), reason="torch has another OpenMP library"
+    not panel_kernels.available(), reason="torch has another OpenMP library"
 )
 WIDTH = panel_kernels.WIDTH
 
@@ -36,7 +36,7 @@ def _in_all_forms(out_features, in_features):
         )
         for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1)
     ]
-    return [weight, weight.bfloat16(), *blocks]
+    return [weight, *blocks]
 
 
 def _ask_at(distance):
@@ -75,17 +75,17 @@ class _Clock:
 
 @pytest.fixture
 def choose(distances, monkeypatch):
-    """`autotune.choose_distances` over a small model on a machine that ``seconds`` tells of."""
+    """`prefetch.choose_distances` over a small model on a machine that ``seconds`` tells of."""
 
     def chosen(seconds, held):
         clock = _Clock(seconds)
-        monkeypatch.setattr(autotune, "time", clock)
+        monkeypatch.setattr(prefetch, "time", clock)
         monkeypatch.setattr(panel_kernels, "panel_gemm", clock.product)
-        return autotune.choose_distances(held)
+        return prefetch.choose_distances(held)
 
-    monkeypatch.setattr(autotune, "_measured", set())
-    monkeypatch.setattr(autotune, "MEASURE_BYTES", 1 << 14)
-    monkeypatch.setattr(autotune, "STRIDE_BYTES", 1)  # one product a timing
+    monkeypatch.setattr(prefetch, "_measured", set())
+    monkeypatch.setattr(prefetch, "MEASURE_BYTES", 1 << 14)
+    monkeypatch.setattr(prefetch, "_STRIDE_BYTES", 1)  # one product a timing
     _ask_at(4096)
     return chosen
 
@@ -119,8 +119,7 @@ def test_small_weights_and_the_models_behind_the_first_change_no_distance(choose
     assert set(choose(quickest(0), [panel_kernels.pack(torch.ones(8, 8))])["float32"].values()) == {
         4096
     }
-    halves, numbers = torch.randn(8 * WIDTH, 64).bfloat16(), torch.randn(4 * WIDTH, 64)
-    held = [panel_kernels.pack(halves), panel_kernels.pack(numbers)]
+    held = [panel_kernels.pack(weight) for weight in _in_all_forms(8 * WIDTH, 64)[:2]]
     for distance in (0, 1024):  # that of the first model stays
         found = choose(quickest(distance), held)
         assert [set(by.values()) for by in found.values()] == [{0}, {0}]
@@ -130,16 +129,16 @@ def test_a_later_start_keeps_the_distances_that_the_first_one_chose(choose):
     held, threads = [panel_kernels.pack(torch.randn(4 * WIDTH, 64))], torch.get_num_threads()
     first = choose(lambda rows, distance, _: 1.0 if distance == 0 else 2.0, held)
     chosen = json.loads(json.dumps(first))  # as a manifest gives it back
-    autotune._measured.clear()  # as another process begins
+    prefetch._measured.clear()  # as another process begins
     _ask_at(4096)
-    autotune.keep_distances(chosen | {"of another build": {"1": 0}}, threads)
+    prefetch.keep_distances(chosen | {"of another build": {"1": 0}}, threads)
 
     def other_way(rows, distance, _):
         return 1.0 if distance == 1024 else 2.0
 
     assert choose(other_way, held) == first
-    autotune._measured.clear()
-    autotune.keep_distances(chosen, threads + 1)
+    prefetch._measured.clear()
+    prefetch.keep_distances(chosen, threads + 1)
     assert set(choose(other_way, held)["float32"].values()) == {1024}
 
 
@@ -192,10 +191,13 @@ def test_memory_begun_in_inference_mode_may_be_filled_outside_of_it(monkeypatch)
 
 
 def test_without_the_library_the_kernel_is_not_offered(monkeypatch):
-    panel_kernels.compiled.cache_clear()
+    cached = (panel_kernels.compiled, panel_kernels.available)
+    for function in cached:
+        function.cache_clear()
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())  # has no GOMP_parallel
-    assert "panels" not in autotune.available_kernels()
-    panel_kernels.compiled.cache_clear()
+    assert not panel_kernels.available()
+    for function in cached:
+        function.cache_clear()
 
 
 def test_inputs_that_the_compiled_code_would_misread_are_refused():
@@ -234,8 +236,7 @@ def test_a_forked_child_has_its_own_memory():
 def test_shorter_forms_give_the_same_sums_to_the_last_bit(rows, out_features):
     torch.manual_seed(0)
     weight, x = torch.randn(out_features, 192), torch.randn(rows, 192)
-    halves = weight.bfloat16()
-    held = [(halves, halves.float())]
+    held = []
     for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1):
         file = gguf.quants.quantize(weight.numpy(), kind)
         values = torch.from_numpy(gguf.quants.dequantize(file, kind).copy())

@@ -126,7 +126,7 @@ def test_states_that_the_model_has_not_are_refused_by_number(make, number):
 
 
 @pytest.mark.parametrize("packed_bytes", [0, 10**8])
-def test_embedding_and_lm_head_are_the_models(packed_bytes, everything_packed, rng):
+def test_embedding_and_lm_head_are_the_models(packed_bytes, rng):
     """The LM head's product with the states after the final norm is the pass's logits."""
     model = tiny_model("llama", dtype=torch.float32 if packed_bytes else torch.float64)
     target: TargetInfo = Target(model, packed_bytes=packed_bytes, **SIZES)
@@ -141,7 +141,7 @@ def test_embedding_and_lm_head_are_the_models(packed_bytes, everything_packed, r
     assert not head.logits(scores.hidden[AFTER_FINAL_NORM]).requires_grad
     assert not head.embedding.requires_grad and not head.lm_head.requires_grad
     if packed_bytes:  # a packed model gives the states of an unpacked one
-        assert target.packed_weights["layers"]
+        assert target.packed_weights["products"]
         plain = Target(tiny_model("llama", dtype=torch.float32), **SIZES)
         other = plain.prefill(prompt, hidden_layers=(0, 1, AFTER_FINAL_NORM)).hidden
         for i, states in target.prefill(prompt, hidden_layers=tuple(other)).hidden.items():

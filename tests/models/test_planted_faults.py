@@ -14,10 +14,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specbench.errors import ConfigurationError
-from specbench.kernels import attention, fused_layers
+from specbench.kernels import attention
 from specbench.kernels.architectures import usable_context
 from specbench.kernels.attention import AttentionPlan
-from specbench.kernels.packed_linear import PackedLinear, SiblingLinear
+from specbench.kernels.compiled_pass import packed_model
 from specbench.models import pass_masks
 from specbench.models.checks import self_check
 from specbench.models.hidden_states import decoder_layers
@@ -53,6 +53,7 @@ FAMILIES = {
     "Llama": ("llama", {}),
     "Mistral": ("mistral", {"sliding_window": 12}),
     "Qwen2": ("qwen2", _QWEN_WINDOW),
+    "Qwen2, all in view": ("qwen2", {}),
     "Qwen3": ("qwen3", {}),
     "Phi-3": ("phi3", {"sliding_window": 20}),
     "Gemma": ("gemma", {}),
@@ -111,17 +112,6 @@ def check(model, make=Target, packed=False, longest=LONGEST):
     )
 
 
-@pytest.fixture
-def products(request):
-    """Whether all products are packed, in the last usable format."""
-    if request.param:
-        request.getfixturevalue("everything_packed")
-    return request.param
-
-
-both = pytest.mark.parametrize("products", [False, True], indirect=True, ids=["plain", "packed"])
-
-
 def slow_but(quick, cases):
     return [c if c in quick else pytest.param(*c, marks=pytest.mark.slow) for c in cases]
 
@@ -130,13 +120,13 @@ SHAPES = ((64, 0.02), (384, 0.4), (1024, 0.1), (1024, 0.4))
 QUICK = [("Llama", 64, 0.02), ("Granite", 384, 0.4), ("StarCoder2", 384, 0.4)]
 
 
-@both
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("family", "width", "spread"),
     slow_but(QUICK, [(name, *shape) for name in RIGHT for shape in SHAPES]),
 )
-def test_a_right_model_passes(family, width, spread, products):
-    found = check(build(family, width, spread), packed=products)[1]
+def test_a_right_model_passes(family, width, spread, packed):
+    found = check(build(family, width, spread), packed=packed)[1]
     assert max(found.difference.values()) <= found.tolerance < 0.05
 
 
@@ -161,13 +151,11 @@ def attending(change):
             out, weights = real(module, q, k, v, mask, **arguments)
             return arguments.get("after", lambda rows: rows)(out), weights
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fused_layers, "attend", changed)
-            attention.AttentionInterface.register(attention.ATTENTION_NAME, changed)
-            try:
-                yield
-            finally:
-                attention.AttentionInterface.register(attention.ATTENTION_NAME, real)
+        attention.AttentionInterface.register(attention.ATTENTION_NAME, changed)
+        try:
+            yield
+        finally:
+            attention.AttentionInterface.register(attention.ATTENTION_NAME, real)
 
     return plant
 
@@ -362,9 +350,8 @@ UNSEEN = ("k_proj", "norm", "ln_1")  # a bias of all keys moves no softmax; norm
 
 def biases(model):
     for name, module in layers(model)[0].named_modules():
-        holder = module.product.packed if isinstance(module, SiblingLinear) else module
-        if getattr(holder, "bias", None) is not None and not name.endswith(UNSEEN):
-            return [(holder, "bias", 0 * holder.bias)]
+        if getattr(module, "bias", None) is not None and not name.endswith(UNSEEN):
+            return [(module, "bias", 0 * module.bias)]
     raise AssertionError("no bias")
 
 
@@ -475,23 +462,48 @@ QUICK_FAULTS = [
 ]  # fmt: skip
 
 
-@both
 @pytest.mark.parametrize(
     ("fault", "family"),
     slow_but(QUICK_FAULTS, [(fault, name) for fault in FAULTS for name in FAULTS[fault][1]]),
 )
-def test_a_fault_of_ours_is_found(fault, family, products):
+def test_a_fault_of_ours_is_found(fault, family):
     """Widths and initial ranges take turns; wide ones with large weights look at one key alone."""
     width, spread = ((64, 0.02), (384, 0.1), (64, 0.4))[len(fault + family) % 3]
     said = r"logits of a (chain|tree) differ|row \d+ of a (chain|tree) differs"
     with pytest.raises(ConfigurationError, match=said):
-        check(build(family, width, spread), FAULTS[fault][0], packed=products)
+        check(build(family, width, spread), FAULTS[fault][0])
+
+
+def wrong_products(change):
+    """``change(packed)`` gives layers of products in place of those that were packed."""
+
+    class Planted(Target):
+        def _allocate(self, *args):
+            packed = packed_model(self.model)
+            with setting(lambda m: [(m, "_specbench_packed", change(packed))])(self.model):
+                super()._allocate(*args)
+
+    return Planted
+
+
+def another_layers_product(packed):
+    (_, *rest), second = packed.layers
+    return replace(packed, layers=((second[0], *rest), second))
+
+
+def bias_lost(packed):
+    (first, *rest), second = packed.layers
+    return replace(packed, layers=((replace(first, bias=0 * first.bias), *rest), second))
 
 
 # What the others plant in layers, where a pass is run by one call.
 OF_ONE_CALL = {
     "a tree as a chain": in_one_call(lambda s: replace(s, visible=None)),
-    "a key of the text unseen": in_one_call(lambda s: replace(s, past=s.past - 1)),
+    "a key of the text unseen": in_one_call(lambda s: replace(s, past=max(0, s.past - 1))),
+    "a sibling seen": another_plan(see_a_sibling),
+    "all rows see all": SeesAll,
+    "positions shifted": FAULTS["positions shifted"][0],
+    "a stale row": after_prompt(stale_row),
     "scale": called_with(lambda m: [(layers(m)[0].self_attn, "scaling", 0.4)]),
     "layers in another order": called_with(
         lambda m: [(m.model._modules, "layers", torch.nn.ModuleList([*layers(m)][::-1]))]
@@ -499,6 +511,8 @@ OF_ONE_CALL = {
     "another layer's norm": called_with(
         lambda m: [(layers(m)[0].input_layernorm, "weight", layers(m)[1].input_layernorm.weight)]
     ),
+    "another layer's weight": wrong_products(another_layers_product),
+    "a bias lost": wrong_products(bias_lost),
     "rotary base": called_with(
         lambda m: [(own_rotary(m), "inv_freq", own_rotary(m).inv_freq * 1.1)]
     ),
@@ -506,66 +520,13 @@ OF_ONE_CALL = {
 
 
 @pytest.mark.parametrize("fault", OF_ONE_CALL)
-def test_a_fault_of_the_one_call_is_found(fault, everything_packed):
-    with pytest.raises(ConfigurationError, match=r"logits of a (chain|tree) differ"):
-        check(build("Qwen3", 64, 0.4), OF_ONE_CALL[fault], packed=True)
+def test_a_fault_of_the_one_call_is_found(fault):
+    family = "Qwen2, all in view" if "bias" in fault else "Qwen3"
+    with pytest.raises(ConfigurationError, match=r"logits of a (chain|tree) differ.*packed"):
+        check(build(family, 64, 0.4), OF_ONE_CALL[fault], packed=True)
 
 
-# -- faults of products and of the model itself ---------------------------------------------------
-
-
-def packs_of(model):
-    found = [m for m in model.modules() if isinstance(m, PackedLinear | SiblingLinear)]
-    packed = [m.product.packed if isinstance(m, SiblingLinear) else m for m in found]
-    return list(dict.fromkeys(packed))
-
-
-def another_layers_pack(model):
-    first, *others = packs_of(model)
-    like = next(p for p in others if p.weight.shape == first.weight.shape)
-    first.by_rows, like.by_rows = like.by_rows, first.by_rows
-
-
-def packed_bias_lost(model):
-    next(p for p in packs_of(model) if p.bias is not None).bias = None
-
-
-def sibling_off_by_one(model):
-    sibling = [m for m in model.modules() if isinstance(m, SiblingLinear)][1]
-    sibling._part = slice(sibling._part.start - 1, sibling._part.stop - 1)
-
-
-PRODUCTS = {
-    "another layer's weight": (another_layers_pack, ("Llama", "Granite", "OPT")),
-    "a packed bias lost": (packed_bias_lost, ("Qwen2", "OPT", "StarCoder2")),
-    "siblings off by one": (sibling_off_by_one, ("Llama", "Cohere")),
-}
-
-
-@pytest.mark.parametrize(
-    ("fault", "family"),
-    slow_but(
-        [("another layer's weight", "Llama"), ("a packed bias lost", "Qwen2")],
-        [(fault, name) for fault in PRODUCTS for name in PRODUCTS[fault][1]],
-    ),
-)
-def test_a_wrong_packed_product_is_named(fault, family, everything_packed):
-    def make(*args, **kwargs):
-        made = Target(*args, **kwargs)
-        PRODUCTS[fault][0](made.model)
-        return made
-
-    with pytest.raises(
-        ConfigurationError, match=r"packed product of .*_proj .*packed.enabled=false"
-    ):
-        check(build(family, 384, 0.02), make, packed=True)
-
-
-def test_a_wrong_fused_norm_is_named(everything_packed, monkeypatch):
-    real = fused_layers.rms_norm
-    monkeypatch.setattr(fused_layers, "rms_norm", lambda x, w, epsilon: real(x, w, 10 * epsilon))
-    with pytest.raises(ConfigurationError, match=r"fused model\.layers\.0\..*norm differs"):
-        check(build("Llama"), packed=True)
+# -- faults of the model itself -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spread", [0.02, 0.1, 0.4])

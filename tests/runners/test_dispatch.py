@@ -17,7 +17,7 @@ from runners.session.method_runs import fitting
 from specbench.config import compose
 from specbench.config.run_key import run_key
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
-from specbench.kernels import autotune, panel_kernels
+from specbench.kernels import panel_kernels, prefetch
 from specbench.results import records
 from specbench.results.records import Lossless
 from specbench.storage import jsonl
@@ -275,11 +275,11 @@ def test_a_run_resumed_in_the_middle_equals_one_that_was_not_disturbed(execute, 
 
 
 def test_a_resumed_run_asks_for_panels_as_far_ahead_as_its_first_start(
-    execute, tmp_path, everything_packed, monkeypatch
+    execute, tmp_path, monkeypatch
 ):
-    if everything_packed != "panels":
+    if not panel_kernels.available():
         pytest.skip("torch has another OpenMP library")
-    monkeypatch.setattr(autotune, "_measured", set())
+    monkeypatch.setattr(prefetch, "_measured", set())
     command = [f"output_dir={tmp_path}", "model.dtype=float32"]
     before = panel_kernels.distances(panel_kernels.FLOAT32)
     with interrupted_after(3):

@@ -229,13 +229,13 @@ def test_a_manifest_of_before_pinning_was_noted_can_be_resumed():
     [
         ({"threads": 1}, "threads: there 2, here 1"),
         (
-            {"packed": {"plan": {"8x4": {1: "plain"}}}},
-            "kernels.8x4.1: there 'panels', here 'plain'",
+            {"packed": {"pass": "the gate is gelu"}},
+            "pass: there 'one call', here 'the gate is gelu'",
         ),
     ],
 )
 def test_passes_on_other_threads_or_kernels_must_be_forced(change, named):
-    facts = {"threads": 2, "packed": {"plan": {"8x4": {1: "panels"}}}}
+    facts = {"threads": 2, "packed": {"pass": "one call"}}
     then = RunManifest(model=ModelInfo.from_json(facts))
     read_back = RunManifest.from_json(json.loads(json.dumps(then.to_json())))
     assert not manifest.check_passes(read_back, ModelInfo.from_json(facts), force=False)

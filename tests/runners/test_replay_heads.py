@@ -14,14 +14,13 @@ from runners.search.halving import Candidate
 from runners.search.replayed import Replays
 from specbench.config import compose
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
-from specbench.models import loading, stored_target
+from specbench.models import loading
 from specbench.models.heads import eagle3
 from specbench.models.heads.layer_shape import read_shape
 from specbench.replay import states
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.traces import load_traces
 from specbench.results import records
-from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
 from tests.models.heads import tiny_heads
 from tests.runners.test_replay import steps, surface  # noqa: F401 (a fixture)
@@ -77,24 +76,6 @@ def again(with_heads, live, tmp_path):
         return tmp_path / out
 
     return run
-
-
-def test_a_run_of_rounded_weights_is_replayed_as_one(with_heads, again, tmp_path, monkeypatch):
-    typed = ["record=states", f"record_layers={LAYERS}", "dataset.limit=2", "compare=[medusa]"]
-    typed += ["model.dtype=float32", "engine.weights=bfloat16", "engine.packed.enabled=true"]
-    assert run_here([*with_heads, *typed, f"output_dir={tmp_path / 'rounded'}"]) == 0
-    read = []
-    whole = stored_target.StoredTarget._read
-
-    def remembered(*arguments):
-        read.append(whole(*arguments))
-        return read[-1]
-
-    monkeypatch.setattr(stored_target.StoredTarget, "_read", remembered)
-    out = again("compare=[medusa]", traces=tmp_path / "rounded")
-    assert steps(out) == steps(tmp_path / "rounded")
-    assert RunManifest.read(out).model.weights == "bfloat16"
-    assert read and all(torch.equal(part, part.bfloat16().to(part.dtype)) for part in read)
 
 
 def test_steps_of_heads_are_the_live_runs(live, again, monkeypatch):

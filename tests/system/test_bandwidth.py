@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from specbench.kernels.packed_linear import pack_linears, packed_memory
+from specbench.kernels import panel_kernels
+from specbench.kernels.compiled_pass import packed_memory, prepare
 from specbench.results.conditions import roofline_warnings
 from specbench.results.manifest import RunManifest
 from specbench.results.statistics.roofline import (
@@ -97,7 +98,7 @@ def test_the_fastest_read_of_a_run_counts_whatever_came_between(monkeypatch):
     assert earlier.bytes_per_s == 3e9
 
 
-@pytest.mark.parametrize("size", [1 << 20, bandwidth.autotune.MEASURE_BYTES])
+@pytest.mark.parametrize("size", [1 << 20, bandwidth.MEASURE_BYTES])
 def test_a_read_touches_as_many_bytes_as_it_counts(size):
     """Each output sums 4096 ones of 4 bytes."""
     read, counted = bandwidth._host_read(size)
@@ -107,16 +108,16 @@ def test_a_read_touches_as_many_bytes_as_it_counts(size):
     assert 4 * 4096 * sums.numel() == size
 
 
-def test_packed_weights_are_read_where_they_lie(monkeypatch, everything_packed):
+def test_packed_weights_are_read_where_they_lie(monkeypatch):
     """No buffer of their size; where too little is packed, one is made."""
-    if everything_packed != "panels":
+    if not panel_kernels.available():
         pytest.skip("this build of torch has no panels")
-    monkeypatch.setattr(bandwidth.autotune, "MEASURE_BYTES", 1)
+    monkeypatch.setattr(bandwidth, "MEASURE_BYTES", 1)
     monkeypatch.setattr(bandwidth, "_COLUMNS", 16)
     model = tiny_model("llama", dtype=torch.float32)
     _, unpacked = bandwidth._host_read(1 << 16, model)
     assert unpacked == 1 << 16
-    pack_linears(model, memory_bytes=1 << 20, kernel="panels")
+    prepare(model, 1 << 20)
     size = sum(memory.nbytes for memory in packed_memory(model))
     read, counted = bandwidth._host_read(size, model)
     assert 0.8 * size <= counted <= size

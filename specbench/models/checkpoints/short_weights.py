@@ -1,8 +1,7 @@
-"""Weights in fewer bytes than float32 (``engine.weights``), which a CPU's passes read.
+"""Weights in fewer bytes than float32 (``engine.weights=stored``), which a CPU's passes read.
 
-``bfloat16`` rounds the model: it is then the model of those weights, in transformers too, and all
-that checks it does so by what it holds. ``stored`` changes no value: the bundled model's float32
-weights were made of blocks of a GGUF file, and passes read the blocks.
+No value changes: the bundled model's float32 weights were made of blocks of a GGUF file, and passes
+read the blocks.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specbench.config.schema import BFLOAT16_WEIGHTS, FLOAT32_WEIGHTS, ModelConfig
+from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig
 from specbench.errors import ConfigurationError
-from specbench.kernels.autotune import available_kernels
+from specbench.kernels import panel_kernels
 from specbench.kernels.panel_kernels import QUANTS
 from specbench.kernels.weight_forms import note_form
 from specbench.models.checkpoints import bundled, weights
@@ -41,19 +40,15 @@ def shorten(network: PreTrainedModel, kind: str, model: ModelConfig) -> str | No
             f"engine.weights={kind} is for passes on a CPU, and the model is on {network.device}. "
             f"{instead[:-1]}, or model.device=cpu; on a GPU model.dtype=bfloat16 is half as much."
         )
-    if "panels" not in available_kernels():
+    if not panel_kernels.available():
         raise ConfigurationError(
             f"engine.weights={kind} needs products of this project's own (panels), and this build "
             f"of torch has another OpenMP library. {instead}"
         )
-    if kind == BFLOAT16_WEIGHTS:
-        _round(network)
-        return kind
     if not weights.is_bundled(model):
         raise ConfigurationError(
             f"engine.weights=stored reads the blocks of a GGUF file, and model={model.name} "
-            f"(id {model.id}) has none. Type engine.weights=bfloat16, engine.weights=float32, or "
-            "model=smollm2_135m."
+            f"(id {model.id}) has none. Type engine.weights=float32, or model=smollm2_135m."
         )
     path = bundled.find_gguf(str(model.gguf_package), str(model.gguf_file))
     if not _note_blocks(network, path):
@@ -62,16 +57,6 @@ def shorten(network: PreTrainedModel, kind: str, model: ModelConfig) -> str | No
             f"they are not those of the model that was loaded. {instead}"
         )
     return kind
-
-
-@torch.no_grad()
-def _round(network: PreTrainedModel) -> None:
-    """All weights become numbers of bfloat16; those of linears are read so."""
-    for parameter in network.parameters():
-        parameter.copy_(parameter.to(torch.bfloat16))
-    for linear in network.modules():
-        if isinstance(linear, nn.Linear):
-            note_form(linear.weight, torch.bfloat16)
 
 
 def _note_blocks(network: PreTrainedModel, path: Path) -> int:

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from specbench.errors import SpecBenchError
 from specbench.paths import PROJECT
 from specbench.storage import jsonl
-from specbench.storage.hashes import file_sha256
 from specbench.system import environment
 
 
@@ -27,7 +26,7 @@ class Earlier:
     """What self-checks of a model's weights found, kept in files.
 
     Attributes:
-        cache_dir: of the run; kernels' plans lie there, too.
+        cache_dir: of the run.
         weights: stands for the weights' content.
         engine: settings by which passes run.
     """
@@ -53,7 +52,6 @@ class Earlier:
     def _path(self, model: PreTrainedModel, text: object) -> Path:
         """Named by all that can change what a pass computes."""
         hardware = environment.hardware()
-        plans = sorted((self.cache_dir / "packed").glob("*.json"))  # which kernels were chosen
         what = {
             "weights": self.weights,
             "config": model.config.to_json_string(),
@@ -64,7 +62,6 @@ class Earlier:
             "threads": torch.get_num_threads(),
             "simd": [torch.backends.cpu.get_cpu_capability(), llvmlite.binding.get_host_cpu_name()],
             "machine": [hardware.get("cpu"), hardware.get("gpus"), environment.versions()],
-            "plans": [file_sha256(path) for path in plans],
             "code": _code(),
         }
         digest = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()

@@ -6,7 +6,6 @@ Its own are those of transformers' attention and cache, one branch of a tree at 
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,8 @@ from transformers import PreTrainedModel
 
 from specbench.errors import ConfigurationError
 from specbench.kernels.architectures import ELSE, is_mixture
-from specbench.kernels.attention import install
 from specbench.models.checks.check_text import PARENTS, ROWS, CheckText, path_to
 from specbench.models.hidden_states import HiddenStates, decoder_layers
-from specbench.models.target import Target
 
 TIMES_SPREAD = 4  # what may differ, in spreads of the model's own passes
 # Of the largest logit. In float16 passes of 34 tiny architectures differ by up to 3.9 where the
@@ -63,7 +60,7 @@ class OwnRows:
     """Of a model's own passes over the text; the root is in both parts.
 
     Attributes:
-        spread: of passes of one row and of many, or of products packed and not.
+        spread: of passes of one row and of many.
         moved: of ``positions``, where not all of them choose the same token.
     """
 
@@ -109,31 +106,6 @@ def own_rows(model: PreTrainedModel, text: CheckText) -> OwnRows:
         spread=measure_spread(one, *many, typical=is_mixture(model)),
         moved=_moved(one, *many),
         positions=_SINGLE,
-    )
-
-
-def packed_rows(target: Target, text: CheckText, plain: OwnRows, attention: str) -> OwnRows:
-    """The same rows by packed products in transformers' ``attention``, and what the packing moves.
-
-    By the fused steps too, which round otherwise as well.
-    """
-    model: PreTrainedModel = target.model
-    model.set_attn_implementation(attention)
-    try:
-        with torch.inference_mode():
-            logits, _ = _own_parts(model, text, _read(model, text.prompt, keep=1))
-    finally:
-        install(model)
-    mixture = is_mixture(model)
-    apart = [difference(plain.logits[part], rows, mixture) for part, rows in logits.items()]
-    spread = dataclasses.replace(plain.spread, value=max(plain.spread.value, *apart))
-    moved = sum(_moved(plain.logits[part], rows) for part, rows in logits.items())
-    return dataclasses.replace(
-        plain,
-        logits=logits,
-        spread=spread,
-        moved=plain.moved + moved,
-        positions=plain.positions + sum(map(len, logits.values())),
     )
 
 

@@ -1,14 +1,13 @@
 """The self-check: a model reads here what it reads in transformers, or no run begins.
 
-Our target has an attention, a cache and masks of its own, and on a CPU other products. Before
+Our target has an attention, a cache and masks of its own, and on a CPU whole passes. Before
 anything is measured, logits behind a prompt, of a chain and of a tree are compared with those of
 the model as transformers loaded it: its attention, its cache, one branch at a time. Passes of one
 row and of many round differently, the model's own too. How far those lie apart is measured, and
 nothing may differ from them by more than a few times that.
 
 What is measured could excuse anything, so it has a ceiling: a model whose own passes are further
-apart than roundings can be is refused. Packed products are compared one by one with torch's own;
-their roundings, which a deep or saturated model enlarges, are measured in transformers' attention.
+apart than roundings can be is refused.
 """
 
 from __future__ import annotations
@@ -28,17 +27,8 @@ from specbench.errors import ConfigurationError, SpecBenchError, first_line
 from specbench.kernels.architectures import ELSE, is_mixture
 from specbench.models.checks.check_text import PARENTS, CheckText, make_text
 from specbench.models.checks.earlier import Earlier
-from specbench.models.checks.own_passes import (
-    OwnRows,
-    difference,
-    differences,
-    own_rows,
-    packed_rows,
-)
-from specbench.models.checks.products import differing_product, differing_step, sample_products
+from specbench.models.checks.own_passes import OwnRows, difference, differences, own_rows
 from specbench.models.target import Target
-
-_UNPACKED = "Type engine.packed.enabled=false to do without."
 
 # What a model's own passes may differ by, as a share of what the logits of a row vary by (their
 # standard deviation). Of 50 architectures, widths to 1,024 and initial ranges to .4, right ones
@@ -110,18 +100,10 @@ def checked(
     failing = f"{what} does not decode here"
     if own.finite:
         _check_ceiling(own, failing)
-    products = sample_products(model)
     mixture = is_mixture(model)
     more_texts = [make_text(model, longest, seed)[0] for seed in range(1, _TEXTS if mixture else 1)]
     others = [(more, own_rows(model, more)) for more in more_texts]
     target = _attempt(lambda: make(model), failing)
-    if wrong := differing_product(model, products) or differing_step(model):
-        raise ConfigurationError(f"{failing}: {wrong} {_UNPACKED}")
-    packed = bool(target.packed_weights["layers"])
-    if own.finite and packed:
-        plain, own = own, _attempt(lambda: packed_rows(target, text, own, attention), failing)
-        if own.finite:
-            _check_ceiling(own, failing, plain)
     ours = _attempt(lambda: _our_rows(target, text, drafts), failing)
     if not own.finite:  # as after an overflow: its cases will fail, and say so
         return target, SelfCheck(len(text.prompt), None, None, {}, lengths)
@@ -133,13 +115,12 @@ def checked(
             f"{failing} as it does in transformers: logits of a {part} differ by {largest:.2g} "
             f"from its own attention's and cache's, whose passes of one row and of many "
             f"differ by {spread.value:.2g} (allowed: {spread.tolerance:.2g}). First to "
-            f"differ: {_first_to_differ(target, text, own)}. {ELSE}"
+            f"differ: {_first_to_differ(target, text, own)}. {_remedy(target)}"
         )
     apart = _rows_apart(ours, own)
     for more, rows in others:  # most mixtures have no such row, and read no other text here
         if any(bool(rows_apart.any()) for rows_apart in apart.values()):
-            theirs = packed_rows(target, more, rows, attention) if packed else rows
-            again = _rows_apart(_our_rows(target, more, drafts), theirs)
+            again = _rows_apart(_our_rows(target, more, drafts), rows)
             apart = {part: apart[part] & again[part] for part in apart}
     if mixture and (row := _first_row(apart)):
         raise ConfigurationError(
@@ -178,8 +159,13 @@ def _first_row(wrong: Mapping[str, torch.Tensor]) -> str:
     return f"row {named[0][1]} of a {named[0][0]}" if named else ""
 
 
-def _check_ceiling(own: OwnRows, failing: str, plain: OwnRows | None = None) -> None:
-    """Refuse a spread that is no rounding; of packed products where there is a ``plain`` one.
+def _remedy(target: Target) -> str:
+    packed = target.packed_weights["products"]
+    return "Type engine.packed.enabled=false to do without one call." if packed else ELSE
+
+
+def _check_ceiling(own: OwnRows, failing: str) -> None:
+    """Refuse a spread that is no rounding.
 
     Raises:
         ConfigurationError: it says what the logits vary by.
@@ -188,16 +174,12 @@ def _check_ceiling(own: OwnRows, failing: str, plain: OwnRows | None = None) -> 
     value, scale = own.spread.value, own.scale
     if value <= max(ceiling * scale, own.spread.rounding):
         return
-    amounts = f"differ by {value:.2g}, where logits of a row vary by {scale:.2g}"
-    allowed = f"roundings come to {ceiling * scale:.2g} at most"
-    if plain is not None:
-        raise ConfigurationError(
-            f"{failing}: logits with packed products and without {amounts}; {allowed}. {_UNPACKED}"
-        )
     raise ConfigurationError(
         f"{failing}: in transformers itself, passes of one row and of many over the same text "
-        f"{amounts}; {allowed}. What it answers depends on how a text is cut into passes, as where "
-        f"attention looks ahead (use_bidirectional_attention) or a cache is not exact. {ELSE}"
+        f"differ by {value:.2g}, where logits of a row vary by {scale:.2g}; roundings come to "
+        f"{ceiling * scale:.2g} at most. What it answers depends on how a text is cut into passes, "
+        "as where attention looks ahead (use_bidirectional_attention) or a cache is not exact. "
+        f"{ELSE}"
     )
 
 

@@ -22,8 +22,8 @@ from specbench.config.schema import (
     RandomDraftConfig,
 )
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
+from specbench.kernels import panel_kernels
 from specbench.kernels.architectures import usable_context
-from specbench.kernels.autotune import available_kernels
 from specbench.kernels.weight_forms import round_to
 from specbench.models import loading
 from specbench.models.checks import self_check
@@ -113,7 +113,7 @@ def load_draft_model(
                 )
             log.info("%s: %d of its %d ids are the target's too", what, count, len(shared.ids))
         known = earlier(loaded)
-    if "panels" in available_kernels():
+    if panel_kernels.available():
         round_to(network, weights)
     own, check = self_check.checked(
         network,

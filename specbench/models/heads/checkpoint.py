@@ -19,7 +19,7 @@ from torch import nn
 
 from specbench.decoding.protocols import TargetEmbeddings, TargetInfo
 from specbench.errors import ConfigurationError, WeightsNotFound, first_line
-from specbench.kernels.packed_linear import pack_in_panels, product_of
+from specbench.kernels.packed_linear import pack_linears, product_of
 from specbench.models.checkpoints import int8
 from specbench.models.draft.loading import ID_MAP_FILE, read_id_map
 from specbench.paths import PROJECT
@@ -135,7 +135,7 @@ def fill(
     module.load_state_dict(state, assign=True)
     module.eval().requires_grad_(False)
     if target.packed:  # a head reads as much for a token
-        pack_in_panels(module, target.packed)
+        pack_linears(module, target.packed)
 
 
 def _weight(

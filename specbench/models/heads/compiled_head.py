@@ -12,8 +12,8 @@ import torch
 
 from specbench.kernels import pass_kernels
 from specbench.kernels.compiled_call import CompiledCall
-from specbench.kernels.compiled_pass import products_of_layer
-from specbench.kernels.packed_linear import PackedLinear
+from specbench.kernels.compiled_pass import linears_of_layer
+from specbench.kernels.packed_linear import PackedLinear, Product
 from specbench.models.heads.layer_shape import LayerShape
 from specbench.models.heads.row_cache import Rows
 
@@ -48,7 +48,7 @@ class CompiledHead(CompiledCall):
         self._joins = join is not None
         if join is not None:
             words = slice(pass_kernels.JOIN, pass_kernels.JOIN_BIAS + 1)
-            self._words[words] = self._product(join)
+            self._words[words] = self._product(join.product)
         self._beside = attention.q_proj.in_features != shape.hidden_size
         self._reserve(MOST_ROWS, keys)
 
@@ -60,7 +60,7 @@ class CompiledHead(CompiledCall):
         return self._layer_words(
             getattr(before, "weight", None),
             layer.post_attention_layernorm.weight,
-            products_of_layer(layer),
+            list(map(Product.of, linears_of_layer(layer))),
             [getattr(norm, "weight", None) for norm in own],
             beside,
         )
@@ -97,9 +97,8 @@ def compiled_head(
     layers: Sequence[Any], shape: LayerShape, join: Any, keys: int
 ) -> CompiledHead | None:
     """The call; None where a product is not packed in panels, or a layer looks through a window."""
-    products: list[Any] = [part for layer in layers for part in products_of_layer(layer)]
-    products += [] if join is None else [join]
-    packed = all(isinstance(p, PackedLinear) and p.panels is not None for p in products)
-    if not packed or shape.window is not None:
+    linears = [part for layer in layers for group in linears_of_layer(layer) for part in group]
+    linears += [] if join is None else [join]
+    if shape.window is not None or not all(isinstance(part, PackedLinear) for part in linears):
         return None
     return CompiledHead(layers, shape, join, keys)

@@ -213,7 +213,7 @@ def packed(**options) -> DraftModel:
     return DraftModel(target, target_vocab=VOCAB, max_nodes=8, **options)
 
 
-def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(everything_packed, monkeypatch):
+def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(monkeypatch):
     model = packed()
     model.begin(np.array([4, 5, 6]))
     rows = [model.catch_up(np.array([4, 5, 6, 7]), own=True)[None]]
@@ -226,7 +226,7 @@ def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(everything_pa
     assert torch.equal(model.likeliest(rows[1]), found[1]), "nobody searches again"
 
 
-def test_an_id_that_is_never_proposed_is_not_a_choice(everything_packed):
+def test_an_id_that_is_never_proposed_is_not_a_choice():
     """The pass chooses among all rows of the vocabulary, the one for every other id with them."""
     first = int(plain_logits(packed()._target, [1, 2, 3])[-1].argmax())  # some rows choose it
     id_map = np.where(np.arange(VOCAB) == first, -1, np.arange(VOCAB))

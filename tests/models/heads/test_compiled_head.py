@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specbench.kernels.autotune import available_kernels
-from specbench.kernels.packed_linear import pack_in_panels
+from specbench.kernels import panel_kernels
+from specbench.kernels.packed_linear import pack_linears
 from specbench.models.heads import compiled_head
 from specbench.models.heads.eagle import EagleHead
 from specbench.models.heads.eagle3 import Eagle3Config, Eagle3Head
 from specbench.models.heads.hydra_heads import HydraHeads
 from specbench.models.heads.layer_shape import LayerShape
 
-pytestmark = pytest.mark.skipif("panels" not in available_kernels(), reason="no panels here")
+pytestmark = pytest.mark.skipif(not panel_kernels.available(), reason="no panels here")
 
 _VOCAB = 50
 
@@ -31,7 +31,7 @@ def _head(kind, width=48, **more):
     for name, weight in head.named_parameters():
         torch.nn.init.normal_(weight, mean=float("norm" in name), std=0.2)
     head.eval().requires_grad_(False)
-    pack_in_panels(head)
+    pack_linears(head)
     return head, width if kind == "eagle" else 3 * width
 
 
@@ -41,7 +41,7 @@ def _prefix():
     shape = LayerShape(48, 101, 6, 2, 8, 1e-5, 10_000.0)
     heads = HydraHeads(ends, n_heads=1, n_blocks=1, prefix=shape)
     heads.eval().requires_grad_(False)
-    pack_in_panels(heads)
+    pack_linears(heads)
     return heads
 
 
