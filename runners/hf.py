@@ -16,33 +16,68 @@ also given as ``drafter_setup_s``.
 
 from __future__ import annotations
 
+import itertools
 import logging
-from dataclasses import replace
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+from transformers import GenerationConfig, PreTrainedModel
 
 from runners.job import Entry, Job
 from runners.runner import Runner
 from runners.session.live import run_live
-from runners.session.speculation import LOOPS
+from runners.session.loading import load_session
+from runners.session.method_runs import MethodRun
+from runners.session.session import Session
+from specbench.arrays import IntArray
 from specbench.config.draft import draft_weights
-from specbench.config.schema import HfConfig
-from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, unknown_name
+from specbench.config.schema import HfConfig, RunConfig
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import NO_TOKENS, Needs
+from specbench.decoding.turn import DecodeResult
+from specbench.errors import (
+    CaseFailed,
+    ConfigurationError,
+    NeedsNotMet,
+    WeightsNotFound,
+    unknown_name,
+)
 from specbench.models import loading
+from specbench.models.draft.loading import ID_MAP_FILE, load_draft_model
+from specbench.results.manifest import ModelInfo
+from specbench.system.clock import make_clock
+
+LOOPS = ("generate", "assisted", "prompt_lookup")
+SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 log = logging.getLogger(__name__)
 
-SCHEDULES = ("constant", "heuristic", "heuristic_transient")
+
+@dataclass(kw_only=True, eq=False)
+class Peer(Drafter):
+    """Stands for one of transformers' ``LOOPS`` among the methods; it drafts nothing for ours."""
+
+    loop: str
+    state_scope: str = "turn"
+
+    @property
+    def needs(self) -> Needs:
+        # Assisted generation drafts greedily at any temperature, so its ratio test would be given
+        # a distribution that its drafts were not drawn from.
+        return Needs(tokens_only=False, max_nodes=1, sampling=False)
 
 
 class Hf(Runner):
     """``runner=hf``."""
 
     def run(self, job: Job) -> int:
-        job = replace(job, entries=(*job.entries, *_peers(job)))
-        # torch and transformers, in the child alone
-        from runners.session.transformers_session import load_transformers_session
-
-        return run_live(job, load_transformers_session)
+        return run_live(replace(job, entries=(*job.entries, *_peers(job))), load_with_loops)
 
 
 def _peers(job: Job) -> list[Entry]:
@@ -60,38 +95,199 @@ def _peers(job: Job) -> list[Entry]:
     if reason:
         log.warning("hf_assisted is left out: %s", reason)
         loops.remove("assisted")
-    entries = []
-    for loop in loops:
-        label = f"hf_{loop}"
-        if label in job.labels:
-            raise ConfigurationError(f"the label {label!r} is taken by runner=hf: rename yours.")
-        node = {"_target_": "runners.session.speculation.Peer", "name": f"hf:{loop}", "loop": loop}
-        entries.append(Entry(label, node))
-    return entries
+    if taken := {f"hf_{loop}" for loop in loops} & {*job.labels}:
+        raise ConfigurationError(f"the label {min(taken)!r} is taken by runner=hf: rename yours.")
+    target = f"{Peer.__module__}.{Peer.__name__}"
+    return [
+        Entry(f"hf_{loop}", {"_target_": target, "name": f"hf:{loop}", "loop": loop})
+        for loop in loops
+    ]
 
 
 def _no_assistant(job: Job) -> str:
-    """Why the run's draft model cannot assist, or an empty text."""
-    from specbench.models.draft.loading import ID_MAP_FILE
-
-    weights = draft_weights(job.config.pair.draft, job.config.model)
+    """Why the run's draft model cannot assist; empty where it can."""
+    node = job.config.pair.draft
+    weights = draft_weights(node, job.config.model)
     if weights is None:
         return "no draft model is named: type pair.draft.path=FOLDER or pair=random_draft"
-    vocabulary = job.config.pair.draft.vocabulary
-    if not weights.shape and vocabulary != "same":
+    mapped = node.vocabulary != "same" or (Path(weights.id) / ID_MAP_FILE).is_file()
+    if mapped and not weights.shape:
         return (
-            f"pair.draft.vocabulary={vocabulary} is for our methods: the runner's loop hands ids "
-            "from one model to the other as they are"
-        )
-    if not weights.shape and (Path(weights.id) / ID_MAP_FILE).is_file():
-        return (
-            f"the draft {weights.id} has a reduced vocabulary ({ID_MAP_FILE}): transformers hands "
-            "ids from one model to the other as they are, and refuses two vocabularies of unequal "
-            "sizes. Type pair.draft.path=FOLDER or pair.draft.id=HUB_ID of a draft with the "
-            "model's own vocabulary, or pair=random_draft"
+            f"the draft {weights.id} has a vocabulary of its own, and transformers hands ids from "
+            "one model to the other as they are: type pair.draft.path=FOLDER with the model's own "
+            "vocabulary, or pair=random_draft"
         )
     try:
         loading.model_files_present(weights)
     except WeightsNotFound as error:
         return str(error).rstrip(".")
     return ""
+
+
+def load_with_loops(job: Job, runs: Sequence[MethodRun]) -> TransformersSession:
+    """As `load_session`, with a copy of the model that transformers' own loops run on."""
+    assisted = any(run.entry.name == "hf:assisted" for run in runs)
+    session = load_session(
+        job, runs, TransformersSession, [job.config.pair.draft] if assisted else []
+    )
+    assert isinstance(session, TransformersSession)
+    session.add_loops(job.config, assisted)
+    return session
+
+
+class TransformersSession(Session):
+    """Decodes with transformers' own loop where the method is a `Peer`."""
+
+    def add_loops(self, config: RunConfig, assisted: bool) -> None:
+        """Load the copy of the model, and the assistant where a loop needs one."""
+        assert isinstance(config.runner, HfConfig)
+        self._knobs = config.runner.hf
+        self._stock: Any = loading.load_model(config, self._tokenizer).model
+        self._clock = make_clock(str(self._stock.device))
+        eos = sorted(self._model.eos_ids)
+        self._ends = {"eos_token_id": eos, "pad_token_id": eos[0] if eos else 0}
+        # Not what the model's publisher would sample or penalise with.
+        self._stock.generation_config = GenerationConfig(**self._ends)
+        self._assistant = self._load_assistant(config) if assisted else None
+
+    def _load_assistant(self, config: RunConfig) -> PreTrainedModel:
+        draft, _ = load_draft_model(
+            config.pair.draft, config.model, self._target, self._tokenizer, max_len=1, max_nodes=1
+        )
+        network = draft.network
+        network.set_attn_implementation(config.model.attention)
+        sizes = [m.config.get_text_config().vocab_size for m in (network, self._stock)]
+        if sizes[0] != sizes[1]:
+            raise NeedsNotMet(
+                f"the draft model has a vocabulary of {sizes[0]} and the model one of {sizes[1]}: "
+                "transformers refuses the two. Type "
+                "'runner.hf.loops=[generate,prompt_lookup]'."
+            )
+        return network
+
+    def decode(
+        self,
+        prompt: IntArray,
+        drafter: Drafter,
+        seed: int,
+        max_new_tokens: int | None = None,
+        seen: IntArray = NO_TOKENS,
+    ) -> DecodeResult:
+        if not isinstance(drafter, Peer):
+            return super().decode(prompt, drafter, seed, max_new_tokens, seen)
+        requested = max_new_tokens or self._max_new_tokens
+        limit = min(requested, self.context_length - len(prompt))
+        if limit <= 0:
+            raise CaseFailed(
+                "prompt_too_long",
+                f"the prompt has {len(prompt)} tokens and the context {self.context_length}",
+            )
+        ids = torch.from_numpy(prompt)[None].to(self._stock.device)
+        options = self._options(drafter.loop)
+        passes, drafts = Calls(), Calls()
+        start, before_s = time.perf_counter(), 0.0
+
+        def begin(*_: Any) -> None:
+            nonlocal before_s
+            if len(passes) == 1:
+                self._clock.begin()  # waits for what the assistant still does
+                before_s = time.perf_counter() - start
+
+        def end(*_: Any) -> None:
+            if len(passes) == 1:
+                self._clock.prefill_done()
+                self._clock.setup_done()
+
+        with ExitStack() as hooks:
+            hooks.enter_context(_recorded(self._stock, passes))
+            hooks.enter_context(self._stock.register_forward_pre_hook(begin))
+            hooks.enter_context(self._stock.register_forward_hook(end))
+            if "assistant_model" in options:
+                hooks.enter_context(_recorded(options["assistant_model"], drafts))
+            knobs = {"do_sample": False, "max_new_tokens": limit, **self._ends}
+            out = self._stock.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=GenerationConfig(**knobs),
+                **options,
+            )
+            self._clock.finish_begin()
+            timings = self._clock.end().with_setup(before_s)
+        # Up to the first end token and the limit, whatever stands behind them.
+        output = out[0, len(prompt) :][:limit].tolist()
+        ends = [i for i, token in enumerate(output, 1) if token in self._model.eos_ids]
+        output = output[: ends[0]] if ends else output
+        reason = "eos" if ends else "context" if limit < requested else "length"
+        counts = {}
+        if "assistant_model" in options:
+            further = [n_rows for cached, n_rows in drafts if cached]  # behind the prompt's pass
+            counts = {"draft_forwards": len(further), "draft_tokens": sum(further)}
+        steps = _steps(passes, len(prompt), output)
+        drafted = [n_drafted for _, n_drafted in steps]
+        return DecodeResult(
+            output_ids=output,
+            finish_reason=reason,
+            committed_per_step=[n_committed for n_committed, _ in steps],
+            drafted_per_step=drafted,
+            depth_per_step=drafted,
+            sources_per_step=None,
+            n_aux=0,
+            drafter={
+                "target_forwards": len(passes),
+                "drafted_with_prompt": passes[0][1] - len(prompt),
+                **counts,
+            },
+            timings=timings,
+        )
+
+    def describe(self) -> ModelInfo:
+        model = super().describe()
+        model.peers = {"attention": self._stock.config._attn_implementation, "packed": False}
+        return model
+
+    def _options(self, loop: str) -> dict[str, Any]:
+        """Arguments of ``generate``; what one turn adapted is forgotten."""
+        knobs = self._knobs
+        if loop == "prompt_lookup":
+            names = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
+            return {name: n for name in names if (n := getattr(knobs, name)) is not None}
+        if loop == "generate":
+            return {}
+        assert self._assistant is not None
+        options = {
+            "num_assistant_tokens": knobs.num_assistant_tokens,
+            "num_assistant_tokens_schedule": knobs.schedule,
+            "assistant_confidence_threshold": knobs.confidence,
+        }
+        # The heuristic schedule writes what it came to into the assistant's own configuration.
+        self._assistant.generation_config = GenerationConfig(
+            pad_token_id=self._ends["pad_token_id"],
+            **{name: value for name, value in options.items() if value is not None},
+        )
+        return {"assistant_model": self._assistant}
+
+
+class Calls(list[tuple[int, int]]):
+    """Forward calls of a model: tokens in the cache before each, and its query tokens."""
+
+
+def _recorded(model: PreTrainedModel, calls: Calls) -> RemovableHandle:
+    def record(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        cache = kwargs.get("past_key_values")
+        cached = 0 if cache is None else int(cache.get_seq_length())
+        calls.append((cached, int(kwargs["input_ids"].shape[1])))
+
+    return model.register_forward_pre_hook(record, with_kwargs=True)
+
+
+def _steps(passes: Calls, n_prompt: int, output: Sequence[int]) -> list[tuple[int, int]]:
+    """Tokens that each step committed and drafted.
+
+    A pass sees all committed tokens but the last in the cache, so what it committed shows at the
+    next one. A pass launched ahead of a stop that was not yet known commits nothing.
+    """
+    total = n_prompt + len(output)
+    ends = [min(cached + 1, total) for cached, _ in passes[1:]] + [total]
+    committed = [ends[0] - n_prompt - 1, *(end - start for start, end in itertools.pairwise(ends))]
+    drafted = [passes[0][1] - n_prompt, *(n_rows - 1 for _, n_rows in passes[1:])]
+    return [(c, d) for c, d in zip(committed, drafted, strict=True) if c > 0]

@@ -1,4 +1,4 @@
-"""Places among a run's methods for what drafts elsewhere: servers and transformers' loops."""
+"""The place of a server's own drafting among a run's methods."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import Needs
-
-LOOPS = ("generate", "assisted", "prompt_lookup")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -25,17 +23,3 @@ class Speculation(Drafter):
     @property
     def needs(self) -> Needs:
         return Needs(tokens_only=False, max_nodes=1)
-
-
-@dataclass(kw_only=True, eq=False)
-class Peer(Drafter):
-    """Stands for one of transformers' ``LOOPS`` among the methods; it drafts nothing for ours."""
-
-    loop: str
-    state_scope: str = "turn"
-
-    @property
-    def needs(self) -> Needs:
-        # Assisted generation drafts greedily whatever the temperature, so that its ratio test is
-        # given another distribution than the one that was drawn from.
-        return Needs(tokens_only=False, max_nodes=1, sampling=False)
