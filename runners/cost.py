@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from runners.run_folder.repeat import leave_repeat
 from runners.runner import Runner
 from runners.session.method_runs import MethodRun, build_method_runs
 from runners.session.pass_times import pass_s, random_tree, texts_pass_s
+from specbench.arrays import IntArray
 from specbench.config.schema import CostConfig, RunConfig
 from specbench.data.cases import Case
 from specbench.decoding.device import seconds
@@ -34,7 +36,7 @@ from specbench.errors import ConfigurationError, SpecBenchError
 from specbench.models import loading
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
-from specbench.replay.cost_surface import FREE, CostSurface, Drafting, Grid
+from specbench.replay.cost_surface import FREE, GRIDS, CostSurface, Drafting, Grid
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import RecordedModel, RecordedTurn, Traces
 from specbench.results import records
@@ -50,7 +52,7 @@ ROUNDS = "rounds.jsonl"
 
 log = logging.getLogger(__name__)
 
-_TEXTS, _TEXT_TOKENS = 5, 96  # made-up texts that drafting is timed on, and their new tokens
+_TEXTS, _TEXT_TOKENS = 5, 96  # random texts that drafting is timed on, and their new tokens
 _PHRASES, _PHRASE_TOKENS = 24, 6  # they are made of recurring phrases
 # Smallest values of the grid's lists.
 _LEAST = {"contexts": 1, "tree_rows": 1, "batch_k": 1, "batch_w": 0, "texts": 1, "text_rows": 1}
@@ -74,17 +76,14 @@ class Cost(Runner):
             values = list(grid[key])
             if values != sorted(set(values)) or (values and values[0] < least):
                 raise ConfigurationError(
-                    f"runner.{key}={values} must be ascending whole numbers from {least}, "
-                    f"e.g. runner.{key}=[1,2,4,8]."
+                    f"runner.{key} must be ascending whole numbers from {least}, got {values}."
                 )
         if not grid.contexts or not grid.tree_rows or grid.tree_rows[0] != 1:
             raise ConfigurationError(
                 "runner=cost needs runner.contexts and runner.tree_rows. The latter must "
                 "begin with 1: plain decoding, which all else is compared with."
             )
-        if bool(grid.batch_k) != bool(grid.batch_w) or bool(grid.batch_k) != bool(
-            grid.batch_contexts
-        ):
+        if len({bool(values) for values in (grid.batch_k, grid.batch_w, grid.batch_contexts)}) > 1:
             raise ConfigurationError(
                 "runner.batch_k, runner.batch_w and runner.batch_contexts go together: give all "
                 "three, or leave all three empty."
@@ -129,51 +128,71 @@ class Cost(Runner):
     def show(self, path: Path, *, brief: bool = False) -> None:
         """Print a surface's table and how many draft nodes are free."""
         surface = CostSurface.read(path / SURFACE)
-        console = Console(width=118, soft_wrap=False)
+        console = Console(width=118, soft_wrap=False, highlight=False, markup=False)
         hardware = surface.machine["hardware"]
         on_gpu = str(surface.model["device"]).startswith("cuda")
         where = hardware["gpus"][0]["name"] if on_gpu else hardware["cpu"]
-        contexts = surface.tree.axes["context"]
-        what = f"{surface.model['name']}, {number_format(surface.model)}, {where}"
-        table = Table(title=Text(f"{what}: milliseconds of a pass"))
+        subject = f"{surface.model['name']}, {number_format(surface.model)}, {where}"
+        table = Table(title=Text(f"{subject}: milliseconds of a pass"))
         table.add_column("cached tokens", justify="right")
         shown = [r for r in _SHOWN_ROWS if r <= surface.tree.axes["rows"][-1]]
         for rows in shown:
             table.add_column(f"{rows} row{'s' if rows > 1 else ''}", justify="right")
         table.add_column("free nodes", justify="right")
-        for context in contexts:
+        free = []
+        for context in surface.tree.axes["context"]:
             predicted = surface.tree.predict(np.array(shown), np.full(len(shown), context))
-            table.add_row(
-                str(context),
-                *(f"{1e3 * value:.1f}" for value in predicted),
-                str(surface.nodes_within_budget(context)),
-            )
+            free.append(surface.nodes_within_budget(context))
+            table.add_row(str(context), *(f"{1e3 * s:.1f}" for s in predicted), str(free[-1]))
         console.print(table)
         for row in surface.drafting:
             console.print(
                 f"drafting, {row['label']}, {row['context']} tokens of context: "
-                + (f"{row['step_us']:.1f} µs a step" if "step_us" in row else row["skipped"]),
-                markup=False,
-                highlight=False,
+                + (f"{row['step_us']:.1f} µs a step" if "step_us" in row else row["skipped"])
             )
-        batch, texts = (
-            "none" if grid is None else f"{grid.error:.1%}"
-            for grid in (surface.batch, surface.texts)
-        )
-        console.print(
-            f"relative error of the medians: tree {surface.tree.error:.1%}, batch {batch}, "
-            f"several texts {texts}, prompt {surface.prefill.error:.1%}",
-            highlight=False,
-        )
-        free = [surface.nodes_within_budget(context) for context in contexts]
+        grids = {name: getattr(surface, name) for name in GRIDS}
+        errors = (f"{name} {grid.error:.1%}" for name, grid in grids.items() if grid)
+        console.print(f"relative error of the medians: {', '.join(errors)}")
         console.print(
             f"free here: {min(free)} to {max(free)} draft nodes (a pass with them takes at most "
-            f"{FREE:.0%} longer than a pass without)",
-            highlight=False,
+            f"{FREE:.0%} longer than a pass without)"
         )
-        console.print(
-            f"files: {path}/ ({SURFACE}, {records.MANIFEST})", markup=False, highlight=False
-        )
+        console.print(f"files: {path}/ ({SURFACE}, {records.MANIFEST})")
+
+
+@dataclass(frozen=True)
+class PassGrid:
+    """A kind of pass over a grid.
+
+    Attributes:
+        axes: the grid's values by name, the context (cached tokens) last.
+        read: reads a prompt ``[context]``.
+        time_pass: seconds of a pass behind so many tokens, of a point of the other axes.
+    """
+
+    axes: Mapping[str, tuple[int, ...]]
+    read: Callable[[IntArray], object]
+    time_pass: Callable[..., float]
+
+    def round(
+        self, target: Target, rng: np.random.Generator, n_contexts: int | None = None
+    ) -> dict[str, Any]:
+        """Time every point once, in a new order: a line of `ROUNDS`.
+
+        Args:
+            n_contexts: only behind the first ones; the other times are 0.
+        """
+        *axes, contexts = self.axes.values()
+        prompts = np.zeros(len(contexts))
+        times = np.zeros([len(values) for values in self.axes.values()])
+        points = list(np.ndindex(*times.shape[:-1]))
+        for c in rng.permutation(n_contexts or len(contexts)):
+            prompt = rng.integers(0, target.vocab_size, contexts[c])
+            prompts[c] = seconds(partial(self.read, prompt), target.device)
+            for point in map(points.__getitem__, rng.permutation(len(points))):
+                sizes = [values[i] for values, i in zip(axes, point, strict=True)]
+                times[(*point, c)] = self.time_pass(contexts[c], *sizes)
+        return {"prefill_s": prompts.tolist(), "pass_s": times.tolist()}
 
 
 def _measure(
@@ -216,122 +235,107 @@ def _measure(
     )
     manifest.model = model
     rng = np.random.default_rng(config.seed)
-    # A batch layout is captured at its first pass, once per bucket of keys: warming up captures
-    # just those that are measured.
     graphs = isinstance(target, GraphTarget)
-    kinds = {"tree": _tree_round(target, grid, rng)}
-    if grid.batch_k:
-        target.reserve(longest, max(grid.batch_k) * max(grid.batch_w), max(grid.batch_k))
-        kinds["batch"] = _batch_round(target, grid, rng)
-    if grid.texts and not graphs:  # no graph holds several texts
-        kinds["texts"] = _texts_round(target, grid, rng)
+    kinds = _pass_grids(target, grid, rng)
+    if graphs:
+        kinds.pop("texts", None)  # no graph holds several texts
     with collector_at_rest():
-        found = _rounds(job.folder / ROUNDS, kinds, grid, warm_all=graphs)
-    samples = {kind: np.stack([x["pass_s"] for x in found[kind]], axis=-1) for kind in kinds}
-    contexts, batch_contexts = tuple(grid.contexts), tuple(grid.batch_contexts)
-    prefill = np.stack([line["prefill_s"] for line in found["tree"]], axis=-1)
-    batch_axes = {"k": tuple(grid.batch_k), "w": tuple(grid.batch_w), "context": batch_contexts}
-    texts_axes = {"texts": tuple(grid.texts), "rows": tuple(grid.text_rows), "context": contexts}
+        rounds = _rounds(job.folder / ROUNDS, kinds, target, rng, grid.passes, warm_all=graphs)
+    surface = {
+        kind: Grid(passes.axes, np.stack([line["pass_s"] for line in rounds[kind]], axis=-1))
+        for kind, passes in kinds.items()
+    }
+    prefill = np.stack([line["prefill_s"] for line in rounds["tree"]], axis=-1)
     model.passes = target.describe()  # by now, since shapes that nobody foresaw have run
     return CostSurface(
         model=model.to_json(),
         machine=machine,
-        prefill=Grid({"context": contexts}, prefill),
-        tree=Grid({"rows": tuple(grid.tree_rows), "context": contexts}, samples["tree"]),
-        batch=Grid(batch_axes, samples["batch"]) if "batch" in kinds else None,
-        texts=Grid(texts_axes, samples["texts"]) if "texts" in kinds else None,
+        prefill=Grid({"context": tuple(grid.contexts)}, prefill),
+        tree=surface["tree"],
+        batch=surface.get("batch"),
+        texts=surface.get("texts"),
         drafting=_drafting_times(config, grid.contexts, runs, loaded, target.vocab_size, rng),
     )
 
 
-# A round of a kind of passes over the contexts with the given places, as a line of `ROUNDS`.
-_Round: TypeAlias = Callable[[list[int]], dict[str, Any]]
-
-
-def _tree_round(target: Target, grid: CostConfig, rng: np.random.Generator) -> _Round:
-    contexts, rows = grid.contexts, grid.tree_rows
-    trees = [random_tree(n - 1, target.vocab_size, rng) for n in rows]
-
-    def once(which: list[int]) -> dict[str, Any]:
-        prompts = np.zeros(len(contexts))
-        times = np.zeros((len(rows), len(contexts)))
-        for j in rng.permutation(which):
-            prompt = rng.integers(0, target.vocab_size, contexts[j])
-            prompts[j] = seconds(partial(target.prefill, prompt), target.device)
-            for i in rng.permutation(len(rows)):
-                times[i, j] = pass_s(target, trees[i], contexts[j])
-        return {"prefill_s": prompts.tolist(), "pass_s": times.tolist()}
-
-    return once
-
-
-def _batch_round(target: Target, grid: CostConfig, rng: np.random.Generator) -> _Round:
-    k, w, contexts = grid.batch_k, grid.batch_w, grid.batch_contexts
-    points = [(i, j) for i in range(len(k)) for j in range(len(w))]
-    drafts = {(i, j): _random_rows(k[i], w[j], target.vocab_size, rng) for i, j in points}
-
-    def once(which: list[int]) -> dict[str, Any]:
-        times = np.zeros((len(k), len(w), len(contexts)))
-        for c in rng.permutation(which):
-            target.prefill(rng.integers(0, target.vocab_size, contexts[c]))
-            target.cache.broadcast()  # once a prompt: steps bring their rows along themselves
-            for p in rng.permutation(len(points)):
-                i, j = points[p]
-                times[i, j, c] = pass_s(target, drafts[i, j], contexts[c])
-        return {"pass_s": times.tolist()}
-
-    return once
-
-
-def _texts_round(target: Target, grid: CostConfig, rng: np.random.Generator) -> _Round:
-    """Passes over several texts of one length, each with a tree of as many rows."""
+def _pass_grids(target: Target, grid: CostConfig, rng: np.random.Generator) -> dict[str, PassGrid]:
     from specbench.models.batch_target import BatchTarget
 
-    texts, rows, contexts = grid.texts, grid.text_rows, grid.contexts
-    trees = [random_tree(n - 1, target.vocab_size, rng) for n in rows]
-    batch = BatchTarget(target, max(texts), max(rows) - 1)
-    points = [(i, j) for i in range(len(texts)) for j in range(len(rows))]
+    vocab, contexts = target.vocab_size, tuple(grid.contexts)
+    trees = {n: random_tree(n - 1, vocab, rng) for n in sorted({*grid.tree_rows, *grid.text_rows})}
+    kinds = {
+        "tree": PassGrid(
+            {"rows": tuple(grid.tree_rows), "context": contexts},
+            target.prefill,
+            lambda context, rows: pass_s(target, trees[rows], context),
+        )
+    }
+    if grid.batch_k:
+        target.reserve(
+            max([*contexts, *grid.batch_contexts]),
+            max(grid.batch_k) * max(grid.batch_w),
+            max(grid.batch_k),
+        )
+        drafts = {
+            (k, w): _random_rows(k, w, vocab, rng) for k in grid.batch_k for w in grid.batch_w
+        }
 
-    def once(which: list[int]) -> dict[str, Any]:
-        times = np.zeros((len(texts), len(rows), len(contexts)))
-        for c in rng.permutation(which):
-            batch.read(rng.integers(0, target.vocab_size, contexts[c]))
-            for p in rng.permutation(len(points)):
-                i, j = points[p]
-                times[i, j, c] = texts_pass_s(batch, texts[i], trees[j], contexts[c])
-        return {"pass_s": times.tolist()}
+        def read_into_rows(prompt: IntArray) -> None:
+            target.prefill(prompt)
+            target.cache.broadcast()  # once a prompt: steps bring their rows along themselves
 
-    return once
+        kinds["batch"] = PassGrid(
+            {
+                "k": tuple(grid.batch_k),
+                "w": tuple(grid.batch_w),
+                "context": tuple(grid.batch_contexts),
+            },
+            read_into_rows,
+            lambda context, k, w: pass_s(target, drafts[k, w], context),
+        )
+    if grid.texts:
+        batch = BatchTarget(target, max(grid.texts), max(grid.text_rows) - 1)
+        kinds["texts"] = PassGrid(
+            {"texts": tuple(grid.texts), "rows": tuple(grid.text_rows), "context": contexts},
+            batch.read,
+            lambda context, texts, rows: texts_pass_s(batch, texts, trees[rows], context),
+        )
+    return kinds
 
 
 def _rounds(
-    path: Path, kinds: Mapping[str, _Round], grid: CostConfig, *, warm_all: bool
+    path: Path,
+    kinds: Mapping[str, PassGrid],
+    target: Target,
+    rng: np.random.Generator,
+    count: int,
+    *,
+    warm_all: bool,
 ) -> dict[str, list[dict[str, Any]]]:
     """Finished rounds by kind, kept on disk as they are made: an interrupted run goes on.
 
     Each round visits all kinds, so that a drift of the machine spreads over them, too: of kinds
     that were timed one after the other, one was priced by half.
     """
-    done: list[dict[str, Any]] = jsonl.mend_jsonl(path, dict)
-    found = {kind: [line for line in done if line["kind"] == kind] for kind in kinds}
-    lengths = {kind: len(grid.contexts) for kind in kinds} | {"batch": len(grid.batch_contexts)}
-    every = {kind: list(range(n)) for kind, n in lengths.items()}
-    for kind, once in kinds.items():
-        if len(found[kind]) < grid.passes:
+    lines: list[dict[str, Any]] = jsonl.mend_jsonl(path, dict)
+    rounds = {kind: [line for line in lines if line["kind"] == kind] for kind in kinds}
+    for kind, passes in kinds.items():
+        if len(rounds[kind]) < count:
             log.info("%s passes: warming up", kind)
-            once(every[kind] if warm_all else [0])
-    for number in range(1, grid.passes + 1):
-        for kind, once in kinds.items():
-            if len(found[kind]) < number:
-                log.info("%s passes: round %d of %d", kind, number, grid.passes)
-                found[kind].append({"kind": kind, **once(every[kind])})
-                jsonl.append_jsonl(path, found[kind][-1:])
-    return found
+            # A batch layout is captured at its first pass, once per bucket of keys.
+            passes.round(target, rng, None if warm_all else 1)
+    for number in range(1, count + 1):
+        for kind, passes in kinds.items():
+            if len(rounds[kind]) < number:
+                log.info("%s passes: round %d of %d", kind, number, count)
+                rounds[kind].append({"kind": kind, **passes.round(target, rng)})
+                jsonl.append_jsonl(path, rounds[kind][-1:])
+    return rounds
 
 
 def _random_rows(k: int, w: int, vocab: int, rng: np.random.Generator) -> DraftTree:
-    places = np.arange(k * w)
-    parents = np.where(places % w == 0, -1, places - 1) if w else places
+    nodes = np.arange(k * w)
+    parents = np.where(nodes % w == 0, -1, nodes - 1) if w else nodes
     return DraftTree(rng.integers(0, vocab, k * w), parents, rows=(k, w))
 
 
@@ -344,17 +348,16 @@ def _drafting_times(
     rng: np.random.Generator,
 ) -> list[Drafting]:
     tokenizer = loaded.tokenizer
-    sha = "" if tokenizer is None else loading.tokenizer_hash(tokenizer)
     rows: list[Drafting] = []
     for context in contexts:
         model = RecordedModel(
             eos_ids=[],
             vocab_size=vocab,
-            tokenizer_hash=sha,
+            tokenizer_hash="" if tokenizer is None else loading.tokenizer_hash(tokenizer),
             context_length=max(loaded.context_length, context + _TEXT_TOKENS),
         )
         replayer = Replayer(
-            _made_up_traces(model, context, rng),
+            _random_traces(model, context, rng),
             None,
             model=config.model,
             cache_dir=Path(config.cache_dir),
@@ -370,24 +373,16 @@ def _drafting_times(
     return rows
 
 
-def _made_up_traces(model: RecordedModel, context: int, rng: np.random.Generator) -> Traces:
+def _random_traces(model: RecordedModel, context: int, rng: np.random.Generator) -> Traces:
     """Texts of phrases that recur, so that drafters have something to find."""
     turns = {}
     for i in range(_TEXTS):
         phrases = rng.integers(0, model["vocab_size"], (_PHRASES, _PHRASE_TOKENS))
         length = context + _TEXT_TOKENS
         order = rng.integers(0, _PHRASES, -(-length // _PHRASE_TOKENS))
-        text = phrases[order].reshape(-1)[:length]
+        ids = phrases[order].reshape(-1)[:length]
         turns[BASELINE, str(i), 0] = RecordedTurn(
-            label=BASELINE,
-            task="made_up",
-            category="made_up",
-            case_id=str(i),
-            turn=0,
-            stream_index=i,
-            seed=0,
-            prompt_ids=text[:context],
-            output_ids=text[context:],
+            BASELINE, "random", "random", str(i), 0, i, 0, ids[:context], ids[context:]
         )
     config = {"generation": {"max_new_tokens": _TEXT_TOKENS}}
     return Traces(Path(), model, config, "", "", turns, ())

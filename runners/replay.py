@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +31,6 @@ from runners.session.method_runs import (
 )
 from runners.session.open_run import OpenRun, complete
 from specbench.config import compose
-from specbench.config.dataset_schema import ORDERS
 from specbench.config.schema import ReplayConfig, RunConfig
 from specbench.config.validate import check_values
 from specbench.data.cases import Case
@@ -75,9 +73,7 @@ class Replay(Runner):
                 "none. Type measure=timed."
             )
         traces = load_traces(cfg.runner.traces)
-        recorded = dict(traces.config)
-        # Recordings from before this key are in the file's order.
-        recorded["dataset"] = {"order": ORDERS[1], **recorded["dataset"]}
+        recorded = traces.config
         if cfg.model.name != recorded["model"]["name"]:
             raise ConfigurationError(
                 f"runner.traces={cfg.runner.traces} was recorded with model "
@@ -92,31 +88,26 @@ class Replay(Runner):
         typed = {text.lstrip("+").partition("=")[0] for text in overrides}
         resolved = cfg.copy()
         for group in _GROUPS:
-            node = {key: value for key, value in recorded[group].items() if key in cfg[group]}
-            for key in [key for key in node if f"{group}.{key}" in typed]:
-                if f"{group}.{key}" not in _FREE_KEYS and cfg[group][key] != node[key]:
-                    raise ConfigurationError(
-                        f"{group}.{key}={cfg[group][key]} contradicts the traces, which were "
-                        f"recorded with {group}.{key}={node[key]}. Leave it out."
-                    )
-            node = {key: value for key, value in node.items() if f"{group}.{key}" not in typed}
             if group in typed and cfg[group].name != recorded[group]["name"]:
-                raise ConfigurationError(
-                    f"{group}={cfg[group].name} contradicts the traces, which were recorded with "
-                    f"{group}={recorded[group]['name']}. Leave it out."
-                )
-            own = cfg[group].copy()
-            OmegaConf.set_struct(own, False)  # open mappings have the recording's keys
-            resolved[group] = OmegaConf.merge(own, _as_text(node))
+                raise _contradiction(group, cfg[group].name, recorded[group]["name"])
+            node = {}
+            for key in recorded[group].keys() & cfg[group].keys():
+                name, value = f"{group}.{key}", recorded[group][key]
+                if name not in typed:
+                    node[key] = _as_text(value)
+                elif name not in _FREE_KEYS and cfg[group][key] != value:
+                    raise _contradiction(name, cfg[group][key], value)
+            open_node = cfg[group].copy()
+            OmegaConf.set_struct(open_node, False)  # open mappings have the recording's keys
+            resolved[group] = OmegaConf.merge(open_node, node)
             OmegaConf.set_struct(resolved[group], None)
         resolved.dataset.path = None  # the questions are in the traces, wherever they came from
         if "seed" not in typed:
             resolved.seed = recorded["seed"]
         resolved.runner.traces_sha = traces.sha
         if cfg.runner.surface is not None:
-            path = Path(cfg.runner.surface)
-            CostSurface.read(path)
-            resolved.runner.surface_sha = file_sha256(path)[:16]
+            CostSurface.read(Path(cfg.runner.surface))
+            resolved.runner.surface_sha = file_sha256(Path(cfg.runner.surface))[:16]
         try:
             check_values(resolved)
         except ConfigurationError as error:
@@ -128,7 +119,7 @@ class Replay(Runner):
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
         """The recorded cases; the ids of a turn's prompt stand for its text."""
-        found = [
+        cases = [
             Case(
                 case_id=case_id,
                 category=turns[0].category,
@@ -138,14 +129,13 @@ class Replay(Runner):
             for case_id, turns in _traces(config).cases().items()
         ]
         if config.dataset.tasks is not None:
-            wanted = set(config.dataset.tasks)
-            found = [case for case in found if case.task in wanted or case.category in wanted]
-        found = found[: config.dataset.limit]
-        if not found:
+            tasks = set(config.dataset.tasks)
+            cases = [case for case in cases if {case.task, case.category} & tasks]
+        if not cases:
             raise ConfigurationError(
                 f"dataset.tasks={config.dataset.tasks or []} leaves none of the recorded cases."
             )
-        return tuple(found)
+        return tuple(cases[: config.dataset.limit])
 
     def questions_at_hand(self, config: RunConfig) -> tuple[Case, ...]:
         return self.load_cases(config)
@@ -155,6 +145,13 @@ class Replay(Runner):
         for method_run in build_method_runs(job.without(job.optional)):
             replay_kind(method_run.drafter, traces)  # refuses before the folder is anybody's
         return complete(job, _replay)
+
+
+def _contradiction(key: str, value: object, recorded: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"{key}={value} contradicts the traces, which were recorded with {key}={recorded}. "
+        "Leave it out."
+    )
 
 
 def _as_text(value: Any) -> Any:
@@ -201,8 +198,6 @@ class RecordedAnswers(Answers):
         self._timing = "none" if surface is None else "predicted"
         self._error = None if surface is None else surface.stated_error[0]
         self.covered: list[float] = []
-        self._steps: dict[str, int] = defaultdict(int)
-        self._decode_s: dict[str, float] = defaultdict(float)
 
     def begin(self, record: CaseRecord) -> CaseRecord:
         return record.replace(timing=self._timing, prediction_error=self._error)
@@ -219,8 +214,6 @@ class RecordedAnswers(Answers):
         )
         self.covered.append(replayed.covered)
         kind = self._kinds[record.label]
-        self._steps[record.label] += replayed.decoded.n_target_passes
-        self._decode_s[record.label] += replayed.decode_s
         turn.finish_decoded(
             replayed.decoded,
             None,
@@ -241,18 +234,6 @@ class RecordedAnswers(Answers):
         if recorded is None:
             raise CaseFailed("no_trace", f"neither {label} nor {BASELINE} was recorded for it")
         return recorded
-
-    def quicker_steps(self) -> dict[str, float]:
-        """Labels whose steps are predicted to take less than plain decoding's, by that share.
-
-        Their speedup exceeds their MAT. A draft makes no pass shorter, so it is the context: they
-        take fewer steps where texts are long, or plain decoding's own share of the time was noisy.
-        """
-        step_s = {label: self._decode_s[label] / n for label, n in self._steps.items() if n}
-        plain = step_s.get(BASELINE)
-        if not plain:
-            return {}
-        return {label: 1.0 - s / plain for label, s in step_s.items() if s < plain}
 
     def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
         recorded = self._recorded(record.label, record.case_id, record.turn)
@@ -305,61 +286,29 @@ def _replay(run: OpenRun) -> None:
     runner.warm_up(job.config.measure.warmup)
     missing = {block.place for block in run.files.pending}
     start = time.perf_counter()
-    batch = BlockResult()
-    blocks = list(job.blocks())
+    unwritten = BlockResult()
+    blocks = job.blocks()
     for i, block in enumerate(blocks, start=1):
-        made = runner.run([block], i - 1)
-        runner.done.extend(made.records)
-        batch.extend(made.of(missing))
+        block_result = runner.run([block], i - 1)
+        runner.done.extend(block_result.records)
+        unwritten.extend(block_result.of(missing))
         if i % _BLOCKS_PER_WRITE == 0 or i == len(blocks):
-            run.files.append(batch.records, batch.errors, batch.steps)
-            batch = BlockResult()
+            run.files.append(unwritten.records, unwritten.errors, unwritten.steps)
+            unwritten = BlockResult()
     manifest.replay_s = time.perf_counter() - start
-    manifest.notes = _notes(job, surface, kinds, traces, source.covered)
-    manifest.notes += [
-        f"{label}: its steps are predicted {share:.1%} shorter than {BASELINE}'s, so its speedup "
-        "exceeds its MAT: it takes fewer of them where texts are long."
-        for label, share in source.quicker_steps().items()
-    ]
+    manifest.notes = _notes(job, traces, kinds)
+    if surface is not None:
+        outside = 1.0 - float(np.mean(source.covered))
+        manifest.notes[1:1] = _notes_of_times(job, traces, surface, outside)
     run.save_manifest()
 
 
-def _notes(
-    job: Job,
-    surface: CostSurface | None,
-    kinds: dict[str, str],
-    traces: Traces,
-    covered: Sequence[float],
-) -> list[str]:
+def _notes(job: Job, traces: Traces, kinds: Mapping[str, str]) -> list[str]:
+    assert isinstance(job.config.runner, ReplayConfig)
     notes = [f"replayed from recorded outputs ({traces.path.name}); outputs are not audited."]
-    if surface is None:
+    if job.config.runner.surface is None:
         notes.append("steps only: without runner.surface=FILE there are no times and no speedup.")
-    else:
-        hardware = surface.machine["hardware"]
-        where = hardware["gpus"][0]["name"] if hardware["gpus"] else hardware["cpu"]
-        notes.append(
-            f"PREDICTED times: passes by the cost surface of {surface.model['name']} on {where}, "
-            f"drafting measured on this machine; {surface.stated_error[1]}."
-        )
-        if surface.model["name"] != job.config.model.name:
-            notes.append(
-                f"outputs are {job.config.model.name}'s, costs {surface.model['name']}'s: "
-                "acceptance may differ between the two."
-            )
-        elif surface.model.get("dtype"):
-            recorded, timed = number_format(traces.model), number_format(surface.model)
-            if recorded != timed:
-                notes.append(
-                    f"outputs were recorded in {recorded}, and costs measured in {timed}: another "
-                    "engine. Name a surface of the recording's."
-                )
-        outside = 1.0 - float(np.mean(covered))
-        if outside > _NOT_COVERED:
-            notes.append(
-                f"{outside:.0%} of the passes lie outside the surface's grid and are extrapolated."
-            )
-    rounded = [label for label, kind in kinds.items() if kind == ROUNDED]
-    if rounded:
+    if rounded := [label for label, kind in kinds.items() if kind == ROUNDED]:
         notes.append(
             f"{', '.join(rounded)}: steps EXACT UP TO ROUNDING: heads read hidden states that were "
             "recorded along plain decoding, and passes of several rows round otherwise."
@@ -367,5 +316,30 @@ def _notes(
     if traces.failed:
         notes.append(
             f"{len(traces.failed)} cases failed when the traces were recorded and are left out."
+        )
+    return notes
+
+
+def _notes_of_times(job: Job, traces: Traces, surface: CostSurface, outside: float) -> list[str]:
+    hardware = surface.machine["hardware"]
+    where = hardware["gpus"][0]["name"] if hardware["gpus"] else hardware["cpu"]
+    notes = [
+        f"PREDICTED times: passes by the cost surface of {surface.model['name']} on {where}, "
+        f"drafting measured on this machine; {surface.stated_error[1]}."
+    ]
+    recorded, timed = number_format(traces.model), number_format(surface.model)
+    if surface.model["name"] != job.config.model.name:
+        notes.append(
+            f"outputs are {job.config.model.name}'s, costs {surface.model['name']}'s: "
+            "acceptance may differ between the two."
+        )
+    elif surface.model.get("dtype") and recorded != timed:
+        notes.append(
+            f"outputs were recorded in {recorded}, and costs measured in {timed}: another "
+            "engine. Name a surface of the recording's."
+        )
+    if outside > _NOT_COVERED:
+        notes.append(
+            f"{outside:.0%} of the passes lie outside the surface's grid and are extrapolated."
         )
     return notes

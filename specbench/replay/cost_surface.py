@@ -28,6 +28,7 @@ from specbench.system.noted import Machine
 
 FORMAT = "specbench-surface"
 VERSION = 1
+GRIDS = ("prefill", "tree", "batch", "texts")
 FREE = 0.10  # a draft is free while its pass costs at most this much more than the 1-row pass
 
 _SWEEPS = 100  # of Dykstra's projections; a few suffice
@@ -59,20 +60,25 @@ class Grid:
         if not np.isfinite(self.samples).all() or (self.samples <= 0).any():
             raise ValueError("a time is not a positive number")
         # In logarithms, so that a percent counts the same in a short pass and in a long one.
-        medians = np.log(np.median(self.samples, axis=-1))
-        object.__setattr__(self, "fitted", np.exp(monotone_fit(medians)))
-        object.__setattr__(self, "error", self._noise())
+        medians = np.median(self.samples, axis=-1)
+        object.__setattr__(self, "fitted", np.exp(monotone_fit(np.log(medians))))
+        deviations = np.abs(self.samples / medians[..., None] - 1.0)
+        spread = 1.4826 * np.median(deviations, axis=-1)  # a normal law's standard deviation
+        # A median's standard error is 1.25 times a mean's.
+        errors = (1.25 * spread) ** 2 / self.samples.shape[-1]
+        object.__setattr__(self, "error", float(np.sqrt(np.mean(errors))))
 
     def predict(self, *coordinates: FloatArray) -> FloatArray:
         """Predict seconds at points given by one array per axis, in the axes' order."""
         points = np.stack([np.asarray(c, dtype=float) for c in coordinates], axis=-1)
-        kept = [i for i, values in enumerate(self.axes.values()) if len(values) > 1]
-        if not kept:
+        varied = [i for i, values in enumerate(self.axes.values()) if len(values) > 1]
+        if not varied:
             return np.full(len(points), float(self.fitted.squeeze()))
         axes = [np.asarray(v, dtype=float) for v in self.axes.values() if len(v) > 1]
-        fitted = self.fitted.reshape([len(axis) for axis in axes])
-        grid = RegularGridInterpolator(axes, fitted, bounds_error=False, fill_value=None)
-        seconds = grid(points[:, kept])
+        grid = RegularGridInterpolator(
+            axes, self.fitted.squeeze(), bounds_error=False, fill_value=None
+        )
+        seconds = grid(points[:, varied])
         # Going on below the smallest value must not end in a pass that takes no time.
         bounded: FloatArray = np.maximum(seconds, self.fitted.min() / 2)
         return bounded
@@ -86,21 +92,13 @@ class Grid:
         within: BoolArray = np.logical_and.reduce(inside)
         return within
 
-    def _noise(self) -> float:
-        repeats = self.samples.shape[-1]
-        if repeats < 2:
-            return 0.0
-        middle = np.median(self.samples, axis=-1, keepdims=True)
-        spread = 1.4826 * np.median(np.abs(self.samples / middle - 1.0), axis=-1)
-        return float(np.sqrt(np.mean((1.25 * spread) ** 2 / repeats)))  # of medians: 1.25 a mean's
-
     def to_json(self) -> JsonObject:
-        axes = {name: [int(v) for v in values] for name, values in self.axes.items()}
+        axes = {name: list(map(int, values)) for name, values in self.axes.items()}
         return {"axes": axes, "samples_s": self.samples.tolist()}
 
     @staticmethod
     def from_json(node: JsonObject) -> Grid:
-        axes = {name: tuple(int(v) for v in values) for name, values in node["axes"].items()}
+        axes = {name: tuple(map(int, values)) for name, values in node["axes"].items()}
         return Grid(axes, np.asarray(node["samples_s"], dtype=np.float64))
 
 
@@ -162,8 +160,8 @@ class CostSurface:
                     f"the surface of {self.model.get('name')} has no passes of several texts. "
                     "Measure one: python run.py runner=cost"
                 )
-            each = (texts[several], (rows / texts)[several], context[several])
-            seconds[several] = self.texts.predict(*each)
+            points = (texts[several], (rows / texts)[several], context[several])
+            seconds[several] = self.texts.predict(*points)
         return seconds
 
     def covered(self, k: FloatArray, width: FloatArray, context: FloatArray) -> float:
@@ -196,18 +194,10 @@ class CostSurface:
         return {"context": nearest, "seconds": seconds}
 
     def write(self, path: Path) -> None:
-        value = {
-            "format": FORMAT,
-            "version": VERSION,
-            "model": dict(self.model),
-            "machine": self.machine,
-            "prefill": self.prefill.to_json(),
-            "tree": self.tree.to_json(),
-            "batch": self.batch and self.batch.to_json(),
-            "texts": self.texts and self.texts.to_json(),
-            "drafting": list(self.drafting),
-        }
-        jsonl.write_json(path, value)
+        node = {"format": FORMAT, "version": VERSION, "model": dict(self.model)}
+        grids = {name: getattr(self, name) for name in GRIDS}
+        node |= {name: grid and grid.to_json() for name, grid in grids.items()}
+        jsonl.write_json(path, node | {"machine": self.machine, "drafting": list(self.drafting)})
 
     @staticmethod
     def read(path: Path) -> CostSurface:
@@ -225,15 +215,9 @@ class CostSurface:
         try:
             if (node["format"], node["version"]) != (FORMAT, VERSION):
                 raise ValueError(f"it is {node['format']} of version {node['version']}")
-            return CostSurface(
-                model=node["model"],
-                machine=node["machine"],
-                prefill=Grid.from_json(node["prefill"]),
-                tree=Grid.from_json(node["tree"]),
-                batch=node["batch"] and Grid.from_json(node["batch"]),
-                texts=node.get("texts") and Grid.from_json(node["texts"]),
-                drafting=node["drafting"],
-            )
+            fields: dict[str, Any] = {key: node[key] for key in ("model", "machine", "drafting")}
+            fields |= {key: Grid.from_json(node[key]) for key in GRIDS if node.get(key)}
+            return CostSurface(**fields)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigurationError(
                 f"{path} is damaged or no cost surface of version {VERSION} ({error}). "

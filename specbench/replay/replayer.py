@@ -45,20 +45,22 @@ if TYPE_CHECKING:
 
 EXACT, ROUNDED = "exact", "exact up to rounding"  # of drafters of tokens, of heads
 _BEYOND = 64  # ids after the output's end, for drafts that reach further
+# Phases that a replay takes itself; a surface's passes contain the verdict and the cache's work.
+_MEASURED = ("setup", "draft", "observe", "other")
 
 
 @dataclass(slots=True)
 class RecordedScores:
     """The recorded token at each row's depth, which is right wherever the row's path is."""
 
-    _choices: IntArray  # [n + 1]
+    choices: IntArray  # [n + 1]
     vocab_size: int
     depths: IntArray
     hidden: Mapping[int, torch.Tensor]
     verified = None
 
     def greedy(self) -> IntArray:
-        return self._choices
+        return self.choices
 
     @property
     def logits(self) -> NoReturn:
@@ -166,25 +168,18 @@ class Replayer:
         cache_dir: Path,
         seed: int,
     ) -> None:
-        self._loaded: Loaded = {}
-        self._traces = traces
-        self._surface = surface
-        self._model = model
-        self._cache_dir = cache_dir
+        self._traces, self._surface = traces, surface
+        self._model, self._cache_dir, self._seed = model, cache_dir, seed
         self._limit = int(traces.config["generation"]["max_new_tokens"])
-        self._eos = frozenset(traces.model["eos_ids"])
         self._target = RecordedTarget(traces.model["vocab_size"], 0)
         self._engine = Engine(
             self._target,
             GreedyVerifier(),
-            eos_ids=self._eos,
+            eos_ids=frozenset(traces.model["eos_ids"]),
             context_length=traces.model["context_length"],
             clock=lambda: CpuClock(phases=True),
         )
-        self._tokenizer = resolve.NamedTokenizer(
-            traces.model["tokenizer_hash"], lambda: loading.load_tokenizer(model)
-        )
-        self._seed = seed
+        self._loaded: Loaded = {}
         self._states: tuple[RecordedTurn, dict[int, torch.Tensor]] | None = None
 
     def prepare(self, drafter: Drafter, heads: Mapping[str, Path] | None = None) -> Drafter:
@@ -196,22 +191,25 @@ class Replayer:
             WeightsNotFound: a head reads the target's embedding, which is not to be had.
         """
         kind = replay_kind(drafter, self._traces)
-        needs = drafter.needs
+        needs, recorded = drafter.needs, self._traces.model
         self._target.reserve(needs.max_nodes)
+        artifacts = resolve.resolve(
+            needs.artifacts,
+            tokenizer=resolve.NamedTokenizer(
+                recorded["tokenizer_hash"], lambda: loading.load_tokenizer(self._model)
+            ),
+            bundled=self._model.embedded,
+            cache_dir=self._cache_dir,
+            model_key=self.model_key(),
+            model_name=build_model(self._model),
+        )
         drafter.setup(
             DraftContext(
-                vocab_size=self._traces.model["vocab_size"],
-                eos_ids=self._eos,
-                tokenizer_hash=self._traces.model["tokenizer_hash"],
-                max_len=self._traces.model["context_length"],
-                artifacts=resolve.resolve(
-                    needs.artifacts,
-                    tokenizer=self._tokenizer,
-                    bundled=self._model.embedded,
-                    cache_dir=self._cache_dir,
-                    model_key=self.model_key(),
-                    model_name=build_model(self._model),
-                ),
+                vocab_size=recorded["vocab_size"],
+                eos_ids=frozenset(recorded["eos_ids"]),
+                tokenizer_hash=recorded["tokenizer_hash"],
+                max_len=recorded["context_length"],
+                artifacts=artifacts,
                 seed=self._seed,
                 target=self._stored_target if kind == ROUNDED else None,
                 heads=heads or {},
@@ -219,7 +217,7 @@ class Replayer:
             )
         )
         if kind == ROUNDED:  # behind `setup`: a head's configuration may say which states it reads
-            check_layers(drafter, self._traces)
+            _check_layers(drafter, self._traces)
         return drafter
 
     @functools.cached_property
@@ -233,7 +231,7 @@ class Replayer:
             raise NeedsNotMet(
                 f"{weights.key_of(node)}={node.id} has other weights than those that "
                 f"{self._traces.path} was recorded with, and heads read its embedding. "
-                f"{how_to_record(self._model.name)}"
+                f"{_how_to_record(self._traces)}"
             )
         return StoredTarget(
             node,
@@ -248,12 +246,11 @@ class Replayer:
             return {}
         stored = self._stored_target
         if self._states is None or self._states[0] is not turn:
-            read = states.read_states(
+            by_number = states.read_states(
                 turn.states, turn.prompt_ids, turn.output_ids, stored.dtype, stored.device
             )
-            self._states = (turn, read)
-        by_number = self._states[1]
-        return {layer: by_number[states.place(layer, stored.n_layers)] for layer in layers}
+            self._states = (turn, by_number)
+        return {layer: self._states[1][states.place(layer, stored.n_layers)] for layer in layers}
 
     def model_key(self) -> str:
         """Name the model as ``models.checkpoints.weights.model_key``, without its files."""
@@ -280,13 +277,12 @@ class Replayer:
         if empty:
             drafter.reset()
         reset_s = time.perf_counter() - start
-        needs = drafter.needs
-        hidden = self._states_of(turn, needs.hidden_layers)
+        hidden = self._states_of(turn, drafter.needs.hidden_layers)
         self._target.load(turn.output_ids, hidden)
         if self._surface is None:  # with one, the drafter's own time is measured
             for head in heads_of(drafter):
                 head.foresee(len(turn.prompt_ids), hidden)
-        if needs.reference:
+        if drafter.needs.reference:
             drafter.set_reference(turn.output_ids)
         decoded = self._engine.decode(
             turn.prompt_ids,
@@ -302,17 +298,12 @@ class Replayer:
             )
         if self._surface is None:
             return ReplayedTurn(decoded)
-        measured = decoded.timings.phase_s or {}
         k, width, context = np.array(self._target.passes, dtype=np.float64).reshape(-1, 3).T
-        phases = {
-            "prefill": self._surface.prefill_s(len(turn.prompt_ids)),
-            "setup": measured.get("setup", 0.0) + reset_s,
-            "draft": measured.get("draft", 0.0),
-            # The surface's passes contain the verdict and the cache's work.
-            "verify": float(self._surface.pass_s(k, width, context).sum()),
-            "observe": measured.get("observe", 0.0),
-            "other": measured.get("other", 0.0),
-        }
+        measured = decoded.timings.phase_s or {}
+        phases = {name: measured.get(name, 0.0) for name in _MEASURED}
+        phases["setup"] += reset_s
+        phases["prefill"] = self._surface.prefill_s(len(turn.prompt_ids))
+        phases["verify"] = float(self._surface.pass_s(k, width, context).sum())
         return ReplayedTurn(
             decoded,
             prefill_s=phases["prefill"],
@@ -366,7 +357,7 @@ def replay_kind(drafter: Drafter, traces: Traces) -> str:
     if kind == ROUNDED and traces.hidden_states is None:
         raise NeedsNotMet(
             f"method={drafter.name} reads the target's hidden states, and {traces.path} holds "
-            f"none. {how_to_record(traces.config.get('model', {}).get('name', 'MODEL'))}"
+            f"none. {_how_to_record(traces)}"
         )
     return kind
 
@@ -384,24 +375,22 @@ def _kind(drafter: Drafter) -> str | None:
     return ROUNDED if isinstance(drafter, HeadDrafter) and not more else None
 
 
-def check_layers(drafter: Drafter, traces: Traces) -> None:
+def _check_layers(drafter: Drafter, traces: Traces) -> None:
     """Refuse a head that reads other hidden states than were recorded."""
     assert traces.hidden_states is not None
     n_layers, recorded = traces.hidden_states
     needed = {states.place(layer, n_layers) for layer in drafter.needs.hidden_layers}
     if missing := sorted(needed - recorded):
-        layers = sorted((needed | recorded) - {n_layers})
+        layers = f" 'record_layers={sorted((needed | recorded) - {n_layers})}'"
         raise NeedsNotMet(
             f"method={drafter.name} reads the hidden states {', '.join(map(str, missing))}, and "
             f"{traces.path} holds {', '.join(map(str, sorted(recorded)))}. "
-            f"{how_to_record(traces.config['model']['name'], layers)}"
+            f"{_how_to_record(traces, layers)}"
         )
 
 
-def how_to_record(model: str, layers: list[int] | None = None) -> str:
-    """Give the command that records a model's hidden states, for an error message."""
-    more = f" 'record_layers={layers}'" if layers else ""
+def _how_to_record(traces: Traces, layers: str = "") -> str:
     return (
-        f"Type: python run.py method=ar model={model} record=states{more}, with the questions "
-        "wanted, and name its folder in runner.traces."
+        f"Type: python run.py method=ar model={traces.config['model']['name']} "
+        f"record=states{layers}, with the questions wanted, and name its folder in runner.traces."
     )

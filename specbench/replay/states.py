@@ -32,12 +32,12 @@ _AGAIN = "Record the run again, with record=states and fresh=true."
 
 
 def path_of(run: Path, stream_index: int, turn: int) -> Path:
-    """The file of a turn, in a run's folder."""
+    """Give the file of a turn, in a run's folder."""
     return run / FOLDER / f"{stream_index:06d}-{turn}.states"
 
 
 def place(layer: int, n_layers: int) -> int:
-    """The number from 0 of hidden states that ``Needs.hidden_layers`` may count from the end."""
+    """Count from 0 what ``Needs.hidden_layers`` may count from the end."""
     return layer % (n_layers + 1)
 
 
@@ -60,9 +60,9 @@ def states_along(
 
     with torch.inference_mode():
         keep(target.prefill(prompt, hidden_layers=layers))
-        chunk = target.max_nodes  # 0 where ar alone is run: a token a pass
-        for start in range(0, len(output) - 1, chunk + 1):
-            tokens = output[start : min(start + chunk + 1, len(output) - 1)]
+        chunk = target.max_nodes + 1  # a token a pass where ar alone is run
+        text = output[:-1]
+        for tokens in (text[start : start + chunk] for start in range(0, len(text), chunk)):
             tree = DraftTree.chain(tokens[1:])
             keep(target.forward(int(tokens[0]), tree, hidden_layers=layers))
             target.commit(tree, np.arange(len(tree)))
@@ -103,7 +103,7 @@ def write_states(
 
 
 def recorded_layers(path: Path) -> tuple[int, frozenset[int]]:
-    """The target's layers, and the numbers of the states in a file."""
+    """Read the target's number of layers, and the numbers of the states in a file."""
     header = read_header(path)
     try:
         return int(header["n_layers"]), frozenset(map(int, header["sections"]))
@@ -114,7 +114,7 @@ def recorded_layers(path: Path) -> tuple[int, frozenset[int]]:
 def read_states(
     path: Path, prompt: IntArray, output: IntArray, dtype: torch.dtype, device: torch.device
 ) -> dict[int, torch.Tensor]:
-    """What `write_states` was given for a turn, by number from 0.
+    """Read what `write_states` was given for a turn, by number from 0.
 
     Raises:
         ArtifactError: the file is damaged, or of another text.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from pydantic import ConfigDict, TypeAdapter, with_config
@@ -24,9 +24,8 @@ from specbench.results.statistics.counted import failing_labels
 from specbench.storage.arrays import read_header
 from specbench.storage.jsonl import RecordError
 
-_NODES: tuple[str, ...] = ("model", "dataset", "generation", "engine", "seed")  # of configurations
-# Of a record, as a turn of it has them.
-_OF_RECORD = ("label", "task", "category", "case_id", "turn", "stream_index", "seed")
+_NODES = ("model", "dataset", "generation", "engine", "seed")  # of configurations
+_TURN_FIELDS = ("label", "task", "category", "case_id", "turn", "stream_index", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,16 +77,12 @@ class _Config(TypedDict):
 
 @with_config(STRICT)
 class _Header(TypedDict):
-    """What a replay asks of a manifest."""
+    """The part of a manifest that a replay needs."""
 
     model: RecordedModel
     config: _Config
     run_key: str
     prompt_set_hash: str
-
-
-_OF_MODEL: tuple[str, ...] = tuple(RecordedModel.__annotations__)
-_header: Callable[[object], _Header] = TypeAdapter(_Header).validate_python
 
 
 @dataclass(frozen=True)
@@ -173,16 +168,14 @@ def load_traces(path: Path | str) -> Traces:
 @functools.lru_cache(maxsize=4)
 def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
     manifest = RunManifest.read(path)
+    model = {key: getattr(manifest.model, key, None) for key in RecordedModel.__annotations__}
     config = {key: manifest.config[key] for key in _NODES if key in manifest.config}
+    header: dict[str, Any] = {
+        "run_key": manifest.run_key,
+        "prompt_set_hash": manifest.prompt_set_hash,
+    }
     try:
-        header = _header(
-            {
-                "model": {key: getattr(manifest.model, key, None) for key in _OF_MODEL},
-                "config": config,
-                "run_key": manifest.run_key,
-                "prompt_set_hash": manifest.prompt_set_hash,
-            }
-        )
+        TypeAdapter(_Header).validate_python({"model": model, "config": config, **header})
     except ValueError as error:
         raise RecordError(
             f"{path / MANIFEST}: {field_error(error)}: the run never loaded its model, or the file "
@@ -203,24 +196,17 @@ def _load(path: Path, stamps: tuple[tuple[int, int], ...]) -> Traces:
     for record in records:
         if record.case_id in failed:  # a case is replayed whole or not at all
             continue
-        kept = states.path_of(path, record.stream_index, record.turn)
+        file = states.path_of(path, record.stream_index, record.turn)
         turns[record.label, record.case_id, record.turn] = RecordedTurn(
-            **{name: getattr(record, name) for name in _OF_RECORD},
+            **{name: getattr(record, name) for name in _TURN_FIELDS},
             prompt_ids=np.asarray(record.prompt_ids, dtype=np.int64),
             output_ids=np.asarray(record.output_ids, dtype=np.int64),
-            states=kept if record.label == BASELINE and kept.is_file() else None,
+            states=file if record.label == BASELINE and file.is_file() else None,
         )
     if not turns:
         raise ConfigurationError(
             f"runner.traces={path} has no finished turn to replay. Finish the run first: repeat "
             "its command."
         )
-    return Traces(
-        path=path,
-        model=header["model"],
-        config=config,
-        run_key=header["run_key"],
-        prompt_set_hash=header["prompt_set_hash"],
-        turns=turns,
-        failed=failed,
-    )
+    recorded = cast(RecordedModel, model)
+    return Traces(path, recorded, config, **header, turns=turns, failed=failed)

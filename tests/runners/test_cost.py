@@ -182,15 +182,16 @@ def test_of_random_weights_without_a_hub_an_interrupted_measurement_keeps_its_ro
     out = tmp_path / "cost"
     command = [*TINY_SHAPE, *GRID, "method=pld", f"output_dir={out}"]
 
-    warmed = []
+    batch_rounds, round_once = [], cost.PassGrid.round
 
-    def stop(_):
-        if warmed:
+    def stop(passes, *arguments):
+        batch_rounds.extend([passes] * ("k" in passes.axes))
+        if len(batch_rounds) == 2:  # behind its warm-up
             raise KeyboardInterrupt
-        warmed.append(True)
+        return round_once(passes, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cost, "_batch_round", lambda *_: stop)
+        patch.setattr(cost.PassGrid, "round", stop)
         with pytest.raises(KeyboardInterrupt):
             execute(*command)
     kept = (out / cost.ROUNDS).read_bytes()

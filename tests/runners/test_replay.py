@@ -14,10 +14,9 @@ from specbench.config.hydra_errors import translate_hydra_error
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
 from specbench.replay.cost_surface import CostSurface, Grid
 from specbench.results import records
-from specbench.results.records import CaseRecord
 from specbench.storage import jsonl
 from tests.analysis.folders import edit_manifest
-from tests.small_run import ROOT, case_record, interrupted_after, run_here, warning_texts
+from tests.small_run import ROOT, interrupted_after, run_here, warning_texts
 
 COMPARE = (
     "compare=["
@@ -292,14 +291,6 @@ def test_a_run_without_plain_rows_needs_baseline_false(small, again, live, tmp_p
     assert {r.label for r in records.read_records(out)[0]} == {"pld"}
 
 
-def test_records_of_older_runs_count_as_measured():
-    line = case_record().to_json()
-    del line["timing"]
-    assert CaseRecord.from_json(line).timing == "measured"
-    with pytest.raises(ValueError, match="timing"):
-        CaseRecord.from_json({**line, "timing": "guessed"})
-
-
 @pytest.mark.slow
 def test_a_sweep_runs_in_one_process_without_transformers(small, live, tmp_path, environment):
     code = (
@@ -381,13 +372,3 @@ def test_recorded_values_are_checked_as_typed_ones_are(again, foreign, group, ke
     error = translate_hydra_error(caught.value)
     assert error is not None and error.exit_code == 2
     assert "foreign" in str(error) and key in str(error)
-
-
-def test_a_speedup_above_its_mat_is_explained(again, surface, monkeypatch):
-    def shorter_where_wide(self, k, width, context):
-        return 1e-3 / width
-
-    monkeypatch.setattr(CostSurface, "pass_s", shorter_where_wide)
-    _, out = again(f"runner.surface={surface}")
-    notes = warning_texts(jsonl.read_json(out / records.SUMMARY))
-    assert any(n.startswith("pld: its steps are") and "exceeds its MAT" in n for n in notes)
