@@ -6,19 +6,20 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from runners.job import Job
+from specbench.arrays import IntArray
 from specbench.config.schema import RunConfig
 from specbench.data import cases
 from specbench.data.cases import Case
 from specbench.errors import OutputRefused
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest, Start
-from specbench.results.records import MANIFEST
+from specbench.results.records import MANIFEST, CaseRecord
 from specbench.storage.jsonl import RecordError
 from specbench.system import environment
 from specbench.system.noted import Machine
@@ -191,6 +192,27 @@ def check_subject(old: RunManifest, model: ModelInfo) -> None:
             + "\n".join(differing)
             + "\nMeasure anew with fresh=true."
         )
+
+
+def check_prompts(job: Job, done: Iterable[CaseRecord], prompts: Sequence[IntArray]) -> None:
+    """Refuse to go on where a case's prompt is rendered otherwise than in the run's records.
+
+    Args:
+        prompts: ``[n_prompt]`` ids of the first turns of ``job.cases``, as rendered now.
+
+    Raises:
+        OutputRefused: names the case; there is no forcing this.
+    """
+    now = dict(zip((case.case_id for case in job.cases), prompts, strict=True))
+    for record in done:
+        if record.turn or not record.prompt_ids:
+            continue
+        if list(record.prompt_ids) != now[record.case_id].tolist():
+            raise OutputRefused(
+                f"the prompt of case {record.case_id} is not what it was when {job.folder} was "
+                "begun: the chat template reads something that changes, such as the date. Fix "
+                "that by model.template_kwargs, and measure anew with fresh=true."
+            )
 
 
 _WEIGHTS = ("id", "revision", "weights_hash", "dtype", "device")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,38 +16,32 @@ from specbench.results.records import CHANGES, REPEAT, SOURCES
 from specbench.storage import jsonl
 from specbench.system import environment
 
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
-def repeat_text(manifest: RunManifest, *, typed: bool = True) -> str:
-    """Markdown: command, code, versions, citation.
 
-    Args:
-        manifest: of the run.
-        typed: whether a command line made it; Python code did otherwise, which is not known here.
-    """
-    line = f"```bash\n{manifest.command}\n```"
+def command_line(folder: Path, manifest: RunManifest) -> str:
+    """The line that repeats a run into its folder, with its number of threads."""
+    words = list(manifest.overrides)
+    added = any(word.startswith("add=") for word in words)
+    if manifest.swept and not added:  # what was typed is the folder of all jobs
+        words = [word for word in words if not word.startswith("output_dir=")]
+        words.append(f"output_dir={folder}")
+    threads = [f"{name}={os.environ[name]}" for name in _THREADS if name in os.environ]
+    return shlex.join([*threads, "python", "run.py", *words])
+
+
+def _repeat_text(line: str, manifest: RunManifest) -> str:
     git = manifest.git or {}
     code = f"Commit {git.get('commit')}" if git.get("commit") else "No commit is known"
     if git.get("dirty"):
         code += f", with the changes in `{CHANGES}` (`git apply {CHANGES}`)"
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
-    cited = citation()
-    return (
-        "\n\n".join(
-            [
-                "# To repeat this run",
-                line
-                if typed
-                else "`compare()` was called from Python; `manifest.json` has its values.",
-                f"{code}. Versions: {versions}. Hardware and hashes: `manifest.json`.",
-                *(
-                    [f"# To cite it\n\n```bibtex\n{cited}\n```\n\nCite the methods' papers too."]
-                    if cited
-                    else []
-                ),
-            ]
-        )
-        + "\n"
-    )
+    facts = f"{code}. Versions: {versions}. Hardware and hashes: `manifest.json`."
+    paragraphs = ["# To repeat this run", line, facts]
+    if cited := citation():
+        cite = "Cite the methods' papers too."
+        paragraphs.append(f"# To cite it\n\n```bibtex\n{cited}\n```\n\n{cite}")
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def leave_repeat(
@@ -64,7 +60,10 @@ def leave_repeat(
     Raises:
         specbench.storage.jsonl.DiskError: the disk is full or broken.
     """
-    jsonl.write_text(folder / REPEAT, repeat_text(manifest, typed=typed))
+    line = "`compare()` was called from Python; `manifest.json` has its values."
+    if typed:
+        line = f"```bash\n{command_line(folder, manifest)}\n```"
+    jsonl.write_text(folder / REPEAT, _repeat_text(line, manifest))
     if manifest.git and manifest.git.get("dirty"):
         jsonl.write_text(folder / CHANGES, environment.code_changes())
     for name, kind in methods.items():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from runners.job import CaseBlock, Job, derive_seed
 from runners.session.interference_rule import by_counters
 from runners.session.method_runs import MethodRun, restore
+from specbench.arrays import first_difference
 from specbench.errors import CaseFailed, WarmUpFailed, first_line
 from specbench.results.lines import ErrorLine, StepTrace
 from specbench.results.records import CaseRecord, Lossless
@@ -223,6 +224,17 @@ def answered(record: CaseRecord) -> CaseRecord:
     return record
 
 
+def without_reasoning(text: str, *, opened: bool = False) -> str:
+    """An answer's text behind its ``<think>`` part, empty where that part has no end.
+
+    Args:
+        opened: whether the prompt ends in ``<think>``, so that the text begins within that part.
+    """
+    if "</think>" in text:
+        return text.rpartition("</think>")[2].lstrip()
+    return "" if opened or text.lstrip().startswith("<think>") else text
+
+
 @dataclass(slots=True)
 class BlockRunner:
     """Runs blocks one after the other and keeps the drafters' state scopes.
@@ -386,9 +398,9 @@ class BlockRunner:
         restore(run, [*earlier, *unwritten], lambda r: self.source.decode_again(run, r))
 
     def _compare(self, result: BlockResult) -> None:
-        """Compare every greedy output with the baseline's."""
+        """Compare every prompt with the baseline's, and every greedy output."""
         baseline = self.job.baseline
-        if not self.job.greedy or baseline is None:
+        if baseline is None:
             return
         plain = {
             record.key[:3]: record
@@ -400,6 +412,9 @@ class BlockRunner:
             if record.status == "failed" or reference is None:
                 continue
             try:
+                self._check_prompt(record, reference)
+                if not self.job.greedy:
+                    continue
                 lossless = self.source.compare(record, reference)
             except DiskError:
                 raise
@@ -410,3 +425,15 @@ class BlockRunner:
                 self.source.recover(error, what, self._last)
             else:
                 result.records[i] = record.replace(lossless=lossless)
+
+    def _check_prompt(self, record: CaseRecord, plain: CaseRecord) -> None:
+        """Refuse a label's prompt that is not the baseline's, where both quote the same answers."""
+        quotes_alike = record.turn == 0 or self.job.config.dataset.dialogue == "ar"
+        both_told = record.prompt_ids and plain.prompt_ids
+        if quotes_alike and both_told and record.prompt_ids != plain.prompt_ids:
+            at = first_difference(record.prompt_ids, plain.prompt_ids)
+            raise CaseFailed(
+                "prompts_differ",
+                f"{record.label} was prompted otherwise than {plain.label} (from token {at} on), "
+                "so the two cannot be compared",
+            )

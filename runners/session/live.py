@@ -8,13 +8,13 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runners.job import EAGER_BASELINE, CaseBlock, Job, label_order
 from runners.run_folder.baseline_answers import BaselineCache
-from runners.run_folder.manifest import check_passes, check_subject
+from runners.run_folder.manifest import check_passes, check_prompts, check_subject
 from runners.session import device_lock
 from runners.session.batching import seat_turns
 from runners.session.blocks import WARM_UP_TEXT, Answers, BlockResult, Turn, answered
@@ -118,6 +118,7 @@ def _measure(load: Load, run: OpenRun) -> None:
         run.save_manifest()
         log.info("warming up %s", ", ".join(job.labels))
         prompts = [session.render([(case.turns[0], None)]) for case in job.cases]
+        check_prompts(job, files.done, prompts)
         size = job.config.batch.size
         source = (EngineAnswers if size == 1 else BatchAnswers)(job, session, watch)
         source.prepare_warm_up(prompts)
@@ -130,8 +131,7 @@ def _measure(load: Load, run: OpenRun) -> None:
             tolerance = session.calibrate_audit(prompts, earlier.audit if earlier else None)
             model.audit = tolerance.to_json()
         run.save_manifest()
-        read_layers = [i for method_run in runs for i in method_run.drafter.needs.hidden_layers]
-        recorder = Recorder(job, session, read_layers) if job.config.record else None
+        recorder = Recorder(job, session, runs) if job.config.record else None
 
         def before_write(made: BlockResult) -> None:
             if recorder is not None:
@@ -208,6 +208,11 @@ class EngineAnswers(Answers):
         # Plain answers computed untimed, where the run itself has none.
         self._plain = BaselineCache(job.folder / records.DIALOGUE, session.plain)
         self._lengths: list[int] = []
+        self._first: dict[str, IntArray] = {}  # rendered prompts of first turns, by case
+        self._later: dict[Any, IntArray] = {}  # of the batch's other turns
+
+    def begin_batch(self) -> None:
+        self._later.clear()
 
     def begin(self, record: CaseRecord) -> CaseRecord:
         return record.replace(verifier=self.job.verifier(record.label), host=socket.gethostname())
@@ -257,7 +262,13 @@ class EngineAnswers(Answers):
         )
 
     def _prompt(self, turn: Turn) -> IntArray:
-        return self._session.render([*turn.dialogue.pairs, (turn.question, None)])
+        """Rendered once for all labels that quote the same: a template may read the clock."""
+        pairs, case_id = turn.dialogue.pairs, turn.record.case_id
+        rendered: dict[Any, IntArray] = self._later if pairs else self._first
+        key = (case_id, *pairs) if pairs else case_id
+        if key not in rendered:
+            rendered[key] = self._session.render([*pairs, (turn.question, None)])
+        return rendered[key]
 
     def _reference(self, turn: Turn, prompt: IntArray) -> IntArray:
         """The plain greedy output of the turn: the baseline's if it ran already, else computed."""
@@ -276,7 +287,7 @@ class EngineAnswers(Answers):
         else:
             record = turn.record
             output = self._plain.get(record.case_id, record.turn, self._prompt(turn)).tolist()
-        return self._session.text(output)
+        return self._session.answer(self._prompt(turn), output)
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
         if record is plain:
@@ -302,6 +313,7 @@ class EngineAnswers(Answers):
 
         Also makes room for what the audit will read, so that no buffer grows behind the warm-up.
         """
+        self._first = dict(zip((c.case_id for c in self.job.cases), prompts, strict=True))
         if self.job.greedy and self.job.baseline:
             self._session.reserve_audit(prompts)
         lengths = list(map(len, prompts))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from runners.job import Job
+from runners.session.method_runs import MethodRun
 from runners.session.session import Session
 from specbench.config.schema import ModelConfig
 from specbench.decoding.structs import AFTER_FINAL_NORM
@@ -25,14 +26,14 @@ class Recorder:
     """Writes the hidden states along plain decoding, behind each block; untimed.
 
     Args:
-        asked: hidden states that the run's methods read.
+        runs: the run's methods, whose hidden states are recorded, too.
 
     Raises:
         ConfigurationError: there is no plain greedy output to record along, or the model has no
             such hidden states.
     """
 
-    def __init__(self, job: Job, session: Session, asked: Iterable[int]) -> None:
+    def __init__(self, job: Job, session: Session, runs: Sequence[MethodRun]) -> None:
         config = job.config
         if job.baseline is None or not job.greedy:
             raise ConfigurationError(
@@ -43,6 +44,7 @@ class Recorder:
         self._bytes = 0
         chosen = config.record_layers
         if chosen is None:
+            asked = [layer for run in runs for layer in run.drafter.needs.hidden_layers]
             chosen = [*asked, *_of_heads(config.pair.heads, config.model, session.n_layers)]
         session.check_layers(chosen, "record_layers")
         n = session.n_layers

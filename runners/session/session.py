@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from runners.job import Job
+from runners.session.blocks import without_reasoning
 from runners.session.method_runs import MethodRun, describe_files, fitting, needs_of
 from runners.session.pass_times import time_rows
 from specbench.arrays import IntArray
@@ -49,6 +50,7 @@ from specbench.system import bandwidth
 
 log = logging.getLogger(__name__)
 
+_TAG_TOKENS = 16  # at most, of a tag at a prompt's end with what follows it
 _GUESSED = 64  # tokens of the target's answer that heads are to guess when they are checked
 
 
@@ -234,8 +236,20 @@ class Session:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def text(self, output_ids: Sequence[int]) -> str:
-        """The text of an answer, as the next turn's prompt quotes it."""
+        """The text of an answer, its reasoning included."""
         return str(self._tokenizer.decode(list(output_ids), skip_special_tokens=True))
+
+    def answer(self, prompt: IntArray, output_ids: Sequence[int]) -> str:
+        """The text of an answer as the next turn's prompt quotes it: without its reasoning."""
+        # The tags are special tokens of some models.
+        whole = str(self._tokenizer.decode(list(output_ids)))
+        opened = str(self._tokenizer.decode(prompt[-_TAG_TOKENS:])).rstrip().endswith("<think>")
+        answer = without_reasoning(whole, opened=opened)
+        if answer == whole:
+            return self.text(output_ids)
+        for special in self._tokenizer.all_special_tokens:
+            answer = answer.replace(special, "")
+        return answer
 
     def retokenized(self, output_ids: Sequence[int]) -> int:
         """Tokens that Spec-Bench's ``speed.py`` counts in a baseline's answer.

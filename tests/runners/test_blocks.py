@@ -4,12 +4,15 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from methods.oracle import Oracle
 from runners.job import derive_seed, label_order
+from runners.session.blocks import without_reasoning
+from runners.session.live import EngineAnswers
 from specbench.decoding.drafter import Drafter
-from tests.runners.toy import NEW_TOKENS, Recorder, make_job, run_all
+from tests.runners.toy import NEW_TOKENS, Recorder, ToySession, make_job, make_runner, run_all
 
 
 @dataclass(frozen=True)
@@ -228,3 +231,62 @@ def test_a_drafter_is_told_which_text_of_a_dialogue_it_has_seen(scope, tmp_path)
     again = Counting(scope)
     run_all(job, [Recorder("ar"), again], done=done[:8])
     assert again.turns == expected[-kept:]
+
+
+class ClockSession(ToySession):
+    """Its template writes a number that changes whenever a prompt is rendered."""
+
+    rendered = 0
+
+    def render(self, turns):
+        self.rendered += 1
+        return np.append(super().render(turns), self.rendered % 20)
+
+
+@pytest.mark.parametrize("dialogue", ["ar", "own"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_turn_is_rendered_once_for_all_labels_that_quote_the_same(
+    tmp_path, dialogue, temperature
+):
+    job = make_job(tmp_path, ["a", "ar", "b"], TWO, dialogue=dialogue, temperature=temperature)
+    drafters = [Recorder(name) for name in job.labels]
+    runner, _, _ = make_runner(job, drafters, session=ClockSession())
+    for block in job.blocks():
+        result = runner.run([block])
+        assert not result.errors
+        prompts = {}
+        for record in result.records:
+            prompts.setdefault(record.turn, set()).add(tuple(record.prompt_ids))
+        assert [len(found) for found in prompts.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_prompt_that_is_not_the_baselines_is_an_error(tmp_path, temperature):
+    class Asked(EngineAnswers):
+        def _prompt(self, turn):
+            extra = [3] if turn.run.label == "b" else []
+            return np.append(super()._prompt(turn), extra).astype(np.int64)
+
+    job = make_job(tmp_path, ["ar", "a", "b"], ONE[:2], temperature=temperature)
+    runner, session, _ = make_runner(job, [Recorder(name) for name in job.labels])
+    runner.source = Asked(job, session)
+    errors = [error for block in job.blocks() for error in runner.run([block]).errors]
+    assert [(e["case_id"], e["label"], e["type"]) for e in errors] == [
+        ("c0", "b", "prompts_differ"), ("c1", "b", "prompts_differ")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "answer"),
+    [
+        ("<think>\nhm\n</think>\n\nA river.", False, "A river."),
+        ("hm, so\n</think>A river.", True, "A river."),
+        ("<think>hm </think> no, <think>again</think>\nA river.", False, "A river."),
+        ("<think>cut off", False, ""),
+        ("cut off", True, ""),
+        ("A river. The tag <think> opens.", False, "A river. The tag <think> opens."),
+        ("A river.\n", False, "A river.\n"),
+    ],
+)
+def test_what_a_model_thinks_is_no_part_of_its_answer(text, opened, answer):
+    assert without_reasoning(text, opened=opened) == answer

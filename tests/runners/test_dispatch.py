@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from analysis.publish import group_of
 from analysis.runs.load import load_runs
@@ -422,3 +423,73 @@ def test_a_method_is_added_to_a_finished_run_and_its_ar_is_compared(execute, tmp
     assert execute(out, launch=no_work) == 0
     shown = capsys.readouterr().out
     assert "adding" not in shown and "added later" in shown and "short" in shown
+
+
+def _with_template(checkpoint, folder, template):
+    """A copy of the checkpoint whose tokenizer has another chat template."""
+    shutil.copytree(checkpoint, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return f"model.path={folder}"
+
+
+# Of the tokenizer's words, one by chance: as a clock, but quicker.
+_CHANGING = (
+    "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    "{% for _ in range(9) %}{{ ['ship', 'book', 'red', 'blue'] | random }} {% endfor %}"
+)
+
+
+def test_a_template_that_changes_writes_one_prompt_for_all_labels_and_refuses_a_resume(
+    execute, checkpoint, tmp_path
+):
+    model = _with_template(checkpoint, tmp_path / "model", _CHANGING)
+    typed = (model, f"output_dir={tmp_path}/run", "compare=[oracle]", "repeats=2")
+    with interrupted_after(7):
+        execute(*typed)
+    prompts = {}
+    for record in records.read_records(tmp_path / "run")[0]:
+        prompts.setdefault((record.repeat, record.case_id, record.turn), set()).add(
+            tuple(record.prompt_ids)
+        )
+    assert {len(found) for found in prompts.values()} == {1}
+    with pytest.raises(OutputRefused, match="the prompt of case 81 is not what it was"):
+        execute(*typed)
+    assert execute(*typed, "fresh=true") == 0, "no pair differs"
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_the_next_turn_quotes_an_answer_without_its_reasoning(
+    execute, checkpoint, tmp_path, special
+):
+    template = (
+        "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}assistant ship"
+    )
+    model = _with_template(checkpoint, tmp_path / "model", template)
+
+    def turns(model, name):
+        typed = (model, f"output_dir={tmp_path}/{name}", "dataset.limit=1", "baseline=false")
+        execute(*typed, "method=ar")
+        return records.read_records(tmp_path / name)[0]
+
+    first, second = turns(model, "as_it_is")
+    written = [token for token in first.output_ids if token != 2]
+    end = next(t for t in written if written.count(t) == 1 and t not in first.prompt_ids)
+    answer = written[written.index(end) + 1 :]
+    # The same ids with other words: the prompt opens a part that one of its tokens closes.
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tags = {"ship": "<think>", tokenizer.convert_ids_to_tokens(end): "</think>"}
+    thinking = shutil.copytree(tmp_path / "model", tmp_path / "thinking")
+    for file in thinking.glob("*token*"):
+        for word, tag in tags.items():
+            file.write_text(file.read_text().replace(f'"{word}"', f'"{tag}"'))
+    tokenizer = AutoTokenizer.from_pretrained(thinking)
+    tokenizer.chat_template = template.replace("ship", "<think>")
+    if special:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(tags.values())})
+    tokenizer.save_pretrained(thinking)
+    thought, behind = turns(f"model.path={thinking}", "thinking")
+    assert thought.output_ids == first.output_ids, "counts keep what was thought"
+    assert behind.n_prompt == second.n_prompt - len(written) + len(answer)
+    assert behind.prompt_ids.count(end) == second.prompt_ids.count(end) - 1

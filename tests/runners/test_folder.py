@@ -4,6 +4,7 @@ import errno
 import importlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +256,7 @@ def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
     (tmp_path / "with_parts/__init__.py").write_text("class Parted:\n    pass\n")
     (tmp_path / "with_parts/tables/fast.py").write_text("ROWS = 1\n")
     parted = importlib.import_module("with_parts").Parted
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     made = RunManifest(**ENVIRONMENT, overrides=["compare=[pld,mine]"])
     given = {"mine": mine, "parted": parted, "recorder": Recorder, "builtin": int}
     leave_repeat(tmp_path, made, given)
@@ -268,3 +270,18 @@ def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
     }  # fmt: skip
     leave_repeat(tmp_path, made, {}, typed=False)
     assert "run.py" not in (tmp_path / records.REPEAT).read_text()
+
+
+@pytest.mark.parametrize("typed", [["seed=1"], ["output_dir=all", "seed=1"]])
+def test_a_job_of_a_sweep_is_repeated_in_its_own_folder_on_its_threads(
+    tmp_path, monkeypatch, typed
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    for swept, place in ((True, tmp_path), (None, typed[0].partition("=")[2])):
+        leave_repeat(tmp_path, RunManifest(**ENVIRONMENT, overrides=typed, swept=swept), {})
+        line = (tmp_path / records.REPEAT).read_text().split("```")[1].splitlines()[1]
+        words = shlex.split(line)
+        assert words[:3] == ["OMP_NUM_THREADS=3", "python", "run.py"]
+        folders = [word for word in words if word.startswith("output_dir=")]
+        assert folders == ([f"output_dir={place}"] if swept or len(typed) == 2 else [])
