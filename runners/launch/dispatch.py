@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +137,10 @@ def execute(
         ConfigurationError: bad configuration or input.
         SpecBenchError: the run could not go to its end.
     """
+    if cfg.add:
+        typed = added.own_command(cfg, invocation.overrides)
+        if len(typed) > len(invocation.overrides):
+            cfg, invocation = compose.compose(typed), replace(invocation, overrides=typed)
     runner = _runner(cfg)
     check_values(cfg)
     publish.check(OmegaConf.to_container(cfg.logger, resolve=True) if cfg.logger else {})
@@ -172,7 +176,7 @@ def execute(
     if cfg.add:
         later = Invocation(invocation.overrides, multirun=True)  # a folder below the run's
         exit_code, place = execute(added.job_of(cfg, path), later, launch)
-        sys.stdout.write(f"{added.agreement(path, place)}\n")
+        added.show_added(path)
         return exit_code, place
     if not cfg.fresh and folder.is_complete(path):
         exit_code = _reprint(config, path, runner, brief=invocation.multirun)
@@ -241,7 +245,7 @@ def _reprint(config: RunConfig, path: Path, runner: Runner, *, brief: bool) -> i
         check_questions(manifest, config, asked, path)
     exit_code = folder.check_finished(path, manifest)
     runner.show(path, brief=brief)
-    added.show_added(path, runner.show)
+    added.show_added(path)
     log.info("%s is complete: nothing was measured (fresh=true measures again)", path)
     return exit_code
 

@@ -406,9 +406,10 @@ def test_a_run_that_left_a_method_out_resumes_without_it(execute, tmp_path):
     assert Counter(r.label for r in records.read_records(tmp_path)[0]) == {"ar": 7, "pld": 7}
 
 
-def test_a_method_is_added_to_a_finished_run_and_its_ar_is_compared(execute, tmp_path, capsys):
+def test_a_method_is_added_to_a_finished_run_and_its_ar_is_compared(execute, tmp_path, capfd):
+    capsys = capfd  # the whole table is another process's
     out = f"output_dir={tmp_path}"
-    with pytest.raises(ConfigurationError, match="Type the command without add first"):
+    with pytest.raises(ConfigurationError, match=r"is not one\. Type output_dir=FOLDER of one"):
         execute(out, "add=[cacheback]")
     assert execute(out) == 0
     first = (tmp_path / records.CASES).read_bytes()
@@ -416,13 +417,27 @@ def test_a_method_is_added_to_a_finished_run_and_its_ar_is_compared(execute, tmp
         execute(out, "add=[pld]")
     capsys.readouterr()
     assert execute(out, "add=[{method: pld, num_tokens: 2, label: short}]") == 0
-    assert f"ar here over ar in {tmp_path}: " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "/added/short-" in shown and f" over ar in {tmp_path}: " in shown
+    assert {"ar", "pld", "short"} <= {line.split()[0] for line in shown.splitlines() if line}
     (folder,) = (tmp_path / "added").iterdir()
     assert {r.label for r in records.read_records(folder)[0]} == {"ar", "short"}
     assert (tmp_path / records.CASES).read_bytes() == first, "the run itself is left as it was"
     assert execute(out, launch=no_work) == 0
     shown = capsys.readouterr().out
     assert "adding" not in shown and "added later" in shown and "short" in shown
+
+
+def test_methods_are_added_to_a_run_that_is_named_by_its_folder_alone(small, tmp_path):
+    """Also where it was typed with other limits, seeds and entries than the defaults."""
+    out = f"output_dir={tmp_path}"
+    assert run_here([], *small, out, "compare=[token_recycling]", "dataset.limit=3", "seed=5") == 0
+    assert run_here([], "add=[{method: pld, num_tokens: 2, label: short}]", out) == 0
+    (folder,) = (tmp_path / "added").iterdir()
+    made = records.read_records(folder)[0]
+    assert {r.label for r in made} == {"ar", "short"} and len({r.case_id for r in made}) == 3
+    with pytest.raises(OutputRefused, match="seed: there 5, here 6"):
+        run_here([], "add=[sam]", out, "seed=6")
 
 
 def _with_template(checkpoint, folder, template):
