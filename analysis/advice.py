@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.plots import layout
-from analysis.plots.ranking import Row, ranked
-from analysis.plots.style import styled
+from analysis.plots.charts import Row, ranked
+from analysis.plots.style import save, styled
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.errors import ResultsError, first_line
 from specbench.results.estimate import FEWEST, Estimate
@@ -67,7 +66,7 @@ def draw(folder: Path) -> int:
         with styled():
             units = ("PREDICTED speedup", "measured speedup")
             figure = ranked(rows, units, "Which method for these prompts?", caption)
-            layout.save(figure, folder, NAME)
+            save(figure, folder, NAME)
     return 0
 
 

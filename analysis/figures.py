@@ -19,12 +19,18 @@ from pathlib import Path
 from analysis.papers import by_reproduction
 from analysis.papers.claimed import task_panel
 from analysis.plots.charts import bars
-from analysis.plots.heads import acceptance_picture
-from analysis.plots.layout import Drawing, save
-from analysis.plots.loads import by_load, load_picture
-from analysis.plots.overviews import budget_picture, finding, overview_pictures
-from analysis.plots.style import styled
-from analysis.plots.sweeps import caption_of, own_sweeps, sweep_pictures
+from analysis.plots.pictures import (
+    acceptance_picture,
+    budget_picture,
+    by_load,
+    caption_of,
+    finding,
+    load_picture,
+    overview_pictures,
+    own_sweeps,
+    sweep_pictures,
+)
+from analysis.plots.style import Drawing, save, styled
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons
 from analysis.runs.leaders import leaders
@@ -92,7 +98,7 @@ def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     """The figures of runs of no experiment, with what is added to their files' names."""
     knobs, found = own_sweeps(comparison)
     yield from sweep_pictures(comparison, knobs, found)
-    swept = {id(entry) for _, sweep in found for entry in sweep.entries.values()}
+    swept = {id(entry) for sweep in found for entry in sweep.entries.values()}
     if all(id(entry) in swept for entry in comparison.drafting):
         return
     if (drawn := budget_picture(comparison)) is not None:

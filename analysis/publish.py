@@ -25,8 +25,7 @@ import pandas as pd
 
 from analysis.figures import pictures_of
 from analysis.frame import records_sheet
-from analysis.plots.layout import Drawing, save
-from analysis.plots.style import styled
+from analysis.plots.style import Drawing, save, styled
 from analysis.runs.acceptance import rows_of_target_pass
 from analysis.runs.captions import caption, conditions_of, warnings_of
 from analysis.runs.command import parser_of, reporting_errors

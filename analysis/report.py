@@ -22,8 +22,7 @@ import jinja2
 from analysis.figures import pictures_of
 from analysis.frame import records_sheet
 from analysis.papers import by_reproduction
-from analysis.plots.layout import Drawing
-from analysis.plots.style import styled
+from analysis.plots.style import Drawing, styled
 from analysis.runs.captions import conditions_of, warnings_of
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons, run_names

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.plots.layout import Drawing, save
-from analysis.plots.ranking import Row, predicted_against_measured
-from analysis.plots.style import styled
+from analysis.plots.charts import Row, predicted_against_measured
+from analysis.plots.style import Drawing, save, styled
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError

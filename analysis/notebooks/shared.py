@@ -20,9 +20,7 @@ import pandas as pd
 
 from analysis.frame import records_sheet
 from analysis.plots.charts import Point, Series
-from analysis.plots.layout import Drawing, save
-from analysis.plots.style import RC
-from analysis.plots.sweeps import figure_name
+from analysis.plots.style import RC, Drawing, save
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run, usable_runs
@@ -81,7 +79,7 @@ def drawn(
     """
     lines = [
         Series(
-            figure_name(comparison, entry),
+            comparison.name_of(entry),
             entry.method,
             [Point.at(x, number) for x, number in numbers(entry)],
         )

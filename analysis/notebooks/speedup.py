@@ -20,8 +20,7 @@ import pandas as pd
 
 from analysis.figures import task_bars
 from analysis.notebooks import shared
-from analysis.plots.stacked_bars import stacked_bars
-from analysis.plots.sweeps import figure_name
+from analysis.plots.charts import stacked_bars
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import STEP_PHASES, decoded_tokens, phase_s, pooled_ratio
@@ -74,7 +73,7 @@ for comparison in comparisons:
     for entry in comparison.entries:
         clocked = [record for record in entry.timed_records if record.phase_s]
         if clocked:
-            name = figure_name(comparison, entry)
+            name = comparison.name_of(entry)
             rows[name] = {phase: milliseconds(clocked, phase) for phase in STEP_PHASES}
     if rows:
         title = f"Time: {comparison.printed_title}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from analysis.plots.charts import Panel, Point, Series
-from analysis.plots.style import PLAIN, unit_of
-from analysis.plots.sweeps import figure_name
+from analysis.plots.pictures import is_hollow
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
-from analysis.runs.leaders import by_speedup, over_plain
+from analysis.runs.leaders import by_speedup
 from specbench.results.decision import case_words
 from specbench.results.names import display_name
 from specbench.results.statistics.roofline import baseline_context
@@ -24,36 +23,17 @@ def task_panel(comparison: ComparedRuns, key: str) -> Panel:
 
     Hollow speedups where no difference from plain decoding is shown over the whole run.
     """
-    over = over_plain(comparison) if key == "speedup" else {}
     tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
     series = []
     for entry in by_speedup(comparison) or comparison.ranked:
         if number(entry.overall, key) is None:
             continue
-        hollow = over.get((entry.run.path, entry.label), "faster") not in ("faster", "slower")
+        hollow = key == "speedup" and is_hollow(comparison, entry)
         points = [Point.at(x, entry.measured(key, t), hollow) for x, t in enumerate(tasks)]
         claimed = [p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)]
-        name = figure_name(comparison, entry)
-        series.append(Series(name, entry.method, points, claimed=claimed))
+        series.append(Series(comparison.name_of(entry), entry.method, points, claimed=claimed))
     ticks = [task_label(comparison, task) for task in tasks]
-    return metric_panel(key, comparison.timing, series, ticks=ticks)
-
-
-def metric_panel(
-    key: str,
-    timing: str,
-    series: Sequence[Series],
-    xlabel: str = "",
-    title: str = "",
-    ticks: Sequence[str] | None = None,
-    log: float | None = None,
-) -> Panel:
-    """Make axes of a metric; of ``speedup`` with the line of plain decoding."""
-    # A pass always yields one token: what counts of MAT is the part above.
-    bottom, line = 1.0 if key == "mat" else None, (1.0, PLAIN) if key == "speedup" else None
-    top = {"draft_share": 1.0, "hit_rate": 1.02}.get(key)
-    unit = unit_of(key, timing)
-    return Panel(title, xlabel, unit, series, ticks, line, log, bottom=bottom, top=top)
+    return Panel.of(key, comparison.timing, series, ticks=ticks)
 
 
 def task_label(comparison: ComparedRuns, task: str) -> str:
@@ -120,7 +100,7 @@ def speedups(comparisons: Sequence[ComparedRuns]) -> list[Series]:
     places: dict[str, list[tuple[int, ComparedLabel]]] = {}
     for x, comparison in enumerate(comparisons):
         for entry in comparison.ranked:
-            places.setdefault(figure_name(comparison, entry), []).append((x, entry))
+            places.setdefault(comparison.name_of(entry), []).append((x, entry))
     return [
         Series(
             name,

@@ -6,15 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from analysis.papers.claimed import claimed_for, claimed_words, claims_beside, metric_panel
+from analysis.papers.claimed import claimed_for, claimed_words, claims_beside
 from analysis.papers.columns import CONTEXT, SPEEDUP, cells, task_cells
 from analysis.papers.reproduction import Pictures, Reproduction, Row, after, picture_text, pictures
-from analysis.plots.charts import Panel, Point, Series, curves
-from analysis.plots.heatmaps import HeatmapGrid, heatmaps, slowdown_caption, slowdown_heatmaps
-from analysis.plots.layout import Drawing
-from analysis.plots.stacked_bars import stacked_bars
-from analysis.plots.style import unit_of
-from analysis.plots.sweeps import figure_name
+from analysis.plots.charts import Panel, Point, Series, curves, stacked_bars
+from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.plots.style import Drawing, unit_of
 from analysis.runs.acceptance import drafter_count, phase_share, stream_parts
 from analysis.runs.captions import captions
 from analysis.runs.claims import (
@@ -71,15 +68,32 @@ def slowdown_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTabl
         for context in run.surface.passes["batch"].axes["context"]
         for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items()
     ]
-    text = "\n".join(slowdown_caption(run, of.text) for run in runs)
+    text = "\n".join(_slowdown_caption(run, of.text) for run in runs)
     yield ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, rows)
 
 
 def slowdown_pictures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw one picture per model."""
     for run in runs:
-        title = after(of.place, display_name(run.model))
-        yield run.model, slowdown_heatmaps(run, title, slowdown_caption(run, of.text))
+        assert run.surface is not None
+        grids = [
+            HeatmapGrid(f"context of {context} tokens", run.surface.slowdowns(context, run.seed))
+            for context in run.surface.passes["batch"].axes["context"]
+        ]
+        title, text = after(of.place, display_name(run.model)), _slowdown_caption(run, of.text)
+        across, unit = "w (draft tokens in a row)", "time over one token's"
+        yield run.model, heatmaps(grids, across, "k (rows)", unit, title, text)
+
+
+def _slowdown_caption(run: Run, text: str) -> str:
+    """Words of one's own, then model, hardware, number of passes and code."""
+    assert run.surface is not None
+    made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
+    return (
+        f"{made_up}{text} {run.model} ({run.dtype}), random ids. Hardware: {run.hardware}. Medians "
+        f"of {run.surface.passes['batch'].repeats} passes; intervals: 95 %, bootstrap over passes. "
+        f"Code: {run.code}."
+    )
 
 
 # --- N-Grammys, Figure 4: which rows win, at which rank, and who filled them ----------------------
@@ -141,7 +155,7 @@ def row_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
             series.append(Series(source, f"{entry.method}/{source}", points))
         title = display_name(comparison.dataset) if part == next(iter(_PARTS)) else ""
         if title and len(comparison.drafting) > 1:
-            title += f", {figure_name(comparison, entry)}"
+            title += f", {comparison.name_of(entry)}"
         return Panel(title, part, _PARTS[part][0], series, top=1.0, bars=True)
 
     def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
@@ -271,9 +285,9 @@ def stream_lines(of: Reproduction, runs: Sequence[Run]) -> Pictures:
             for entry in comparison.entries:
                 if entry.ranked:
                     points = [Point.at(size, value) for size, _, value in _over_stream(entry, key)]
-                    series.append(Series(figure_name(comparison, entry), entry.method, points))
+                    series.append(Series(comparison.name_of(entry), entry.method, points))
             xlabel = "tokens of finished requests"
-            panels.append(metric_panel(key, comparison.timing, series, xlabel))
+            panels.append(Panel.of(key, comparison.timing, series, xlabel))
         return curves([panels], title, text)
 
     return pictures(of, runs, draw, place="SSD, over the stream of requests", by_data=True)
@@ -319,7 +333,7 @@ def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
         (comparison,) = members
         shares = {
-            figure_name(comparison, entry): {
+            comparison.name_of(entry): {
                 part: phase_share(entry, phase)
                 for phase, part in _PHASES.items()
                 if entry.method != BASELINE or phase not in ("draft", "observe")
@@ -399,11 +413,14 @@ def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
         tasks = [*comparison.tasks, OVERALL]
         # The first row is drawn at the bottom.
         entries = [entry for entry in _fastest_first(comparison) if entry.ranked][::-1]
-        names = [figure_name(comparison, entry) for entry in entries]
         title = after(of.place, comparison.printed_title)
         for key in ("speedup", "mat") if entries else ():
-            numbers = [[entry.measured(key, task) for task in tasks] for entry in entries]
-            grid = HeatmapGrid("", numbers, names, [HEADINGS.get(task, task) for task in tasks])
+            numbers = {
+                (comparison.name_of(entry), HEADINGS.get(task, task)): entry.measured(key, task)
+                for entry in entries
+                for task in tasks
+            }
+            grid = HeatmapGrid("", numbers)
             text = picture_text([comparison], claimed_words([comparison], key))
             unit, even = unit_of(key, comparison.timing), 1.0 if key == "speedup" else None
             figure = heatmaps([grid], "task", "method", unit, title, text, even)

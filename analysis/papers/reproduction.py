@@ -11,14 +11,13 @@ from analysis.papers.claimed import (
     claimed_for,
     claimed_words,
     claims_beside,
-    metric_panel,
     speedups,
     task_panel,
 )
 from analysis.papers.columns import SPEEDUP, cell_of_claim, cells, knob_of, setting_cell
 from analysis.plots.charts import Panel, Point, Series, bars, curves
-from analysis.plots.layout import Drawing
-from analysis.plots.sweeps import sweep_heatmaps
+from analysis.plots.pictures import sweep_heatmaps
+from analysis.plots.style import Drawing
 from analysis.runs.acceptance import hit_rate, phase_share
 from analysis.runs.captions import captions
 from analysis.runs.claims import NOT_RUN, Claim, load_claims
@@ -226,7 +225,7 @@ def data_set_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
         ticks = [
             f"{display_name(c.dataset)}\nn = {case_words(c.entries[0].overall)}" for c in members
         ]
-        panel = metric_panel("speedup", members[0].timing, speedups(members), ticks=ticks)
+        panel = Panel.of("speedup", members[0].timing, speedups(members), ticks=ticks)
         return bars([panel], title, text)
 
     return pictures(of, runs, draw, per_model=True, claimed=("speedup",))
@@ -242,7 +241,8 @@ def model_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     ]
     if len(models) > 1:
         timing, series = comparisons[0].timing, speedups(comparisons)
-        panels.insert(0, metric_panel("speedup", timing, series, "", "by model", models))
+        panel = Panel.of("speedup", timing, series, title="by model", ticks=models)
+        panels.insert(0, panel)
     text = picture_text(comparisons, claimed_words(comparisons, "speedup"))
     if any(comparison.ranked for comparison in comparisons):
         yield "", bars(panels, after(of.place, "by model and by task"), text)
@@ -261,7 +261,7 @@ def knob_heatmaps(
         for members in by_model(of.comparisons(runs)):
             model = members[0].model
             drawn = [replace(each, entries=each.ranked) for each in members]
-            swept = [(each, sweep) for each in drawn for sweep in sweeps(each, down, across)]
+            swept = [sweep for each in drawn for sweep in sweeps(each, down, across)]
             where = members[0].printed_title if len(members) == 1 else display_name(model)
             title, text = after(of.place, where), picture_text(members, of.text)
             figure = sweep_heatmaps(swept, (down, across), key, title, text, axes)
@@ -277,17 +277,17 @@ def _knob_panel(
     knob: str,
     xlabel: str,
     title: str = "",
-    log: float | None = None,
+    log: bool = False,
     where: Mapping[str, object] | None = None,
     name: str = "",
     by: str = "method",
-    published: str = "",
+    published: bool = False,
 ) -> Panel:
     """Lines of a metric over a knob, of the entries that have the knobs ``where``.
 
     Args:
         name: of the one line of all entries; by default a line a method, or ``by`` label.
-        published: name of a dashed line of the claims on the same data.
+        published: whether the claims on the same data are drawn, too.
     """
 
     def line_of(entry: ComparedLabel) -> tuple[str, str]:
@@ -320,8 +320,8 @@ def _knob_panel(
         if (value := claim.value(y)) is not None
     ]
     if logs and series:
-        series.append(Series(published, series[0].method, logs, dashed=True))
-    return metric_panel(y, comparison.timing, series, xlabel, title, ticks, log)
+        series[0] = replace(series[0], claimed=logs)
+    return Panel.of(y, comparison.timing, series, xlabel, title=title, ticks=ticks, log=log)
 
 
 def knob_lines(
@@ -356,7 +356,7 @@ def _beside(rows: list[list[Panel]]) -> list[list[Panel]]:
 
 
 def _has_numbers(panel: Panel) -> bool:
-    return any(point.y is not None for series in panel.series for point in series.points)
+    return any(series.drawn for series in panel.series)
 
 
 def along(entries: Iterable[ComparedLabel], knob: str) -> list[tuple[int, ComparedLabel]]:

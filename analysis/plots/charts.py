@@ -1,31 +1,51 @@
-"""Bars and lines: numbers with their 95 % intervals in, picture out."""
+"""Bars, lines, ranked intervals, dots, stacked bars: numbers and intervals in, picture out."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from analysis.plots.layout import WIDTH, Drawing, canvas, finish, legend_of, ratio_ticks
-from analysis.plots.style import HOLLOW, REFERENCE, Look, dot_style, looks
+from analysis.plots.style import (
+    PLAIN_LINE,
+    REFERENCE,
+    Drawing,
+    Keywords,
+    Look,
+    canvas,
+    color_of,
+    family_of,
+    finish,
+    looks,
+    ratio_ticks,
+    rows_down,
+    unit_of,
+)
 from specbench.results.estimate import Estimate, Interval
-from specbench.results.metrics import standing_word
 
-_ROUND = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0)  # on a log axis
-_DENSE = 24  # points whose intervals are drawn thin
-HEADROOM = 1.6  # height of a picture over its highest value, at most
+_LETTERS = 86  # of names side by side, in all panels of a row
+_DENSE = 24  # points of lines whose intervals are drawn thin
+_FEW = 12  # dots whose intervals leave a picture readable
+# Of a value at most this multiple of its interval is drawn: one of two prompts may reach hundreds
+# of times its value, and would flatten everything.
+_HEADROOM = 1.6
 _CLAIMED = {
     "": ("claimed", "D"),
     "upper": ("claimed at most", "v"),
     "lower": ("claimed at least", "^"),
 }
+_COSTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # of a step, in steps of plain decoding
+_GUIDE: Keywords = {"color": "#CCCCCC", "linewidth": 1.0, "zorder": 0}
+_WITHIN = 0.10  # relative distance from the diagonal that is shaded
+# Parts of a whole, e.g. the phases of a step; a part is not a method.
+_PARTS = ("#DDDDDD", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#F0E442")
+_ROOM = 0.04  # of the longest bar, from which a part has room for its number
 
 
 @dataclass(frozen=True)
@@ -57,19 +77,20 @@ class Series:
         name: in the legend.
         method: decides the color.
         points: in the order of the axis.
-        dashed: claimed by a paper, not measured here: in the color of what was measured.
-        claimed: what a paper claims for the same, drawn as diamonds on its bars.
-        leaders: of a line, the places of its highest point, then of those that may be as high.
+        claimed: what a paper claims for the same, drawn as diamonds.
         joined: whether a line joins the points.
     """
 
     name: str
     method: str
     points: Sequence[Point]
-    dashed: bool = False
     claimed: Sequence[Point] = ()
-    leaders: Sequence[float] = ()
     joined: bool = True
+
+    @property
+    def drawn(self) -> list[tuple[float, float, Point]]:
+        """Places and heights of the points that have a number."""
+        return [(point.x, point.y, point) for point in self.points if point.y is not None]
 
 
 @dataclass(frozen=True)
@@ -80,12 +101,11 @@ class Panel:
         title: above it; "" for none.
         xlabel, ylabel: with units.
         ticks: names of the places 0, 1, … where the horizontal axis has no numbers.
-        reference: value and name of a line across, e.g. plain decoding.
-        log: logarithmic horizontal axis with this base.
-        ratios: logarithmic vertical axis, where some numbers are many times others.
+        even: whether a line at 1.0 stands for plain decoding.
+        log: logarithmic horizontal axis.
         bottom: where the vertical axis begins.
         top: where it ends at most, e.g. 1 for a share.
-        bars: bars instead of lines, in a table of panels too.
+        bars: bars instead of lines.
     """
 
     title: str
@@ -93,159 +113,150 @@ class Panel:
     ylabel: str
     series: Sequence[Series]
     ticks: Sequence[str] | None = None
-    reference: tuple[float, str] | None = None
-    log: float | None = None
-    ratios: bool = False
+    even: bool = False
+    log: bool = False
     bottom: float | None = None
     top: float | None = None
     bars: bool = False
 
+    @classmethod
+    def of(
+        cls, key: str, timing: str, series: Sequence[Series], xlabel: str = "", **more: Any
+    ) -> Panel:
+        """Make axes of a metric; of ``speedup`` with the line of plain decoding."""
+        # A pass always yields one token: what counts of MAT is the part above.
+        bottom = 1.0 if key == "mat" else None
+        top = {"draft_share": 1.0, "hit_rate": 1.02}.get(key)
+        title, unit, even = more.pop("title", ""), unit_of(key, timing), key == "speedup"
+        return cls(title, xlabel, unit, series, even=even, bottom=bottom, top=top, **more)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method's numbers.
+
+    Attributes:
+        name: as shown; ``method`` decides the color.
+        values: an estimate for each panel; of a dot its place across and its height.
+        hollow: whether no difference from plain decoding is shown.
+    """
+
+    name: str
+    method: str
+    values: Sequence[Estimate]
+    hollow: bool = False
+
 
 def bars(panels: Sequence[Panel], title: str, caption: str) -> Drawing:
-    """Groups of bars at named places, one panel below the other."""
-    figure = canvas(2.6 * len(panels))
-    all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-    every = _looks(panels)
-    for axes, panel in zip(all_axes, panels, strict=True):
-        _bars(axes, panel, every)
-        _limit_height([(axes, replace(panel, bars=True))])
-    finish(figure, title, caption, _legend(all_axes, panels))
-    return figure
+    """Draw groups of bars at named places, one panel below the other."""
+    return curves([[replace(panel, bars=True)] for panel in panels], title, caption)
 
 
 def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawing:
-    """Lines with error bars, or bars; ``panels`` is a table of them, rows first.
+    """Draw lines with error bars, or bars; ``panels`` is a table of them, rows first.
 
     Panels of a row that have the same unit on an axis have the same range there, too.
     """
     figure = canvas(2.7 * len(panels))
-    table = figure.subplots(len(panels), max(len(row) for row in panels), squeeze=False)
-    flat = [panel for row in panels for panel in row]
-    every = _looks(flat)
+    table = figure.subplots(len(panels), max(map(len, panels)), squeeze=False)
+    series = [series for row in panels for panel in row for series in panel.series]
+    by_label = looks((each.method, each.name) for each in series)
     for line, row in zip(table, panels, strict=True):
         for axes in line[len(row) :]:
             axes.set_axis_off()
         drawn = list(zip(line, row, strict=False))
         for axes, panel in drawn:
-            (_bars if panel.bars else _lines)(axes, panel, every)
+            for i, each in enumerate(panel.series):
+                look = by_label[each.method, each.name]
+                if panel.bars:
+                    _draw_bars(axes, panel, i, look)
+                else:
+                    _draw_line(axes, panel, each, look)
+            _set_ticks(axes, panel, [p for p in row if p.xlabel == panel.xlabel])
+            axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
+            axes.set_title(panel.title, loc="left", fontsize="medium")
+            if panel.even:
+                axes.axhline(1.0, **PLAIN_LINE)
         for unit in dict.fromkeys(panel.ylabel for panel in row):
             alike = [(axes, panel) for axes, panel in drawn if panel.ylabel == unit]
-            _limit_height(alike)
+            _limit_heights(alike)
             for axes, _ in alike[1:]:  # the left one's words are enough
                 axes.set_ylabel("")
         for unit in dict.fromkeys(panel.xlabel for panel in row if panel.ticks is None):
             alike = [(axes, panel) for axes, panel in drawn if panel.xlabel == unit]
-            limits = [axes.get_xlim() for axes, _ in alike]
+            lows, highs = zip(*(axes.get_xlim() for axes, _ in alike), strict=True)
             for axes, _ in alike:
-                axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
-    finish(figure, title, caption, _legend(table.flatten(), flat))
-    return figure
+                axes.set_xlim(min(lows), max(highs))
+    hollow = any(point.hollow for each in series for point in each.points)
+    return finish(figure, title, caption, hollow)
 
 
-def _looks(panels: Iterable[Panel]) -> dict[tuple[str, str], Look]:
-    """A look for each name of a method, the same in all panels of a figure."""
-    every = [series for panel in panels for series in panel.series]
-    found = looks((series.method, series.name) for series in every if not series.dashed)
-    # A paper's own numbers have the look of what was measured of the method.
-    measured = {method: look for (method, _), look in reversed(found.items())}
-    rest = looks((series.method, series.name) for series in every)
-    return {key: found.get(key) or measured.get(key[0], look) for key, look in rest.items()}
+def _draw_bars(axes: Axes, panel: Panel, number: int, look: Look) -> None:
+    series = panel.series[number]
+    width = 0.8 / len(panel.series)
+    shift = (number - (len(panel.series) - 1) / 2) * width
+    hollow = [point.hollow for _, _, point in series.drawn]
+    axes.bar(
+        [x + shift for x, _, _ in series.drawn], [y for _, y, _ in series.drawn], 0.88 * width,
+        label=series.name, color=["white" if each else look.color for each in hollow],
+        edgecolor=look.color if any(hollow) else "white", linewidth=0.8, hatch=look.hatch,
+        yerr=_error_lengths([(y, point.interval) for _, y, point in series.drawn]),
+        error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": REFERENCE},
+    )  # fmt: skip
+    _draw_claims(axes, series, shift)
 
 
-def _legend(all_axes: Sequence[Axes], panels: Iterable[Panel]) -> dict[str, Any]:
-    legend = legend_of(all_axes)
-    points = [p for panel in panels for series in panel.series for p in series.points]
-    if any(point.hollow for point in points):
-        legend[HOLLOW] = Line2D([], [], **dot_style(Look(REFERENCE), hollow=True))
-    return legend
-
-
-def _bars(axes: Axes, panel: Panel, every: Mapping[tuple[str, str], Look]) -> None:
-    width = 0.8 / max(1, len(panel.series))
-    for i, series in enumerate(panel.series):
-        look = every[series.method, series.name]
-        points = [point for point in series.points if point.y is not None]
-        places = [point.x + (i - (len(panel.series) - 1) / 2) * width for point in points]
-        axes.bar(
-            places, [point.y or 0.0 for point in points], 0.88 * width, label=series.name,
-            color=["white" if point.hollow else look.color for point in points], linewidth=0.8,
-            edgecolor=look.color if any(p.hollow for p in points) else "white",
-            hatch=look.hatch, yerr=error_lengths(points),
-            error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": REFERENCE},
-        )  # fmt: skip
-        for point in series.claimed:
-            name, marker = _CLAIMED[point.bound]
-            place = point.x + (i - (len(panel.series) - 1) / 2) * width
-            axes.plot(
-                [place], [point.y], linestyle="none", marker=marker, markersize=5, zorder=4,
-                markerfacecolor="white", markeredgecolor=REFERENCE, markeredgewidth=1.3,
-                label=name,
-            )  # fmt: skip
-    if panel.ticks is None:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
-    else:
-        _name_places(axes, panel.ticks)
-    axes.tick_params(axis="x", length=0)
-    _label(axes, panel)
-
-
-def _lines(axes: Axes, panel: Panel, every: Mapping[tuple[str, str], Look]) -> None:
-    places = sorted({point.x for series in panel.series for point in series.points}) or [0.0]
-    dense = sum(len(series.points) for series in panel.series) > _DENSE
-    caps = {"elinewidth": 0.4, "capsize": 0} if dense else {"elinewidth": 0.9, "capsize": 2}
-    for series in panel.series:
-        look = every[series.method, series.name]
-        points = [point for point in series.points if point.y is not None]
-        joined = series.joined and panel.ticks is None  # between names there is nothing
-        style = dot_style(look, hollow=series.dashed) | {"markersize": 4.5, "linewidth": 1.4}
-        style["linestyle"] = (":" if series.dashed else look.dashes) if joined else "none"
-        axes.errorbar(
-            [point.x for point in points], [point.y for point in points],
-            yerr=error_lengths(points), label=series.name, **caps, **style,
-        )  # fmt: skip
-        hollow = [point for point in points if point.hollow]
+def _draw_claims(axes: Axes, series: Series, shift: float = 0.0) -> None:
+    for point in series.claimed:
+        name, marker = _CLAIMED[point.bound]
         axes.plot(
-            [point.x for point in hollow], [point.y for point in hollow], zorder=3,
-            **dot_style(look, hollow=True) | {"markersize": 4.5},
+            [point.x + shift], [point.y], linestyle="none", marker=marker, markersize=5, zorder=4,
+            markerfacecolor="white", markeredgecolor=REFERENCE, markeredgewidth=1.3, label=name,
         )  # fmt: skip
-        heights = {point.x: point.y for point in points}
-        for rank, place in enumerate(series.leaders):
-            alone = len(series.leaders) == 1
-            axes.plot(
-                [place], [heights[place]], linestyle="none", marker="o", markerfacecolor="none",
-                markersize=9, markeredgewidth=1.3, zorder=1.5,
-                markeredgecolor="#999999" if rank else "black",
-                label=standing_word("undecided" if rank else "best" if alone else "highest"),
-            )  # fmt: skip
-    if panel.log is not None:
-        axes.set_xscale("log", base=panel.log)
-        shown = places[:: math.ceil(len(places) / 7)]
-        if not all(float(place).is_integer() for place in places):
-            shown = [n for n in _ROUND if places[0] <= n <= places[-1]]
+
+
+def _draw_line(axes: Axes, panel: Panel, series: Series, look: Look) -> None:
+    dense = sum(len(each.points) for each in panel.series) > _DENSE
+    caps = {"elinewidth": 0.4, "capsize": 0} if dense else {"elinewidth": 0.9, "capsize": 2}
+    joined = series.joined and panel.ticks is None  # between names there is nothing
+    style = look.dot() | {"markersize": 4.5, "linewidth": 1.4}
+    style["linestyle"] = look.dashes if joined else "none"
+    axes.errorbar(
+        [x for x, _, _ in series.drawn], [y for _, y, _ in series.drawn], label=series.name,
+        yerr=_error_lengths([(y, point.interval) for _, y, point in series.drawn]),
+        **caps, **style,
+    )  # fmt: skip
+    hollow = [(x, y) for x, y, point in series.drawn if point.hollow]
+    over = look.dot(hollow=True) | {"markersize": 4.5, "zorder": 3}
+    axes.plot([x for x, _ in hollow], [y for _, y in hollow], **over)
+    _draw_claims(axes, series)
+
+
+def _set_ticks(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
+    """Name the places of the horizontal axis; slanted where they would run into each other."""
+    n_columns = axes.get_gridspec().ncols
+    if panel.ticks is not None:
+        widths = [max(map(len, name.splitlines() or [""])) for name in panel.ticks]
+        slanted = n_columns * len(widths) * max(widths, default=0) > _LETTERS
+        names = [name.replace("\n", ", ") if slanted else name for name in panel.ticks]
+        slant = {"rotation": 32, "ha": "right", "rotation_mode": "anchor"} if slanted else {}
+        axes.set_xticks(range(len(names)), names, fontsize="small", **slant)
+        axes.set_xlim(-0.5, len(names) - 0.5)
+        axes.tick_params(axis="x", length=0)
+        return
+    series = [each for other in alike for each in other.series]
+    points = [point for each in series for point in (*each.points, *each.claimed)]
+    places = sorted({point.x for point in points}) or [1.0]
+    if panel.log:
+        axes.set_xscale("log", base=2)
         axes.set_xlim(places[0] / 1.12, 1.12 * places[-1])
-        axes.set_xticks(shown, [_short(place) for place in shown])
+        axes.xaxis.set_major_formatter(lambda place, _: _short(place))
         axes.xaxis.set_minor_locator(NullLocator())
-    elif panel.ticks is not None:
-        _name_places(axes, panel.ticks)
-    elif all(float(place).is_integer() for place in places):
-        nbins = max(3, 8 // axes.get_gridspec().ncols)
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=nbins, integer=True))
-        if len(places) <= nbins:
-            axes.set_xticks(places)
-        if len(places) == 1:
-            axes.set(xticks=places, xlim=(places[0] - 0.5, places[0] + 0.5))
-    _label(axes, panel)
-
-
-def _name_places(axes: Axes, names: Sequence[str]) -> None:
-    """Names of the places 0, 1, …, slanted where they would run into each other."""
-    axes.set_xticks(range(len(names)), names, fontsize="small")
-    axes.set_xlim(-0.5, len(names) - 0.5)
-    longest = max((len(line) for name in names for line in name.splitlines()), default=0)
-    inches = (WIDTH - 2.4) / axes.get_gridspec().ncols / max(1, len(names))
-    if longest * 0.0062 * mpl.rcParams["font.size"] > inches:
-        flat = [name.replace("\n", ", ") for name in names]
-        axes.set_xticks(range(len(names)), flat, rotation=32, ha="right", rotation_mode="anchor")
+    if all(float(place).is_integer() for place in places):
+        most = 7 if panel.bars else max(3, 8 // n_columns)
+        few = len(places) <= most or panel.log
+        ticks = FixedLocator(places, most) if few else MaxNLocator(most, integer=True)
+        axes.xaxis.set_major_locator(ticks)
 
 
 def _short(place: float) -> str:
@@ -256,51 +267,150 @@ def _short(place: float) -> str:
     return f"{place:g}"
 
 
-def error_lengths(points: Sequence[Point]) -> Any:
-    """Lengths ``[2, n]`` below and above, for error bars; nan of a point without an interval."""
-    if not points:
-        return None
-    pairs = [(p.y or 0.0, p.interval or (math.nan, math.nan)) for p in points]
-    lengths = [(value - low, high - value) for value, (low, high) in pairs]
+def _error_lengths(numbers: Sequence[tuple[float, Interval | None]]) -> Any:
+    """Lengths ``[2, n]`` below and above, for error bars; nan of a number without an interval."""
+    ends = [(value, *(interval or (math.nan, math.nan))) for value, interval in numbers]
+    lengths = [(value - low, high - value) for value, low, high in ends]
     # Never negative, although a rounded interval may miss its value by a hair.
-    return np.maximum(0.0, np.array(lengths).T)
+    return np.maximum(0.0, np.array(lengths).T) if lengths else None
 
 
-def _limit_height(drawn: Sequence[tuple[Axes, Panel]]) -> None:
-    """Give the axes one height.
-
-    An interval of two prompts may reach hundreds of times its value: it runs out of the picture,
-    rather than flattening everything.
-    """
+def _limit_heights(drawn: Sequence[tuple[Axes, Panel]]) -> None:
+    """Give the axes one height, with room for all values and for intervals up to `_HEADROOM`."""
     panels = [panel for _, panel in drawn]
-    points = [p for panel in panels for s in panel.series for p in (*s.points, *s.claimed)]
-    values = [p.y for p in points if p.y is not None]
-    if not values:
+    series = [each for panel in panels for each in panel.series]
+    points = [point for each in series for point in (*each.points, *each.claimed)]
+    ends = [(p.y, p.interval or (p.y, p.y)) for p in points if p.y is not None]
+    if not ends:
         return
-    references = [panel.reference[0] for panel in panels if panel.reference]
-    spread = [(p.y, p.interval) for p in points if p.y is not None and p.interval]
-    lows = [max(low, y / HEADROOM) for y, (low, _) in spread]
-    highs = [min(high, y * HEADROOM) for y, (_, high) in spread]
-    top = 1.05 * max(values + references + highs)
-    top = min([top] + [panel.top for panel in panels if panel.top is not None])
+    even = [1.0] if any(panel.even for panel in panels) else []
+    highest = max([min(high, y * _HEADROOM) for y, (_, high) in ends] + even)
+    lowest = min([max(low, y / _HEADROOM) for y, (low, _) in ends] + even)
+    top = min([1.05 * highest, *(panel.top for panel in panels if panel.top is not None)])
     # Bars and shares begin at 0, whose length or part of a whole is what is seen.
     from_zero = any(panel.bars or panel.top is not None for panel in panels)
-    lowest = 0.0 if from_zero else 0.95 * min(values + references + lows)
     for axes, panel in drawn:
-        if panel.ratios and min(values) > 0:
-            axes.set_yscale("log")
-            axes.set_ylim(0.85 * min(values), 1.1 * top)
-            ratio_ticks(axes.yaxis)
-        else:
-            bottom = lowest if panel.bottom is None else panel.bottom
-            end = max(top, bottom + 0.1)
-            # Room for markers along a bottom that is not 0.
-            axes.set_ylim(bottom - (0.03 * (end - bottom) if panel.bottom else 0.0), end)
+        bottom = (0.0 if from_zero else 0.95 * lowest) if panel.bottom is None else panel.bottom
+        end = max(top, bottom + 0.1)
+        # Room for markers along a bottom that is not 0.
+        axes.set_ylim(bottom - (0.03 * (end - bottom) if panel.bottom else 0.0), end)
 
 
-def _label(axes: Axes, panel: Panel) -> None:
-    axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
-    axes.set_title(panel.title, loc="left", fontsize="medium")
-    if panel.reference is not None:
-        value, name = panel.reference
-        axes.axhline(value, color=REFERENCE, linewidth=0.8, linestyle="--", label=name)
+def ranked(rows: Sequence[Row], units: Sequence[str], title: str, caption: str) -> Drawing:
+    """Draw ratios with intervals in the order of the rows, a panel for each unit, on one scale."""
+    figure = canvas(0.6 + 0.2 * len(rows))
+    panels = figure.subplots(1, len(units), squeeze=False, sharex=True, sharey=True)[0]
+    for number, (axes, unit) in enumerate(zip(panels, units, strict=True)):
+        for place, row in enumerate(rows):
+            cell = row.values[number]
+            if cell.value is not None:
+                style = Look(color_of(family_of(row.method))).dot(row.hollow)
+                lengths = _error_lengths([(cell.value, cell.interval)])
+                axes.errorbar([cell.value], [place], xerr=lengths, elinewidth=1.4, **style)
+        axes.axvline(1.0, **PLAIN_LINE)
+        axes.set_xlabel(unit)
+        rows_down(axes, [row.name for row in rows])
+    cells = [cell for row in rows for cell in row.values]
+    values = [1.0, *(cell.value for cell in cells if cell.value is not None)]
+    ends = [end for cell in cells for end in cell.interval or ()]
+    low = max(min(values + ends), min(values) / _HEADROOM)
+    high = min(max(values + ends), max(values) * _HEADROOM)
+    room = 0.04 * max(high - low, 0.1)
+    panels[0].set_xlim(low - room, high + room)
+    panels[0].xaxis.set_major_locator(MaxNLocator(nbins=6, steps=(1, 2, 2.5, 5, 10)))
+    families = {name: Patch(color=color_of(name)) for name in (family_of(r.method) for r in rows)}
+    return finish(figure, title, caption, any(row.hollow for row in rows), families)
+
+
+def mat_against_speedup(
+    rows: Sequence[Row], units: tuple[str, str], title: str, caption: str
+) -> Drawing:
+    """Draw a dot for each method at its MAT and speedup, over lines of equal cost of a step.
+
+    ``units``: of MAT and of speedup, as the rows have them.
+    """
+    figure = canvas(4.2)
+    axes = figure.subplots()
+    known = _draw_dots(axes, rows)
+    mats, speedups = ([row.values[i].value or 1.0 for row in known] for i in range(2))
+    right, top = (max(1.3, *(1.07 * value for value in numbers)) for numbers in (mats, speedups))
+    bottom = 0.92 * min([1.0, *speedups])
+    for cost in _COSTS:
+        end = min(right, top * cost)
+        if end / cost < bottom:
+            break
+        name = "a step's cost in passes of plain decoding" if cost == _COSTS[0] else None
+        axes.plot([1.0, end], [1.0 / cost, end / cost], label=name, **_GUIDE)
+        axes.annotate(
+            f"{cost:g}×", (end, end / cost), xytext=(3, 1), textcoords="offset points",
+            fontsize="small", color=REFERENCE, annotation_clip=False,
+        )  # fmt: skip
+    axes.axhline(1.0, **PLAIN_LINE)
+    axes.set(xlim=(1.0 - 0.03 * (right - 1.0), right), ylim=(bottom, top))
+    axes.set(xlabel=units[0], ylabel=units[1])
+    axes.grid(visible=False)
+    return finish(figure, title, caption, any(row.hollow for row in known))
+
+
+def predicted_against_measured(rows: Sequence[Row], title: str, caption: str) -> Drawing:
+    """Draw measured speedups across, predicted ones up, on log axes: on the line they agree."""
+    figure = canvas(4.2)
+    axes = figure.subplots()
+    known = _draw_dots(axes, rows)
+    values = [cell.value for row in known for cell in row.values if cell.value] or [1.0]
+    ends = [min(values) / 1.15, 1.15 * max(values)]
+    edges = [[(1 + sign * _WITHIN) * end for end in ends] for sign in (-1, 1)]
+    axes.fill_between(ends, *edges, color="#E4E4E4", linewidth=0, label=f"within {_WITHIN:.0%}")
+    axes.plot(ends, ends, color=REFERENCE, linewidth=0.8, zorder=1.5, label="equal")
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set(xlabel="measured speedup over plain decoding", ylabel="predicted speedup")
+    for axis in (axes.xaxis, axes.yaxis):
+        ratio_ticks(axis)
+    return finish(figure, title, caption)
+
+
+def _draw_dots(axes: Axes, rows: Sequence[Row]) -> list[Row]:
+    """A dot for each method that has both numbers, with its intervals where they are few."""
+    known = [row for row in rows if all(cell.value for cell in row.values)]
+    by_label = looks((row.method, row.name) for row in known)
+    for row in known:
+        x, y = ((cell.value or 0.0, cell.interval) for cell in row.values)
+        few = len(known) <= _FEW
+        axes.errorbar(
+            [x[0]], [y[0]], xerr=_error_lengths([x]) if few else None,
+            yerr=_error_lengths([y]) if few else None, label=row.name, elinewidth=0.4,
+            **by_label[row.method, row.name].dot(row.hollow),
+        )  # fmt: skip
+    return known
+
+
+def stacked_bars(
+    rows: Mapping[str, Mapping[str, Estimate]],
+    xlabel: str,
+    title: str,
+    caption: str,
+    form: str = "{:.0%}",
+) -> Drawing:
+    """Draw horizontal bars of parts by row, the interval of each part at its end.
+
+    ``form`` formats the number written into a part that has room for it.
+    """
+    parts = dict.fromkeys(part for row in rows.values() for part in row if row[part].value)
+    longest = max((sum(c.value or 0 for c in row.values()) for row in rows.values()), default=1.0)
+    figure = canvas(0.8 + 0.42 * len(rows))
+    axes = figure.subplots()
+    left = np.zeros(len(rows))
+    for part, color in zip(parts, _PARTS, strict=False):
+        cells = [row.get(part, Estimate(None)) for row in rows.values()]
+        widths = np.array([cell.value or 0.0 for cell in cells])
+        drawn = axes.barh(
+            range(len(rows)), widths, left=left, label=part, height=0.6, linewidth=0.5, color=color,
+            edgecolor=REFERENCE, error_kw={"elinewidth": 0.9, "capsize": 2, "ecolor": REFERENCE},
+            xerr=_error_lengths([(cell.value or 0.0, cell.interval) for cell in cells]),
+        )  # fmt: skip
+        texts = [form.format(width) if width > _ROOM * longest else "" for width in widths]
+        axes.bar_label(drawn, texts, label_type="center", fontsize="small")
+        left = left + widths
+    rows_down(axes, list(rows))
+    axes.set(xlim=(0, 1.02 * longest), xlabel=xlabel)
+    return finish(figure, title, caption)

@@ -1,4 +1,4 @@
-"""How figures look: one color for each family of methods, one style, what axes are called.
+"""How figures look: a color for each family of methods, one style, the words around the axes.
 
 Within a family hatching, marker and dashes tell labels apart. The colors, most of them Okabe and
 Ito's, look different to people with any common color blindness.
@@ -6,20 +6,30 @@ Ito's, look different to people with any common color blindness.
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+
+from specbench.paths import file_name
 
 Keywords: TypeAlias = dict[str, Any]  # arguments of matplotlib
 
-_GREY = "#AAAAAA"
+WIDTH = 7.2  # inches of every figure
 REFERENCE = "#333333"  # lines that stand for no method: borders, the height of plain decoding
-BAND = "#E4E4E4"  # behind the numbers
-HEATMAP = "cividis"  # even steps of lightness, the same to any color vision and in grey
+PLAIN = "plain decoding"  # of a line at 1.0
+PLAIN_LINE: Keywords = {"color": REFERENCE, "linewidth": 0.8, "linestyle": "--", "label": PLAIN}
+HOLLOW = "hollow: not shown to differ from plain decoding"
 
 # What a family drafts from, its color, its methods. A method that is not listed is one of "other".
 _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -40,16 +50,13 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "draft models": ("#AA3377", ("card", "opt_tree", "ouroboros", "pearl", "sps")),
     "combined": ("#E69F00", ("adaptive", "sam_eagle2", "suffix_else_head", "union")),
-    "plain decoding": (_GREY, ("ar", "oracle", "random_drafts")),
+    "plain decoding": ("#AAAAAA", ("ar", "oracle", "random_drafts")),
     "other": ("#000000", ()),
 }  # fmt: skip
 _FAMILY_OF = {method: name for name, (_, methods) in _FAMILIES.items() for method in methods}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d", "h")
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "|||", "ooo", "+++", "OO", "**", "//", "\\\\")
 _DASHES = ("-", "--", "-.", ":")
-# Parts of a whole, e.g. the phases of a step; a part is not a method.
-PARTS = ("#DDDDDD", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#F0E442")
-
 RC: Keywords = {
     "figure.dpi": 100,
     "savefig.dpi": 200,
@@ -71,13 +78,26 @@ RC: Keywords = {
     "svg.hashsalt": "specbench",
     "pdf.fonttype": 42,
 }
+_UNITS = {
+    "mat": "MAT (tokens per target pass)",
+    "speedup": "speedup over plain decoding",
+    "tokens_per_s": "tokens/s",
+    "draft_share": "draft's share of time",
+    "hit_rate": "hit rate",
+}
+# Of each form what would differ from day to day or tell the program's version.
+_UNDATED: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+}
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw in the project's style."""
-    with mpl.rc_context(RC):
-        yield
+class Drawing(Figure):  # type: ignore[misc]  # matplotlib has no types
+    """A figure with its words: a title that says the finding, a caption of two lines."""
+
+    title: str = ""
+    caption: str = ""
+    legend_height: float = 0.0  # inches
 
 
 @dataclass(frozen=True)
@@ -89,67 +109,138 @@ class Look:
     marker: str = "o"
     dashes: str = "-"
 
+    def dot(self, hollow: bool = False) -> Keywords:
+        """Return the style of a single point, white inside where it is ``hollow``."""
+        return {
+            "color": self.color,
+            "marker": self.marker,
+            "linestyle": "none",
+            "markersize": 8.0 if self.marker == "*" else 6.0,
+            "markerfacecolor": "white" if hollow else self.color,
+        }
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw in the project's style."""
+    with mpl.rc_context(RC):
+        yield
+
 
 def family_of(method: str) -> str:
-    """What a method drafts from; of ``ngrammys/context`` what ``ngrammys`` does."""
+    """Return what a method drafts from; of ``ngrammys/context`` what ``ngrammys`` does."""
     return _FAMILY_OF.get(method.partition("/")[0], "other")
 
 
 def color_of(family: str) -> str:
-    """The color of a family as :func:`family_of` names it."""
+    """Return the color of a family as :func:`family_of` names it."""
     return _FAMILIES[family][0]
 
 
 def looks(labels: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Look]:
-    """A look for each label of a picture, given as (method, name).
+    """Return a look for each label of a picture, given as (method, name).
 
     Labels of one family have its color; the first of them has the plainest marker.
     """
     members = Counter[str]()
-    found: dict[tuple[str, str], Look] = {}
-    for label in labels:
-        if label in found:
-            continue
+    by_label: dict[tuple[str, str], Look] = {}
+    for label in dict.fromkeys(labels):
         family = family_of(label[0])
-        place = members[family]
+        i = members[family]
         members[family] += 1
-        found[label] = Look(
-            color_of(family),
-            _HATCHES[place % len(_HATCHES)],
-            _MARKERS[place % len(_MARKERS)],
-            _DASHES[place % len(_DASHES)],
-        )
-    return found
-
-
-def dot_style(look: Look, hollow: bool = False) -> Keywords:
-    """Of a single point; ``hollow``: not shown different from plain decoding."""
-    return {
-        "color": look.color,
-        "marker": look.marker,
-        "linestyle": "none",
-        "markersize": 8.0 if look.marker == "*" else 6.0,
-        "markerfacecolor": "white" if hollow else look.color,
-    }
-
-
-# What axes are called.
-_UNITS = {
-    "mat": "MAT (tokens per target pass)",
-    "speedup": "speedup over plain decoding",
-    "tokens_per_s": "tokens/s",
-    "draft_share": "draft's share of time",
-    "hit_rate": "hit rate",
-}
-PLAIN = "plain decoding"  # of a line across, at 1.0
-HOLLOW = "hollow: not shown to differ from plain decoding"
+        marks = (marks[i % len(marks)] for marks in (_HATCHES, _MARKERS, _DASHES))
+        by_label[label] = Look(color_of(family), *marks)
+    return by_label
 
 
 def unit_of(key: str, timing: str) -> str:
-    """What an axis of a metric is called.
+    """Return the name of a metric's axis.
 
     It says which times are predicted: a picture is shown without its caption, too.
     """
-    words = _UNITS[key]
     timed = key in ("speedup", "tokens_per_s") and timing == "predicted"
-    return f"predicted {words}" if timed else words
+    return f"predicted {_UNITS[key].partition(' over')[0]}" if timed else _UNITS[key]
+
+
+def canvas(height: float) -> Drawing:
+    """Make an empty figure, so many inches high without its words."""
+    return Drawing(figsize=(WIDTH, height), layout="constrained")
+
+
+def finish(
+    figure: Drawing,
+    title: str,
+    caption: str,
+    hollow: bool = False,
+    before: Mapping[str, Any] | None = None,
+) -> Drawing:
+    """Give a figure its words, and beside the axes a legend of all that has a name in them.
+
+    Args:
+        title: the finding.
+        caption: model, data, hardware.
+        hollow: whether some marks are.
+        before: further handles by name, which come first.
+    """
+    figure.title, figure.caption = title, caption
+    handles: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(name, handle)
+    # What was measured has error bars, and comes before lines and marks.
+    drawn = dict(sorted(handles.items(), key=lambda item: isinstance(item[1], Line2D)))
+    marks = {HOLLOW: Line2D([], [], **Look(REFERENCE).dot(hollow=True))} if hollow else {}
+    legend = {**(before or {}), **drawn, **marks}
+    if legend:
+        names = [textwrap.fill(name, 26) for name in legend]
+        figure.legend(
+            list(legend.values()), names, loc="outside right center", borderaxespad=0.3,
+            alignment="left",
+        )  # fmt: skip
+        # Names that stand below each other need room, however low the axes are.
+        lines = sum(name.count("\n") + 1 for name in names)
+        figure.legend_height = 0.3 + 0.168 * lines
+        figure.set_figheight(max(figure.get_figheight(), figure.legend_height))
+    return figure
+
+
+def ratio_ticks(axis: Axis) -> None:
+    """Set 1, 2, 5, 10, … on a logarithmic axis, as plain numbers; more of them in a short one."""
+    low, high = sorted(axis.get_view_interval())
+    dense = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0)
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high > 8 * low else dense))
+    axis.set_major_formatter(ScalarFormatter())
+    axis.set_minor_locator(NullLocator())
+
+
+def rows_down(axes: Axes, names: Sequence[str]) -> None:
+    """Name the places 0, 1, … of the vertical axis, from the top."""
+    axes.set_yticks(range(len(names)), names, fontsize="small")
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+
+
+def save(figure: Drawing, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and PDF, its title above and its caption below the axes.
+
+    The same figure gives the same bytes.
+    """
+    title, caption = _wrapped(figure.title, 12.5), _wrapped(figure.caption, 17.5)
+    figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize="large")
+    figure.supxlabel("\n".join(caption), x=0.01, ha="left", fontsize="small")
+    above, below = 0.1 + 0.19 * len(title), 0.145 * len(caption)
+    height = figure.get_figheight() + above + below
+    # The legend stands in the middle, and over neither.
+    figure.set_figheight(max(height, figure.legend_height + 2 * max(above, below)))
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{file_name(name)}.{suffix}" for suffix in _UNDATED]
+    for path, undated in zip(paths, _UNDATED.values(), strict=True):
+        figure.savefig(path, metadata=undated)
+    return paths
+
+
+def _wrapped(words: str, characters_per_inch: float) -> list[str]:
+    width = int(WIDTH * characters_per_inch)
+    return [line for part in words.splitlines() for line in textwrap.wrap(part, width)]

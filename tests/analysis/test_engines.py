@@ -6,7 +6,7 @@ import io
 import pytest
 
 from analysis import tables
-from analysis.plots.loads import by_load, load_picture
+from analysis.plots.pictures import by_load, load_picture
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.leaders import verdict_of
 from analysis.runs.load import load_runs

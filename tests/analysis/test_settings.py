@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from analysis import sweep
-from analysis.plots.sweeps import own_sweeps
+from analysis.plots.pictures import own_sweeps
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from analysis.runs.settings import setting_words, varied_knobs

@@ -10,15 +10,13 @@ from analysis import figures, residuals
 from analysis.figures import pictures_of, task_bars
 from analysis.papers import REPRODUCTIONS
 from analysis.papers.claimed import speedups
-from analysis.plots.heads import acceptance_picture
-from analysis.plots.loads import load_picture
-from analysis.plots.overviews import budget_picture
+from analysis.plots.pictures import acceptance_picture, budget_picture, load_picture
 from analysis.runs import leaders
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, usable_runs
 from analysis.runs.sweeps import sweeps, swept_knobs
 from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_manifest
-from tests.analysis.test_figures import containers, legend, markers
+from tests.analysis.test_figures import containers, legend
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +53,7 @@ def with_verdicts(monkeypatch, **verdicts):
         entries = comparison.ranked
         return {(e.run.path, e.label): verdicts.get(e.label, "undecided") for e in entries}
 
-    for module in ("plots.overviews", "plots.loads", "papers.claimed"):
-        monkeypatch.setattr(f"analysis.{module}.over_plain", over_plain)
+    monkeypatch.setattr("analysis.plots.pictures.over_plain", over_plain)
 
 
 def test_the_command_writes_pictures_and_says_what_went(results, capsys):
@@ -154,7 +151,7 @@ def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept, comparison):
     assert names == ["ranked", "mat_speedup", "speedup_by_task", "mat"]
 
 
-def test_one_knob_ends_in_lines_with_the_highest_ringed(swept):
+def test_one_knob_ends_in_lines_whose_title_names_the_highest(swept):
     runs = [run for run in swept.runs if run.knobs("ngrammys").get("w") == 2]
     (line,) = make_comparisons(runs)
     ((name, figure),) = pictures_of(line)
@@ -163,7 +160,7 @@ def test_one_knob_ends_in_lines_with_the_highest_ringed(swept):
     drawn = containers(figure.axes[0], "has_yerr")["ngrammys"].lines[0]
     assert dict(drawn.get_xydata()) == pytest.approx(values)
     highest = max(values, key=values.get)
-    assert (highest, values[highest]) in markers(figure.axes[0], "o")
+    assert f"{values[highest]:.2f}, at k {highest}" in figure.title
     assert legend(figure)[0] == "ngrammys", "methods before marks"
 
 
@@ -250,15 +247,37 @@ def test_acceptance_is_the_records_share_by_position(board):
     assert acceptance_picture(empty) is None
 
 
-def test_a_load_pays_by_its_standing_and_not_by_its_ratio(comparison, monkeypatch):
+def test_budgets_are_hollow_where_no_difference_is_shown(comparison, monkeypatch):
+    for verdict in ("faster", "slower"):
+        with_verdicts(monkeypatch, pld=verdict)
+        drawn = budgets_of(comparison, *({"num_tokens": n} for n in (2, 4, 8)))
+        white = [line for line in drawn.axes[0].lines if line.get_markerfacecolor() == "white"]
+        assert not any(len(line.get_xdata()) for line in white)
     with_verdicts(monkeypatch)
+    drawn = budgets_of(comparison, *({"num_tokens": n} for n in (2, 4, 8)))
+    white = [line for line in drawn.axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert sum(len(line.get_xdata()) for line in white) == 3
+    assert any(name.startswith("hollow") for name in legend(drawn))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "title"),
+    [
+        ({}, "undecided at 1"),
+        ({"pld": "faster"}, "faster at 1"),
+        ({"pld": "faster", "cacheback": "too few"}, "faster at 1"),
+        (dict.fromkeys(("pld", "cacheback", "no_frozen"), "slower"), "slower at 1"),
+        ({"pld": "slower", "cacheback": "too few", "no_frozen": "too few"}, "too few prompts"),
+    ],
+)
+def test_a_load_s_title_is_its_standing_and_not_its_ratio(comparison, monkeypatch, verdicts, title):
+    with_verdicts(monkeypatch, **verdicts)
     assert min(entry.overall["speedup"] for entry in comparison.drafting) > 1
     figure = load_picture([comparison])
-    assert "not shown to pay at 1" in figure.title
-    assert len(markers(figure.axes[0], "o")) > 0
-    with_verdicts(monkeypatch, pld="faster")
-    figure = load_picture([comparison])
-    assert figure.title.endswith("is shown to pay at 1")
+    assert title in figure.title and figure.title.count(" at ") == 2  # "decoded at once" is one
+    hollow = sum(verdicts.get(e.label, "") not in ("faster", "slower") for e in comparison.ranked)
+    white = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert sum(len(line.get_xdata()) for line in white) == hollow
     for entry in comparison.drafting:
         segment = containers(figure.axes[0], "has_yerr")[entry.label].lines[2][0].get_segments()[0]
         assert segment[:, 1] == pytest.approx(entry.overall["speedup_ci"])

@@ -1,0 +1,343 @@
+"""Pictures of comparisons: ranked, by MAT, budget, depth and load, along the knobs of a sweep."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+from analysis.plots.charts import Panel, Point, Row, Series, curves, mat_against_speedup, ranked
+from analysis.plots.heatmaps import HeatmapGrid, heatmaps
+from analysis.plots.style import Drawing, unit_of
+from analysis.runs.acceptance import by_depth, rows_of_target_pass, where_the_one_before
+from analysis.runs.captions import caption
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions
+from analysis.runs.leaders import by_speedup, over_plain, sentence_of, wrong_words_of
+from analysis.runs.settings import apart, without_names
+from analysis.runs.sweeps import Sweep, sweeps, swept_knobs
+from specbench.errors import ResultsError
+from specbench.results.decision import case_words
+from specbench.results.estimate import Estimate
+from specbench.results.names import display_name
+from specbench.results.statistics.served import system_speedups
+
+_log = logging.getLogger(__name__)
+
+_SETTINGS = 3  # of one method, from which it is drawn by its budgets
+_MOST = 40  # rows of a picture that can be read
+_DEEPEST = 8  # position in a draft that is drawn
+# What is shown of a load: the first of these that is a verdict of one of its labels.
+_VERDICTS = ("faster", "undecided", "tie", "too few", "slower")
+# And how a title says it, in its order.
+_LOADS = {
+    "faster": "faster",
+    "slower": "slower",
+    "undecided": "undecided",
+    "tie": "undecided",
+    "too few": "too few prompts to tell",
+}
+
+
+def caption_of(comparison: ComparedRuns, drawn: bool = False) -> str:
+    """Return the conditions of a comparison, behind whose outputs are wrong.
+
+    ``drawn``: whether these are in the picture all the same.
+    """
+    wrong = " ".join(wrong_words_of(comparison))
+    head = "" if drawn or not wrong else "Not drawn: "
+    return "\n".join(filter(None, [f"{head}{wrong}", caption(comparison)]))
+
+
+def is_hollow(comparison: ComparedRuns, entry: ComparedLabel) -> bool:
+    """Tell whether a label is not shown to differ from plain decoding."""
+    verdict = over_plain(comparison).get((entry.run.path, entry.label))
+    return verdict not in ("faster", "slower")
+
+
+def finding(comparison: ComparedRuns) -> str:
+    """Return what the comparison shows, as a title."""
+    return sentence_of(comparison).rstrip(".") or comparison.printed_title
+
+
+def overview_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
+    """Draw the labels that have a speedup: ranked, and against MAT; with their files' names."""
+    entries = by_speedup(comparison)
+    if len(entries) < 2:
+        return
+    caption = caption_of(comparison)
+    if len(entries) > _MOST:
+        caption = f"The {_MOST} first of {len(entries)} are drawn. {caption}"
+
+    def rows(*keys: str) -> list[Row]:
+        return [
+            Row(
+                comparison.name_of(entry),
+                entry.method,
+                [entry.measured(key) for key in keys],
+                is_hollow(comparison, entry),
+            )
+            for entry in entries[:_MOST]
+        ]
+
+    speedup, mat = (unit_of(key, comparison.timing) for key in ("speedup", "mat"))
+    yield "ranked", ranked(rows("speedup"), [speedup], finding(comparison), caption)
+    first = entries[0].overall
+    if first["mat"] is None:
+        return
+    ratio, accepted = first["speedup"] or 1.0, first["mat"]
+    title = (
+        f"{comparison.name_of(entries[0])} has a MAT of {accepted:.2f}; its steps "
+        f"cost {accepted / ratio:.2f} passes of plain decoding"
+    )
+    yield "mat_speedup", mat_against_speedup(rows("mat", "speedup"), (mat, speedup), title, caption)
+
+
+def budget_picture(comparison: ComparedRuns) -> Drawing | None:
+    """Draw speedup by draft budget of methods that ran with several; None without one.
+
+    A line joins settings that differ in one knob alone.
+    """
+    by_method: dict[str, list[tuple[float, ComparedLabel]]] = {}
+    for entry in by_speedup(comparison):
+        if (tokens := rows_of_target_pass(entry).value) is not None:
+            by_method.setdefault(entry.method, []).append((tokens, entry))
+    series: list[Series] = []
+    for method, entries in by_method.items():
+        settings = [without_names(entry.knobs) for _, entry in entries]
+        if len({json.dumps(knobs, sort_keys=True) for knobs in settings}) < _SETTINGS:
+            continue
+        points = [
+            Point.at(tokens, entry.measured("speedup"), is_hollow(comparison, entry))
+            for tokens, entry in entries
+        ]
+        varied = {knob for knobs in apart(settings) for knob in knobs}
+        ordered = sorted(points, key=lambda point: point.x)
+        series.append(Series(method, method, ordered, joined=len(varied) == 1))
+    heights = [(y, x, line.name) for line in series for x, y, _ in line.drawn]
+    if not heights:
+        return None
+    across = "tokens of a target pass (mean), the root and its draft"
+    panel = Panel.of("speedup", comparison.timing, series, across, log=True)
+    best, tokens, name = max(heights)
+    predicted = "predicted " if comparison.timing == "predicted" else ""
+    title = f"Highest {predicted}speedup, {best:.2f}: {name} with {tokens:.1f} tokens per pass"
+    return curves([[panel]], title, caption_of(comparison))
+
+
+# --- trained heads --------------------------------------------------------------------------------
+
+
+def _has_head(knobs: Mapping[str, object]) -> bool:
+    """Whether a method drafts with trained heads, by itself or as a part."""
+    part = knobs.get("auxiliary")
+    return "head" in knobs or (isinstance(part, Mapping) and _has_head(part))
+
+
+def acceptance_picture(comparison: ComparedRuns) -> Drawing | None:
+    """Draw the share of steps that accept each position of a head's draft; None without heads.
+
+    Of a method's settings the fastest.
+    """
+    fastest: dict[str, ComparedLabel] = {}
+    for entry in by_speedup(comparison):
+        if _has_head(entry.knobs):
+            fastest.setdefault(entry.method, entry)
+    panels = []
+    for title, shares in (
+        ("of all steps with a draft", by_depth),
+        ("where the one before was accepted", where_the_one_before),
+    ):
+        series = []
+        for method, entry in fastest.items():
+            by_position = shares(entry.records, entry.run.seed, _DEEPEST, entry.run.depths)
+            points = [Point.at(position, share) for position, share in by_position]
+            series.append(Series(comparison.name_of(entry), method, points))
+        unit = "share of steps that accept it"
+        panels.append(Panel(title, "position in the draft", unit, series, top=1.0))
+    firsts = [(line.drawn[0][1], line.name) for line in panels[0].series if line.drawn]
+    if not firsts:
+        return None
+    share, name = max(firsts)
+    title = f"{name} has its first token accepted most often: in {share:.0%} of steps"
+    return curves([panels], title, caption_of(comparison))
+
+
+# --- texts, or users of a server, at once ---------------------------------------------------------
+
+
+def by_load(comparisons: Sequence[ComparedRuns]) -> Iterator[list[ComparedRuns]]:
+    """Group those that differ in their load alone, the smallest load first."""
+    groups: dict[tuple[object, ...], list[ComparedRuns]] = {}
+    for comparison in comparisons:
+        run = comparison.runs[0]
+        _batch, *alike, _concurrency = conditions(run)
+        key = (run.model, run.dataset, comparison.estimator, *alike)
+        groups.setdefault(key, []).append(comparison)
+    for group in groups.values():
+        if len({comparison.load for comparison in group}) > 1:
+            yield sorted(group, key=lambda comparison: comparison.load)
+
+
+def load_picture(group: Sequence[ComparedRuns]) -> Drawing:
+    """Draw a line for each label of comparisons as :func:`by_load` gives them.
+
+    The title says at which loads drafting is shown to be faster or slower than plain decoding, and
+    at which neither is shown, or there are too few prompts.
+    """
+    points: dict[tuple[str, str], list[Point]] = {}
+    loads: dict[str, list[int]] = {}
+    for comparison in group:
+        verdicts = set()
+        for entry, speedup, verdict in _speedups_of_all(comparison):
+            verdicts.add(verdict)
+            point = Point.at(comparison.load, speedup, verdict not in ("faster", "slower"))
+            points.setdefault((entry.label, entry.method), []).append(point)
+        if verdicts:
+            loads.setdefault(_LOADS[min(verdicts, key=_VERDICTS.index)], []).append(comparison.load)
+    series = [Series(label, method, line) for (label, method), line in points.items()]
+    served = group[0].runs[0].records[0].served
+    across = "questions asked at once" if served else "texts decoded at once"
+    unit = f"speedup of all {'users' if served else 'texts'} together"
+    panel = Panel("", across, unit, series, even=True, log=True)
+    parts = [
+        f"{words} at {', '.join(map(str, loads[words]))}"
+        for words in dict.fromkeys(_LOADS.values())
+        if words in loads
+    ]
+    title = f"{across.capitalize()}: drafting is {'; '.join(parts)}"
+    return curves([[panel]], title, caption_of(group[0]))
+
+
+def _speedups_of_all(comparison: ComparedRuns) -> Iterator[tuple[ComparedLabel, Estimate, str]]:
+    """Speedup of all texts together, and verdict against plain decoding.
+
+    Of fewer batches than an interval needs there is no number.
+    """
+    over = over_plain(comparison)
+    # Of a server what one user gains, others may lose.
+    served = {
+        run.path: system_speedups(run.records, run.labels, run.baseline, run.seed)
+        for run in comparison.runs
+        if any(record.served for record in run.records)
+    }
+    for entry in comparison.ranked:
+        speedup = entry.measured("speedup")
+        verdict = over.get((entry.run.path, entry.label), "too few")
+        if entry.run.path in served:
+            speedup, verdict = served[entry.run.path].get(entry.label, (Estimate(None), "too few"))
+        elif speedup.interval is None:
+            speedup = Estimate(None)
+        yield entry, speedup, verdict
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
+
+
+def sweep_heatmaps(
+    found: Sequence[Sweep],
+    knobs: Sequence[str],
+    key: str,
+    title: str,
+    text: str,
+    names: Mapping[str, str] | None = None,
+) -> Drawing | None:
+    """Draw heatmaps over any two knobs on one color scale; None without numbers.
+
+    Args:
+        found: what :func:`analysis.runs.sweeps.sweeps` found for ``knobs``, all of one timing: a
+            heatmap each.
+        knobs: the vertical axis's, then the horizontal one's.
+        key: ``speedup`` or ``mat``.
+        title, text: the finding and the caption.
+        names: of the axes, by knob; by default the knob's own.
+    """
+    firsts = [next(iter(sweep.entries.values())) for sweep in found]
+    several = len({entry.run.dataset for entry in firsts}) > 1
+    grids = []
+    for sweep, entry in zip(found, firsts, strict=True):
+        data = f"{display_name(entry.run.dataset)} (n = {case_words(entry.overall)})"
+        heading = sweep.titled(data if several else "")
+        grids.append(HeatmapGrid(heading, sweep.estimates(key), sweep.leaders(key)))
+    if not any(grid.numbers for grid in grids):
+        return None
+    down, across = ((names or {}).get(knob, knob) for knob in knobs)
+    unit, even = unit_of(key, firsts[0].run.timing), 1.0 if key == "speedup" else None
+    return heatmaps(grids, across, down, unit, title, text, break_even=even)
+
+
+def _sweep_lines(found: Sequence[Sweep], timing: str, knob: str, text: str) -> Drawing | None:
+    """Speedup and MAT along one knob, a line for each sweep; None without numbers.
+
+    Words instead of numbers are places side by side.
+    """
+    values = list(dict.fromkeys(value for sweep in found for (value,) in sweep.entries))
+    ticks = [str(v) for v in values] if any(isinstance(v, str) for v in values) else None
+    panels = []
+    for key in ("speedup", "mat"):
+        series = []
+        for sweep in found:
+            points = [
+                Point.at(values.index(value) if ticks else float(value), cell)
+                for (value,), cell in sweep.estimates(key).items()
+            ]
+            ordered = sorted(points, key=lambda point: point.x)
+            name = ", ".join(filter(None, [sweep.method, sweep.words]))
+            series.append(Series(name, sweep.method, ordered))
+        if any(line.drawn for line in series):
+            panels.append(Panel.of(key, timing, series, knob, ticks=ticks))
+    title = _highest(found, [knob], "speedup", timing) or _highest(found, [knob], "mat", timing)
+    return curves([panels], title, text) if panels else None
+
+
+def own_sweeps(comparison: ComparedRuns) -> tuple[list[str], list[Sweep]]:
+    """Return the knobs that a user varied, and the sweeps over the first two of them.
+
+    Labels of one run do not make a sweep. Where a setting was measured twice, a warning names both
+    runs, and there is none.
+    """
+    knobs = swept_knobs(comparison) if len(comparison.runs) > 1 else []
+    try:
+        return knobs, sweeps(comparison, *knobs[:2]) if knobs else []
+    except ResultsError as error:  # other figures of the same folders are worth drawing
+        _log.warning("no figure of a sweep: %s", error)
+        return knobs, []
+
+
+def sweep_pictures(
+    comparison: ComparedRuns, knobs: Sequence[str], found: Sequence[Sweep]
+) -> Iterator[tuple[str, Drawing]]:
+    """Draw the sweeps of :func:`own_sweeps`, with what is added to their files' names.
+
+    Heatmaps of speedup and of MAT where two knobs were varied, lines where one was; of more knobs
+    the first two, with heatmaps for each setting of the others.
+    """
+    text = caption_of(comparison, drawn=True)  # which setting has wrong outputs must be seen
+    if found and len(knobs) == 1:
+        if (drawn := _sweep_lines(found, comparison.timing, knobs[0], text)) is not None:
+            yield knobs[0], drawn
+        return
+    for key in ("speedup", "mat") if found else ():
+        title = _highest(found, knobs[:2], key, comparison.timing)
+        if (drawn := sweep_heatmaps(found, knobs[:2], key, title, text)) is not None:
+            yield f"{knobs[0]}_{knobs[1]}_{key}", drawn
+
+
+def _highest(found: Sequence[Sweep], knobs: Sequence[str], key: str, timing: str) -> str:
+    """Where a number is highest, as a title; "" where there is none."""
+    cells = [
+        (estimate.value, sweep, cell)
+        for sweep in found
+        for cell, estimate in sweep.estimates(key).items()
+        if estimate.value is not None
+    ]
+    if not cells:
+        return ""
+    value, sweep, cell = max(cells, key=lambda each: each[0])
+    at = [f"{knob} {v}" for knob, v in zip(knobs, cell, strict=True)]
+    where = ", ".join(filter(None, [*at, sweep.words]))
+    word = "MAT" if key == "mat" else "speedup"
+    if key == "speedup" and timing == "predicted":
+        word = f"predicted {word}"
+    undecided = len(sweep.leaders(key)) - 1
+    more = f"; {undecided} more undecided" if undecided > 0 else ""
+    return f"{sweep.method} has its highest {word}, {value:.2f}, at {where}{more}"
