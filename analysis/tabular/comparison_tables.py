@@ -30,7 +30,7 @@ from specbench.results.estimate import ABSENT, FEWEST, INTERVAL, Cell, Estimate,
 from specbench.results.metrics import METRIC
 from specbench.results.records import OWN_ENGINE
 from specbench.results.statistics.latency import limits_of
-from specbench.results.statistics.pairs import DEFAULT_MARGIN, rank_labels
+from specbench.results.statistics.pairs import MARGIN, rank_labels
 from specbench.results.statistics.served import load_rows, served_labels
 from specbench.results.summary_schema import Standing, SummaryRow, interval, n_of, number
 from specbench.results.tasks import HEADINGS, OVERALL
@@ -297,7 +297,7 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
             )
     if not rows:
         return None
-    text = _PAIRS_TEXT.format(margin=DEFAULT_MARGIN)
+    text = _PAIRS_TEXT.format(margin=MARGIN)
     return ResultTable.of(f"{comparison.title}: pairs", text, rows, short=[*rows[0]])
 
 

@@ -7,7 +7,7 @@ Runs keep both in ``summary.json``; whoever shows numbers takes them from here. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from specbench.paths import PROJECT
-from specbench.results.decision import AGAINST_TEXT, cases_words
+from specbench.results.decision import AGAINST_TEXT, cases_words, listed
 from specbench.results.estimate import FEWEST
 from specbench.results.manifest import Hardware, ModelInfo, RunManifest
 from specbench.results.metrics import METRICS
@@ -37,6 +37,7 @@ _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
 _LISTED = 24  # labels in a sentence
 _THINKING = "enable_thinking"  # the chat templates' word for it (Qwen 3 and others)
+_CREDIT = ("accepted_from_", "found_by_")  # counts of a drafter's parts
 
 SPEEDUPS = {
     "paired": "tokens/s over plain decoding's on the same cases of the same run",
@@ -129,6 +130,13 @@ class Warned:
         return {"code": self.code, "values": dict(self.values)}
 
 
+def _warn(code: str, **values: object) -> Warned:
+    return Warned(code, values)
+
+
+# -- conditions ------------------------------------------------------------------------------------
+
+
 def hardware_text(manifest: RunManifest) -> str:
     """Name the hardware that a run's times belong to: the cost surface's, if they are predicted."""
     if not all(s.get("this_machine", True) for s in (manifest.servers or {}).values()):
@@ -166,22 +174,13 @@ def thinking(manifest: RunManifest) -> bool | None:
     return None if value is None else bool(value)
 
 
-def model_text(manifest: RunManifest) -> str:
-    """``smollm2_135m (float32, greedy, template auto)``."""
-    model, temperature = manifest.model or ModelInfo(), decoding_temperature(manifest)
-    dtype = model.dtype or manifest.setting("model", "dtype")
-    parts = [roofline.number_format({"dtype": dtype, "weights": model.weights})] if dtype else []
-    parts.append("greedy" if temperature == 0 else f"temperature {temperature:g}")
-    if not manifest.servers:  # a server writes its prompts itself
-        template, thinks = manifest.setting("model", "template"), thinking(manifest)
-        parts += [f"template {template}"] if template else []
-        parts += [] if thinks is None else [f"thinking {'on' if thinks else 'off'}"]
-    return f"{manifest.setting('model', 'name')} ({', '.join(parts)})"
-
-
-def decoding_temperature(manifest: RunManifest) -> float:
-    """Give the temperature; 0 of greedy decoding."""
-    return float(manifest.setting("generation", "temperature") or 0.0)
+def code_text(manifest: RunManifest) -> str:
+    """``commit 0123456789 with changes (code abcdef)``."""
+    git = manifest.git
+    if git is None or not (commit := git.get("commit")):
+        return "commit not recorded"
+    code = f" (code {manifest.code})" if manifest.code else ""
+    return f"commit {commit[:10]}{' with changes' if git.get('dirty') else ''}{code}"
 
 
 def conditions(
@@ -197,10 +196,8 @@ def conditions(
     repeats = 1 + max((record.repeat for record in records), default=0)
     limit = manifest.setting("generation", "max_new_tokens")
     whole = [row for row in rows if row["task"] == OVERALL]
-    estimator = manifest.config.get("estimator") or "paired"
-    timed = any(record.timing != "none" for record in records)
     lines = {
-        "model": model_text(manifest),
+        "model": _model(manifest),
         "data": str(manifest.setting("dataset", "name")),
         "cases": cases_words(whole) if whole else "",
         "new tokens a turn": f"at most {limit}" if limit else "",
@@ -211,19 +208,23 @@ def conditions(
         "server build": _builds(manifest),
         "sequences at once": _batch(records),
         "users at once": str(manifest.setting("server", "concurrency") or ""),
-        "state kept per": _by_label({r.label: r.state_scope for r in records}),
-        "draft lengths": _by_label(_draft_sources(manifest, whole)),
+        "state kept per": _by_value({r.label: r.state_scope for r in records}),
+        "draft lengths": _by_value(_draft_sources(manifest, whole)),
         "drafted tokens a step": _drafted(records),
-        "speedup": SPEEDUPS[estimator] if timed else "",
-        "intervals": _interval(records, repeats, whole) if timed else "",
-        "cost of rows": roofline.price_text(manifest) if timed else "",
-        "weights read": roofline.share_text(manifest, whole) if timed else "",
-        "near ties": _near_ties(manifest.model),
         "accepted drafts": "; ".join(accepted_by_part(records)),
-        "time by phase": "; ".join(_phases(whole)),
+        "time by phase": "; ".join(
+            f"{row['label']} {_shares(row['phase_share'])}" for row in whole if row["phase_share"]
+        ),
         "drafts read in": _draft_weights(manifest),
         "code": code_text(manifest),
     }
+    if any(record.timing != "none" for record in records):
+        lines |= {
+            "speedup": SPEEDUPS[manifest.config.get("estimator") or "paired"],
+            "intervals": _interval(records, repeats, whole),
+            "cost of rows": roofline.price_text(manifest),
+            "weights read": roofline.share_text(manifest, whole),
+        }
     return {name: line for name, line in lines.items() if line}
 
 
@@ -236,18 +237,25 @@ def joined(conditions_of: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return {name: "; ".join(lines) for name, lines in by_name.items()}
 
 
-def code_text(manifest: RunManifest) -> str:
-    """``commit 0123456789 with changes (code abcdef)``."""
-    git = manifest.git
-    if git is None or not (commit := git.get("commit")):
-        return "commit not recorded"
-    code = f" (code {manifest.code})" if manifest.code else ""
-    return f"commit {commit[:10]}{' with changes' if git.get('dirty') else ''}{code}"
+def _temperature(manifest: RunManifest) -> float:
+    return float(manifest.setting("generation", "temperature") or 0.0)
+
+
+def _model(manifest: RunManifest) -> str:
+    """``smollm2_135m (float32, greedy, template auto)``."""
+    model, temperature = manifest.model or ModelInfo(), _temperature(manifest)
+    dtype = model.dtype or manifest.setting("model", "dtype")
+    parts = [roofline.number_format({"dtype": dtype, "weights": model.weights})] if dtype else []
+    parts.append("greedy" if temperature == 0 else f"temperature {temperature:g}")
+    if not manifest.servers:  # a server writes its prompts itself
+        template, thinks = manifest.setting("model", "template"), thinking(manifest)
+        parts += [f"template {template}"] if template else []
+        parts += [] if thinks is None else [f"thinking {'on' if thinks else 'off'}"]
+    return f"{manifest.setting('model', 'name')} ({', '.join(parts)})"
 
 
 def _sampling(records: Sequence[CaseRecord], manifest: RunManifest) -> str:
-    temperature = decoding_temperature(manifest)
-    if not temperature:
+    if not (temperature := _temperature(manifest)):
         return ""
     filters = "".join(
         f", {key}={value}"
@@ -274,12 +282,8 @@ def _own_engine(manifest: RunManifest) -> str:
 def _builds(manifest: RunManifest) -> str:
     """What the servers were built for, where they told it: it decides their speed."""
     flags = [server.get("flags") or {} for server in (manifest.servers or {}).values()]
-    builds = [
-        f"{each['wheel']} with {each['simd']}" if each.get("wheel") else str(each["simd"])
-        for each in flags
-        if each.get("simd")
-    ]
-    return "; ".join(dict.fromkeys(builds))
+    builds = [(f.get("wheel"), str(f["simd"])) for f in flags if f.get("simd")]
+    return "; ".join(dict.fromkeys(" with ".join(filter(None, build)) for build in builds))
 
 
 def _batch(records: Iterable[CaseRecord]) -> str:
@@ -295,45 +299,44 @@ def _batch(records: Iterable[CaseRecord]) -> str:
     )
 
 
-def _by_label(values: Mapping[str, str]) -> str:
+def _by_value(values: Mapping[str, str]) -> str:
     """One value that all labels have, or labels by value."""
     by_value: dict[str, list[str]] = {}
     for label, value in values.items():
         by_value.setdefault(value, []).append(label)
     if len(by_value) < 2:
         return "".join(by_value)
-    return "; ".join(f"{value} ({listed(labels)})" for value, labels in by_value.items())
+    return "; ".join(f"{value} ({listed(labels, _LISTED)})" for value, labels in by_value.items())
 
 
 def _draft_sources(manifest: RunManifest, rows: Sequence[SummaryRow]) -> dict[str, str]:
-    """Where each label's settings come from: ``tuned``, ``published``, ``own``."""
+    """Where each label's settings come from: ``tuned``, ``published``, ``set by hand``."""
     sources = {row["label"]: manifest.labels[row["label"]].budget for row in rows}
     words = {"typed": "set by hand"}
     return {label: words.get(kind, kind) for label, kind in sources.items() if kind}
 
 
-def _drafted(records: Iterable[CaseRecord]) -> str:
-    """Draft tokens of a step, measured, by label."""
-    steps, drafted, offered = Counter[str](), Counter[str](), Counter[str]()
+def _totals(records: Iterable[CaseRecord], count: Callable[[CaseRecord], int]) -> Counter[str]:
+    """A count of turns that did not fail, added up by label."""
+    totals = Counter[str]()
     for record in records:
         if record.status != "failed":
-            steps[record.label] += record.n_target_passes
-            drafted[record.label] += record.n_drafted
-            offered[record.label] += sum(record.drafter.get("offered_per_step", ()))
-    return listed(
-        [
-            f"{label} {drafted[label] / n:.1f}"
-            + (f" (cut from {offered[label] / n:.1f})" if offered[label] else "")
-            for label, n in steps.items()
-            if n and drafted[label]
-        ]
-    )
+            totals[record.label] += count(record)
+    return totals
 
 
-def listed(labels: Sequence[str]) -> str:
-    """``a, b and 3 more``."""
-    more = len(labels) - _LISTED
-    return ", ".join(labels[:_LISTED]) + (f" and {more} more" if more > 0 else "")
+def _drafted(records: Sequence[CaseRecord]) -> str:
+    """Draft tokens of a step, measured, by label."""
+    steps = _totals(records, lambda r: r.n_target_passes)
+    drafted = _totals(records, lambda r: r.n_drafted)
+    offered = _totals(records, lambda r: sum(r.drafter.get("offered_per_step", ())))
+    texts = [
+        f"{label} {drafted[label] / n:.1f}"
+        + (f" (cut from {offered[label] / n:.1f})" if offered[label] else "")
+        for label, n in steps.items()
+        if n and drafted[label]
+    ]
+    return listed(texts, _LISTED)
 
 
 def _interval(records: Sequence[CaseRecord], repeats: int, rows: Sequence[SummaryRow]) -> str:
@@ -349,63 +352,44 @@ def _interval(records: Sequence[CaseRecord], repeats: int, rows: Sequence[Summar
     )
 
 
-def _near_ties(model: ModelInfo | None) -> str:
-    """What a near tie is, where that was measured."""
-    audit = (model and model.audit) or {}
-    if audit.get("spread") is None:
-        return ""
-    rows = " and ".join(map(str, audit["rows"]))
-    return (
-        f"within {audit['value']:.3g} of the largest logit: over {audit['positions']} positions of "
-        f"this run's prompts, logits of passes with 1 row and with {rows} differ by up to "
-        f"{audit['spread']:.3g}; at {audit['blind']:.0%} of them the second token is as near"
-    )
-
-
 def accepted_by_part(records: Sequence[CaseRecord]) -> list[str]:
     """Tell for each label made of several drafters whose draft tokens were accepted."""
     lines = []
     for label in dict.fromkeys(record.label for record in records):
-        credited, had = Counter[str](), Counter[str]()
+        counts = Counter[str]()
         for record in records:
             if record.label == label and record.status != "failed":
-                for key, count in record.drafter.items():
-                    for prefix, totals in (("accepted_from_", credited), ("found_by_", had)):
-                        if key.startswith(prefix):
-                            totals[key.removeprefix(prefix)] += count
-        if total := credited.total():
+                counts.update({k: n for k, n in record.drafter.items() if k.startswith(_CREDIT)})
+        credited = [name for name in counts if name.startswith(_CREDIT[0])]
+        if total := sum(counts[name] for name in credited):
+            parts = [(name.removeprefix(_CREDIT[0]), counts[name]) for name in credited]
             shares = ", ".join(
-                f"{name} {credited[name] / total:.0%} (had {had[name] / total:.0%})"
-                for name in credited
+                f"{part} {n / total:.0%} (had {counts[_CREDIT[1] + part] / total:.0%})"
+                for part, n in parts
             )
             lines.append(f"{total:,} of {label}: {shares}")
     return lines
 
 
-def _phases(rows: Iterable[SummaryRow]) -> list[str]:
-    lines = []
-    for row in rows:
-        if shares := row["phase_share"]:
-            ordered = sorted(shares.items(), key=lambda item: -item[1])
-            parts = ", ".join(f"{name} {share:.1%}" for name, share in ordered)
-            lines.append(f"{row['label']} {parts}")
-    return lines
+def _shares(shares: Mapping[str, float]) -> str:
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {share:.1%}" for name, share in ordered)
 
 
 def _draft_weights(manifest: RunManifest) -> str:
     """The format of draft models and heads where that is shorter than the target's, on a CPU."""
     model, form = manifest.model, manifest.setting("engine", "draft_weights")
-    if model is None or model.device != "cpu" or model.dtype != "float32":
+    if form in (None, "float32") or model is None:
         return ""
-    heads = [
-        label
-        for label, files in (model.artefacts or {}).items()
-        if any(name.startswith("head ") for name in files)
-    ]
-    labels = sorted({*model.drafts, *heads})
-    if form in (None, "float32") or not labels:
+    if (model.device, model.dtype) != ("cpu", "float32"):
         return ""
-    return f"{form} ({', '.join(labels)}); the model is not rounded"
+    files = (model.artefacts or {}).items()
+    heads = {label for label, names in files if any(name.startswith("head ") for name in names)}
+    labels = sorted({*model.drafts} | heads)
+    return f"{form} ({', '.join(labels)}); the model is not rounded" if labels else ""
+
+
+# -- warnings --------------------------------------------------------------------------------------
 
 
 def warnings(
@@ -424,158 +408,134 @@ def warnings(
         errors: the lines of ``errors.jsonl``.
         left_out: labels that do not count, with their reasons.
     """
-    made = []
+    labels = [row["label"] for row in rows if row["task"] == OVERALL]
+    busy, slow = [*_machine(records)], roofline_warnings(manifest, rows)
+    if any(warned.code == "BUSY" for warned in busy):
+        # Other programs took the CPU, and may be why plain decoding was slow.
+        slow = [warned for warned in slow if warned.code not in ("SLOW_BASELINE", "MEMORY")]
+    return [
+        *_kinds(records, manifest),
+        *(_warn("LEFT_OUT", label=k, reason=reason) for k, reason in (left_out or {}).items()),
+        *_failures(records, errors, labels),
+        *busy,
+        *slow,
+        *_passes(records),
+        *_outputs(records, manifest),
+        *_drafts(records, manifest, rows),
+        *(_warn("REMARK", text=note) for note in manifest.notes or ()),
+    ]
+
+
+def _kinds(records: Sequence[CaseRecord], manifest: RunManifest) -> Iterator[Warned]:
     if manifest.synthetic:
-        made.append(Warned("SYNTHETIC"))
+        yield _warn("SYNTHETIC")
     if manifest.imported:
-        made.append(Warned("IMPORTED", {"source": manifest.imported.get("from")}))
+        yield _warn("IMPORTED", source=manifest.imported.get("from"))
     if any(record.timing == "predicted" for record in records):
-        made.append(Warned("PREDICTED"))
-    made += [Warned("LEFT_OUT", {"label": k, "reason": v}) for k, v in (left_out or {}).items()]
-    made += _failures(records, errors, [row["label"] for row in rows if row["task"] == OVERALL])
-    busy = _machine(records)
-    slow = roofline_warnings(manifest, rows)
-    # Where other programs took the CPU, they may be why plain decoding was slow.
-    rough = any(warned.code == "BUSY" for warned in busy)
-    made += [*busy, *(w for w in slow if not rough or w.code not in ("SLOW_BASELINE", "MEMORY"))]
-    made += _fallbacks(records)
-    if engines := _engines(records):
-        made.append(Warned("ANOTHER_ENGINE", {"engines": engines}))
-    if any(record.lossy for record in records):
-        made.append(Warned("LOSSY"))
-    check = (manifest.model and manifest.model.self_check) or {}
-    if check.get("moved"):
-        values = {"moved": check["moved"], "positions": check["positions"]}
-        made.append(Warned("ROUNDINGS", values))
-    sources = _draft_sources(manifest, [row for row in rows if row["task"] == OVERALL])
-    if {"tuned", "published"} <= set(sources.values()):
-        made.append(Warned("MIXED", {"kinds": _by_label(sources)}))
-    made += _no_drafts(records, manifest.baseline)
-    if any(record.forced_resume for record in records):
-        made.append(Warned("FORCED"))
-    made += _near_tie_counts(records, manifest)
-    made += _launched_drafts(records)
-    made += [Warned("REMARK", {"text": note}) for note in manifest.notes or ()]
-    return made
+        yield _warn("PREDICTED")
 
 
 def _failures(
     records: Sequence[CaseRecord], errors: Sequence[Mapping[str, object]], labels: Sequence[str]
-) -> list[Warned]:
-    made = []
-    failed = {(r.case_id, r.label) for r in records if r.status == "failed"}
-    if failed:
+) -> Iterator[Warned]:
+    if failed := {(r.case_id, r.label) for r in records if r.status == "failed"}:
         counts = Counter(label for _, label in failed)
-        values = {
-            "dropped": len({case for case, _ in failed}),
-            "cases": len({r.case_id for r in records}),
-            "labels": ", ".join(f"{label} {counts[label]}" for label in labels if counts[label]),
-            "file": ERRORS,
-        }
-        made.append(Warned("CASES_DROPPED", values))
+        yield _warn(
+            "CASES_DROPPED",
+            dropped=len({case for case, _ in failed}),
+            cases=len({r.case_id for r in records}),
+            labels=", ".join(f"{label} {counts[label]}" for label in labels if counts[label]),
+            file=ERRORS,
+        )
     if turns := sum(error["during"] == "audit" for error in errors):
-        made.append(Warned("AUDIT_FAILED", {"turns": turns, "file": ERRORS}))
-    return made
+        yield _warn("AUDIT_FAILED", turns=turns, file=ERRORS)
 
 
-def _machine(records: Sequence[CaseRecord]) -> list[Warned]:
+def _machine(records: Sequence[CaseRecord]) -> Iterator[Warned]:
     """What other programs took, and what became of the cases."""
-    made = []
     units = noisy_blocks(records)
     blocks = {(r.repeat, r.case_id): (r.repeat, r.unit) for r in records}
     if disturbed := sum(unit in units for unit in blocks.values()):
         labels = list(dict.fromkeys(record.label for record in records))
         counted = bool(noisy_blocks(timed_turns(records, labels)))
-        values = {"disturbed": disturbed, "cases": len(blocks)}
-        made.append(Warned("BUSY" if counted else "DISTURBED", values))
+        yield _warn("BUSY" if counted else "DISTURBED", disturbed=disturbed, cases=len(blocks))
     steal = [record.cpu_steal for record in records if record.cpu_steal is not None]
     if steal and sum(steal) > _STEAL_SHOWN_FROM * len(steal):
-        made.append(Warned("STOLEN", {"share": sum(steal) / len(steal)}))
-    return made
+        yield _warn("STOLEN", share=sum(steal) / len(steal))
 
 
 def roofline_warnings(manifest: RunManifest, rows: Sequence[SummaryRow]) -> list[Warned]:
     """Warn of a baseline that is slower than it could be, or than any read of memory allows."""
-    made = []
+    warned = []
     if prices := roofline.prices_below_one(manifest):
-        made.append(Warned("SLOW_ROW", {"prices": prices}))
+        warned.append(_warn("SLOW_ROW", prices=prices))
     if reason := roofline.not_captured(manifest):
-        made.append(Warned("BASELINE_LAUNCHED", {"reason": reason}))
-    own = {r["task"]: r["bandwidth_share"] for r in rows if r["label"] == manifest.baseline}
-    share, context = own.get(OVERALL), roofline.baseline_context(manifest)
+        warned.append(_warn("BASELINE_LAUNCHED", reason=reason))
+    shares = {r["task"]: r["bandwidth_share"] for r in rows if r["label"] == manifest.baseline}
+    share, context = shares.get(OVERALL), roofline.baseline_context(manifest)
     if share is not None and share < roofline.SLOW_BASELINE:
-        values = {"share": f"{share:.0%}", "by": context.by}
         code = "MEMORY" if context.weights == roofline.STORED_WEIGHTS else "SLOW_BASELINE"
-        made.append(Warned(code, values))
-    if max((s for s in own.values() if s), default=0.0) >= roofline.IMPOSSIBLE:
-        made.append(Warned("BANDWIDTH", {"by": context.by}))
-    return made
+        warned.append(_warn(code, share=f"{share:.0%}", by=context.by))
+    if max((s for s in shares.values() if s), default=0.0) >= roofline.IMPOSSIBLE:
+        warned.append(_warn("BANDWIDTH", by=context.by))
+    return warned
 
 
-def _fallbacks(records: Iterable[CaseRecord]) -> list[Warned]:
-    """Labels with passes that ran eagerly although graphs were asked for."""
-    totals: dict[str, Counter[str]] = {}
-    for record in records:
-        counts = totals.setdefault(record.label, Counter())
-        counts["target"] += record.n_target_passes
-        counts["draft"] += int(record.drafter.get("draft_forwards", 0))
-        for name in (EAGER_PASSES, EAGER_DRAFT_PASSES):
-            counts[name] += int(record.drafter.get(name, 0))
-    return [
+def _passes(records: Sequence[CaseRecord]) -> Iterator[Warned]:
+    """Labels whose passes were no CUDA graphs although they were meant to be."""
+    passes = {
+        "target": (EAGER_PASSES, _totals(records, lambda r: r.n_target_passes)),
         # The draft's pass over a prompt may be such a one and is not among its passes.
-        Warned(
-            "EAGER_FALLBACK",
-            {
-                "label": label,
-                "model": model,
-                "share": counts[name] / max(counts[model], counts[name]),
-            },
-        )
-        for label, counts in totals.items()
-        for model, name in (("target", EAGER_PASSES), ("draft", EAGER_DRAFT_PASSES))
-        if counts[name]
-    ]
+        "draft": (
+            EAGER_DRAFT_PASSES,
+            _totals(records, lambda r: int(r.drafter.get("draft_forwards", 0))),
+        ),
+    }
+    for model, (name, counts) in passes.items():
+        for label, eager in _totals(records, _counter(name)).items():
+            if eager:
+                share = eager / max(counts[label], eager)
+                yield _warn("EAGER_FALLBACK", label=label, model=model, share=share)
+    for label, launched in _totals(records, _counter(LAUNCHED_DRAFTS)).items():
+        if launched:
+            share = launched / max(passes["target"][1][label], launched)
+            yield _warn("LAUNCHED", label=label, share=share)
 
 
-def _no_drafts(records: Sequence[CaseRecord], baseline: str | None) -> list[Warned]:
-    """Methods of ours whose drafts are empty in all their steps."""
-    steps, drafted = Counter[str](), Counter[str]()
-    for record in records:
-        plain = record.label == baseline or record.method == "ar" or record.engine != OWN_ENGINE
-        if record.status != "failed" and not plain:
-            steps[record.label] += record.n_target_passes
-            drafted[record.label] += record.n_drafted
-    return [
-        Warned("NO_DRAFT", {"label": label, "steps": n})
-        for label, n in steps.items()
-        if n and not drafted[label]
-    ]
+def _counter(name: str) -> Callable[[CaseRecord], int]:
+    """Adds up what a drafter, or the parts of it, counted under a name."""
+    return lambda r: sum(int(n) for k, n in r.drafter.items() if k.rpartition(".")[2] == name)
 
 
-def _near_tie_counts(records: Sequence[CaseRecord], manifest: RunManifest) -> list[Warned]:
-    audited = [
-        r for r in records if r.lossless.verdict != "not_audited" and r.label != manifest.baseline
-    ]
-    ties = sum(record.lossless.verdict == "near_tie" for record in audited)
-    dtype = (manifest.model and manifest.model.dtype) or ""
-    if "float32" not in dtype or ties <= _NEAR_TIES_SHOWN_FROM * len(audited):
-        return []
-    values = {"ties": ties, "audited": len(audited), "limit": _NEAR_TIES_SHOWN_FROM, "file": CASES}
-    return [Warned("NEAR_TIES", values)]
+def _outputs(records: Sequence[CaseRecord], manifest: RunManifest) -> Iterator[Warned]:
+    if engines := _engines(records):
+        yield _warn("ANOTHER_ENGINE", engines=engines)
+    if any(record.lossy for record in records):
+        yield _warn("LOSSY")
+    model = manifest.model or ModelInfo()
+    if (check := model.self_check or {}).get("moved"):
+        yield _warn("ROUNDINGS", moved=check["moved"], positions=check["positions"])
+    if any(record.forced_resume for record in records):
+        yield _warn("FORCED")
+    verdicts = Counter(r.lossless.verdict for r in records if r.label != manifest.baseline)
+    ties, audited = verdicts["near_tie"], verdicts.total() - verdicts["not_audited"]
+    if "float32" in (model.dtype or "") and ties > _NEAR_TIES_SHOWN_FROM * audited:
+        limit = _NEAR_TIES_SHOWN_FROM
+        yield _warn("NEAR_TIES", ties=ties, audited=audited, limit=limit, file=CASES)
 
 
-def _launched_drafts(records: Iterable[CaseRecord]) -> list[Warned]:
-    """Labels whose heads ran kernel by kernel, for some drafts, beside a target on CUDA graphs."""
-    launched, steps = Counter[str](), Counter[str]()
-    for record in records:
-        counts = [n for key, n in record.drafter.items() if key.split(".")[-1] == LAUNCHED_DRAFTS]
-        launched[record.label] += sum(counts)
-        steps[record.label] += record.n_target_passes
-    return [
-        Warned("LAUNCHED", {"label": label, "share": count / max(steps[label], count)})
-        for label, count in launched.items()
-        if count
-    ]
+def _drafts(
+    records: Sequence[CaseRecord], manifest: RunManifest, rows: Sequence[SummaryRow]
+) -> Iterator[Warned]:
+    sources = _draft_sources(manifest, [row for row in rows if row["task"] == OVERALL])
+    if {"tuned", "published"} <= set(sources.values()):
+        yield _warn("MIXED", kinds=_by_value(sources))
+    plain = {"ar", manifest.baseline}
+    ours = [r for r in records if r.engine == OWN_ENGINE and not {r.method, r.label} & plain]
+    drafted = _totals(ours, lambda r: r.n_drafted)
+    for label, steps in _totals(ours, lambda r: r.n_target_passes).items():
+        if steps and not drafted[label]:
+            yield _warn("NO_DRAFT", label=label, steps=steps)
 
 
 def citation(file: Path = PROJECT / "CITATION.cff") -> str:

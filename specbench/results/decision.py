@@ -37,8 +37,8 @@ LEADERS_NAMED = 4
 
 AGAINST_TEXT = (
     "best: all others are shown slower; highest: the fastest here, which not all others are shown "
-    "slower than; undecided: the data cannot part it from the fastest; p: corrected for the number "
-    "of comparisons."
+    "slower than; undecided: the data cannot part it from the fastest; p: against the fastest "
+    "method, even where ar is faster than it, corrected for the number of comparisons."
 )
 # Below the first table.
 DECISION_TEXT = f"end-to-end: speedup with the prompt's pass in the time. {AGAINST_TEXT}"
@@ -131,6 +131,14 @@ def pair_words(pair: Pair) -> str:
 def p_words(p: float) -> str:
     """A p value as text; of the smallest only that they are small."""
     return "<0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def listed(names: Sequence[str], most: int = LEADERS_NAMED) -> str:
+    """Join names: ``a``, ``a and b``, ``a, b, c and 3 others``."""
+    shown = list(names)
+    if len(shown) > most:
+        shown = [*shown[: most - 1], f"{len(shown) - most + 1} others"]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
 def leader_words(leaders: Sequence[str]) -> str:

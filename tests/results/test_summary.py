@@ -482,13 +482,13 @@ class TestRunSummary:
         cases = [case.replace(n_drafted=drafted[case.label]) for case in cases]
         found = self.of(cases, labels=labels)
         assert found["conditions"].get("draft lengths") == shown
-        assert found["conditions"]["drafted tokens a step"] == "pld 2.5, sam 4.0"
+        assert found["conditions"]["drafted tokens a step"] == "pld 2.5 and sam 4.0"
         assert ("MIXED" in [warned["code"] for warned in found["warnings"]]) == mixed
         # Of what a rule cut, both: drafting it is paid all the same.
         offered = {"offered_per_step": [5, 5, 5, 5]}
         cut = [case.replace(drafter=offered) if case.label == "pld" else case for case in cases]
         shown = self.of(cut, labels=labels)["conditions"]["drafted tokens a step"]
-        assert shown == "pld 2.5 (cut from 5.0), sam 4.0"
+        assert shown == "pld 2.5 (cut from 5.0) and sam 4.0"
 
     def test_a_method_that_drafts_nothing_is_named(self):
         cases = [case for name in "abc" for case in pair(name, fast_steps=4)]

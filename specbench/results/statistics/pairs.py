@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.results.decision import LEADERS_NAMED
+from specbench.results.decision import listed
 from specbench.results.estimate import FEWEST, Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
@@ -30,17 +30,14 @@ from specbench.results.statistics.multiple import (
 from specbench.results.statistics.summary import Sample, pool
 from specbench.results.summary_schema import Pair, Standing
 
-DEFAULT_MARGIN = 0.02
+MARGIN = 0.02  # ratios from 1/1.02 to 1.02 are a tie
+_MIRRORED = {"faster": "slower", "slower": "faster"}
 # From how many methods, and from which excess on, a sentence says what being picked does.
 _MANY, _SHOWN_BIAS = 5, 0.01
 
 
-def verdict(interval: Interval | None, margin: float = DEFAULT_MARGIN) -> str:
-    """Say what an interval of a speed ratio shows about two methods.
-
-    Args:
-        interval: of the first's speed over the second's.
-        margin: what counts as no difference, e.g. 0.02: ratios from 1/1.02 to 1.02.
+def verdict(interval: Interval | None, margin: float = MARGIN) -> str:
+    """Say what an interval of a speed ratio, the first's over the second's, shows.
 
     Returns:
         ``tie``: the whole interval lies within the margin, whether or not it contains 1;
@@ -64,14 +61,12 @@ class Ranking:
         over_plain: ``[k]`` each against plain decoding; None for too few cases, empty without it.
         over_best: all but the fastest against the best of the others; None for too few cases.
         selection: how much the first one's speedup owes to being picked.
-        margin: ratios from 1/(1 + margin) to 1 + margin are a tie.
     """
 
     order: list[int]
     over_plain: list[Against | None]
     over_best: dict[int, Against | None]
     selection: Selection | None = None
-    margin: float = DEFAULT_MARGIN
 
     @classmethod
     def of(
@@ -81,7 +76,6 @@ class Ranking:
         values: Sequence[float],
         *,
         plain: bool = True,
-        margin: float = DEFAULT_MARGIN,
     ) -> Ranking:
         """Compare ``[k]`` methods.
 
@@ -90,22 +84,16 @@ class Ranking:
             over_plain: their speedups.
             values: their numbers, for the order where there are too few cases.
             plain: whether plain decoding was measured.
-            margin: of a tie.
         """
         if speeds is None:
             order = np.argsort(-np.asarray(values), kind="stable").tolist()
             few: list[Against | None] = [None] * len(values)
-            return cls(order, few if plain else [], dict.fromkeys(order[1:]), None, margin)
+            return cls(order, few if plain else [], dict.fromkeys(order[1:]))
         order = np.argsort(-speeds.values, kind="stable").tolist()
         best: dict[int, Against | None] = {**against_best(speeds)} if len(order) > 1 else {}
         if over_plain is None:
-            return cls(order, [], best, None, margin)
-        return cls(order, [*against(over_plain)], best, selection(over_plain), margin)
-
-    def _standing(self, found: Against | None) -> Standing:
-        if found is None:
-            return Standing(verdict="too few", p=None)
-        return Standing(verdict=verdict(found.interval, self.margin), p=found.p_family)
+            return cls(order, [], best)
+        return cls(order, [*against(over_plain)], best, selection(over_plain))
 
     @property
     def leaders(self) -> list[int]:
@@ -113,19 +101,13 @@ class Ranking:
         return [
             i
             for i in self.order
-            if i not in self.over_best or self._standing(self.over_best[i])["verdict"] != "slower"
+            if i not in self.over_best or _standing(self.over_best[i])["verdict"] != "slower"
         ]
 
     @property
     def plain_verdicts(self) -> list[str]:
         """Each method's verdict against plain decoding; all of them hold together."""
-        return [self._standing(found)["verdict"] for found in self.over_plain]
-
-    @property
-    def faster(self) -> list[int]:
-        """The methods that are shown faster than plain decoding, the fastest first."""
-        verdicts = self.plain_verdicts
-        return [i for i in self.order if verdicts and verdicts[i] == "faster"]
+        return [_standing(comparison)["verdict"] for comparison in self.over_plain]
 
     def standings(self, plain: str = BASELINE) -> tuple[dict[int, Standing], Standing | None]:
         """Give the methods' standings against the fastest, and plain decoding's.
@@ -136,24 +118,25 @@ class Ranking:
         if not self.over_plain and not self.over_best:
             return {}, None
         top, *others = self.order
-        found = {i: self._standing(self.over_best[i]) for i in others}
-        over_plain = self._standing(self.over_plain[top]) if self.over_plain else None
+        standings = {i: _standing(self.over_best[i]) for i in others}
+        verdicts = {standing["verdict"] for standing in standings.values()}
+        first = Standing(verdict="best" if verdicts <= {"slower"} else "highest", p=None)
         of_plain = None
-        if over_plain is not None:
-            mirrored = {"faster": "slower", "slower": "faster"}
-            words = over_plain["verdict"]
-            of_plain = Standing(verdict=mirrored.get(words, words), p=over_plain["p"])
-        verdicts = {each["verdict"] for each in (*found.values(), of_plain) if each}
-        lead = over_plain["verdict"] if over_plain else ""
-        against_plain = self.over_plain[top] if self.over_plain else None
+        if self.over_plain:
+            against_plain = self.over_plain[top]
+            lead = _standing(against_plain)
+            verdicts.add(lead["verdict"])
+            mirrored = _MIRRORED.get(lead["verdict"], lead["verdict"])
+            of_plain = Standing(verdict=mirrored, p=lead["p"])
+            if lead["verdict"] == "slower":
+                first = Standing(verdict=f"slower than {plain}", p=None)
+            elif against_plain and against_plain.log_ratio < 0:
+                first = lead
+            elif mirrored != "slower":
+                first = Standing(verdict="highest", p=None)
         if "too few" in verdicts:
             first = Standing(verdict="too few", p=None)
-        elif over_plain and against_plain and against_plain.log_ratio < 0 and lead != "slower":
-            first = over_plain
-        else:
-            best = "best" if verdicts == {"slower"} else "highest"
-            first = Standing(verdict=f"slower than {plain}" if lead == "slower" else best, p=None)
-        return {top: first, **found}, of_plain
+        return {top: first, **standings}, of_plain
 
     def sentence(self, names: Sequence[str], timing: str = "measured", unit: str = "cases") -> str:
         """Say in one sentence what the comparison shows, for the head of whatever shows it.
@@ -172,45 +155,42 @@ class Ranking:
         if not self.over_plain or timing == "none":
             return ""
         predicted = "Predicted, not measured: " if timing == "predicted" else ""
+        return predicted + self._sentence(names, unit)
+
+    def _sentence(self, names: Sequence[str], unit: str) -> str:
         top = self.order[0]
         if self.over_plain[top] is None:
             return (
-                f"{predicted}Too few {unit} to say what is faster than plain decoding: {FEWEST} "
-                "are needed at least."
+                f"Too few {unit} to say what is faster than plain decoding: {FEWEST} are needed at "
+                "least."
             )
-        shown = [i for i in self.leaders if i in self.faster] or self.faster
+        verdicts, leaders = self.plain_verdicts, self.leaders
+        faster = [i for i in self.order if verdicts[i] == "faster"]
         together = f" (95 % for all {len(names)} together)" if len(names) > 1 else ""
-        if set(self.plain_verdicts) == {"slower"}:
+        fastest = f"{names[top]}, the fastest here, is {self._times(top)} as fast"
+        if set(verdicts) == {"slower"}:
             head = f"All {len(names)} are" if len(names) > 1 else f"{names[top]} is"
             best = f"{names[top]}, the fastest of them, is " if len(names) > 1 else "it is "
-            return (
-                f"{predicted}{head} slower than plain decoding; {best}{self._times(top)} as fast"
-                f"{together}."
-            )
-        if not shown:
-            words = (
-                f"Nothing is shown faster than plain decoding; {names[top]}, the fastest here, is "
-                f"{self._times(top)} as fast{together}"
-            )
-            return f"{predicted}{words}.{self._bias(names[top])}"
-        first = shown[0]
-        words = f"{names[first]} is {self._times(first)} as fast as plain decoding{together}"
-        if first != top:
-            words = (
-                f"{names[top]}, the fastest here, is {self._times(top)} as fast as plain decoding, "
-                f"so no gain is shown; {names[first]} is {self._times(first)} as fast{together}"
-            )
-        others = [names[i] for i in self.leaders if i not in (first, top)]
-        if others:
+            return f"{head} slower than plain decoding; {best}{self._times(top)} as fast{together}."
+        if not faster:
+            head = f"Nothing is shown faster than plain decoding; {fastest}{together}"
+            return f"{head}.{self._bias(names[top])}"
+        first = next((i for i in leaders if i in faster), faster[0])
+        words = f"{names[first]} is {self._times(first)} as fast"
+        if first == top:
+            words += f" as plain decoding{together}"
+        else:
+            words = f"{fastest} as plain decoding, so no gain is shown; {words}{together}"
+        if others := [names[i] for i in leaders if i not in (first, top)]:
             words += f"; {listed(others)} may be as fast"
-        elif len(self.leaders) == 1 and len(names) > 1:
+        elif len(leaders) == 1 and len(names) > 1:
             words += "; the other methods are slower than it"
-        return f"{predicted}{words}.{self._bias(names[top])}"
+        return f"{words}.{self._bias(names[top])}"
 
     def _times(self, i: int) -> str:
-        found = self.over_plain[i]
-        assert found is not None
-        low, high = (f"{bound:.2f}" for bound in found.interval)
+        comparison = self.over_plain[i]
+        assert comparison is not None
+        low, high = (f"{bound:.2f}" for bound in comparison.interval)
         return f"{low} times" if low == high else f"{low} to {high} times"
 
     def _bias(self, name: str) -> str:
@@ -226,12 +206,10 @@ class Ranking:
         )
 
 
-def listed(names: Sequence[str]) -> str:
-    """Join names: ``a``, ``a and b``, ``a, b, c and 3 others``."""
-    shown = list(names)
-    if len(shown) > LEADERS_NAMED:
-        shown = [*shown[: LEADERS_NAMED - 1], f"{len(shown) - LEADERS_NAMED + 1} others"]
-    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+def _standing(comparison: Against | None) -> Standing:
+    if comparison is None:
+        return Standing(verdict="too few", p=None)
+    return Standing(verdict=verdict(comparison.interval), p=comparison.p_family)
 
 
 @dataclass(frozen=True)
@@ -252,9 +230,9 @@ class RankedLabels:
     @property
     def standings(self) -> dict[str, Standing]:
         """Every label's standing against the fastest method, plain decoding's too."""
-        found, of_plain = self.ranking.standings(self.baseline or BASELINE)
+        of_methods, of_plain = self.ranking.standings(self.baseline or BASELINE)
         plain = {self.baseline: of_plain} if self.baseline and of_plain else {}
-        return {self.methods[i]: standing for i, standing in found.items()} | plain
+        return {self.methods[i]: standing for i, standing in of_methods.items()} | plain
 
     @property
     def pairs(self) -> list[Pair]:
@@ -262,8 +240,8 @@ class RankedLabels:
         ranking, rows = self.ranking, list[Pair]()
         if self.baseline is not None:
             rows = [
-                self._pair(method, self.baseline, found, BASELINE)
-                for method, found in zip(self.methods, ranking.over_plain, strict=False)
+                self._pair(method, self.baseline, comparison, BASELINE)
+                for method, comparison in zip(self.methods, ranking.over_plain, strict=False)
             ]
         top, *others = ranking.order or [0]
         return rows + [
@@ -281,12 +259,12 @@ class RankedLabels:
             "second": second,
             "family": family,
             "n_cases": sample.n_timed,
-            "ratio": sample.speedup(first, second)[0],
+            "ratio": sample.speedup_over(first, second)[0],
             "ratio_ci": interval,
             "p": found.p if found else 1.0,
             "p_family": found.p_family if found else 1.0,
-            "verdict": verdict(interval, self.ranking.margin),
-            "margin": self.ranking.margin,
+            "verdict": verdict(interval),
+            "margin": MARGIN,
             "detectable": found.detectable if found else None,
             "needed": needed if (needed and needed > sample.n_timed) or not found else None,
         }
@@ -298,7 +276,6 @@ def rank_labels(
     baseline: str | None = BASELINE,
     seed: int = 0,
     estimator: str = "paired",
-    margin: float = DEFAULT_MARGIN,
     n_resamples: int = N_RESAMPLES,
 ) -> RankedLabels:
     """Rank the methods of a run.
@@ -309,7 +286,6 @@ def rank_labels(
         baseline: what speedups refer to; None: only the best.
         seed: of the bootstrap.
         estimator: of the speeds, as for :func:`specbench.results.statistics.summary.summarize`.
-        margin: ratios from 1/(1 + margin) to 1 + margin count as a tie.
         n_resamples: of the bootstrap.
     """
     pooled = pool(records, labels)
@@ -329,5 +305,5 @@ def rank_labels(
         if baseline is not None:
             over_plain = sample.speeds.of(of_method - rows[labels.index(baseline)])
     values = [sample.tokens_per_s(label)[0] or 0.0 for label in methods]
-    ranking = Ranking.of(speeds, over_plain, values, plain=baseline is not None, margin=margin)
+    ranking = Ranking.of(speeds, over_plain, values, plain=baseline is not None)
     return RankedLabels(methods, baseline, ranking, sample)

@@ -138,56 +138,46 @@ def _batched(manifest: RunManifest) -> bool:
     return int(manifest.setting("batch", "size") or 1) > 1
 
 
-def row_prices(manifest: RunManifest) -> dict[int, float]:
-    """By rows, a pass's time over that of one row, as measured or predicted; else nothing."""
+def row_prices(manifest: RunManifest) -> dict[int, Sequence[float]]:
+    """Give by rows a pass's time over that of one row, with its interval where that is known.
+
+    Returns:
+        By rows above 1 ``(price,)`` or ``(price, low, high)``; nothing of a batch, or where the
+        times of passes were not measured.
+    """
     times = _subject(manifest).row_times
-    if not times or "1" not in times["seconds"]:
+    if not times or "1" not in times["seconds"] or _batched(manifest):
         return {}
-    seconds = {int(rows): value for rows, value in times["seconds"].items()}
-    prices = {rows: seconds[rows] / seconds[1] for rows in sorted(seconds)}
-    return prices | {rows: middle for rows, (middle, *_) in _measured_prices(manifest).items()}
-
-
-def _measured_prices(manifest: RunManifest) -> dict[int, Sequence[float]]:
-    """By rows, the median of ratios within a round and, where it has one, its interval's ends."""
-    times = _subject(manifest).row_times
-    prices: Mapping[str, Sequence[float]] = times.get("prices", {}) if times else {}
-    return {int(rows): price for rows, price in prices.items()}
-
-
-def _price_intervals(manifest: RunManifest) -> dict[int, tuple[float, float, float]]:
-    """Of the prices with an interval: by rows, the median and the ends."""
-    prices = _measured_prices(manifest)
-    return {rows: (p[0], p[1], p[2]) for rows, p in prices.items() if len(p) == 3}
+    prices: dict[int, Sequence[float]] = {
+        int(rows): (seconds / times["seconds"]["1"],) for rows, seconds in times["seconds"].items()
+    }
+    prices |= {int(rows): price for rows, price in times.get("prices", {}).items()}
+    return {rows: prices[rows] for rows in sorted(prices) if rows > 1}
 
 
 def price_text(manifest: RunManifest) -> str:
-    """What rows cost in this run; empty where that was not measured, or of a batch."""
-    prices = {rows: price for rows, price in row_prices(manifest).items() if rows > 1}
-    if not prices or _batched(manifest):
+    """Tell what rows cost in this run; empty where that was not measured, or of a batch."""
+    times, prices = _subject(manifest).row_times, row_prices(manifest)
+    if not prices or times is None:
         return ""
-    times = _subject(manifest).row_times
-    assert times is not None
-    measured = _price_intervals(manifest)
-    costs = ", ".join(
-        f"{rows} rows {price:.2f}"
-        + (" ({1:.2f} to {2:.2f})".format(*measured[rows]) if rows in measured else "")
-        for rows, price in prices.items()
-    )
     return (
-        f"{costs}, in passes of one row behind {times['context']} tokens; speedup is MAT / this, "
-        "less what drafting takes"
+        f"{_prices_text(prices)}, in passes of one row behind {times['context']} tokens; speedup "
+        "is MAT / this, less what drafting takes"
     )
 
 
 def prices_below_one(manifest: RunManifest) -> str:
     """Name the rows whose pass takes less time than one row's, beyond the spread; empty if none."""
-    if _batched(manifest):
-        return ""
+    prices = row_prices(manifest)
+    # As they are shown.
+    below = {rows: p for rows, p in prices.items() if len(p) == 3 and round(p[2], 2) < 1}
+    return _prices_text(below)
+
+
+def _prices_text(prices: Mapping[int, Sequence[float]]) -> str:
     return ", ".join(
-        f"{rows} rows {middle:.2f} ({low:.2f} to {high:.2f})"
-        for rows, (middle, low, high) in sorted(_price_intervals(manifest).items())
-        if round(high, 2) < 1  # as it is shown
+        f"{rows} rows {price:.2f}" + (" ({:.2f} to {:.2f})".format(*bounds) if bounds else "")
+        for rows, (price, *bounds) in prices.items()
     )
 
 

@@ -3,33 +3,24 @@
 :data:`specbench.results.metrics.METRICS` says what each number is. How cases count:
 
 - The turns and repeats of a case are added up first; the case is the unit of everything after.
-- A case that failed for one label, or lacks a turn of it, is left out for all labels and counted
-  in ``n_dropped``. ``n_cases`` counts the rest: MAT and verdicts are about them. Speeds are about
-  those that every label has a timed speed for, ``n_timed``. A disturbed turn takes its block (case
-  and repeat) out of all that is timed, for all labels, unless more than a twentieth of the run's
-  blocks (or than one) are disturbed: then all count (``disturbed_counted``). ``n_disturbed`` counts
-  the cases concerned.
-  The numbers without this rule: :mod:`specbench.results.statistics.disturbed`.
-- No interval is made of fewer than three cases.
-- Cases decoded at once (``batch.size`` above 1) are added up group by group, and the group is the
-  unit: its tokens are those of all its texts, its time is from the end of all prompts to the last
-  token of any. ``tokens_per_s`` is then the system's, ``speedup`` over plain decoding of the same
-  groups, intervals draw groups, and a failed case leaves its group out. Groups hold cases of
-  several tasks, so a run of several has rows of the whole run alone.
-- ``phase_share`` is each phase's part of the wall time (``measure=phases``).
+- A case that failed for one label, or lacks a turn of it, is left out for all labels
+  (``n_dropped``). MAT and verdicts are about the rest, ``n_cases``; speeds are about those of them
+  that every label has a speed for, ``n_timed``.
+- A disturbed turn takes its block (case and repeat) out of all times, for all labels, unless more
+  than a twentieth of the run's blocks are disturbed: then all count (``disturbed_counted``).
+- Cases decoded at once (``batch.size`` above 1) are added up by group, and the group is the unit:
+  its tokens are those of all its texts, its time ends with the last token of any. Groups hold
+  cases of several tasks, so a run of several has rows of the whole run alone.
 
 Estimators of ``tokens_per_s`` and ``speedup``:
 
 - ``paired``: tokens after the first over decode time; the speedup is the ratio of these totals.
-- ``end_to_end``: the same with the prompt's pass and its token in it, new tokens over wall time.
-- ``specbench``: the formula of Spec-Bench's ``speed.py``. A question's speed is its new tokens over
-  its wall time (prefill included), a method's speed the plain mean over questions, and ``speedup``
-  the ratio of the two means. It differs from the original on purpose in what went wrong there: the
-  baseline's tokens are counted by ids like everybody's and not by tokenising its text again,
-  nothing after the first EOS counts, a failed question is left out, and MAT is ours.
-- ``specbench_exact`` counts plain decoding's tokens as they do (``n_retokenized`` of the records),
-  so it is what ``speed.py`` prints for an export; repeats of a question are added up. Records that
-  were not counted have no speed by it.
+- ``end_to_end``: new tokens over wall time, the prompt's pass and its token included.
+- ``specbench``: a question's speed is its new tokens over its wall time, a method's the mean over
+  questions, as in Spec-Bench's ``speed.py``; but the baseline's tokens are counted by ids, nothing
+  after the first EOS counts, and a failed question is left out.
+- ``specbench_exact``: the same with plain decoding's tokens as ``speed.py`` counts them
+  (``n_retokenized`` of the records; without it there is no speed).
 """
 
 from __future__ import annotations
@@ -78,19 +69,22 @@ Part: TypeAlias = tuple[FloatArray, FloatArray]
 Parts: TypeAlias = Callable[[FloatArray], Part]
 
 
+# -- which turns count -----------------------------------------------------------------------------
+
+
 def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
-    """Every block that holds a disturbed turn."""
+    """Return every block that holds a disturbed turn."""
     return {(r.repeat, r.unit) for r in records if r.status == "disturbed"}
 
 
 def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
-    """The blocks that count in no time: the disturbed ones, where these are few.
+    """Return the blocks that count in no time: the disturbed ones, where these are few.
 
-    Few are :data:`LEFT_OUT_SHARE` of all, or one. Of more, all count: what takes long is hit more
+    Where more than :func:`most_left_out` are disturbed, all count: what takes long is hit more
     often, so a run without many of them, or without the worst, is one of shorter answers.
     """
     turns = by_block(records)
-    noisy = {place for place, own in turns.items() if noisy_blocks(own)}
+    noisy = {block for block, of_block in turns.items() if noisy_blocks(of_block)}
     return noisy if len(noisy) <= most_left_out(len(turns)) else set()
 
 
@@ -100,7 +94,7 @@ def most_left_out(n_blocks: int) -> int:
 
 
 def by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:
-    """The turns of each case, or group of cases, in each repeat, all labels together."""
+    """Group the turns of all labels by case, or group of cases, and repeat."""
     blocks: dict[BlockKey, list[CaseRecord]] = {}
     for record in records:
         blocks.setdefault((record.repeat, record.unit), []).append(record)
@@ -108,10 +102,7 @@ def by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:
 
 
 def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
-    """The turns that count in times: what rows, pairs, tables and figures go by.
-
-    Those of cases that did not drop out, without the blocks that :func:`untimed_blocks` takes from
-    what is left then.
+    """Return the turns that count in times: :func:`counted_turns` less :func:`untimed_blocks`.
 
     Args:
         records: of a whole run.
@@ -123,9 +114,25 @@ def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[Ca
 
 
 def counted_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
-    """The turns of cases that did not drop out: all numbers but times come from them."""
+    """Return the turns of cases that did not drop out: all numbers but times come from them."""
     by_case = _by_case(records, labels)
     return [turn for turns in by_case.values() if is_complete(turns, labels) for turn in turns]
+
+
+def is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
+    """Whether every label has every turn of the case in every repeat, and none failed."""
+    if any(turn.status == "failed" for turn in turns):
+        return False
+    keys = {turn.key[:3] for turn in turns}
+    return all(keys == {t.key[:3] for t in turns if t.label == label} for label in labels)
+
+
+def _by_case(records: Iterable[CaseRecord], labels: Sequence[str]) -> dict[str, list[CaseRecord]]:
+    by_case: dict[str, list[CaseRecord]] = {}
+    for record in records:
+        if record.label in labels:
+            by_case.setdefault(record.unit, []).append(record)
+    return by_case
 
 
 def task_order(task: str) -> tuple[int, str]:
@@ -135,56 +142,7 @@ def task_order(task: str) -> tuple[int, str]:
     return (TASKS.index(task) if task in TASKS else len(TASKS), task)
 
 
-def summarize(
-    records: Iterable[CaseRecord],
-    labels: Sequence[str],
-    baseline: str | None = BASELINE,
-    seed: int = 0,
-    estimator: str = "paired",
-    n_resamples: int = N_RESAMPLES,
-    context: BaselineContext = NO_CONTEXT,
-) -> list[SummaryRow]:
-    """The rows of a run, one per task and label, tasks in their usual order, ``overall`` last.
-
-    Args:
-        records: of one run; other labels' are not looked at.
-        labels: in the order of the table.
-        baseline: the label that speedups refer to; without it, or where it is not among the
-            labels, there are none.
-        seed: of the bootstrap.
-        estimator: one of ``ESTIMATORS``, see above.
-        n_resamples: of the bootstrap.
-        context: the run's plain decodings by engine, and the memory's speed.
-
-    Raises:
-        ValueError: unknown estimator.
-    """
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator {estimator!r} must be one of {', '.join(ESTIMATORS)}")
-    pooled = pool(records, labels)
-    tasks = sorted({*(unit.task for unit in pooled.units), *pooled.dropped}, key=task_order)
-    groups = {
-        task: pooled.only([i for i, unit in enumerate(pooled.units) if unit.task == task])
-        for task in tasks
-    }
-    groups[OVERALL] = pooled
-    samples = {task: Sample(group, estimator, seed, n_resamples) for task, group in groups.items()}
-    plain = {*context.plain.values(), baseline}
-    for sample in samples.values():
-        for label in plain:
-            context = context.with_passes(sample.decode_speed(label))
-    for sample in samples.values():
-        sample.baseline, sample.context = baseline, context
-    return [sample.row(task, label) for task, sample in samples.items() for label in labels]
-
-
-def _by_case(records: Iterable[CaseRecord], labels: Sequence[str]) -> dict[str, list[CaseRecord]]:
-    wanted = set(labels)
-    by_case: dict[str, list[CaseRecord]] = {}
-    for record in records:
-        if record.label in wanted:
-            by_case.setdefault(record.unit, []).append(record)
-    return by_case
+# -- cases added up --------------------------------------------------------------------------------
 
 
 class Unit(NamedTuple):
@@ -206,8 +164,7 @@ class Pooled:
         totals: ``[1 + R, n, L, 12]``, first over all repeats, then in each of the R; see the column
             constants.
         dropped, noisy: tasks of the cases that dropped out, or hold a disturbed turn.
-        timed: the blocks that count in times.
-        noisy_counted: whether some of the disturbed ones do.
+        timed: the blocks that count in times; ``noisy_counted``: some of them are disturbed.
         turns: by label, those that did not fail.
         last: by label the last turn, for its method, scope of state and where its times come from.
         prediction_errors: of labels whose times are predicted, the speedup's relative error; plain
@@ -226,7 +183,7 @@ class Pooled:
     prediction_errors: Mapping[str, float]
 
     def only(self, chosen: Sequence[int]) -> Pooled:
-        """Of some of the cases; what is counted by turn stays."""
+        """Keep some of the cases; what is counted by turn stays."""
         return replace(self, units=[self.units[i] for i in chosen], totals=self.totals[:, chosen])
 
     @property
@@ -237,10 +194,9 @@ class Pooled:
 def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     """Add up turns and repeats; find what drops out."""
     by_case = _by_case(records, labels)
-    turns = [turn for own in by_case.values() for turn in own]
-    timed_ones = timed_turns(turns, labels)
-    timed = {(turn.repeat, turn.unit) for turn in timed_ones}
-    # Groups are of all lengths, whatever their tasks: they are of the whole run.
+    turns = [turn for of_case in by_case.values() for turn in of_case]
+    in_time = timed_turns(turns, labels)
+    timed = {(turn.repeat, turn.unit) for turn in in_time}
     grouped = any(turn.batch is not None for turn in turns)
     mixed = grouped and len({turn.task for turn in turns}) > 1
     repeats = sorted({turn.repeat for turn in turns})
@@ -248,17 +204,22 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     totals: list[list[list[list[float]]]] = []
     dropped, noisy = [], []
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
-    for case, own in sorted(by_case.items()):
-        size = len({turn.case_id for turn in own})
-        task = OVERALL if mixed else own[0].task
-        if not is_complete(own, labels):
+    for case, of_case in sorted(by_case.items()):
+        size = len({turn.case_id for turn in of_case})
+        task = OVERALL if mixed else of_case[0].task
+        if not is_complete(of_case, labels):
             dropped += [task] * size
             continue
-        if noisy_blocks(own):
+        if noisy_blocks(of_case):
             noisy += [task] * size
-        units.append(Unit(case, task, OVERALL if grouped else own[0].category, size))
-        each = [_add_up((t for t in own if t.repeat == r), labels, timed) for r in repeats]
-        totals.append([each[0] if len(each) == 1 else _add_up(own, labels, timed), *each])
+        # Groups are of all lengths, whatever their categories.
+        units.append(Unit(case, task, OVERALL if grouped else of_case[0].category, size))
+        in_repeats = [
+            [_totals([t for t in of_case if t.repeat == r and t.label == x], timed) for x in labels]
+            for r in repeats
+        ]
+        whole = [_totals([t for t in of_case if t.label == x], timed) for x in labels]
+        totals.append([whole, *in_repeats])
     shape = (len(units), 1 + len(repeats), len(labels), TOKEN_MATS + 1)
     return Pooled(
         labels=list(labels),
@@ -267,11 +228,8 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
         dropped=dropped,
         noisy=noisy,
         timed=timed,
-        noisy_counted=bool(noisy_blocks(timed_ones)),
-        turns={
-            label: [turn for turn in turns if turn.label == label and turn.status != "failed"]
-            for label in labels
-        },
+        noisy_counted=bool(noisy_blocks(in_time)),
+        turns={x: [t for t in turns if t.label == x and t.status != "failed"] for x in labels},
         last={turn.label: turn for turn in turns},
         prediction_errors={
             turn.label: turn.prediction_error
@@ -281,31 +239,13 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     )
 
 
-def is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
-    """Whether every label has every turn of the case in every repeat, and none failed."""
-    if any(turn.status == "failed" for turn in turns):
-        return False
-    asked = {turn.key[:3] for turn in turns}
-    return all(asked == {t.key[:3] for t in turns if t.label == label} for label in labels)
-
-
-def _add_up(
-    turns: Iterable[CaseRecord], labels: Sequence[str], timed: set[BlockKey]
-) -> list[list[float]]:
-    """Totals ``[L, 12]`` of a case."""
-    by_label: dict[str, list[CaseRecord]] = {label: [] for label in labels}
-    for turn in turns:
-        by_label[turn.label].append(turn)
-    return [_totals(by_label[label], timed) for label in labels]
-
-
 def _totals(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[float]:
     timed = [turn for turn in turns if (turn.repeat, turn.unit) in timed_blocks]
+    # A turn whose server did not say its steps counts in no MAT.
     lengths = [(t.n_new - 1, t.n_target_passes) for t in turns if t.n_target_passes]
     return [
-        # A turn whose server did not say its steps counts in neither.
-        sum(turn.n_new - 1 for turn in turns if turn.n_target_passes),
-        sum(turn.n_target_passes for turn in turns),
+        sum(committed for committed, _ in lengths),
+        sum(steps for _, steps in lengths),
         sum(max(0, turn.n_new - 1) for turn in timed),
         math.fsum(_of_groups(timed, lambda turn: turn.decode_s)),
         sum(turn.n_new for turn in timed),
@@ -321,11 +261,11 @@ def _totals(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[fl
 
 def _of_groups(turns: Iterable[CaseRecord], seconds: Callable[[CaseRecord], float]) -> list[float]:
     """Seconds of each turn; of those decoded at once the longest, which is the group's time."""
-    found: dict[tuple[object, ...], float] = {}
+    longest: dict[tuple[object, ...], float] = {}
     for turn in turns:
         key = turn.key if turn.batch is None else (turn.repeat, turn.unit, turn.turn, turn.label)
-        found[key] = max(found.get(key, 0.0), seconds(turn))
-    return list(found.values())
+        longest[key] = max(longest.get(key, 0.0), seconds(turn))
+    return list(longest.values())
 
 
 def _spec_bench_new(turn: CaseRecord) -> float:
@@ -335,22 +275,17 @@ def _spec_bench_new(turn: CaseRecord) -> float:
     return math.nan if turn.n_retokenized is None else turn.n_retokenized
 
 
-def _decode_parts(totals: FloatArray) -> Part:
-    return totals[..., TIMED_COMMITTED], totals[..., DECODE]
+# -- ratios over cases -----------------------------------------------------------------------------
 
 
-def _whole_parts(totals: FloatArray) -> Part:
-    return totals[..., TIMED_NEW], totals[..., WALL]
+def _columns(totals: FloatArray, above: int, below: int) -> Part:
+    return totals[..., above], totals[..., below]
 
 
-def _mat_parts(totals: FloatArray) -> Part:
-    return totals[..., COMMITTED], totals[..., STEPS]
-
-
-def _log_parts(totals: FloatArray) -> Part:
+def _log_speeds(totals: FloatArray) -> Part:
     """Logarithms of decode speeds by case, and 1 for each; both 0 where a case has none."""
     known = (totals[..., TIMED_COMMITTED] > 0) & (totals[..., DECODE] > 0)
-    tokens, seconds = (np.where(known, part, 1.0) for part in _decode_parts(totals))
+    tokens, seconds = (np.where(known, totals[..., c], 1.0) for c in (TIMED_COMMITTED, DECODE))
     return np.log(tokens) - np.log(seconds), known.astype(np.float64)
 
 
@@ -361,9 +296,12 @@ def _question_speeds(totals: FloatArray, new: int) -> Part:
     return np.where(known, totals[..., new] / seconds, 0.0), known.astype(np.float64)
 
 
+_MAT = partial(_columns, above=COMMITTED, below=STEPS)
+_DECODED = partial(_columns, above=TIMED_COMMITTED, below=DECODE)
+_WHOLE = partial(_columns, above=TIMED_NEW, below=WALL)
 SPEEDS: Mapping[str, Parts] = {  # by estimator
-    "paired": _decode_parts,
-    "end_to_end": _whole_parts,
+    "paired": _DECODED,
+    "end_to_end": _WHOLE,
     "specbench": partial(_question_speeds, new=TIMED_NEW),
     "specbench_exact": partial(_question_speeds, new=SPEC_BENCH_NEW),
 }
@@ -395,36 +333,35 @@ class Ratios:
         counted = (above > 0 if above_zero else np.isfinite(above)) & (below > 0)
         self.pooled = pooled.only(np.flatnonzero(counted.all(axis=1)).tolist())
         self._parts = parts
-        self._seed = seed
-        self._n_resamples = n_resamples
+        self._bootstrap = seed, n_resamples
         self._by_case = by_case
 
     @cached_property
     def logs(self) -> LogRatios | None:
-        """Of every label the ratio's logarithm, with what its prediction misses in the error."""
-        above, below = (_log_parts if self._by_case else self._parts)(self.pooled.totals)
+        """The ratios' logarithms, label by label, with what predictions miss in their errors."""
+        above, below = (_log_speeds if self._by_case else self._parts)(self.pooled.totals)
         strata = strata_of([unit.category for unit in self.pooled.units])
-        found = log_ratios(above, below, strata, self._seed, self._n_resamples, means=self._by_case)
-        known = self.pooled.prediction_errors
-        if found is None or not known:
-            return found
-        missed = np.diag([known.get(label, 0.0) ** 2 for label in self.pooled.labels])
-        return replace(found, predictions=missed)
+        ratios = log_ratios(above, below, strata, *self._bootstrap, means=self._by_case)
+        errors = self.pooled.prediction_errors
+        if ratios is None or not errors:
+            return ratios
+        missed = np.diag([errors.get(label, 0.0) ** 2 for label in self.pooled.labels])
+        return replace(ratios, predictions=missed)
 
     def _part(self, label: str) -> Part:
         return self._parts(self.pooled.totals[0, :, self.pooled.labels.index(label)])
 
     def value(self, label: str) -> float | None:
-        """A label's own ratio of totals."""
+        """Return a label's ratio of totals."""
         return _finite(ratio_of_totals(*self._part(label)))
 
     def of(self, label: str) -> Measured:
-        """The same with its interval."""
+        """Return a label's ratio of totals with its interval."""
         value = self.value(label)
         return value, self._interval(value, label)
 
     def over(self, label: str, reference: str | None) -> Measured:
-        """A label's ratio over that of a reference, which may not have been run."""
+        """Return a label's ratio over that of a reference, which may not have been run."""
         if reference is None or reference not in self.pooled.labels or not self.pooled.units:
             return None, None
         if reference == label:  # by definition, so there is nothing to estimate
@@ -446,7 +383,11 @@ class Ratios:
 
 
 class Sample:
-    """The cases of one task, or of the whole run, with one bootstrap for all their numbers."""
+    """The cases of one task, or of the whole run, with one bootstrap for all their numbers.
+
+    It has a method for each of :data:`specbench.results.metrics.METRICS`, which takes a label.
+    ``baseline`` and ``context`` are what its speedups and bandwidth shares refer to.
+    """
 
     def __init__(
         self, pooled: Pooled, estimator: str, seed: int, n_resamples: int = N_RESAMPLES
@@ -459,10 +400,10 @@ class Sample:
         # Of an answer without text Spec-Bench's count is 0 or less, and it averages that in.
         above_zero = estimator != "specbench_exact"
         self._speed = Ratios(pooled, SPEEDS[estimator], *self._bootstrap, above_zero=above_zero)
-        self._decoded = Ratios(pooled, _decode_parts, *self._bootstrap, by_case=True)
+        self._decoded = Ratios(pooled, _DECODED, *self._bootstrap, by_case=True)
         self._whole = self._speed
         if estimator != "end_to_end":
-            self._whole = Ratios(pooled, _whole_parts, *self._bootstrap)
+            self._whole = Ratios(pooled, _WHOLE, *self._bootstrap)
 
     @property
     def n_timed(self) -> int:
@@ -476,16 +417,16 @@ class Sample:
 
     @property
     def speeds(self) -> LogRatios | None:
-        """Of every label the logarithm of its speed, over the timed cases."""
+        """The logarithm of every label's speed, over the timed cases."""
         return self._speed.logs
 
     @property
     def mats(self) -> LogRatios | None:
-        """Of every label the logarithm of its MAT, over the cases with a step of every label."""
-        counted = replace(self._all, prediction_errors={})
-        return Ratios(counted, _mat_parts, *self._bootstrap).logs
+        """The logarithm of every label's MAT, over the cases with a step of every label."""
+        return Ratios(replace(self._all, prediction_errors={}), _MAT, *self._bootstrap).logs
 
     def row(self, task: str, label: str) -> SummaryRow:
+        """Return the row of ``summary.json``."""
         pooled = self._all
         turns = [turn for turn in pooled.turns[label] if task in (OVERALL, turn.task)]
         verdicts = ["lossy" if turn.lossy else turn.lossless.verdict for turn in turns]
@@ -503,7 +444,7 @@ class Sample:
             "estimator": self._estimator,
         }
         for metric in METRICS:
-            row[metric.name], interval = metric.function(self, label)
+            row[metric.name], interval = getattr(self, metric.name)(label)
             if metric.has_interval:
                 row[metric.interval_name] = interval
         row |= {
@@ -519,19 +460,14 @@ class Sample:
         return cast("SummaryRow", row)
 
     def mat(self, label: str) -> Measured:
-        """Over the cases with a step of this label, whatever the others have."""
-        place = self._all.labels.index(label)
-        own = replace(
-            self._all,
-            labels=[label],
-            totals=self._all.totals[:, :, [place]],
-            prediction_errors={},
+        # Over the cases with a step of this label, whatever the others have.
+        i = self._all.labels.index(label)
+        alone = replace(
+            self._all, labels=[label], totals=self._all.totals[:, :, [i]], prediction_errors={}
         )
-        value, interval = Ratios(own, _mat_parts, *self._bootstrap, above_zero=False).of(label)
-        if interval is None:
-            return value, None
-        low, high = interval
-        return value, (max(1.0, low), high)  # a pass yields a token at least
+        value, interval = Ratios(alone, _MAT, *self._bootstrap, above_zero=False).of(label)
+        # A pass yields a token at least.
+        return value, interval and (max(1.0, interval[0]), interval[1])
 
     def _ratio_of_columns(self, label: str, above: int, below: int) -> Measured:
         totals = self._all.totals[0, :, self._all.labels.index(label)]
@@ -552,9 +488,18 @@ class Sample:
     def tokens_per_s(self, label: str) -> Measured:
         return self._speed.of(label)
 
-    def speedup(self, label: str, reference: str | None) -> Measured:
-        """Speedup over a reference that may not have been run."""
+    def speedup_over(self, label: str, reference: str | None) -> Measured:
+        """Return the speedup over a reference that may not have been run."""
         return self._speed.over(label, reference)
+
+    def speedup(self, label: str) -> Measured:
+        return self.speedup_over(label, self.baseline)
+
+    def speedup_eager(self, label: str) -> Measured:
+        return self.speedup_over(label, self.context.plain.get("eager"))
+
+    def speedup_graph(self, label: str) -> Measured:
+        return self.speedup_over(label, self.context.plain.get("graph"))
 
     def geomean_speedup(self, label: str) -> Measured:
         return self._decoded.over(label, self.baseline)
@@ -562,20 +507,59 @@ class Sample:
     def end_to_end_speedup(self, label: str) -> Measured:
         return self._whole.over(label, self.baseline)
 
-    def speedup_over_engine(self, label: str, engine: str) -> Measured:
-        """Over plain decoding by that engine, where the run has it."""
-        return self.speedup(label, self.context.plain.get(engine))
-
     def bandwidth_share(self, label: str) -> Measured:
-        """Of plain decoding: of the label itself where it is that, else of the baseline."""
+        # Of the label itself where it is plain decoding, else of the baseline.
         plain = label if label in self.context.plain.values() else self.baseline
         return self.context.share(self.decode_speed(plain)), None
 
     def decode_speed(self, label: str | None) -> float | None:
-        """Tokens per second after the prompt's pass; None of a label that was not run."""
+        """Return tokens per second after the prompt's pass; None of a label that was not run."""
         if label is None or label not in self._all.labels:
             return None
         return self._decoded.value(label)
+
+
+def summarize(
+    records: Iterable[CaseRecord],
+    labels: Sequence[str],
+    baseline: str | None = BASELINE,
+    seed: int = 0,
+    estimator: str = "paired",
+    n_resamples: int = N_RESAMPLES,
+    context: BaselineContext = NO_CONTEXT,
+) -> list[SummaryRow]:
+    """Compute the rows of a run, one per task and label, tasks in their order, ``overall`` last.
+
+    Args:
+        records: of one run; other labels' are not looked at.
+        labels: in the order of the table.
+        baseline: the label that speedups refer to; without it, or where it is not among the
+            labels, there are none.
+        seed: of the bootstrap.
+        estimator: one of ``ESTIMATORS``, see above.
+        n_resamples: of the bootstrap.
+        context: the run's plain decodings by engine, and the memory's speed.
+
+    Raises:
+        ValueError: unknown estimator.
+    """
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"estimator {estimator!r} must be one of {', '.join(ESTIMATORS)}")
+    pooled = pool(records, labels)
+    tasks = sorted({*(unit.task for unit in pooled.units), *pooled.dropped}, key=task_order)
+    groups = {
+        task: pooled.only([i for i, unit in enumerate(pooled.units) if unit.task == task])
+        for task in tasks
+    }
+    groups[OVERALL] = pooled
+    samples = {task: Sample(group, estimator, seed, n_resamples) for task, group in groups.items()}
+    plain = {*context.plain.values(), baseline}
+    for sample in samples.values():
+        for label in plain:
+            context = context.with_passes(sample.decode_speed(label))
+    for sample in samples.values():
+        sample.baseline, sample.context = baseline, context
+    return [sample.row(task, label) for task, sample in samples.items() for label in labels]
 
 
 def _phase_share(turns: Iterable[CaseRecord]) -> dict[str, float] | None:
