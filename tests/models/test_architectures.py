@@ -389,7 +389,7 @@ def page(findings):
         refuse_too=pd.DataFrame(too).to_markdown(index=False),
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
-        times=own_passes.TIMES_SPREAD,
+        times=own_passes._TIMES,
         dtypes=", ".join(DTYPES),
         tokens=NEW_TOKENS,
         prompts=PROMPTS,

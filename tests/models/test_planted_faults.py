@@ -127,7 +127,7 @@ QUICK = [("Llama", 64, 0.02), ("Granite", 384, 0.4), ("StarCoder2", 384, 0.4)]
 )
 def test_a_right_model_passes(family, width, spread, packed):
     found = check(build(family, width, spread), packed=packed)[1]
-    assert max(found.difference.values()) <= found.tolerance < 0.05
+    assert max(found.difference.values()) <= found.tolerance < 0.1
 
 
 # -- faults in our passes -------------------------------------------------------------------------
