@@ -4,9 +4,9 @@
         "model": "specbench.engines.vllm.pld", "num_speculative_tokens": 10}'
 
 The last word names the method; its knobs stand in ``--additional-config '{"specbench": {…}}'``.
-vLLM gives a drafter the sampled ids of each row of its batch and the rows' texts, and no request
-ids. Rows move when others end, and a preempted request comes back later in any of them: a row
-belongs to the known text that it continues. What nobody knows is a new text.
+vLLM gives a drafter the sampled ids of each row of its batch and the rows' token ids, and no
+request ids. Rows move when others end, and a preempted request comes back later in any of them: a
+row belongs to the sequence that it continues. A row that continues none is a new sequence.
 """
 
 from __future__ import annotations
@@ -14,62 +14,53 @@ from __future__ import annotations
 import copy
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import hydra.utils
 import numpy as np
-from omegaconf import OmegaConf
 
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
-from specbench.config.compare import with_parts
+from specbench.config.compare import method_node
 from specbench.config.compose import compose, option_names
-from specbench.config.knobs import check_method
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.decoding.turn import StopRules
-from specbench.errors import ConfigurationError, NeedsNotMet, unknown_name
+from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.models.loading import tokenizer_hash
 
 KNOBS = "specbench"  # of vLLM's ``additional_config``
 _INTERFACE = "vllm.v1.spec_decode.custom_class_proposer"
-_MAKER = "create_custom_proposer"  # earlier drafts of the interface had none
-_READ = "0.32"  # the release whose source this was written from and driven with
+_FACTORY = "create_custom_proposer"  # earlier drafts of the interface had none
+_VERSION = "0.32"  # whose source this was written from and driven with
 _log = logging.getLogger(__name__)
 
 # vLLM's configuration: its class cannot be imported where vLLM is not installed.
 VllmConfig: TypeAlias = Any
 
 
-class _Text:
-    """One request's text, its drafter, and the draft that vLLM was given last."""
-
-    __slots__ = ("chain", "drafter", "state", "tree")
+class _Sequence:
+    """One request's tokens, its drafter, and the draft that vLLM was given last."""
 
     def __init__(self, drafter: Drafter, state: DecodeState) -> None:
         self.drafter, self.state = drafter, state
         self.tree, self.chain = DraftTree.empty(), np.empty(0, np.int64)
 
-    def is_before(self, text: IntArray) -> bool:
-        """Whether it is this text."""
-        return self.state.length == len(text) and np.array_equal(self.state.tokens, text)
+    def equals(self, ids: IntArray) -> bool:
+        return self.state.length == len(ids) and np.array_equal(self.state.tokens, ids)
 
-    def tokens(self) -> IntArray:
-        """``[k]`` the draft."""
+    def drafted(self) -> IntArray:
+        """``[k]`` the draft's ids."""
         return np.asarray(self.tree.tokens, dtype=np.int64)[self.chain]
 
-    def drafted(self, accepted: IntArray) -> bool:
-        """Whether the draft begins with these."""
-        return np.array_equal(self.tokens()[: len(accepted)], accepted)
-
-    def observe(self, committed: IntArray, accepted: int, finished: bool) -> None:
+    def observe(self, committed: IntArray, n_accepted: int, finished: bool) -> None:
         self.state.commit(committed)
         self.state.step += 1
         outcome = StepOutcome(
             tree=self.tree,
-            path=self.chain[:accepted],
+            path=self.chain[:n_accepted],
             committed=committed.astype(np.int64),
             next_tokens=None,  # vLLM says none of rejected rows
             finished=finished,
@@ -86,30 +77,34 @@ class VllmDrafter:
 
     Raises:
         NeedsNotMet: the method needs more than tokens, or this vLLM hands drafters something else.
-        ConfigurationError: an unknown method or knob.
+        ConfigurationError: an unknown knob.
     """
 
     def __init__(self, config: VllmConfig, method: str) -> None:
-        _check_engine(config)
+        _check_vllm(config)
         knobs = (config.additional_config or {}).get(KNOBS, {})
-        self._drafter = _instantiated(method, knobs)
+        # Without the pair file: what suits one model here says nothing about vLLM's.
+        node = method_node(method, knobs, "pair=none")
+        try:
+            self._drafter: Drafter = hydra.utils.instantiate(node, _convert_="all")
+        except hydra.errors.InstantiationException as error:
+            if isinstance(error.__cause__, ConfigurationError):
+                raise error.__cause__ from None
+            raise
         _check_tokens_suffice(self._drafter)
-        model = config.model_config
-        self._longest = int(config.speculative_config.num_speculative_tokens)
-        self._max_len = int(model.max_model_len)
-        self._context = _context(self._drafter, model)
+        self._longest_draft = int(config.speculative_config.num_speculative_tokens)
+        self._max_len = int(config.model_config.max_model_len)
+        self._context = _context(self._drafter, config.model_config)
         # As many again as can run may wait, preempted or not scheduled; others are forgotten.
-        self._most = 2 * int(config.scheduler_config.max_num_seqs)
+        self._max_sequences = 2 * int(config.scheduler_config.max_num_seqs)
         self._rules = StopRules(self._context.eos_ids)
-        self._texts: dict[int, _Text] = {}  # by a number of ours; what was seen last comes last
-        self._rows: list[int | None] = []  # of the last call
-        self._count = 0
-        self._idle: list[Drafter] = []
-        self._told = False
-        self._idle.append(self._ready())  # compiles here and not behind a request
+        self._sequences: dict[_Sequence, None] = {}  # a set; the last one seen is the last one
+        self._rows: list[_Sequence | None] = []  # of the last call
+        self._idle = [self._new_drafter()]  # compiles here and not behind a request
+        self._warned = False
 
     def load_model(self, *_: object, **__: object) -> None:
-        """Nothing: vLLM calls it after its own model is loaded."""
+        """Do nothing; vLLM calls it after its own model is loaded."""
 
     def propose(
         self,
@@ -118,7 +113,7 @@ class VllmDrafter:
         token_ids_cpu: Any,
         slot_mappings: object = None,
     ) -> list[list[int]]:
-        """A chain for each row, empty where there is nothing to draft.
+        """Draft a chain for each row, empty where there is nothing to draft.
 
         Args:
             sampled_token_ids: what the last pass of each row committed; none while its prompt is
@@ -127,94 +122,90 @@ class VllmDrafter:
             token_ids_cpu: ``[rows, longest]`` their ids; behind them stand old drafts.
             slot_mappings: not looked at.
         """
-        ids, drafts = np.asarray(token_ids_cpu), list[list[int]]()
-        rows: list[int | None] = []
-        seen: set[int] = set()
+        ids = np.asarray(token_ids_cpu)
+        drafts: list[list[int]] = []
+        rows: list[_Sequence | None] = []
+        taken: set[_Sequence] = set()
         for row, sampled in enumerate(sampled_token_ids):
-            draft = None
+            sequence = None
             if n := len(sampled):
-                text = ids[row, : int(num_tokens_no_spec[row])]
-                number = self._known(row, text[: len(text) - n], seen)
-                if number is None:
-                    self._count += 1
-                    number = self._count
-                seen.add(number)
-                draft = self._advance(number, text, n)
-            rows.append(None if draft is None else number)
-            drafts.append(draft or [])
+                tokens = ids[row, : int(num_tokens_no_spec[row])]
+                sequence = self._advance(self._find(row, tokens[:-n], taken), tokens, n)
+            rows.append(sequence)
+            taken.update([sequence] if sequence else [])
+            drafts.append(self._draft(sequence) if sequence else [])
         self._rows = rows
-        self._forget(seen)
+        waiting = [sequence for sequence in self._sequences if sequence not in taken]
+        n_forgotten = len(self._sequences) - self._max_sequences
+        for sequence in waiting[: max(n_forgotten, 0)]:  # what comes back all the same is new
+            self._end(sequence)
         return drafts
 
-    def _known(self, row: int, before: IntArray, taken: set[int]) -> int | None:
-        """The text that a row continues: most often the one that stood there at the last call."""
-        here = self._rows[row] if row < len(self._rows) else None
-        for number in (here, *reversed(self._texts)):
-            if number is None or number in taken or number not in self._texts:
-                continue
-            if self._texts[number].is_before(before):
-                return number
+    def _find(self, row: int, ids: IntArray, taken: set[_Sequence]) -> _Sequence | None:
+        """The sequence that a row continues: most often the one of that row at the last call."""
+        last = [sequence for sequence in self._rows[row : row + 1] if sequence]
+        for sequence in (*last, *reversed(self._sequences)):
+            if sequence in self._sequences and sequence not in taken and sequence.equals(ids):
+                return sequence
         return None
 
-    def _advance(self, number: int, text: IntArray, n: int) -> list[int] | None:
-        """Show a drafter the last n tokens of a text, and ask it; None where the text ended."""
-        known = self._texts.pop(number, None)
-        sampled = text[len(text) - n :]
+    def _advance(
+        self, sequence: _Sequence | None, tokens: IntArray, n_sampled: int
+    ) -> _Sequence | None:
+        """Show a drafter the last tokens of a sequence; None where it ended."""
+        sampled = tokens[-n_sampled:]
         committed = self._rules.cut(sampled)
-        over = int(committed[-1]) in self._context.eos_ids
-        if known is not None and known.drafted(sampled[:-1]):
-            known.observe(committed, n - 1, over)
+        finished = int(committed[-1]) in self._context.eos_ids
+        n_accepted = n_sampled - 1
+        if sequence and np.array_equal(sequence.drafted()[:n_accepted], sampled[:-1]):
+            del self._sequences[sequence]
+            sequence.observe(committed, n_accepted, finished)
         else:
-            if known is not None:  # what vLLM verified was not what was drafted
-                self._leave(known)
-            known = self._begin(text[: len(text) - n + len(committed)])
-        if over or known.state.remaining < 2:
-            self._leave(known)
+            if sequence:  # what vLLM verified was not what was drafted
+                self._end(sequence)
+            sequence = self._begin(tokens[: len(tokens) - n_sampled + len(committed)])
+        self._sequences[sequence] = None
+        if finished or sequence.state.remaining < 2:
+            self._end(sequence)
             return None
-        self._texts[number] = known
-        return self._propose(known)
+        return sequence
 
-    def _begin(self, text: IntArray) -> _Text:
-        state = DecodeState(text[:-1].astype(np.int64), self._max_len - len(text) + 1)
-        drafter = self._idle.pop() if self._idle else self._ready()
+    def _begin(self, tokens: IntArray) -> _Sequence:
+        state = DecodeState(tokens[:-1].astype(np.int64), self._max_len - len(tokens) + 1)
+        drafter = self._idle.pop() if self._idle else self._new_drafter()
         if drafter.starts_empty(0):
             drafter.reset()
-        state.commit(text[-1:])
+        state.commit(tokens[-1:])
         drafter.begin(state)
-        return _Text(drafter, state)
+        return _Sequence(drafter, state)
 
-    def _propose(self, text: _Text) -> list[int]:
-        text.tree = text.drafter.propose(text.state)
-        chain = best_chain(text.tree)
-        if len(chain) < len(text.tree) and not self._told:
-            self._told = True
+    def _draft(self, sequence: _Sequence) -> list[int]:
+        sequence.tree = sequence.drafter.propose(sequence.state)
+        chain = best_chain(sequence.tree)
+        if len(chain) < len(sequence.tree) and not self._warned:
+            self._warned = True
             _log.warning(
                 "method=%s drafts trees, and vLLM verifies chains: each tree's best chain is "
                 "taken. Its numbers here are not the tree's.",
-                text.drafter.name,
+                sequence.drafter.name,
             )
-        text.chain = chain[: min(self._longest, text.state.remaining - 1)]
-        draft: list[int] = text.tokens().tolist()
+        sequence.chain = chain[: min(self._longest_draft, sequence.state.remaining - 1)]
+        draft: list[int] = sequence.drafted().tolist()
         return draft
 
-    def _leave(self, text: _Text) -> None:
-        text.drafter.end(text.state)
-        self._idle.append(text.drafter)
+    def _end(self, sequence: _Sequence) -> None:
+        del self._sequences[sequence]
+        sequence.drafter.end(sequence.state)
+        self._idle.append(sequence.drafter)
 
-    def _forget(self, kept: set[int]) -> None:
-        """Give up the texts that were not seen for longest; what comes back all the same is new."""
-        for number in [one for one in self._texts if one not in kept]:
-            if len(self._texts) > self._most:
-                self._leave(self._texts.pop(number))
-
-    def _ready(self) -> Drafter:
+    def _new_drafter(self) -> Drafter:
         drafter = copy.deepcopy(self._drafter)  # before its setup a drafter is its knobs
         drafter.setup(self._context)
         return drafter
 
 
 def best_chain(tree: DraftTree) -> IntArray:
-    """``[k]`` nodes of the chain that a tree is verified by where only chains can be.
+    """Choose ``[k]`` nodes of the chain that a tree is verified by where only chains can be.
 
     Where the drafter says how likely its nodes are, the path that most tokens are expected of; else
     every node's first child.
@@ -237,30 +228,13 @@ def best_chain(tree: DraftTree) -> IntArray:
     return np.array(path, dtype=np.int64)
 
 
-def _instantiated(method: str, knobs: Mapping[str, Any]) -> Drafter:
-    if method not in option_names("method"):
-        raise unknown_name("method", method, option_names("method"))
-    # Without the pair file: what suits one model here says nothing about vLLM's.
-    cfg = compose([f"method={method}", "pair=none"])
-    node = {**OmegaConf.to_container(cfg.method, resolve=True), **knobs}  # type: ignore[dict-item]
-    check_method(node)
-    del node["label"]
-    try:
-        drafter: Drafter = hydra.utils.instantiate(with_parts(node), _convert_="all")
-    except hydra.errors.InstantiationException as error:
-        if isinstance(error.__cause__, ConfigurationError):
-            raise error.__cause__ from None
-        raise
-    return drafter
-
-
 def _check_tokens_suffice(drafter: Drafter) -> None:
     needs = drafter.needs
     if not needs.tokens_only or needs.clock or needs.overlap:
         raise NeedsNotMet(
-            f"method={drafter.name} needs {_more_than_tokens(needs)}, and vLLM shows a "
-            "custom_class drafter tokens alone. Name a method that drafts from tokens: "
-            "specbench.engines.vllm.pld, .sam or .suffix_decoding."
+            f"method={drafter.name} needs more than tokens (logits, hidden states, a draft model "
+            "or the target's choices), and vLLM shows a custom_class drafter tokens alone. Name a "
+            "method that drafts from tokens: specbench.engines.vllm.pld, .sam or .suffix_decoding."
         )
     if drafter.state_scope == "run":
         raise NeedsNotMet(
@@ -270,28 +244,16 @@ def _check_tokens_suffice(drafter: Drafter) -> None:
         )
 
 
-def _more_than_tokens(needs: Needs) -> str:
-    found = {
-        "a draft model": needs.draft_model,
-        "hidden states": bool(needs.hidden_layers),
-        "logits": needs.logits or needs.prompt_logits or needs.first_logits,
-        "the plain output": needs.reference,
-        "the time that steps take": needs.clock,
-    }
-    return " and ".join(what for what, asked in found.items() if asked) or "the target's choices"
-
-
-def _check_engine(config: VllmConfig) -> None:
+def _check_vllm(config: VllmConfig) -> None:
     """Refuse a vLLM that calls drafters in another way."""
-    vllm = importlib.import_module("vllm")
     try:
-        known = hasattr(importlib.import_module(_INTERFACE), _MAKER)
+        has_factory = hasattr(importlib.import_module(_INTERFACE), _FACTORY)
     except ImportError:
-        known = False
-    if not known:
+        has_factory = False
+    if not has_factory:
         raise NeedsNotMet(
-            f"vLLM {vllm.__version__} has no {_INTERFACE}.{_MAKER}: it calls drafters in another "
-            f"way. Install vLLM {_READ} or later."
+            f"vLLM {importlib.import_module('vllm').__version__} has no {_INTERFACE}.{_FACTORY}: "
+            f"it calls drafters in another way. Install vLLM {_VERSION} or later."
         )
     if getattr(config, "use_v2_model_runner", False):
         raise NeedsNotMet(
@@ -303,26 +265,20 @@ def _check_engine(config: VllmConfig) -> None:
             "vLLM schedules asynchronously and would show the drafter no tokens. Start vLLM with "
             "--no-async-scheduling."
         )
-    if not vllm.__version__.startswith(_READ):
-        _log.warning(
-            "vLLM %s: this drafter was tried with %s, and vLLM calls the interface experimental.",
-            vllm.__version__,
-            _READ,
-        )
 
 
 def _context(drafter: Drafter, model: Any) -> DraftContext:
     """What drafters may know of vLLM's model."""
     eos = (model.try_get_generation_config() or {}).get("eos_token_id")
     eos = model.hf_config.eos_token_id if eos is None else eos
-    needs, sha, files = drafter.needs, "", dict[str, Path]()
-    if needs.artifacts:
+    artifacts, sha, files = drafter.needs.artifacts, "", dict[str, Path]()
+    if artifacts:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(model.tokenizer)
         sha, cache = tokenizer_hash(tokenizer), compose().cache_dir
         files = resolve.resolve(
-            needs.artifacts, tokenizer=tokenizer, bundled=False, cache_dir=cache, model_key=""
+            artifacts, tokenizer=tokenizer, bundled=False, cache_dir=cache, model_key=""
         )
     return DraftContext(
         vocab_size=int(model.get_vocab_size()),
@@ -334,7 +290,7 @@ def _context(drafter: Drafter, model: Any) -> DraftContext:
 
 
 def __getattr__(name: str) -> Any:
-    """The class that vLLM imports by a method's name, ``specbench.engines.vllm.pld``."""
+    """Give the class that vLLM imports by a method's name, ``specbench.engines.vllm.pld``."""
     if name.startswith("_") or name not in option_names("method"):
         raise AttributeError(
             f"{name!r} is no method. specbench.engines.vllm has {', '.join(option_names('method'))}"
