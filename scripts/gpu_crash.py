@@ -1,21 +1,17 @@
 """Whether captured passes survive what another program does to the GPU's memory.
 
-    python -m scripts.gpu_crash all [--out FILE]    all cases without the mend, then three with it
+    python -m scripts.gpu_crash all [--out FILE]    all cases, without the mend and with it
     FIX=0 python -m scripts.gpu_crash CASE          one case without the mend, in this process
 
 Between two equal decodes of a captured model (two layers as wide as a 7B model's) a case does:
 
-    empty           give the allocator's free memory back
-    clear           forget cuBLAS's work spaces
+    clear_empty     forget cuBLAS's work spaces, then give the allocator's free memory back
     reuse           forget them, then fill new tensors of the same size on the same stream
-    clear_empty     forget them, then give free memory back
     compiled        transformers' generate with a compiled static cache, of another model
-    compiled_kept   the same, and torch does not forget work spaces
-    compiled_plain  the same, compiled without CUDA graphs
 
 Exit code of `all`: 0 where each ends as the explanation says that cuBLAS's work space was freed
 under the graph: without the mend `clear_empty` and `compiled` crash and `reuse` gives other tokens
-or overwrites a stranger's tensor; the others, and all with the mend, give the same tokens.
+or overwrites a stranger's tensor; with it all give the same tokens.
 """
 
 import argparse
@@ -24,15 +20,14 @@ import os
 import subprocess
 import sys
 import traceback
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from transformers import CompileConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 from specbench.config.compose import compose
@@ -44,106 +39,81 @@ from specbench.kernels import cuda_graphs
 from specbench.models.graph_target import GraphTarget
 from specbench.models.loading import shape_model
 
-WITHOUT = {  # how each ends without the mend
-    "empty": "same",
-    "clear": "same",
-    "reuse": "other",
-    "clear_empty": "crash",
-    "compiled": "crash",
-    "compiled_kept": "same",
-    "compiled_plain": "same",
-}
-WITH = ("clear_empty", "compiled", "reuse")
+WITHOUT = {"clear_empty": "crash", "reuse": "other", "compiled": "crash"}  # the mend
 LIMIT_S = 50  # of a case; all run at once
-GAVE_BACK = "MiB given back:"
 PROMPT, TOKENS, DEVICE = np.arange(3, 131), 64, torch.device("cuda:0")
 
 
 def model() -> PreTrainedModel:
     shape = dict(compose(["model=vicuna7b", "model.shape=true"]).model.shape_config)
-    made = shape_model(shape | {"num_hidden_layers": 2}, dtype=torch.bfloat16, device=DEVICE)
-    return made.eval().requires_grad_(False)  # type: ignore[no-any-return]
+    network = shape_model(shape | {"num_hidden_layers": 2}, dtype=torch.bfloat16, device=DEVICE)
+    return network.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 
 @torch.inference_mode()
 def disturb(case: str, stream: torch.cuda.Stream) -> list[torch.Tensor]:
-    """Do what the case does; the tensors that nobody may write to, all sevens."""
-    kept: list[torch.Tensor] = []
-    if case in ("clear", "reuse", "clear_empty"):
-        torch._C._cuda_clearCublasWorkspaces()
-    if case in ("empty", "clear_empty"):
-        torch.cuda.empty_cache()
-    if case == "reuse":
-        with torch.cuda.stream(stream):  # whose free blocks the work space is one of
-            kept = [torch.full((1 << 23,), 7.0, device=DEVICE) for _ in range(64)]
-    if case.startswith("compiled"):
+    """Do what the case does; returns tensors of sevens that nobody may write to."""
+    sevens: list[torch.Tensor] = []
+    if case == "compiled":
         other = model()
         ids = torch.from_numpy(PROMPT)[None].to(DEVICE)
-        plain = {"compile_config": CompileConfig(mode="default")} if case.endswith("plain") else {}
         for _ in range(2):
             other.generate(  # type: ignore[operator]
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False,
-                eos_token_id=None, pad_token_id=0, cache_implementation="static", **plain,
+                eos_token_id=None, pad_token_id=0, cache_implementation="static",
             )  # fmt: skip
+    else:
+        torch._C._cuda_clearCublasWorkspaces()
+    if case == "clear_empty":
+        torch.cuda.empty_cache()
+    if case == "reuse":
+        with torch.cuda.stream(stream):  # whose free blocks the work space is one of
+            sevens = [torch.full((1 << 23,), 7.0, device=DEVICE) for _ in range(64)]
     torch.cuda.synchronize()  # what it did itself is right
-    return kept
+    return sevens
 
 
-def one(case: str) -> str:
+def run_case(case: str) -> str:
     """Whether both decodes gave the ``same`` tokens, or ``other`` ones.
-
-    Prints the sizes of the memory segments that the case gave back.
 
     Raises:
         RuntimeError: the second one could not run.
     """
-    ours = GraphTarget(model(), max_len=256, max_nodes=1, fused=True)
-    engine = Engine(ours, GreedyVerifier(), eos_ids=frozenset())
+    target = GraphTarget(model(), max_len=256, max_nodes=1, fused=True)
+    engine = Engine(target, GreedyVerifier(), eos_ids=frozenset())
 
     def decode() -> list[int]:
-        found = engine.decode(PROMPT, Drafter(name="ar"), max_new_tokens=TOKENS).output_ids
+        output = engine.decode(PROMPT, Drafter(name="ar"), max_new_tokens=TOKENS).output_ids
         torch.cuda.synchronize()
-        return found
+        return output
 
-    with ExitStack() as stack:
-        if os.environ.get("FIX") == "0":
-            nothing = mock.patch.object(cuda_graphs, "_forget_work_space", lambda: None)
-            stack.enter_context(nothing)
-        if case == "compiled_kept":
-            trees = "torch._inductor.cudagraph_trees.clear_cublass_cache"
-            stack.enter_context(mock.patch(trees, lambda: None))
-        first, before = decode(), segments()
+    without = os.environ.get("FIX") == "0"
+    nothing = mock.patch.object(cuda_graphs, "_forget_work_space", lambda: None)
+    with nothing if without else nullcontext():
+        first = decode()
         try:
-            kept = disturb(case, ours.capture_stream())
+            sevens = disturb(case, target.capture_stream())
         except Exception:  # says nothing of our passes
             traceback.print_exc()
             return "disturber failed"
-        gone = before.keys() - segments().keys()
-        print(GAVE_BACK, json.dumps(sorted(before[at] >> 20 for at in gone)), flush=True)
         again = decode()
-    whole = all(bool((tensor == 7).all()) for tensor in kept)
+    whole = all(bool((tensor == 7).all()) for tensor in sevens)
     return "same" if again == first and whole else "other"
 
 
-def segments() -> dict[int, int]:
-    """The bytes of each segment of the allocator, by address."""
-    return {each["address"]: each["total_size"] for each in torch.cuda.memory_snapshot()}
-
-
-def alone(case: str, fix: str) -> dict[str, Any]:
-    """How a case ends in a process of its own, and the MiB of the segments that it gave back."""
+def in_process(case: str, fix: str) -> str:
+    """How a case ends in a process of its own."""
     command = [sys.executable, "-m", "scripts.gpu_crash", case]
-    environ = os.environ | {"FIX": fix}
     try:
         ran = subprocess.run(
-            command, env=environ, text=True, stdout=subprocess.PIPE, timeout=LIMIT_S
-        )
+            command, env=os.environ | {"FIX": fix}, text=True, stdout=subprocess.PIPE,
+            timeout=LIMIT_S,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return {"ended": f"not over after {LIMIT_S} s"}
-    lines = ran.stdout.splitlines()
-    said = [line.removeprefix(GAVE_BACK) for line in lines if line.startswith(GAVE_BACK)]
-    ended = f"failed with exit code {ran.returncode}" if ran.returncode else lines[-1]
-    return {"ended": ended, "given_back_mib": json.loads(said[0]) if said else None}
+        return f"not over after {LIMIT_S} s"
+    if ran.returncode:
+        return f"failed with exit code {ran.returncode}"
+    return ran.stdout.splitlines()[-1]
 
 
 def main() -> int:
@@ -157,28 +127,27 @@ def main() -> int:
         return 2
     if options.case != "all":
         try:
-            print(one(options.case), flush=True)
+            print(run_case(options.case), flush=True)
         except (RuntimeError, DeviceLost) as error:
             if "illegal memory access" not in f"{error} {error.__cause__}":
                 raise
             print(error, file=sys.stderr)
             print("crash", flush=True)
         return 0
-    wanted = {("without", case): ended for case, ended in WITHOUT.items()}
-    wanted |= {("with", case): "same" for case in WITH}
-    found: dict[str, dict[str, Any]] = {"without": {}, "with": {}}
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        begun = {
-            pool.submit(alone, case, "0" if mend == "without" else "1"): (mend, case)
-            for mend, case in wanted
-        }
-        for ended in as_completed(begun):
-            mend, case = begun[ended]
-            found[mend][case] = ended.result()
-            print(f"{mend} the mend, {case}: {ended.result()}", flush=True)
-            if options.out:
-                options.out.write_text(json.dumps(found, indent=1))
-    return int(any(found[mend][case]["ended"] != w for (mend, case), w in wanted.items()))
+    expected = {"0": WITHOUT, "1": dict.fromkeys(WITHOUT, "same")}  # by FIX
+    pairs = [(fix, case) for fix in expected for case in WITHOUT]
+    endings: dict[str, dict[str, str]] = {fix: {} for fix in expected}
+    with ThreadPoolExecutor(len(pairs)) as pool:
+        for (fix, case), ended in zip(
+            pairs, pool.map(lambda pair: in_process(pair[1], pair[0]), pairs), strict=True
+        ):
+            endings[fix][case] = ended
+            print(f"{case}, {'with' if fix == '1' else 'without'} the mend: {ended}", flush=True)
+    if options.out:
+        options.out.write_text(
+            json.dumps({"without": endings["0"], "with": endings["1"]}, indent=1)
+        )
+    return int(endings != expected)
 
 
 if __name__ == "__main__":
