@@ -69,6 +69,7 @@ OWN_ENGINE = "specbench"
 Said: TypeAlias = Literal["", "steps", "positions", "totals", "nothing"]
 LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's distribution
 _ROUNDING = 1e-6
+_FIELDS_SET: set[str] = set()  # of every record, see `CaseRecord._check_counts`; nobody asks for it
 
 
 def _absent(value: object) -> bool:
@@ -288,6 +289,8 @@ class CaseRecord(TurnKey):
     @model_validator(mode="after")
     def _check_counts(self) -> Self:
         """That the fields do not contradict each other."""
+        # One set for all: a run holds thousands of records, and each set of its own takes 2 kB.
+        object.__setattr__(self, "__pydantic_fields_set__", _FIELDS_SET)
         steps, committed = len(self.committed_per_step), sum(self.committed_per_step)
         if self.prompt_ids and len(self.prompt_ids) != self.n_prompt:
             raise ValueError(f"n_prompt is {self.n_prompt}, prompt_ids has {len(self.prompt_ids)}")
