@@ -40,9 +40,8 @@ from specbench.config.draft import draft_weights
 from specbench.config.schema import HfConfig, RunConfig
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, Needs
-from specbench.decoding.turn import DecodeResult
+from specbench.decoding.turn import DecodeResult, StopRules
 from specbench.errors import (
-    CaseFailed,
     ConfigurationError,
     NeedsNotMet,
     WeightsNotFound,
@@ -144,6 +143,7 @@ class TransformersSession(Session):
         self._knobs = config.runner.hf
         self._stock: Any = loading.load_model(config, self._tokenizer).model
         self._clock = make_clock(str(self._stock.device))
+        self._rules = StopRules(self._model.eos_ids, self.context_length, self.vocab_size)
         eos = sorted(self._model.eos_ids)
         self._ends = {"eos_token_id": eos, "pad_token_id": eos[0] if eos else 0}
         # Not what the model's publisher would sample or penalise with.
@@ -176,12 +176,7 @@ class TransformersSession(Session):
         if not isinstance(drafter, Peer):
             return super().decode(prompt, drafter, seed, max_new_tokens, seen)
         requested = max_new_tokens or self._max_new_tokens
-        limit = min(requested, self.context_length - len(prompt))
-        if limit <= 0:
-            raise CaseFailed(
-                "prompt_too_long",
-                f"the prompt has {len(prompt)} tokens and the context {self.context_length}",
-            )
+        limit = self._rules.limit(prompt, requested)
         ids = torch.from_numpy(prompt)[None].to(self._stock.device)
         options = self._options(drafter.loop)
         passes, drafts = Calls(), Calls()

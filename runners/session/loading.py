@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 # An answer is tokenised again in the next turn's prompt, and may then be longer than it was.
 _RETOKENISED = 1.25
+_ANSWER = "yes"  # stands for one that is not there yet: some templates refuse an empty one
 
 
 def load_session(
@@ -144,7 +145,7 @@ def _longest_turn(job: Job, template: PromptTemplate | TokenIdPrompts) -> int:
     """Tokens of the longest dialogue with its answers, as far as it can be told beforehand."""
     longest, limit = 0, job.config.generation.max_new_tokens
     for case in job.cases:
-        turns: list[tuple[str, str | None]] = [(user, "") for user in case.turns[:-1]]
+        turns: list[tuple[str, str | None]] = [(user, _ANSWER) for user in case.turns[:-1]]
         answers = len(turns) * limit * _RETOKENISED
         prompt = len(template.render([*turns, (case.turns[-1], None)]))
         longest = max(longest, prompt + int(answers) + limit)

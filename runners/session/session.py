@@ -93,6 +93,7 @@ class Session:
             Engine,
             eos_ids=model.eos_ids,
             context_length=model.context_length,
+            vocab_size=target.vocab_size,
             overlap=config.engine.overlap,
         )
         phases, size = config.measure.phases, config.batch.size
@@ -116,6 +117,7 @@ class Session:
                 [build_verifier(config.verifier, sampling) for _ in range(size)],
                 eos_ids=model.eos_ids,
                 context_length=model.context_length,
+                vocab_size=target.vocab_size,
                 phases=phases,
             )
             twins = {id(d): [d.twin() for _ in range(size - 1)] for d in self._drafts}
@@ -156,6 +158,11 @@ class Session:
         """Tokens that prompt and answer can have together."""
         return self._model.context_length
 
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model has embeddings of."""
+        return self._target.vocab_size
+
     def describe(self) -> ModelInfo:
         """The manifest's part about the model, but for the memory's speed."""
         model = self._model
@@ -168,7 +175,7 @@ class Session:
             device=model.device,
             eos_ids=sorted(model.eos_ids),
             context_length=model.context_length,
-            vocab_size=self._target.vocab_size,
+            vocab_size=self.vocab_size,
             tokenizer_hash=self.tokenizer_hash,
             template_sha=self._template.sha,
             parameters=sum(p.numel() for p in model.model.parameters()),
@@ -193,12 +200,12 @@ class Session:
                 "the tokenizer has no chat template, so prompts are written as Vicuna v1.1's. "
                 "Another one: model.template=plain."
             )
-        if ignored := self._model.not_applied:
+        if self._template.ended_in_eos:
             remarks.append(
-                f"the model's generation_config.json asks for {', '.join(ignored)}; no label "
-                "applies that, plain decoding included."
+                "prompts end in the end-of-text token, as the chat template or the question's text "
+                "has it there: models may take their answer for finished."
             )
-        return remarks
+        return [*remarks, *self._model.notes]
 
     def measure_copy_bandwidth(self) -> float:
         """Bytes per second, within the memory of the target's device."""
@@ -214,8 +221,12 @@ class Session:
         fitting = sorted((p for p in prompts if len(p) < self.context_length), key=len)
         if not fitting:
             return None
-        prompt = fitting[len(fitting) // 2]
+        (prompt,) = self._readable([fitting[len(fitting) // 2]])
         return time_rows(self._target, prompt, self.context_length - len(prompt), seed)
+
+    def _readable(self, prompts: Sequence[IntArray]) -> list[IntArray]:
+        """Prompts to try the model with; one that has ids beyond its own fails when it is asked."""
+        return [prompt.clip(max=self.vocab_size - 1) for prompt in prompts]
 
     def note_passes(self, described: ModelInfo) -> None:
         """Bring what ``described`` (of ``describe``) says of passes up to date.
@@ -328,7 +339,7 @@ class Session:
             self._tolerance = AuditTolerance.from_json(earlier)
         elif self._tolerance is None:
             self.reserve_audit(prompts)
-            chosen = chosen_prompts(prompts, self.context_length)
+            chosen = self._readable(chosen_prompts(prompts, self.context_length))
             targets = dict.fromkeys((self._target, self._eager_target))
             self._tolerance = calibrate(list(targets), chosen)
             log.info("the audit takes for a near tie: %s", self._tolerance)
@@ -374,6 +385,7 @@ class Session:
         several = [head for head in heads if head.layers != (AFTER_FINAL_NORM,)]
         if not several:
             return
+        (prompt,) = self._readable([prompt])
         answer = self.plain(prompt, _GUESSED)
         layers = tuple(range(self.n_layers + 1))
         states = self.states_along(prompt, answer, layers)

@@ -323,7 +323,7 @@ def near_a_question(texts: Sequence[str], files: Sequence[Path]) -> set[int]:
         return {tuple(said[i : i + _WORDS_APART]) for i in range(len(said) - _WORDS_APART + 1)}
 
     known: set[tuple[str, ...]] = set()
-    for line in (row for path in files for row in path.read_text("utf-8").splitlines()):
+    for line in (row for path in files for row in path.read_text("utf-8-sig").splitlines()):
         asked = json.loads(line)
         named = (str(asked[key]) for key in ("question", "prompt", "text") if key in asked)
         known.update(*map(runs, [*asked.get("turns", []), *named]))

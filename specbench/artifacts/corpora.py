@@ -155,7 +155,7 @@ def file_texts(paths: Iterable[Path], progress: Progress = silent) -> Iterator[s
         lines: list[str] = []
         size = 0
         try:
-            with path.open(encoding="utf-8") as handle:
+            with path.open(encoding="utf-8-sig") as handle:
                 for line in handle:
                     blank = not line.strip()
                     if lines and (blank or size > PIECE):

@@ -7,7 +7,6 @@ column holds what; nothing here knows a data set by name.
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import hashlib
 import json
@@ -22,7 +21,7 @@ from specbench.config.dataset_schema import ColumnsConfig, DatasetConfig, RowsCo
 from specbench.errors import DatasetError, nearest, unknown_name
 from specbench.paths import ASSETS, typed_path
 from specbench.results.tasks import OVERALL, task_of
-from specbench.storage.jsonl import parse_json
+from specbench.storage.jsonl import BYTE_ORDER_MARK, parse_json
 
 _HUB_ERROR_CHARACTERS = 300
 _LINE_BYTES = 4 << 20  # about a million tokens
@@ -163,13 +162,14 @@ def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
     kind = path.with_suffix("").suffix if packed else path.suffix
     with cast("IO[bytes]", gzip.open(path) if packed else path.open("rb")) as handle:
         for number, line in enumerate(_lines(handle, path), start=1):
-            if not line.strip():
-                continue
             try:
-                if kind == ".txt":  # a prompt a line
-                    yield _Row(str(path), number, {"prompt": line.decode().strip()}, columns)
+                text = line.decode().strip(BYTE_ORDER_MARK).strip()
+                if not text:
                     continue
-                values = parse_json(line.removeprefix(codecs.BOM_UTF8))
+                if kind == ".txt":  # a prompt a line
+                    yield _Row(str(path), number, {"prompt": text}, columns)
+                    continue
+                values = parse_json(line)
             except UnicodeDecodeError as error:
                 raise DatasetError(f"{path}, line {number}: not UTF-8 ({error.reason})") from error
             except ValueError as error:

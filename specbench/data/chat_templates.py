@@ -50,6 +50,7 @@ class PromptTemplate:
         name: the template in use, never ``auto``.
         stands_in: whether ``auto`` had to take Vicuna's, as the tokenizer has none.
         sha: SHA-256 hex over its text and arguments, recorded with every run.
+        ended_in_eos: whether a prompt that was rendered ends in the tokenizer's end token.
 
     Raises:
         ConfigurationError: an unknown template; ``chat`` where the tokenizer has none; or one that
@@ -81,6 +82,8 @@ class PromptTemplate:
             if names and special_tokens == "text"
             else None
         )
+        self._begin = _special_prefix(tokenizer)
+        self.ended_in_eos = False
         self._kwargs = dict(template_kwargs or {}) if template == "chat" else {}
         self.name = template
         rules = {
@@ -162,9 +165,14 @@ class PromptTemplate:
         return self._special.sub(lambda found: found[0][0] + _MARK + found[0][1:], text)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        begin = self._begin if add_special_tokens else []
+        ids = [*begin, *self._bare_ids(text)]
+        self.ended_in_eos |= ids[-1:] == [self._tokenizer.eos_token_id]
+        return ids
+
+    def _bare_ids(self, text: str) -> list[int]:
         if self._special is None or _MARK not in text:
-            ids = self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-            return [int(i) for i in ids]
+            return [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
         # A tokenizer cuts a text at special tokens first. Here they are cut out, so that what is
         # left can be read without them.
         found: list[int] = []
@@ -173,12 +181,7 @@ class PromptTemplate:
             found += self._plain_ids(text[end : special.start()])
             found.append(int(self._tokenizer.convert_tokens_to_ids(special[0])))
             end = special.end()
-        found += self._plain_ids(text[end:])
-        if add_special_tokens:
-            empty = self._tokenizer("", add_special_tokens=True)["input_ids"]
-            begins = [int(i) for i in empty if i != self._tokenizer.eos_token_id]
-            found = begins + found
-        return found
+        return found + self._plain_ids(text[end:])
 
     def _plain_ids(self, text: str) -> list[int]:
         if not text:
@@ -247,6 +250,14 @@ def turns_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[tuple
     return list(zip(texts[::2], [*texts[1::2], None], strict=True))
 
 
+def _special_prefix(tokenizer: Any) -> list[int]:
+    """Ids that a tokenizer puts before a text; what it puts behind, a prompt must not end in."""
+    whole = tokenizer(_PROBES[0], add_special_tokens=True)["input_ids"]
+    bare = tokenizer(_PROBES[0], add_special_tokens=False)["input_ids"]
+    begins = (i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+    return [int(i) for i in whole[: next(begins, 0)]]
+
+
 def _refuse_powers(template: str) -> None:
     """Refuse ``**``: a power of powers computes for hours where no signal can stop it."""
     try:
@@ -288,6 +299,7 @@ class TokenIdPrompts:
 
     name = "token_ids"
     stands_in = False
+    ended_in_eos = False
 
     def __init__(self, sha: str) -> None:
         self.sha = sha

@@ -85,7 +85,7 @@ class BatchEngine:
 
     Args:
         verifiers: one for each seat of ``target``, for they hold random numbers.
-        eos_ids, context_length: see `StopRules`.
+        eos_ids, context_length, vocab_size: see `StopRules`.
         phases: take times inside the steps too.
         clock: makes the clock; by default one that suits the target's device.
     """
@@ -97,11 +97,12 @@ class BatchEngine:
         *,
         eos_ids: frozenset[int],
         context_length: int | None = None,
+        vocab_size: int | None = None,
         phases: bool = False,
         clock: Callable[[], Clock] | None = None,
     ) -> None:
         self.target, self._verifiers = target, verifiers
-        self._rules = StopRules(eos_ids, context_length)
+        self._rules = StopRules(eos_ids, context_length, vocab_size)
         self._clock = clock() if clock else make_clock(str(target.device), phases)
 
     def decode(self, requests: Sequence[TurnRequest], *, max_new_tokens: int) -> BatchResult:

@@ -34,7 +34,7 @@ class Engine:
     """Runs drafters against one target.
 
     Args:
-        eos_ids, context_length: see `StopRules`.
+        eos_ids, context_length, vocab_size: see `StopRules`.
         overlap: when drafters with ``needs.overlap`` do their parallel part: ``serial`` (after the
             pass; the same schedule, hence the same tokens), ``thread`` (the pass runs in another
             thread), ``stream`` (CUDA: another stream) or ``auto``: one of the latter two, and
@@ -53,6 +53,7 @@ class Engine:
         *,
         eos_ids: frozenset[int],
         context_length: int | None = None,
+        vocab_size: int | None = None,
         overlap: str = "auto",
         phases: bool = False,
         clock: Callable[[], Clock] | None = None,
@@ -61,7 +62,7 @@ class Engine:
             raise unknown_name("engine.overlap", overlap, OVERLAP_MODES)
         self.target = target
         self.verifier = verifier
-        self._rules = StopRules(eos_ids, context_length)
+        self._rules = StopRules(eos_ids, context_length, vocab_size)
         on_gpu = str(target.device).startswith("cuda")
         if overlap == "auto":
             overlap = "serial" if phases else "stream" if on_gpu else "thread"

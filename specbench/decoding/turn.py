@@ -138,19 +138,29 @@ class StopRules:
         eos_ids: ids that end an answer.
         context_length: tokens the model can hold; no answer grows beyond it, and no draft has a
             position beyond it, which learned embeddings of positions lack.
+        vocab_size: ids that the model has embeddings of.
     """
 
     eos_ids: frozenset[int]
     context_length: int | None = None
+    vocab_size: int | None = None
 
-    def limit(self, n_prompt: int, max_new_tokens: int) -> int:
-        """New tokens that there is room for.
+    def limit(self, prompt: IntArray, max_new_tokens: int) -> int:
+        """New tokens that there is room for behind ``prompt [n]``.
 
         Raises:
-            CaseFailed: the prompt has no tokens, or does not fit.
+            CaseFailed: the prompt has no tokens, one that the model has no embedding of, or does
+                not fit.
         """
+        n_prompt = len(prompt)
         if n_prompt == 0:
             raise CaseFailed("empty_prompt", "the prompt has no tokens")
+        if self.vocab_size is not None and (largest := int(prompt.max())) >= self.vocab_size:
+            raise CaseFailed(
+                "unknown_token",
+                f"the prompt has the token {largest}, and the model has embeddings of "
+                f"{self.vocab_size}: take the tokenizer that it was trained with",
+            )
         if self.context_length is None:
             return max_new_tokens
         if n_prompt >= self.context_length:
@@ -210,7 +220,7 @@ class Decoding:
         seed: int = 0,
         seen: IntArray = NO_TOKENS,
     ) -> None:
-        limit = rules.limit(len(prompt), max_new_tokens)
+        limit = rules.limit(prompt, max_new_tokens)
         self._target, self._verifier, self._rules = target, verifier, rules
         self.drafter, self.needs = drafter, drafter.needs
         self._limited = limit < max_new_tokens

@@ -141,7 +141,7 @@ def load_tree(path: Path) -> StaticTree:
         ArtifactError: the file is missing, or is no such tree.
     """
     try:
-        paths = json.loads(path.read_text(encoding="utf-8"))
+        paths = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(paths, dict):
             paths = paths.get("paths")
         if not isinstance(paths, list) or not paths:

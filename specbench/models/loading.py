@@ -38,7 +38,7 @@ class LoadedModel:
 
     model: PreTrainedModel  # in eval mode on its device, without gradients
     tokenizer: PreTrainedTokenizerBase | None  # None under ``model.shape=true``
-    eos_ids: frozenset[int]  # ids that end an answer, from config, generation config and tokenizer
+    eos_ids: frozenset[int]  # ids that end an answer, as transformers' ``generate`` takes them
     context_length: int  # tokens of prompt and answer together at most
     id: str  # hub id or local folder
     # the commit where the hub told it, else what was asked for; None for a folder
@@ -48,8 +48,7 @@ class LoadedModel:
     device: str
     weights: str | None = None  # ``engine.weights``, where its passes read others than float32
     self_check: SelfCheck | None = None  # once a target was made of it
-    # of the model's generation_config.json, what would change greedy decoding and is not applied
-    not_applied: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on the model's settings, for whoever reads the numbers
 
 
 def model_files_present(config: RunConfig | ModelConfig) -> None:
@@ -274,6 +273,7 @@ def _loaded(
     config = network.config
     limits = [model.context_length, getattr(config, "max_position_embeddings", None)]
     known = [int(limit) for limit in limits if limit]
+    eos_ids, other_ends = _end_ids(network, tokenizer)
     if not known:
         raise ConfigurationError(
             f"{model.id} does not say how long its context is: type model.context_length=N."
@@ -281,8 +281,8 @@ def _loaded(
     return LoadedModel(
         model=network,
         tokenizer=tokenizer,
-        eos_ids=_eos_ids(network, tokenizer),
-        not_applied=_not_applied(network),
+        eos_ids=eos_ids,
+        notes=tuple(filter(None, (_not_applied(network), other_ends))),
         context_length=min(known),
         id=str(model.id),
         revision=revision,
@@ -293,46 +293,91 @@ def _loaded(
     )
 
 
-def _eos_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
-    ids: list[int] = []
-    for source in (network.config, network.generation_config, tokenizer):
+def _end_ids(
+    network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[frozenset[int], str]:
+    """The ids that end an answer, and a note on sources that name others ("" where none does).
+
+    Of the first source that names any, in transformers' order.
+    """
+    sources = {
+        "generation_config.json": network.generation_config,
+        "config.json": network.config,
+        "the tokenizer": tokenizer,
+    }
+    ends: dict[str, set[int]] = {}
+    for name, source in sources.items():
         value = getattr(source, "eos_token_id", None)
-        ids += [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) for i in ids):
-        raise ConfigurationError(
-            f"{network.name_or_path}: eos_token_id of config.json or generation_config.json must "
-            f"be a token id or a list of them, not {ids!r:.60}. Correct it there."
-        )
-    return frozenset(ids)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(isinstance(i, int) for i in ids):
+            raise ConfigurationError(
+                f"{network.name_or_path}: eos_token_id of {name} must be a token id or a list of "
+                f"them, got {value!r:.60}. Correct it there."
+            )
+        if ids:
+            ends[name] = set(ids)
+    if not ends:
+        return frozenset(), ""
+    first, used = next(iter(ends.items()))
+    # A tokenizer names one end, which may be one of several.
+    differing = [
+        f"{name} names {_id_list(ids)}"
+        for name, ids in ends.items()
+        if (not ids <= used if name == "the tokenizer" else ids != used)
+    ]
+    note = f"answers end at {_id_list(used)}, from {first}; {' and '.join(differing)}, not applied."
+    return frozenset(used), note if differing else ""
 
 
-# Settings of transformers' ``generate`` that change greedy decoding, and what switches them off.
+def _id_list(ids: set[int]) -> str:
+    return f"token {', '.join(map(str, sorted(ids)))}"
+
+
+# Settings of transformers' ``generate`` that change greedy decoding or where an answer ends, and
+# what switches them off besides null.
 _CHANGES_GREEDY: dict[str, object] = {
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "constraints": None,
+    "force_words_ids": None,
+    "penalty_alpha": 0.0,
+    "dola_layers": None,
+    "guidance_scale": 1.0,
     "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
     "min_length": 0,
-    "min_new_tokens": None,
+    "min_new_tokens": 0,
+    "max_time": None,
+    "stop_strings": None,
     "bad_words_ids": None,
     "suppress_tokens": None,
     "begin_suppress_tokens": None,
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
+    "forced_decoder_ids": None,
     "sequence_bias": None,
     "exponential_decay_length_penalty": None,
+    "token_healing": False,
+    "watermarking_config": None,
 }
 
 
-def _not_applied(network: PreTrainedModel) -> tuple[str, ...]:
-    """What `generate` would apply and we do not, as ``name=value``."""
-    settings = network.generation_config
-    if settings is None:
-        return ()
-    values = {name: getattr(settings, name, None) for name in _CHANGES_GREEDY}
-    return tuple(
+def _not_applied(network: PreTrainedModel) -> str:
+    """A note on what `generate` would apply and we do not; "" where there is nothing."""
+    settings = {name: getattr(network.generation_config, name, None) for name in _CHANGES_GREEDY}
+    asked = [
         f"{name}={value}"
-        for name, value in values.items()
-        if value is not None and value != _CHANGES_GREEDY[name]
+        for name, value in settings.items()
+        if value is not None and value != [] and value != _CHANGES_GREEDY[name]
+    ]
+    if not asked:
+        return ""
+    return (
+        f"the model's generation_config.json asks for {', '.join(asked)}; no label applies that, "
+        "plain decoding included."
     )
 
 

@@ -28,6 +28,7 @@ Line = TypeVar("Line", bound=Mapping[str, object])
 
 PACKED = ".gz"  # of a file that is kept gzipped
 
+BYTE_ORDER_MARK = "\ufeff"  # of byte order, which editors and concatenated files leave in texts
 _DEEPEST = 64  # nested lists and objects; our own files have three levels
 _LARGEST = 2**63 - 1  # what arrays and tables can hold
 _MAYBE_LARGER = re.compile(rb"\d{19}")
@@ -61,14 +62,20 @@ def failure(work: Callable[[], object]) -> Exception | None:
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of a JSON text that the rest of the program can work with and write again.
+    """Read a JSON text as a value that the rest of the program can work with and write again.
+
+    A byte-order mark before it is no part of it.
 
     Raises:
         ValueError: it is not JSON or not UTF-8, holds a number that is not finite, an integer of
             thousands of digits or half a surrogate pair, or is nested too deeply.
     """
     try:
-        value = json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+        value = json.loads(
+            data.decode().lstrip(BYTE_ORDER_MARK),
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
     if data.count(b"[") + data.count(b"{") > _DEEPEST:

@@ -51,6 +51,12 @@ def test_blank_lines_separate_documents(tmp_path):
     ]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(b"\xef\xbb\xbfthe cat\n\na dog\n")
+    assert list(corpora.file_texts([path])) == ["the cat\n", "a dog\n"]
+
+
 def test_a_text_without_blank_lines_is_read_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "PIECE", 10)
     path = tmp_path / "long.txt"

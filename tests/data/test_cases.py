@@ -117,6 +117,19 @@ def test_bytes_that_are_no_text_and_bytes_that_are_harmless(tmp_path):
     assert [case.case_id for case in load(path)] == ["7"]
 
 
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.txt", "mine.jsonl.gz", "mine.txt.gz"])
+def test_byte_order_marks_are_no_part_of_a_question(tmp_path, name):
+    """Of files that were put together: each brings its own, and one may be a mark alone."""
+    mark, questions = "\ufeff", ["why", "", "how", "", "a\ufeffb"]
+    if "json" in name:
+        questions = [text and json.dumps({"prompt": text}) for text in questions]
+    write = gzip.open if name.endswith(".gz") else open
+    with write(tmp_path / name, "wb") as file:
+        file.write("\r\n".join(mark + text for text in questions).encode())
+    found = {case.case_id: case.turns for case in load(tmp_path / name)}
+    assert found == {"1": ("why",), "3": ("how",), "5": ("a\ufeffb",)}
+
+
 def test_line_number_is_the_id_where_there_is_none(tmp_path):
     rows = ['{"question": "a", "answer": "1"}', "", '{"question": "b", "answer": "2"}']
     write(tmp_path / "gsm8k.jsonl", rows)

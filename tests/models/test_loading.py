@@ -87,12 +87,29 @@ def test_local_folder(tmp_path, name, architecture, numbers):
         torch.testing.assert_close(loaded.model(ids).logits, saved(ids).logits)
 
 
-def test_eos_ids_come_from_config_generation_config_and_tokenizer(tmp_path):
+@pytest.mark.parametrize(
+    ("generation", "configured", "ends", "noted"),
+    [
+        ([6, 7], [5, 6], {6, 7}, ["config.json names token 5, 6", "the tokenizer names token 2"]),
+        ([2, 6], 2, {2, 6}, ["config.json names token 2"]),
+        (2, [2], {2}, []),
+        (None, [5, 2], {2, 5}, []),
+        (None, None, {2}, []),
+    ],
+)
+def test_answers_end_where_transformers_ends_them_and_other_ends_are_noted(
+    tmp_path, generation, configured, ends, noted
+):
     folder = tmp_path / "model"
-    save_checkpoint(folder, eos_token_id=[5, 6])
-    stored = json.loads((folder / "generation_config.json").read_text())
-    (folder / "generation_config.json").write_text(json.dumps(stored | {"eos_token_id": [6, 7]}))
-    assert loading.load_model(config(tmp_path, f"model.id={folder}")).eos_ids == {2, 5, 6, 7}
+    save_checkpoint(folder)
+    for name, value in (("generation_config", generation), ("config", configured)):
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": value}))
+    cfg = config(tmp_path, f"model.id={folder}")
+    loaded = loading.load_model(cfg, loading.load_tokenizer(cfg))
+    assert loaded.eos_ids == ends
+    assert len(loaded.notes) == bool(noted)
+    assert all(part in loaded.notes[0] for part in noted)
 
 
 def test_context_length_is_the_smaller_of_yaml_and_model(tmp_path, folder):

@@ -257,6 +257,8 @@ def test_a_tokenizer_with_more_ids_than_embeddings_is_refused():
     self_check.check_tokenizer(tiny_model("llama", vocab_size=size), tokenizer, "model.id=x")
     with pytest.raises(ConfigurationError, match=rf"1 tokens .* \(id {last}\)"):
         self_check.check_tokenizer(tiny_model("llama", vocab_size=last), tokenizer, "model.id=x")
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    self_check.check_tokenizer(tiny_model("llama", vocab_size=size), tokenizer, "model.id=x")
 
 
 def heads(*shape):

@@ -352,18 +352,6 @@ def test_resuming_on_another_machine_must_be_forced_and_marks_the_records(
     assert Counter(forced.values()) == {False: 2, True: 3}
 
 
-def test_settings_of_a_model_that_nobody_applies_are_named(execute, tmp_path, checkpoint, capsys):
-    model = shutil.copytree(checkpoint, tmp_path / "model")
-    settings = json.loads((model / "generation_config.json").read_text())
-    (model / "generation_config.json").write_text(
-        json.dumps(settings | {"repetition_penalty": 2.0})
-    )
-    out = f"output_dir={tmp_path}/run"
-    assert execute(out, f"model.path={model}", "dataset.limit=1") == 0
-    said = "generation_config.json asks for repetition_penalty=2.0; no label applies that"
-    assert said in " ".join(capsys.readouterr().out.split())
-
-
 def test_a_knob_out_of_its_range_is_named_before_the_folder_s_owner(execute, tmp_path):
     assert execute(f"output_dir={tmp_path}", "dataset.limit=1") == 0
     with pytest.raises(ConfigurationError, match=r"method\.num_tokens=-1"):

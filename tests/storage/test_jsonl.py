@@ -46,6 +46,14 @@ def test_whole_characters_and_long_numbers_are_read(tmp_path):
     assert jsonl.read_jsonl(path) == ([line], False)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_value(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}\n\xef\xbb\xbf{"a": 1}\n')
+    assert jsonl.read_jsonl(path) == ([{"a": "\ufeff"}, {"a": 1}], False)
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert jsonl.read_json(path) == {"a": 1}
+
+
 def test_a_full_disk_leaves_only_whole_groups(tmp_path, monkeypatch):
     path = tmp_path / "x.jsonl"
     jsonl.append_jsonl(path, [{"group": 1}])

@@ -244,14 +244,17 @@ def _first_to_differ(target: Target, text: CheckText, own: OwnRows) -> str:
 
 
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, what: str) -> None:
-    """Refuse a tokenizer with ids that the model has no embedding of.
+    """Refuse a tokenizer whose texts have ids that the model has no embedding of.
+
+    Of tokens that were added to it, as one for padding, only a prompt that has them fails.
 
     Raises:
         ConfigurationError: with the first such token.
     """
     embedding: Any = model.get_input_embeddings()
     rows = int(embedding.weight.shape[0])
-    beyond = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i >= rows)
+    vocabulary = tokenizer.get_vocab().items() - tokenizer.get_added_vocab().items()
+    beyond = sorted((i, token) for token, i in vocabulary if i >= rows)
     if beyond:
         i, token = beyond[0]
         raise ConfigurationError(
