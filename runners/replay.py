@@ -29,7 +29,7 @@ from runners.session.method_runs import (
     fitting,
     needs_of,
 )
-from runners.session.open_run import OpenRun, complete
+from runners.session.open_run import OpenRun, attempts
 from specbench.config import compose
 from specbench.config.schema import ReplayConfig, RunConfig
 from specbench.config.validate import check_values
@@ -144,7 +144,12 @@ class Replay(Runner):
         traces = _traces(job.config)
         for method_run in build_method_runs(job.without(job.optional)):
             replay_kind(method_run.drafter, traces)  # refuses before the folder is anybody's
-        return complete(job, _replay)
+        for run in attempts(job):
+            with run:
+                if run.lacks:
+                    _replay(run)
+        assert run.exit_code is not None
+        return run.exit_code
 
 
 def _contradiction(key: str, value: object, recorded: object) -> ConfigurationError:
@@ -293,7 +298,7 @@ def _replay(run: OpenRun) -> None:
         runner.done.extend(block_result.records)
         unwritten.extend(block_result.of(missing))
         if i % _BLOCKS_PER_WRITE == 0 or i == len(blocks):
-            run.files.append(unwritten.records, unwritten.errors, unwritten.steps)
+            run.files.append(unwritten)
             unwritten = BlockResult()
     manifest.replay_s = time.perf_counter() - start
     manifest.notes = _notes(job, traces, kinds)

@@ -94,19 +94,6 @@ def check_finished(path: Path, manifest: RunManifest) -> int:
         RecordError: a file is missing, or is not what the run left.
     """
     manifest.check_files(path)
-    if manifest.files is None and manifest.n_cases:  # a run of before hashes were kept
-        found, truncated = records.read_records(
-            path, run_key=manifest.run_key, labels=manifest.labels
-        )
-        cases = {(record.repeat, record.case_id) for record in found}
-        i, n = manifest.shard or (0, 1)
-        expected = len(range(i, manifest.n_cases, n)) * int(manifest.config.get("repeats") or 1)
-        if truncated or len(cases) < expected:
-            raise jsonl.RecordError(
-                f"{path / records.CASES} holds {len(cases)} of {expected} cases, although the run "
-                f"is done. Put the file back; or delete {path / records.DONE} and repeat "
-                "the command, which measures what is missing; or type fresh=true."
-            )
     if manifest.exit_code not in (0, 1):
         raise jsonl.RecordError(
             f"{path / records.MANIFEST}: exit_code is {manifest.exit_code!r}, although the run is "

@@ -19,8 +19,7 @@ from specbench.data import cases
 from specbench.data.cases import Case
 from specbench.errors import OutputRefused
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest, Start
-from specbench.results.records import MANIFEST, CaseRecord
-from specbench.storage.jsonl import RecordError
+from specbench.results.records import CaseRecord
 from specbench.system import environment
 from specbench.system.noted import Machine
 
@@ -28,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _ABSENT = object()
 _SHOWN = 12  # lines of what differs
+# What a manifest says of its job alone: a resumed run says it anew.
+OF_JOB = ("config", "identity", "labels", "baseline", "seed", "n_cases")
 
 
 def begin(job: Job, labels: dict[str, LabelInfo], machine: Machine) -> RunManifest:
@@ -67,43 +68,6 @@ def add_start(manifest: RunManifest, n_done: int, n_redone: int) -> None:
 def close(manifest: RunManifest, status: str, exit_code: int | None) -> None:
     """Note how the process ended: ``complete``, ``interrupted`` or ``failed``."""
     manifest.status, manifest.exit_code, manifest.ended_at = status, exit_code, _now()
-
-
-def check_plan(old: RunManifest, job: Job) -> None:
-    """Refuse a manifest whose values are not those that its run key stands for.
-
-    Raises:
-        RecordError: names the values.
-    """
-    there = {
-        **{key: getattr(old, key) for key in ("baseline", "seed", "n_cases")},
-        "labels": list(old.labels),
-        "config": _part(old.config, job.identity),
-    }
-    here = {
-        "baseline": job.baseline,
-        "seed": job.config.seed,
-        "n_cases": len(job.cases),
-        "labels": list(job.labels),
-        "config": dict(job.identity),
-    }
-    if differing := config_diff(there, here):
-        raise RecordError(
-            f"{job.folder / MANIFEST} is damaged: it is not of the run that its run_key names:\n"
-            + "\n".join(differing)
-            + "\nRestore the file, or measure anew with fresh=true."
-        )
-
-
-def _part(config: Any, of: Mapping[str, Any]) -> Any:
-    """What a configuration says of the keys in ``of``."""
-    if not isinstance(config, Mapping):
-        return config
-    return {
-        key: _part(value, of[key]) if isinstance(of[key], Mapping) else value
-        for key, value in config.items()
-        if key in of
-    }
 
 
 def check_resume(old: RunManifest, machine: Machine, force: bool) -> bool:

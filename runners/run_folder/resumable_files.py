@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from runners.job import CaseBlock, Job
 from specbench.results import records
-from specbench.results.lines import ErrorLine, StepTrace, error_line, read_steps, write_steps
+from specbench.results.lines import StepTrace, error_line, read_steps, write_steps
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord
 from specbench.results.summary_schema import Summary
 from specbench.storage import jsonl
+
+if TYPE_CHECKING:
+    from runners.session.blocks import BlockResult
 
 log = logging.getLogger(__name__)
 
@@ -123,22 +127,18 @@ class ResultFiles:
             )
         return redone
 
-    def append(
-        self, block: list[CaseRecord], errors: list[ErrorLine], steps: list[StepTrace]
-    ) -> None:
+    def append(self, block: BlockResult) -> None:
         """Write a finished block; its records go last, as one write, and make it count.
 
         Raises:
             DiskError: the disk is full or broken; the block is then redone on resume.
         """
-        jsonl.append_jsonl(self._folder / records.STEPS_LOG, (trace.to_json() for trace in steps))
-        jsonl.append_jsonl(self._folder / records.ERRORS, errors)
-        jsonl.append_jsonl(self._folder / records.CASES, (record.to_json() for record in block))
-        self.done.extend(block)
+        jsonl.append_jsonl(self._folder / records.STEPS_LOG, (t.to_json() for t in block.steps))
+        jsonl.append_jsonl(self._folder / records.ERRORS, block.errors)
+        jsonl.append_jsonl(self._folder / records.CASES, (r.to_json() for r in block.records))
+        self.done.extend(block.records)
 
-    def replace(
-        self, block: list[CaseRecord], errors: list[ErrorLine], steps: list[StepTrace]
-    ) -> None:
+    def replace(self, block: BlockResult) -> None:
         """Put a new measurement of a block in the old one's place.
 
         The old records go to ``disturbed.jsonl`` first, and the new ones take their place last, so
@@ -147,19 +147,19 @@ class ResultFiles:
         Raises:
             DiskError: the disk is full or broken; the old measurement stays.
         """
-        place = (block[0].repeat, block[0].case_id)
+        place = (block.records[0].repeat, block.records[0].case_id)
         old = [r for r in self.done if (r.repeat, r.case_id) == place]
         jsonl.append_jsonl(self._folder / records.DISTURBED, (r.to_json() for r in old))
         for name, new in (
-            (records.STEPS_LOG, [trace.to_json() for trace in steps]),
-            (records.ERRORS, errors),
+            (records.STEPS_LOG, [trace.to_json() for trace in block.steps]),
+            (records.ERRORS, block.errors),
         ):
             lines, _ = jsonl.read_jsonl(self._folder / name)
             keep = [line for line in lines if (line["repeat"], line["case_id"]) != place]
             jsonl.rewrite_jsonl(self._folder / name, [*keep, *new])
         at = self.done.index(old[0])
         # In the old place, so that what learns over a run is fed in the same order ever after.
-        self._rewrite([*self.done[:at], *block, *self.done[at + len(old) :]])
+        self._rewrite([*self.done[:at], *block.records, *self.done[at + len(old) :]])
         self.superseded |= {(*place, record.attempt) for record in old}
 
     def _rewrite(self, done: list[CaseRecord]) -> None:

@@ -17,9 +17,9 @@ from runners.run_folder.baseline_answers import BaselineCache
 from runners.run_folder.manifest import check_passes, check_prompts, check_subject
 from runners.session import device_lock
 from runners.session.batching import seat_turns
-from runners.session.blocks import WARM_UP_TEXT, Answers, BlockResult, Turn, answered
+from runners.session.blocks import WARM_UP_TEXT, Answers, Turn, answered
 from runners.session.method_runs import MethodRun, keep_state
-from runners.session.open_run import OpenRun, complete
+from runners.session.open_run import OpenRun, attempts
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError
@@ -56,7 +56,12 @@ def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -
             "already. Leave it out, or type the same on the command line of run.py."
         )
     cuda_settings.fix()  # before the manifest says what is in force
-    return complete(both_baselines(job), functools.partial(_measure, load), given)
+    for run in attempts(both_baselines(job), given):
+        with run:
+            if run.lacks:
+                _measure(load, run)
+    assert run.exit_code is not None
+    return run.exit_code
 
 
 def both_baselines(job: Job) -> Job:
@@ -133,19 +138,19 @@ def _measure(load: Load, run: OpenRun) -> None:
         run.save_manifest()
         recorder = Recorder(job, session, runs) if job.config.record else None
 
-        def before_write(made: BlockResult) -> None:
-            if recorder is not None:
-                recorder.keep(made.records)
-
-        def after_block(block: CaseBlock) -> None:
-            finished = [r for r in files.done if r.repeat == block.repeat]
-            for method_run in runs:
-                keep_state(method_run, finished)
-            reading.measure_between()
-
         try:
             with collector_at_rest():
-                run.measure(runner, size, before_write, after_block)
+                for number, batch, missing in run.pending(size):
+                    made = runner.run(batch, number).of(missing)
+                    if recorder is not None:
+                        recorder.keep(made.records)
+                    files.append(made)
+                    finished = [r for r in files.done if r.repeat == batch[0].repeat]
+                    for method_run in runs:
+                        keep_state(method_run, finished)
+                    reading.measure_between()
+                for block, attempt in run.again():
+                    files.replace(runner.run([block], block.stream_index, attempt))
             if alone:
                 reading.measure()
         finally:

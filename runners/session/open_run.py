@@ -7,7 +7,6 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from rich.console import Console
@@ -23,9 +22,9 @@ from rich.progress import (
 from runners.job import CaseBlock, Job
 from runners.run_folder import folder
 from runners.run_folder.manifest import (
+    OF_JOB,
     add_start,
     begin,
-    check_plan,
     check_questions,
     check_resume,
     close,
@@ -33,7 +32,7 @@ from runners.run_folder.manifest import (
 from runners.run_folder.repeat import leave_repeat
 from runners.run_folder.resumable_files import ResultFiles
 from runners.session import interference_rule
-from runners.session.blocks import Answers, BlockResult, BlockRunner
+from runners.session.blocks import Answers, BlockRunner, Place
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.decoding.drafter import Drafter
 from specbench.errors import MethodCannotRun, WarmUpFailed
@@ -49,14 +48,123 @@ _LINES = 20  # at most about this many lines for a whole run that is not on a te
 _QUIET_S = 60.0  # but never silent for much longer than this
 
 
-@dataclass(frozen=True, slots=True)
-class OpenRun:
-    """A run folder that this process holds: its files, its manifest, its methods in their order."""
+def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[OpenRun]:
+    """Yield the job's folder, held and opened, until what it lacks is measured.
 
-    job: Job
-    runs: Sequence[MethodRun]
-    files: ResultFiles
-    manifest: RunManifest
+    The caller measures within ``with run``. A label that turns out not to work is left out with its
+    reason, and the others are measured in the next attempt.
+
+    Args:
+        given: drafters by label that the caller made, as in `build_method_runs`.
+
+    Raises:
+        MethodCannotRun: a label that is not optional cannot work, or has records already.
+        WarmUpFailed: no label is left.
+        OutputRefused: another process holds the folder, or it may not be gone on with.
+        RecordError: a file of the folder is damaged.
+    """
+    with folder.hold_folder(job.folder):
+        begun = _has_records(job)
+        left_out = dict(RunManifest.read(job.folder).left_out or {}) if begun else {}
+        run = None
+        while run is None or run.exit_code is None:
+            gc.collect()  # what was loaded for the attempt before
+            run = OpenRun(job, left_out, begun, given)
+            yield run
+
+
+class OpenRun:
+    """A run's folder that this process holds: its job, methods, files and manifest.
+
+    Attributes:
+        job: without the labels that are left out.
+        runs: its methods, in their order.
+        files: what is measured already.
+        manifest: of the run; `save_manifest` writes it.
+        exit_code: of the finished run; None before.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        left_out: dict[str, str],
+        begun: bool,
+        given: Mapping[str, Drafter] | None,
+    ) -> None:
+        self._left_out, self._begun = left_out, begun
+        self.job = job.without(left_out)
+        self.exit_code: int | None = None
+        while True:
+            try:
+                self.runs = build_method_runs(self.job, given)
+                break
+            except MethodCannotRun as error:
+                self._leave_out(error)
+                self.job = job.without(left_out)
+        self.manifest = _open_manifest(self.job, self.runs)
+        self.manifest.left_out = left_out or None
+        # Before any other file: a folder with records and no manifest is nobody's.
+        self.save_manifest()
+        if not begun:
+            methods = {run.entry.name: type(run.drafter) for run in self.runs}
+            leave_repeat(job.folder, self.manifest, methods, typed=given is None)
+        self.files = ResultFiles(self.job)
+        add_start(self.manifest, len(self.files.done), self.files.redone)
+        self.save_manifest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        """Close the folder; whether ``error`` was a label's, which the next attempt leaves out."""
+        try:
+            if error is None:
+                self._finish()
+            elif isinstance(error, MethodCannotRun | WarmUpFailed):
+                self._leave_out(error)
+            else:
+                self._close_unfinished(error)
+            return isinstance(error, MethodCannotRun | WarmUpFailed)
+        except BaseException as refusal:
+            self._close_unfinished(refusal)
+            raise
+        finally:
+            for run in self.runs:
+                run.drafter.close()
+
+    def _close_unfinished(self, error: BaseException) -> None:
+        close(self.manifest, "failed" if isinstance(error, Exception) else "interrupted", None)
+        # The reason why it could not be written is the error on its way up.
+        with contextlib.suppress(jsonl.DiskError):
+            self.save_manifest()
+
+    def _leave_out(self, error: MethodCannotRun | WarmUpFailed) -> None:
+        """Note what is left out of the next attempt, or raise what ends the run."""
+        if isinstance(error, MethodCannotRun):
+            if self._begun or error.label not in self.job.optional:
+                raise (error.__cause__ or error) from None
+            log.warning("%s is left out: %s", error.label, error)
+            self._left_out[error.label] = str(error)
+        else:
+            self._left_out |= error.reasons
+            if not self.job.without(self._left_out).entries:
+                raise error
+            log.warning("left out, the others are measured: %s", error)
+
+    def _finish(self) -> None:
+        path = self.job.folder
+        errors, _ = jsonl.read_jsonl(path / records.ERRORS)
+        superseded, _ = records.read_records(path / records.DISTURBED)
+        code = max(exit_code(self.files.done, errors), int(bool(self.manifest.left_out)))
+        summary = run_summary(self.files.done, errors, self.manifest, superseded)
+        close(self.manifest, "complete", code)
+        self.files.finish(summary, self.manifest)
+        self.exit_code = code
+
+    @property
+    def lacks(self) -> bool:
+        """Whether anything is to be measured, for the first time or again."""
+        return bool(self.files.pending or self._disturbed())
 
     def runner(self, source: Answers) -> BlockRunner:
         """What measures the run's blocks."""
@@ -64,147 +172,71 @@ class OpenRun:
         done, forced = self.files.done, self.manifest.forced_resume
         return BlockRunner(self.job, runs, source, done, forced, begun=bool(done))
 
-    def measure(
-        self,
-        runner: BlockRunner,
-        at_once: int = 1,
-        before_write: Callable[[BlockResult], None] = lambda _: None,
-        after_block: Callable[[CaseBlock], None] = lambda _: None,
-    ) -> None:
-        """Measure the missing blocks, then again those that were disturbed.
+    def save_manifest(self) -> None:
+        self.manifest.write(self.job.folder)
+
+    def pending(self, at_once: int = 1) -> Iterator[tuple[int, list[CaseBlock], set[Place]]]:
+        """Yield the batches that lack records: number in the run, blocks, places that lack them.
+
+        A batch is asked whole, so that what is missing is answered under the load of the rest. The
+        caller appends what it measured before it takes the next one.
 
         Args:
-            at_once: blocks of a batch.
-            before_write: sees what is written; ``after_block``: is called when a block is.
+            at_once: blocks of a batch; groups of ``batch.size`` are formed all the same.
         """
         pending, total = {block.place for block in self.files.pending}, len(self.job.blocks())
         with RunProgress(total, done=total - len(pending)) as progress:
             for number, batch in enumerate(self._batches(at_once)):
                 missing = [block for block in batch if block.place in pending]
-                if not missing:
-                    continue
-                # All of it, so that what is missing is answered under the load of the rest.
-                made = runner.run(batch, number).of({block.place for block in missing})
-                before_write(made)
-                self.files.append(made.records, made.errors, made.steps)
+                if missing:
+                    yield number, batch, {block.place for block in missing}
                 for block in missing:
-                    after_block(block)
                     progress.advance(f"{block.case.task} {block.case.case_id}")
-        if at_once == 1:  # a batch of several is answered anew as a whole or not at all
-            self._measure_again(runner)
 
-    def _measure_again(self, runner: BlockRunner) -> None:
-        """Measure disturbed blocks again, for `measure.rerun_minutes` at most."""
+    def again(self) -> Iterator[tuple[CaseBlock, int]]:
+        """Yield disturbed blocks with how often each was measured, while they may be so again.
+
+        The caller replaces a block's records before it takes the next one. At most
+        ``measure.rerun_minutes`` pass.
+        """
         minutes, start = self.job.config.measure.rerun_minutes, time.monotonic()
         most = "" if minutes is None else f", for {minutes:g} minutes at most"
-        blocks = self.noisy()
-        while blocks:
+        while blocks := self._disturbed():
             log.info("measuring again what was disturbed (cases: %d%s)", len(blocks), most)
             with RunProgress(len(blocks)) as progress:
                 for block in blocks:
+                    left = self._disturbed()
+                    if not left:  # all are quiet, or too many would stay disturbed
+                        return
                     if minutes is not None and time.monotonic() - start >= 60 * minutes:
                         log.warning(
                             "%d disturbed cases are not measured again: measure.rerun_minutes=%g "
                             "is over. Tables count them as disturbed.",
-                            len(self.noisy()),
+                            len(left),
                             minutes,
                         )
                         return
                     keys = block.keys(self.job.labels)
-                    attempt = 1 + max(r.attempt for r in self.files.done if r.key in keys)
-                    result = runner.run([block], block.stream_index, attempt)
-                    self.files.replace(result.records, result.errors, result.steps)
+                    yield block, 1 + max(r.attempt for r in self.files.done if r.key in keys)
                     progress.advance(f"again {block.case.task} {block.case.case_id}")
-                    remaining = self.noisy()
-                    if not remaining:  # all are quiet, or too many would stay disturbed
-                        break
-            blocks = remaining
 
     def _batches(self, size: int) -> Iterator[list[CaseBlock]]:
         """The blocks of the run, so many at a time as are asked at once; of one repeat."""
         if self.job.config.batch.size > 1:
-            yield from self.job.groups(size)
+            yield from self.job.groups(self.job.config.batch.size)
             return
         for repeat in range(self.job.repeats):
             blocks = [block for block in self.job.blocks() if block.repeat == repeat]
             for start in range(0, len(blocks), size):
                 yield blocks[start : start + size]
 
-    def noisy(self) -> list[CaseBlock]:
-        """List the disturbed blocks to measure again; none of a run in batches."""
+    def _disturbed(self) -> list[CaseBlock]:
+        """The disturbed blocks to measure again; none of a run in batches."""
         if self.job.config.batch.size > 1:  # a group is measured as a whole or not at all
             return []
         return interference_rule.to_measure_again(
             self.job, self.files.done, len(self.files.superseded)
         )
-
-    def save_manifest(self) -> None:
-        self.manifest.write(self.job.folder)
-
-
-def complete(
-    job: Job, measure: Callable[[OpenRun], None], given: Mapping[str, Drafter] | None = None
-) -> int:
-    """Hold the job's folder, have what is missing measured, and close it: `Runner.run`.
-
-    An optional label of the job that turns out not to work here is left out, with its reason, and
-    so is any that fails in its warm-up. In a folder that holds records already its labels stay as
-    they are.
-
-    ``measure`` makes the missing records and appends them to the files; ``given`` as in
-    `build_method_runs`.
-    """
-    with folder.hold_folder(job.folder):
-        begun = _has_records(job)
-        left_out = (RunManifest.read(job.folder).left_out or {}) if begun else {}
-        while True:
-            try:
-                return _complete(job.without(left_out), measure, given, left_out)
-            except MethodCannotRun as error:
-                if begun or error.label not in job.optional:
-                    raise (error.__cause__ or error) from None
-                log.warning("%s is left out: %s", error.label, error)
-                left_out[error.label] = str(error)
-            except WarmUpFailed as error:
-                left_out |= error.reasons
-                if not job.without(left_out).entries:
-                    raise
-                log.warning("left out, the others are measured: %s", error)
-            gc.collect()  # what was loaded for the attempt
-
-
-def _complete(
-    job: Job,
-    measure: Callable[[OpenRun], None],
-    given: Mapping[str, Drafter] | None,
-    left_out: Mapping[str, str],
-) -> int:
-    runs = build_method_runs(job, given)
-    manifest = _open_manifest(job, runs)
-    manifest.left_out = dict(left_out) or None
-    begun = _has_records(job)
-    # Before any other file: a folder with records and no manifest is nobody's.
-    manifest.write(job.folder)
-    if not begun:
-        methods = {run.entry.name: type(run.drafter) for run in runs}
-        leave_repeat(job.folder, manifest, methods, typed=given is None)
-    files = ResultFiles(job)
-    run = OpenRun(job, runs, files, manifest)
-    add_start(manifest, len(files.done), files.redone)
-    run.save_manifest()
-    try:
-        if files.pending or run.noisy():
-            measure(run)
-        return _finish(run)
-    except BaseException as error:
-        close(manifest, "failed" if isinstance(error, Exception) else "interrupted", None)
-        # The reason why it could not be written is the error on its way up.
-        with contextlib.suppress(jsonl.DiskError):
-            run.save_manifest()
-        raise
-    finally:
-        for method_run in runs:
-            method_run.drafter.close()
 
 
 def _has_records(job: Job) -> bool:
@@ -214,25 +246,17 @@ def _has_records(job: Job) -> bool:
 
 def _open_manifest(job: Job, runs: Sequence[MethodRun]) -> RunManifest:
     machine = environment.describe()
+    new = begin(job, {run.label: run.describe() for run in runs}, machine)
     if not _has_records(job):
-        return begin(job, {run.label: run.describe() for run in runs}, machine)
+        return new
     folder.check_owner(job.folder, job.run_key, job.identity)
     manifest = RunManifest.read(job.folder)
-    check_plan(manifest, job)
     check_questions(manifest, job.config, job.cases, job.folder)
     if check_resume(manifest, machine, force=job.config.resume == "force"):
         manifest.forced_resume = True
+    for name in OF_JOB:
+        setattr(manifest, name, getattr(new, name))
     return manifest
-
-
-def _finish(run: OpenRun) -> int:
-    errors, _ = jsonl.read_jsonl(run.job.folder / records.ERRORS)
-    superseded, _ = records.read_records(run.job.folder / records.DISTURBED)
-    code = max(exit_code(run.files.done, errors), int(bool(run.manifest.left_out)))
-    summary = run_summary(run.files.done, errors, run.manifest, superseded)
-    close(run.manifest, "complete", code)
-    run.files.finish(summary, run.manifest)
-    return code
 
 
 class RunProgress:

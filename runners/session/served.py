@@ -13,7 +13,7 @@ from runners.run_folder.manifest import check_subject
 from runners.session import device_lock
 from runners.session.blocks import WARM_UP_TEXT, Answers, Turn, answered
 from runners.session.method_runs import MethodRun
-from runners.session.open_run import OpenRun, complete
+from runners.session.open_run import OpenRun, attempts
 from specbench.arrays import first_difference
 from specbench.config.server_schema import SERVERS, LlamacppConfig
 from specbench.errors import CaseFailed, ConfigurationError, field_error
@@ -29,7 +29,12 @@ _WARM_UP_TOKENS = 8
 
 def run_served(job: Job) -> int:
     """Ask what is missing in the job's folder and close it, as `runners.runner.Runner.run`."""
-    return complete(job, _measure)
+    for run in attempts(job):
+        with run:
+            if run.lacks:
+                _measure(run)
+    assert run.exit_code is not None
+    return run.exit_code
 
 
 def _measure(run: OpenRun) -> None:
@@ -52,7 +57,11 @@ def _measure(run: OpenRun) -> None:
             run.save_manifest()
             runner = run.runner(ServedAnswers(job, servers, run.files.done))
             runner.warm_up(job.config.measure.warmup)
-            run.measure(runner, servers.concurrency)
+            for number, batch, missing in run.pending(servers.concurrency):
+                run.files.append(runner.run(batch, number).of(missing))
+            if servers.concurrency == 1:  # several are answered anew together or not at all
+                for block, attempt in run.again():
+                    run.files.replace(runner.run([block], block.stream_index, attempt))
     finally:
         servers.close()
 

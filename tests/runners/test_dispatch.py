@@ -478,7 +478,7 @@ def test_the_next_turn_quotes_an_answer_without_its_reasoning(
 
     first, second = turns(model, "as_it_is")
     written = [token for token in first.output_ids if token != 2]
-    end = next(t for t in written if written.count(t) == 1 and t not in first.prompt_ids)
+    end = next(t for t in written[1:] if written.count(t) == 1 and t not in first.prompt_ids)
     answer = written[written.index(end) + 1 :]
     # The same ids with other words: the prompt opens a part that one of its tokens closes.
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")

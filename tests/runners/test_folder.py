@@ -15,6 +15,7 @@ from runners.run_folder import folder, manifest
 from runners.run_folder.repeat import leave_repeat
 from runners.run_folder.resumable_files import ResultFiles
 from runners.session import open_run
+from runners.session.blocks import BlockResult
 from specbench.errors import OutputRefused
 from specbench.results import records
 from specbench.results.manifest import ModelInfo, RunManifest
@@ -30,7 +31,7 @@ def measure(job, files, only=None):
     blocks = [b for b in job.blocks() if not b.keys(job.labels) <= present]
     for block in blocks[:only]:
         result = runner.run([block])
-        files.append(result.records, result.errors, result.steps)
+        files.append(result)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_a_run_killed_while_it_opens_its_files_can_be_resumed(job, tmp_path, mon
     monkeypatch.setattr(open_run, "build_method_runs", lambda job, given: [])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(open_run, "ResultFiles", killed)
-        open_run.complete(job, lambda run: None)
+        next(open_run.attempts(job))
     folder.check_owner(tmp_path, job.run_key, job.identity)
 
 
@@ -161,7 +162,7 @@ def test_traces_and_errors_of_a_block_that_does_not_count_are_dropped(job, tmp_p
     files = ResultFiles(job)
     result = runner.run([job.blocks()[0]])
     # As if killed between the files: the records, which make the block count, are missing.
-    files.append([], result.errors, result.steps)
+    files.append(BlockResult([], result.errors, result.steps))
     ResultFiles(job)
     assert (tmp_path / records.ERRORS).read_text() == ""
     assert (tmp_path / records.STEPS_LOG).read_text() == ""

@@ -6,6 +6,7 @@ import pytest
 
 from runners.run_folder.resumable_files import ResultFiles
 from runners.session import interference_rule
+from runners.session.blocks import BlockResult
 from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records
 from specbench.results.records import CaseRecord
@@ -263,9 +264,9 @@ def test_a_process_killed_while_replacing_leaves_one_measurement(run_noisy, monk
 def test_what_is_appended_after_a_rewrite_lands_in_the_new_file(tmp_path):
     job = make_job(tmp_path, ["ar"], ONE)
     files = ResultFiles(job)
-    files.append([turn("c0")], [], [])
-    files.replace([turn("c0", attempt=1)], [], [])
-    files.append([turn("c1")], [], [])
+    files.append(BlockResult([turn("c0")]))
+    files.replace(BlockResult([turn("c0", attempt=1)]))
+    files.append(BlockResult([turn("c1")]))
     assert [(x["case_id"], x["attempt"]) for x in lines(tmp_path, records.CASES)] == [
         ("c0", 1),
         ("c1", 0),
