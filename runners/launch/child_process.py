@@ -1,7 +1,7 @@
 """One child process per job that loads a model, so that memory and graphs never leak onwards.
 
 The parent blocks while the child measures. The child dies with its parent, whichever way that
-one goes; an interrupt unwinds the child, so that its files and lock are left in order.
+one goes; a stop unwinds the child, so that its files and lock are left in order.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess, parent_process
+from multiprocessing.process import parent_process
 from typing import NoReturn, TypeVar
 
 from tqdm import tqdm
 
 from runners.launch import stopping
-from runners.launch.stopping import Interrupted, exit_code
 from specbench.errors import SpecBenchError, replace_unprintable
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 _PATIENCE_S = 30.0  # from asking the child to stop until it is killed
 
@@ -54,26 +51,33 @@ def run_in_child(
     Raises:
         JobRefused: ``work`` raised a SpecBenchError.
         JobCrashed: ``work`` raised anything else, or its process was killed.
-        SystemExit: this process was asked to stop (128 + the signal's number).
+        Stopped: this process was asked to stop; the child has ended.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(theirs, work, argument))
     if sys.platform != "win32":  # which has no such process
         resource_tracker.ensure_running()  # starting it would let signals through
-    with stopping.unwinding(), ours:
+    answer: int | SpecBenchError | None = None
+    with stopping.listening(), ours:
         try:
             with _starting(variables or {}):
                 process.start()
             theirs.close()
-            answer: int | SpecBenchError = ours.recv()
-        except EOFError:
+            with contextlib.suppress(EOFError):
+                answer = ours.recv()
             process.join()
-            answer = JobCrashed(_cause_of_death(process.exitcode))
-        except Interrupted as stop:
-            _stop(process)
-            raise SystemExit(exit_code(stop)) from None
-        process.join()
+        except stopping.Stopped:
+            if process.pid is not None:
+                process.terminate()
+                process.join(_PATIENCE_S)  # a second stop waits no longer
+            raise
+        finally:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+    if answer is None:
+        raise JobCrashed(_cause_of_death(process.exitcode))
     if isinstance(answer, SpecBenchError):
         raise answer
     return answer
@@ -81,7 +85,7 @@ def run_in_child(
 
 @contextlib.contextmanager
 def _starting(variables: Mapping[str, str]) -> Iterator[None]:
-    """Inside, a process starts with these variables, and is interrupted once it can unwind."""
+    """Inside, a process starts with these variables, and is stopped once it can unwind."""
     before = dict(os.environ)
     stopping.hold()
     os.environ.update(variables)
@@ -104,17 +108,17 @@ def _child(connection: Connection, work: Callable[[T], int], argument: T) -> NoR
     tqdm.set_lock(threading.RLock())
     answer: int | SpecBenchError
     try:
-        stopping.listen()
+        stopping.obey_parent()
         stopping.release()
         answer = work(argument)
     except SpecBenchError as error:
         answer = JobRefused(str(error))
         answer.exit_code = error.exit_code
-    except Interrupted as stop:
-        answer = exit_code(stop)
+    except stopping.Stopped as stop:
+        answer = 128 + stop.signum
     except BaseException:
         answer = JobCrashed(f"the measuring process crashed:\n{traceback.format_exc()}")
-    stopping.pass_over()
+    stopping.hold()
     with contextlib.suppress(OSError):  # a parent that is gone needs no answer
         connection.send(answer)
     sys.stdout.flush()
@@ -128,18 +132,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _stop(process: BaseProcess) -> None:
-    if process.pid is None:
-        return
-    log.info("stopping …")
-    with contextlib.suppress(Interrupted):
-        stopping.listen()  # a second Ctrl-C: wait no longer
-        process.terminate()
-        process.join(_PATIENCE_S)
-    process.kill()
-    process.join()
 
 
 def _cause_of_death(exitcode: int | None) -> str:

@@ -74,7 +74,7 @@ def run_application(main: Callable[[], Any]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints and exits by itself, with 1
     code = 0
     try:
-        with stopping.unwinding():
+        with stopping.listening():
             try:
                 main()
             except Exception as error:
@@ -82,10 +82,9 @@ def run_application(main: Callable[[], Any]) -> int:
             ended = sweep.outcomes(whole=not code)
             sweep.finish(ended)
             code = max(code, publish.publish(ended))
-    except KeyboardInterrupt as stop:
-        code = stopping.exit_code(stop)
-        stopping.say(code - 128)
-        return code
+    except stopping.Stopped as stop:
+        stopping.say(stop.signum)
+        return 128 + stop.signum
     finally:
         sweep.forget()
     return max([code, *(int(job["code"]) for job in ended)])

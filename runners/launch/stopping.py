@@ -5,75 +5,66 @@ Only the standard library is imported, so that a stop while the rest is imported
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 # Windows has no SIGHUP, and cannot make signals wait.
 STOP_SIGNALS = tuple(s for s in signal.Signals if s.name in ("SIGHUP", "SIGINT", "SIGTERM"))
 _CAN_WAIT = hasattr(signal, "pthread_sigmask")
-_AGAIN_S = 0.1  # until a stop that Python swallowed is raised once more
-
-_heard: list[int] = []  # the stop that unwinds this process, once it was raised
 
 
-class Interrupted(KeyboardInterrupt):
-    """A stop signal arrived; ``signum`` says which."""
+class Stopped(SystemExit):
+    """A stop signal arrived: the process ends with 128 and the signal's number, as shells count."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(signal.Signals(signum).name)
+        super().__init__(128 + signum)
         self.signum = signum
-
-
-def exit_code(stop: KeyboardInterrupt) -> int:
-    """128 and the signal's number, as shells count."""
-    return 128 + getattr(stop, "signum", signal.SIGINT)
 
 
 def end_at_once() -> None:
     """From now on a stop signal ends the process: there is nothing to put in order."""
-    _install(_end)
-
-
-def listen() -> None:
-    """From now on a stop signal raises `Interrupted`, and those behind it are passed over.
-
-    So what the first one unwinds is left in order.
-    """
-    _heard.clear()
-    sys.unraisablehook = _swallowed
-    _install(_raise_once)
-
-
-def pass_over() -> None:
-    """From now on stop signals do nothing, if `listen` was called before."""
-    # Not SIG_IGN: Python prints a traceback where one of them has already arrived.
-    _heard.append(0)
+    for signum in _heard():
+        signal.signal(signum, _end)
 
 
 @contextlib.contextmanager
-def unwinding() -> Iterator[None]:
-    """`listen` inside, if this is the main thread (elsewhere nothing changes)."""
+def listening() -> Iterator[None]:
+    """Inside, a stop signal raises `Stopped`, each time one arrives.
+
+    Elsewhere than in the main thread nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hook, heard = sys.unraisablehook, [*_heard]
-    previous = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
-    listen()
+    before = {signum: signal.signal(signum, _raise) for signum in _heard()}
     try:
         yield
     finally:
-        for signum, handler in previous.items():
+        for signum, handler in before.items():
             signal.signal(signum, handler)
-        sys.unraisablehook = hook
-        _heard[:] = heard
+
+
+def obey_parent() -> None:
+    """From now on the first SIGTERM raises `Stopped`, and no other stop signal does anything.
+
+    A terminal's signals reach parent and child: the parent asks the child once, so that nothing
+    disturbs what the child puts in order.
+    """
+    asked: list[int] = []
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if not asked:
+            asked.append(signum)
+            raise Stopped(signum)
+
+    for signum in _heard():
+        signal.signal(signum, stop if signum == signal.SIGTERM else signal.SIG_IGN)
 
 
 def hold() -> None:
@@ -89,44 +80,20 @@ def release() -> None:
 
 
 def say(signum: int) -> None:
-    """The one line of a run that was stopped."""
+    """Write the one line of a run that was stopped."""
     # A terminal that was closed takes no line.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         sys.stderr.write(f"stopped by {signal.Signals(signum).name}\n")
         sys.stderr.flush()
 
 
-def _install(handler: Callable[[int, FrameType | None], None]) -> None:
-    for signum in STOP_SIGNALS:
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as SIGHUP is under nohup
-            signal.signal(signum, handler)
+def _heard() -> list[signal.Signals]:
+    """The stop signals that are not ignored, as SIGHUP is under nohup."""
+    return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
 
 
-def _raise_once(signum: int, frame: FrameType | None) -> None:
-    # A terminal's Ctrl-C reaches parent and child, and the parent asks again.
-    if not _heard:
-        _heard.append(signum)
-        raise Interrupted(signum)
-
-
-def _swallowed(unraisable: Any) -> None:
-    """Have a stop raised again that came within ``__del__`` or a weakref's callback."""
-    if not isinstance(unraisable.exc_value, Interrupted):
-        sys.__unraisablehook__(unraisable)
-        return
-    # Not here: what is raised in this function is swallowed as well.
-    _thread.start_new_thread(_ask_again, (unraisable.exc_value.signum,))
-
-
-def _ask_again(signum: int) -> None:
-    time.sleep(_AGAIN_S)
-    with contextlib.suppress(ValueError):
-        _heard.remove(signum)  # unless all are passed over by now
-    main = threading.main_thread().ident
-    if _CAN_WAIT and main is not None:
-        signal.pthread_kill(main, signum)  # which wakes it, too
-    else:
-        signal.raise_signal(signum)
+def _raise(signum: int, frame: FrameType | None) -> NoReturn:
+    raise Stopped(signum)
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 
@@ -53,6 +52,14 @@ def sleep(path):
             file.write(type(error).__name__)
         raise
     return 0
+
+def unwind_slowly(path):
+    try:
+        return sleep(path)
+    finally:
+        os.rename(path + ".end", path + ".unwinding")
+        time.sleep(1)
+        os.rename(path + ".unwinding", path + ".end")
 
 def show_progress(text):
     from tqdm import tqdm
@@ -144,7 +151,7 @@ def test_a_signal_to_the_parent_unwinds_the_child(script, tmp_path, signum):
     child = int(wait_for(tmp_path / "pid"))
     process.send_signal(signum)
     assert process.wait(timeout=30) == 128 + signum
-    assert wait_for(tmp_path / "pid.end") == "Interrupted"
+    assert wait_for(tmp_path / "pid.end") == "Stopped"
     wait_gone(child)
 
 
@@ -181,70 +188,30 @@ def test_a_second_signal_while_python_ends_leaves_the_code(environment):
     assert done.returncode == 130
 
 
-SWALLOWED = """
-import signal, sys, time, weakref
-from runners.launch import stopping
-
-class Slow:
-    def __del__(self):
-        signal.raise_signal(signal.SIGTERM)
-        time.sleep(0.001)
-
-def slow(_):
-    signal.raise_signal(signal.SIGTERM)
-
-def swallow():
-    if sys.argv[1] == "del":
-        Slow()
-    else:
-        kept = Plain()
-        found = weakref.ref(kept, slow)
-        del kept
-
-class Plain: pass
-
-try:
-    with stopping.unwinding():
-        swallow()
-        print("swallowed", flush=True)
-        while True:
-            time.sleep(60)
-except stopping.Interrupted as stop:
-    print("stopped", flush=True)
-    sys.exit(stopping.exit_code(stop))
-"""
-
-
-@pytest.mark.parametrize("where", ["del", "weakref"])
-def test_a_stop_that_python_swallows_stops_all_the_same(environment, where):
-    command = [sys.executable, "-c", SWALLOWED, where]
-    done = subprocess.run(
-        command, env=environment, cwd=ROOT, timeout=60, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (143, "swallowed\nstopped\n")
-    assert not done.stderr
-
-
-@pytest.mark.parametrize("delay_ms", range(0, 200, 10))
-def test_a_second_stop_behind_a_swallowed_one_is_heard(delay_ms):
-    """Whenever it comes: while the first one waits to be raised again, then, or later."""
-    killer = threading.Timer(delay_ms / 1000, os.kill, (os.getpid(), signal.SIGTERM))
-
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_each_stop_is_heard_also_behind_one_that_python_swallowed():
     class Last:
         def __del__(self):
             signal.raise_signal(signal.SIGTERM)
 
-    unwound = []
-    with pytest.raises(stopping.Interrupted), stopping.unwinding():
-        try:
-            Last()
-            killer.start()
-            time.sleep(10)
-            pytest.fail("the stop was not heard")
-        finally:
-            killer.join()
-            unwound.append(delay_ms)  # which no second one disturbs
-    assert unwound == [delay_ms]
+    with stopping.listening():
+        Last()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            with pytest.raises(stopping.Stopped) as stop:
+                signal.raise_signal(signum)
+            assert stop.value.code == 128 + signum
+
+
+def test_the_child_hears_its_parent_once(script, tmp_path):
+    """A terminal's signal, and a second one while it unwinds, disturb nothing."""
+    process = script("unwind_slowly", tmp_path / "pid")
+    child = int(wait_for(tmp_path / "pid"))
+    os.kill(child, signal.SIGINT)
+    process.terminate()
+    wait_for(tmp_path / "pid.unwinding")
+    os.kill(child, signal.SIGTERM)
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert wait_for(tmp_path / "pid.end") == "Stopped"
 
 
 def spawned(child):
@@ -284,5 +251,5 @@ def test_where_the_system_has_fewer_signals_those_it_has_stop_a_run(monkeypatch)
     assert set(names["STOP_SIGNALS"]) == {signal.SIGINT, signal.SIGTERM}
     names["hold"]()
     names["release"]()
-    with pytest.raises(names["Interrupted"]), names["unwinding"]():
+    with pytest.raises(names["Stopped"]), names["listening"]():
         signal.raise_signal(signal.SIGTERM)
