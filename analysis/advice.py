@@ -1,7 +1,6 @@
 """The picture of advice: ``python -m analysis.advice FOLDER``; ``run.py advise`` calls it.
 
-Predicted speedups and measured ones have panels of their own, with one scale: of every method, and
-by task of those that were run.
+Predicted speedups and measured ones have panels of their own, with one scale.
 """
 
 from __future__ import annotations
@@ -16,25 +15,18 @@ from analysis.plots.style import save, styled
 from analysis.runs.command import parser_of, reporting_errors
 from specbench.errors import ResultsError, first_line
 from specbench.results.estimate import FEWEST, Estimate
-from specbench.results.tasks import HEADINGS
 from specbench.storage import jsonl
 
 FILE, NAME = "advice.json", "advice"
 
 
 def rows_of(advice: Mapping[str, Any]) -> Iterator[Row]:
-    """Predicted and measured speedup: of all methods, then by task of those that were run."""
+    """Predicted and measured speedup of all methods that have one of them."""
     for option in advice["options"]:
         predicted, measured = option["predicted"], option["measured"]
         if predicted is None and measured is None:
             continue  # it was only tried on prompts for choosing
         yield Row(option["method"], option["method"], [_estimate(predicted), _estimate(measured)])
-    for option in advice["options"]:
-        measured, predicted = option["measured_by_task"], option["predicted_by_task"]
-        for task in measured if len(measured) > 1 else ():
-            name = f"{option['method']}, {HEADINGS.get(task, task)}"
-            speeds = [_estimate(predicted.get(task)), _estimate(measured[task])]
-            yield Row(name, option["method"], speeds)
 
 
 def _estimate(speed: Mapping[str, Any] | None) -> Estimate:

@@ -31,14 +31,10 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
-from runners.search import jobs
-from runners.search.entries import Entries
-from runners.search.halving import Candidate, Searched, successive_halving
-from runners.search.live import LiveRuns
+from runners.search.halving import Candidate, Measure, mixed, successive_halving
+from runners.search.live import LiveRuns, Processes
 from runners.search.replayed import Replays
-from runners.search.space import load_spaces, shown
-from runners.search.split import mixed
-from runners.search.trials import remembered
+from runners.search.space import Entries, load_spaces, shown
 from specbench import paths
 from specbench.config import compose
 from specbench.config.compare import is_part
@@ -59,90 +55,59 @@ class Tuning:
     """The search of one model's settings on one set of questions, in a folder."""
 
     def __init__(self, overrides: Sequence[str], folder: Path, count: int, seed: int) -> None:
-        self.cfg = compose.compose(
-            ["method=ar", "dataset=specbench", "dataset.part=selection", *overrides]
-            if not any(word.startswith("dataset=") for word in overrides)
-            else ["method=ar", *overrides]
-        )
+        named = any(word.startswith("dataset=") for word in overrides)
+        questions = [] if named else ["dataset=specbench", "dataset.part=selection"]
+        self.cfg = compose.compose(["method=ar", *questions, *overrides])
         self.folder, self.count, self.seed = folder, count, seed
         config = compose.typed(self.cfg)
         self.cases: list[Case] = mixed(load_cases(config.dataset, config.data_dir), seed)
-        self.asked = jobs.asked_from(self.cfg, self.cases, folder / "questions.jsonl")
-        self.entries = Entries(self.asked)
 
     def run(self, methods: Sequence[str] | None) -> list[dict[str, Any]]:
         """A row of the report for each method."""
-        surface = jobs.measure_surface(self.cfg)
-        traces = load_traces(jobs.record(self.asked, self.folder / "recording"))
-        replays = Replays(self.entries, traces, CostSurface.read(surface))
-        spaces = load_spaces(methods)
+        bench = Processes(self.cfg)
+        surface = CostSurface.read(bench.surface())
+        traces = load_traces(bench.record(self.cases, self.folder / "recording"))
+        entries = Entries(self.cfg)
+        replays = Replays(entries, traces, surface, self.folder / "replayed.jsonl")
+        live = LiveRuns(bench, self.cases, self.folder / "live")
+        candidates = entries.candidates(load_spaces(methods), self.count, self.seed)
+        reasons = {method: entries.why_not(method) for method in candidates}
+        ways: dict[str, dict[str, list[Candidate]]] = {REPLAYED: {}, LIVE: {}}
+        for method, tried in candidates.items():
+            if not reasons[method]:
+                ways[_way(replays, method)][method] = tried
+        for tried in ways[LIVE].values():
+            replays.refuse_unfit(tried)
+        measures: dict[str, Measure] = {REPLAYED: replays, LIVE: live}
+        ids = [case.case_id for case in self.cases]
         rows: dict[str, dict[str, Any]] = {}
-        ways: dict[str, str] = {}
-        for method in spaces:
-            if reason := self.entries.why_not(method):
-                rows[method] = _row(method, NOT_RUN, reason=reason)
-                continue
-            try:
-                exact = replays.kind(method, {}) == EXACT
-            except NeedsNotMet:
-                exact = False
-            ways[method] = REPLAYED if exact else LIVE
-        for way in (REPLAYED, LIVE):
-            chosen = {m: space for m, space in spaces.items() if ways.get(m) == way}
-            found = self._search(
-                way, self.entries.candidates(chosen, self.count, self.seed), replays
-            )
-            for method, (candidates, searched) in found.items():
-                rows[method] = _row(method, way, candidates[0], searched, self._ids)
-        return [rows[method] for method in spaces]
-
-    @property
-    def _ids(self) -> list[str]:
-        return [case.case_id for case in self.cases]
-
-    def _search(
-        self, way: str, candidates: Mapping[str, list[Candidate]], replays: Replays
-    ) -> dict[str, tuple[list[Candidate], Searched]]:
-        if way == REPLAYED:
-            measure = remembered(replays, self.folder / "replayed.jsonl", _say)
-        else:
-            by_id = {case.case_id: case for case in self.cases}
-
-            def run(items: Sequence[Mapping[str, Any]], cases: Sequence[str], path: Path) -> None:
-                asked = [by_id[case] for case in cases]
-                jobs.try_live(
-                    jobs.asked_from(self.cfg, asked, path.with_suffix(".jsonl")), items, path
-                )
-
-            for found in candidates.values():
-                replays.refuse_unfit(found)
-            measure = LiveRuns(run, self.folder / "live")
-        searched = successive_halving(candidates, self._ids, measure)
-        return {method: (candidates[method], one) for method, one in searched.items()}
+        for way, chosen in ways.items():
+            for method, finalists in successive_halving(chosen, ids, measures[way]).items():
+                rows[method] = _row(way, chosen[method], finalists[:1], ids)
+        not_run = {"way": NOT_RUN, "settings": 0, "replays": 0, "knobs": {}, "speedup": None}
+        not_run["own"] = None
+        return [{"method": m, **rows.get(m, {**not_run, "reason": reasons[m]})} for m in candidates]
 
 
-def _say(one: Candidate) -> None:
-    console.print(f"{one.method}: {shown(one.knobs)}", style="dim", highlight=False, markup=False)
+def _way(replays: Replays, method: str) -> str:
+    try:
+        return REPLAYED if replays.kind(method, {}) == EXACT else LIVE
+    except NeedsNotMet:
+        return LIVE
 
 
 def _row(
-    method: str,
-    way: str,
-    own: Candidate | None = None,
-    searched: Searched | None = None,
-    cases: Sequence[str] = (),
-    reason: str = "",
+    way: str, tried: Sequence[Candidate], best: Sequence[Candidate], cases: Sequence[str]
 ) -> dict[str, Any]:
-    best = searched.best if searched else None
+    refused = dict.fromkeys(c.refused for c in tried if c.refused)
     return {
-        "method": method,
-        "way": way if best or not searched else NOT_RUN,
-        "settings": searched.tried if searched else 0,
-        "replays": searched.effort if searched else 0,
-        "knobs": dict(best.knobs) if best else {},
-        "speedup": best.speedup(cases) if best else None,
-        "own": own.speedup(cases) if own and own.costs else None,
-        "reason": reason or ("; ".join(searched.refused) if searched and not best else ""),
+        "way": way if best else NOT_RUN,
+        "settings": sum(1 for c in tried if c.costs),
+        "replays": sum(len(c.costs) for c in tried),
+        "knobs": dict(best[0].knobs) if best else {},
+        "speedup": best[0].speedup(cases) if best else None,
+        "own": tried[0].speedup(cases) if tried[0].costs else None,
+        "reason": "" if best else "; ".join(refused),
     }
 
 

@@ -1,21 +1,23 @@
-"""The answer: one sentence, a command to paste, a table, a page."""
+"""The answer: a decision, its setting, one command to paste; then a table, a page."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runners.search.space import shown
 from specbench.results.estimate import FEWEST, Cell, Estimate, Interval
+from specbench.results.manifest import BASELINE
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.console import Console
 
 FILE, PAGE, PICTURE = "advice.json", "advice.md", "advice.png"
-NOTHING_PAYS = "Nothing is shown to pay here"
 REPLAYED, LIVE = "replayed", "live"
+USE, PLAIN, UNDECIDED, UNCONFIRMED, UNTRIED = "use", "plain", "undecided", "unconfirmed", "untried"
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,15 @@ class Speed:
     interval: Interval | None
     prompts: int
 
+    def __str__(self) -> str:
+        if self.interval is None:
+            return f"{self.value:.2f} (too few prompts for an interval)"
+        return f"{self.value:.2f} [{self.interval[0]:.2f}, {self.interval[1]:.2f}]"
+
+    @property
+    def cell(self) -> Estimate:
+        return Estimate(self.value, self.interval, few=self.prompts < FEWEST, compares=True)
+
 
 @dataclass
 class Option:
@@ -33,11 +44,10 @@ class Option:
 
     Attributes:
         way: how its settings were tried: `REPLAYED` or `LIVE`.
-        score: what it was chosen by: on the prompts for choosing.
-        predicted: on the prompts for confirming, which nothing was chosen by.
-        measured: there, live; ``joint``: an interval that holds together with the other finalist's.
-        predicted_by_task, measured_by_task: the same of each task.
-        tried, effort: settings, and settings times prompts.
+        score: the speedup that it was chosen by, on the prompts for choosing.
+        tried: number of settings.
+        predicted: speedup on the prompts for confirming, which nothing was chosen by.
+        measured: there, live; the intervals of both finalists hold together.
         exact: False where outputs differed from plain decoding's for more than rounding.
     """
 
@@ -46,25 +56,35 @@ class Option:
     way: str
     score: float
     tried: int
-    effort: int
     predicted: Speed | None = None
-    predicted_by_task: dict[str, Speed] = field(default_factory=dict)
     measured: Speed | None = None
-    measured_by_task: dict[str, Speed] = field(default_factory=dict)
-    joint: Interval | None = None
     exact: bool = True
+
+    @property
+    def ends(self) -> Interval:
+        """The measured interval; everything is possible without one."""
+        return (self.measured.interval if self.measured else None) or (0.0, math.inf)
+
+    @property
+    def prompts_to_decide(self) -> int | None:
+        """Prompts for confirming that would show a speedup as large as was measured."""
+        if self.measured is None or self.measured.interval is None or self.measured.value <= 1:
+            return None
+        low, high = self.measured.interval
+        ratio = math.log(high / low) / 2 / math.log(self.measured.value)
+        return max(self.measured.prompts + 1, math.ceil(self.measured.prompts * ratio**2))
 
 
 @dataclass
 class Advice:
-    """What `advise` found. Printed, it is the sentence, the command and the table.
+    """What `advise` found. Printed, it is the decision, the command and the table.
 
     Attributes:
         options: the methods that were tried: those that were run by what was measured, then the
-            others by their score.
+            others by what is predicted.
         not_run: by method why it could not be, and what to type.
-        command: to paste; "" where the caller has no command line.
-        more: what more minutes, or more prompts, would decide.
+        more: what more minutes would do.
+        command: to paste; "" where there is nothing to type.
         folder: where its files are.
     """
 
@@ -73,53 +93,87 @@ class Advice:
     minutes: float
     choosing: int
     confirming: int
-    options: list[Option]
-    not_run: dict[str, str]
-    more: str
+    options: list[Option] = field(default_factory=list)
+    not_run: dict[str, str] = field(default_factory=dict)
+    more: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     command: str = ""
     folder: str = ""
-    notes: list[str] = field(default_factory=list)
 
     @property
     def best(self) -> Option | None:
         """The finalist that is shown to be faster than plain decoding; the fastest of them."""
-        shown_faster = [o for o in self.options if o.joint and o.joint[0] > 1 and o.exact]
-        return max(shown_faster, key=lambda o: o.measured.value if o.measured else 0, default=None)
+        return self.option if self.decision == USE else None
 
     @property
-    def candidate(self) -> Option | None:
-        """The option to try where none is shown to pay."""
-        return max((o for o in self.options if o.exact), key=lambda o: o.score, default=None)
+    def option(self) -> Option | None:
+        """The option that the decision is about; None where no method was tried."""
+        exact = [option for option in self.options if option.exact]
+        measured = [option for option in exact if option.measured]
+        faster = [option for option in measured if option.ends[0] > 1]
+        open_ones = [option for option in measured if option.ends[1] >= 1]
+        ranked = sorted(faster or open_ones or measured, key=_measured, reverse=True)
+        return next(iter(ranked), max(exact, key=lambda o: o.score, default=None))
+
+    @property
+    def decision(self) -> str:
+        option = self.option
+        if option is None:
+            return UNTRIED
+        if option.measured is None:
+            return UNCONFIRMED
+        return USE if option.ends[0] > 1 else PLAIN if option.ends[1] < 1 else UNDECIDED
 
     @property
     def sentence(self) -> str:
-        """One sentence, with an interval."""
-        best, candidate = self.best, self.candidate
-        if best is not None and best.measured and best.joint:
-            also = f"; predicted: {_range(best.predicted)}" if best.predicted else ""
-            return (
-                f"{_name(best)} decodes your prompts {best.joint[0]:.2f} to {best.joint[1]:.2f} "
-                f"times as fast as plain decoding here (measured {best.measured.value:.2f} on "
-                f"{best.measured.prompts} prompts that it was not chosen by{also})."
-            )
-        if candidate is None:
+        """The decision with its numbers."""
+        option = self.option
+        if option is None:
             why = "the minutes ended first" if self.more else "the reasons are below"
-            return f"Nothing can be said yet: no method was tried ({why})."
-        if candidate.measured is None:
-            where = _range(candidate.predicted) if candidate.predicted else f"{candidate.score:.2f}"
-            return (
-                f"Nothing is confirmed yet: {_name(candidate)} is the first choice, PREDICTED to "
-                f"decode {where} times as fast as plain decoding, and the minutes ended before a "
-                "live run."
-            )
-        found = candidate.measured
-        few = f" on {found.prompts} prompts, too few for an interval"
-        joint = candidate.joint
-        reach = f" [{joint[0]:.2f}, {joint[1]:.2f}]" if joint else few
-        return (
-            f"{NOTHING_PAYS}: the first choice, {_name(candidate)}, was measured at "
-            f"{found.value:.2f}{reach} times plain decoding's speed."
-        )
+            return f"Undecided: no method was tried ({why})."
+        name, predicted = option.method, f"predicted {option.predicted}"
+        if option.measured is None:
+            value = predicted if option.predicted else f"{option.score:.2f}"
+            return f"Not confirmed: {name} may be the fastest ({value}), and was not run live."
+        prompts = f"{option.measured.prompts} prompts that it was not chosen by"
+        reason = f"{option.measured} times plain decoding's speed on {prompts}"
+        if option.predicted:
+            reason += f"; {predicted}"
+        if self.decision == USE:
+            return f"Use {name}: measured {reason}."
+        if self.decision == PLAIN:
+            return f"Use plain decoding: {name} was measured at {reason}."
+        return f"Undecided: {name} may pay, measured {reason}."
+
+    @property
+    def item(self) -> dict[str, Any]:
+        """What ``compare`` takes for the decision: a method with its knobs, or plain decoding."""
+        option = self.best
+        return {"method": BASELINE} if option is None else {"method": option.method, **option.knobs}
+
+    @property
+    def undecided(self) -> list[str]:
+        """The methods that a longer look should decide on."""
+        measured = [option.method for option in self.options if option.exact and option.measured]
+        return measured or ([self.option.method] if self.option else [])
+
+    @property
+    def purpose(self) -> str:
+        """What the command is for."""
+        if self.decision in (USE, PLAIN):
+            return "To use it"
+        if self.decision == UNCONFIRMED:
+            return "To confirm it"
+        enough = self.option.prompts_to_decide if self.option else None
+        if enough is None:
+            return "To decide"
+        return f"To decide, with about {2 * enough} prompts ({self.choosing + self.confirming} now)"
+
+    @property
+    def setting(self) -> str:
+        """The setting of the method that the decision is about, or of plain decoding."""
+        knobs = self.option.knobs if self.option and self.decision != PLAIN else None
+        return "" if knobs is None else f"Setting: {shown(knobs)}"
 
     def table(self) -> pd.DataFrame:
         """A row for each method; predicted and measured speedups in columns of their own."""
@@ -127,34 +181,49 @@ class Advice:
 
         rows: list[dict[str, Cell]] = [
             {
-                "method": o.method,
-                "PREDICTED speedup [95 %]": _cell(o.predicted),
-                "measured speedup [95 %]": _cell(o.measured),
-                "tried": f"{o.tried} {o.way}",
-                "settings × prompts": str(o.effort),
-                "best setting": shown(o.knobs),
+                "method": option.method,
+                "measured speedup [95 %]": _cell(option.measured),
+                "PREDICTED speedup [95 %]": _cell(option.predicted),
+                "setting": shown(option.knobs),
             }
-            for o in self.options
+            for option in self.options
         ]
         return pd.DataFrame(rows, dtype=object)
 
+    @property
+    def caption(self) -> str:
+        """What the table's numbers are."""
+        return (
+            f"{self.model} on {self.questions}: settings chosen by {self.choosing} prompts, both "
+            f"speedups on {self.confirming} others. PREDICTED: recorded answers replayed, passes "
+            "priced by this machine's cost surface. Measured: live, interleaved with plain "
+            "decoding."
+        )
+
+    @property
+    def remarks(self) -> list[str]:
+        """Lines below the table: methods that were not tried, notes, what more minutes would do."""
+        by_reason: dict[str, list[str]] = {}
+        for method, reason in self.not_run.items():
+            by_reason.setdefault(" ".join(reason.split()), []).append(method)
+        lines = [f"not tried: {', '.join(names)}: {why}" for why, names in by_reason.items()]
+        lines += [f"note: {note}" for note in dict.fromkeys(self.notes)]
+        return lines + ([f"More minutes would: {'; '.join(self.more)}."] if self.more else [])
+
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "sentence": self.sentence}
+        return {**asdict(self), "decision": self.decision, "sentence": self.sentence}
 
     def page(self, picture: bool) -> str:
         """The page, in Markdown."""
         lines = ["# Advice", "", f"**{self.sentence}**", ""]
+        lines += [self.setting, ""] if self.setting else []
         if self.command:
-            lines += ["```bash", self.command, "```", ""]
+            lines += [f"{self.purpose}:", "", "```bash", self.command, "```", ""]
         if picture:
             lines += [f"![predicted and measured speedups]({PICTURE})", ""]
         if self.options:
             lines += [self.table().map(str).to_markdown(index=False), ""]
-        lines += [caption(self), "", *(f"- {note}" for note in self.notes), "", self.more, ""]
-        if self.not_run:
-            lines += ["## Not tried", ""]
-            lines += [f"- `{method}`: {_flat(why)}" for method, why in self.not_run.items()]
-        return "\n".join(lines).rstrip() + "\n"
+        return "\n".join([*lines, self.caption, "", *(f"- {line}" for line in self.remarks), ""])
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -165,62 +234,34 @@ class Advice:
         return str(printed.get()).rstrip()
 
 
-def show(advice: Advice, console: Any) -> None:
-    """Print the sentence, the command, the table and what was not tried."""
+def show(advice: Advice, console: Console) -> None:
+    """Print the decision, its setting, the command, the table and what was not tried."""
     from specbench.results.fitted_table import FittedTable
 
-    plain = {"markup": False, "highlight": False, "soft_wrap": True}
-    console.print(f"\n{advice.sentence}\n", **plain, style="bold")
+    def line(text: str, style: str = "") -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True, style=style)
+
+    line(f"\n{advice.sentence}", "bold")
+    if advice.setting:
+        line(advice.setting)
     if advice.command:
-        console.print(f"    {advice.command}\n", **plain)
+        line(f"{advice.purpose}:\n    {advice.command}")
+    line("")
     if advice.options:
-        console.print(FittedTable(advice.table(), "", caption(advice)))
-    for method, why in advice.not_run.items():
-        console.print(f"not tried: {method}: {_flat(why)}", **plain)
-    for note in advice.notes:
-        console.print(f"note: {note}", **plain)
-    if advice.more:
-        console.print(advice.more, **plain)
+        console.print(FittedTable(advice.table(), "", advice.caption))
+    for remark in advice.remarks:
+        line(remark)
 
 
-def caption(advice: Advice) -> str:
-    """What the table's numbers are."""
-    return (
-        f"{advice.model} on {advice.questions}: settings chosen by {advice.choosing} prompts, both "
-        f"speedups on {advice.confirming} others. PREDICTED: recorded answers replayed, passes "
-        "priced by this machine's cost surface. Measured: live, interleaved with plain decoding."
-    )
+def best_first(option: Option) -> tuple[float, float, float]:
+    """Sort key: by what was measured, then by what is predicted, then by the score."""
+    predicted = option.predicted.value if option.predicted else 0.0
+    return -_measured(option), -predicted, -option.score
 
 
-def prompts_for(option: Option) -> int | None:
-    """Prompts that would show a speedup as large as was measured, as far as can be said."""
-    found, joint = option.measured, option.joint
-    if found is None or joint is None or found.value <= 1:
-        return None
-    half = math.log(joint[1] / joint[0]) / 2
-    return max(found.prompts + 1, math.ceil(found.prompts * (half / math.log(found.value)) ** 2))
-
-
-def _name(option: Option) -> str:
-    return f"{option.method} ({shown(option.knobs)})" if option.knobs else option.method
-
-
-def _range(speed: Speed) -> str:
-    if speed.interval is None:
-        return f"{speed.value:.2f}"
-    return f"{speed.interval[0]:.2f} to {speed.interval[1]:.2f}"
+def _measured(option: Option) -> float:
+    return option.measured.value if option.measured else 0.0
 
 
 def _cell(speed: Speed | None) -> Cell:
-    if speed is None:
-        return Estimate(None)
-    return Estimate(speed.value, speed.interval, few=speed.prompts < FEWEST, compares=True)
-
-
-def _flat(text: str) -> str:
-    return " ".join(text.split())
-
-
-def finalists(options: Sequence[Option], count: int = 2) -> list[Option]:
-    """The options to confirm: those that scored best on the prompts for choosing."""
-    return sorted(options, key=lambda o: o.score, reverse=True)[:count]
+    return Estimate(None) if speed is None else speed.cell

@@ -11,19 +11,16 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from omegaconf import DictConfig
 from rich.console import Console
 
 from runners.advice import answer
 from runners.advice.answer import Advice
-from runners.advice.bench import Processes
-from runners.advice.budget import Budget
-from runners.advice.steps import Wanted, find
+from runners.advice.steps import Budget, Wanted, find, minutes_for, subject_key
 from runners.launch.sweep import run_analysis
 from runners.run_folder.folder import is_complete, make_folder
+from runners.search.live import Processes
 from runners.search.space import typed
 from specbench.config import compose
-from specbench.config.run_key import key_of, run_identity
 from specbench.config.validate import check_values
 from specbench.data import cases as questions
 from specbench.data.cases import prompt_set_hash
@@ -31,7 +28,7 @@ from specbench.errors import ConfigurationError, unknown_name
 from specbench.models import loading
 from specbench.paths import file_name, typed_path
 from specbench.replay.traces import Traces, load_traces
-from specbench.results.manifest import RunManifest
+from specbench.results.manifest import BASELINE, RunManifest
 from specbench.storage import jsonl
 
 WORD = "advise"
@@ -53,12 +50,14 @@ class Request:
     """What was typed.
 
     Attributes:
+        typed: what advice was asked with, as it was typed.
         words: keys of a run, with what ``prompts`` or ``run`` stand for among them.
         prompts: a file.
         run: a finished run whose recording is used.
         output_dir: None: a folder of its own for these prompts and this model.
     """
 
+    typed: tuple[str, ...]
     words: tuple[str, ...]
     prompts: str | None = None
     minutes: float = MINUTES
@@ -112,6 +111,7 @@ def read(arguments: Sequence[str]) -> Request:
         words.append(f"generation.max_new_tokens={MAX_NEW_TOKENS}")
     methods = own.get("methods")
     return Request(
+        typed=tuple(arguments),
         words=tuple(words),
         prompts=own.get("prompts"),
         minutes=minutes,
@@ -123,12 +123,12 @@ def read(arguments: Sequence[str]) -> Request:
 
 def _minutes(text: str) -> float:
     try:
-        found = float(text)
+        minutes = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found < 1e5:
-        raise ConfigurationError(f"minutes={text} must be a number above 0, e.g. minutes=10.")
-    return found
+        minutes = 0.0
+    if not 0 < minutes < 1e5:
+        raise ConfigurationError(f"minutes must be a number above 0, got {text}. Type minutes=10.")
+    return minutes
 
 
 def _quoted(path: str) -> str:
@@ -168,7 +168,7 @@ def give(request: Request) -> Advice:
             f"prompts={request.prompts} is not a file. Type prompts=FILE.txt with a prompt a line, "
             'or FILE.jsonl with {"prompt": "..."} a line.'
         )
-    cfg = compose.compose(["method=ar", *request.words])
+    cfg = compose.compose([f"method={BASELINE}", *request.words])
     cfg.measure.rerun_minutes = min(1.0, request.minutes / 10)
     check_values(cfg)
     if cfg.generation.temperature:
@@ -177,34 +177,34 @@ def give(request: Request) -> Advice:
         )
     config = compose.typed(cfg)
     loading.model_files_present(config)
-    asked = questions.load_cases(config.dataset, config.data_dir)
-    traces = None if request.run is None else _recording(request.run, asked)
-    folder = request.output_dir or _home(cfg, prompt_set_hash(asked))
+    cases = questions.load_cases(config.dataset, config.data_dir)
+    traces = None if request.run is None else _recording(request.run, cases)
+    name = f"{file_name(cfg.model.name)}-{subject_key(cfg, cases)}"
+    folder = request.output_dir or Path(cfg.paths.results) / "advice" / name
     make_folder(folder)
-    _check_owner(folder, cfg, prompt_set_hash(asked))
-    name = cfg.dataset.path or f"dataset={cfg.dataset.name}"
-    budget.say(f"{len(asked)} prompts of {name}, model {cfg.model.name}")
-    found = find(Wanted(asked, str(name), traces, request.methods), Processes(cfg), folder, budget)
-    found.command = _command(found, request)
-    files = write(found, folder)
+    asked = str(cfg.dataset.path or f"dataset={cfg.dataset.name}")
+    budget.say(f"{len(cases)} prompts of {asked}, model {cfg.model.name}")
+    advice = find(Wanted(cases, asked, traces, request.methods), Processes(cfg), folder, budget)
+    advice.command = command_of(advice, request)
+    files = write(advice, folder)
     console = Console()
-    answer.show(found, console if console.is_terminal else Console(width=120))
+    answer.show(advice, console if console.is_terminal else Console(width=120))
     sys.stdout.write(f"files: {folder}/ ({', '.join(files)})\n")
     sys.stdout.flush()
-    return found
+    return advice
 
 
-def write(found: Advice, folder: Path) -> list[str]:
-    """Write the advice, its page and its picture into the folder; the names of the files."""
-    jsonl.write_json(folder / answer.FILE, found.to_json())
+def write(advice: Advice, folder: Path) -> list[str]:
+    """Write the advice, its page and its picture into the folder; return the files' names."""
+    jsonl.write_json(folder / answer.FILE, advice.to_json())
     drawn = run_analysis("advice", folder) == 0 and (folder / answer.PICTURE).is_file()
-    jsonl.write_text(folder / answer.PAGE, found.page(drawn))
+    jsonl.write_text(folder / answer.PAGE, advice.page(drawn))
     return [answer.PAGE, *([answer.PICTURE] if drawn else []), answer.FILE]
 
 
-def _recording(run: Path, asked: Sequence[questions.Case]) -> Traces:
+def _recording(run: Path, cases: Sequence[questions.Case]) -> Traces:
     """A finished run's recording, of these very questions."""
-    if RunManifest.read(run).prompt_set_hash != prompt_set_hash(asked):
+    if RunManifest.read(run).prompt_set_hash != prompt_set_hash(cases):
         raise ConfigurationError(
             f"the questions of run={run} are not those that its command names here: they have "
             "changed, or dataset.path and data_dir lie elsewhere. Type dataset.path=FILE or "
@@ -213,32 +213,15 @@ def _recording(run: Path, asked: Sequence[questions.Case]) -> Traces:
     return load_traces(run)
 
 
-def _key(cfg: DictConfig, prompts: str) -> str:
-    """Stands for the model, the prompts and how they are answered."""
-    identity = run_identity(cfg)
-    kept = {key: identity[key] for key in ("model", "generation", "engine", "seed")}
-    return key_of([kept, prompts])
-
-
-def _home(cfg: DictConfig, prompts: str) -> Path:
-    return Path(cfg.paths.results) / "advice" / f"{file_name(cfg.model.name)}-{_key(cfg, prompts)}"
-
-
-def _check_owner(folder: Path, cfg: DictConfig, prompts: str) -> None:
-    """Refuse a folder that holds advice on something else."""
-    path, key = folder / "asked.json", _key(cfg, prompts)
-    if path.is_file() and jsonl.read_json(path).get("key") != key:
-        raise ConfigurationError(
-            f"output_dir={folder} holds advice on another model, other prompts or other limits. "
-            "Type another output_dir, or leave it out."
-        )
-    jsonl.write_json(path, {"key": key, "model": str(cfg.model.name)})
-
-
-def _command(found: Advice, request: Request) -> str:
-    """The line that runs what is advised on these prompts."""
-    option = found.best or found.candidate
-    if option is None:
-        return ""
-    words = [f"method={option.method}", *typed(option.knobs), *request.words]
-    return " ".join(["python", "run.py", *map(shlex.quote, words)])
+def command_of(advice: Advice, request: Request) -> str:
+    """Write the line that uses what is advised on these prompts, or the one that decides more."""
+    option = advice.option
+    if advice.decision in (answer.USE, answer.PLAIN):
+        item = advice.item
+        words = [f"method={item.pop('method')}", *typed(item), *request.words]
+    else:
+        replaced = ("minutes=", "methods=") if option else ("minutes=",)
+        words = [WORD, *(word for word in request.typed if not word.startswith(replaced))]
+        words += [f"methods=[{','.join(advice.undecided)}]"] if option else []
+        words += [f"minutes={minutes_for(advice)}"]
+    return shlex.join(["python", "run.py", *words])

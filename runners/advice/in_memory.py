@@ -8,17 +8,15 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runners.advice import command
+from runners.advice import answer, command
 from runners.advice.answer import Advice
-from runners.advice.budget import Budget
-from runners.advice.steps import Wanted, find
-from runners.caller_input import folder_of, own_hydra, read_input
+from runners.advice.steps import Budget, Wanted, find, minutes_for
+from runners.caller_input import CallerInput, folder_of, own_hydra, read_input
 from runners.cost import Cost
 from runners.job import Job
 from runners.launch.dispatch import entry_of
 from runners.run_folder.folder import is_complete, make_folder
-from runners.search import jobs
-from runners.search.entries import mapping_of
+from runners.search.live import surface_job
 from specbench.config import compose
 from specbench.config.run_key import key_of, run_identity
 from specbench.config.schema import RECORD_STATES
@@ -29,28 +27,15 @@ from specbench.results.records import SURFACE
 
 
 class InMemory:
-    """A `runners.advice.bench.Bench` of a model in this process.
+    """A `runners.search.live.Bench` of a model in this process."""
 
-    Args:
-        arguments: the call's other arguments, as overrides.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        prompts: Iterable[Any],
-        name: str | None,
-        arguments: Sequence[str],
-        overrides: Sequence[str],
-    ) -> None:
-        self._given = read_input(model, tokenizer, prompts, name, arguments, overrides)
-        self.cfg, self.cases = self._given.cfg, self._given.cases
+    def __init__(self, given: CallerInput) -> None:
+        self._given, self.cfg = given, given.cfg
 
     def surface(self) -> Path:
-        node, path = jobs.surface_job(self.cfg)
+        node, path = surface_job(self.cfg)
         identity, config = run_identity(node), compose.typed(node)
-        with given_back(self._given.model), own_hydra():
+        with given_back(self._given.model):
             loaded = loading.in_memory(config.model, self._given.model, self._given.tokenizer)
             # Two models in memory may have one name.
             path = path.with_name(f"{path.name}-{(loaded.weights_hash or '')[:8]}")
@@ -95,20 +80,22 @@ def advise(
     Raises:
         ComparisonRefused: a ValueError; something cannot be used, the message says what to type.
     """
+    budget = Budget(minutes)
+    arguments = ["generation=greedy", "verifier=auto", f"seed={seed}"]
+    arguments += [f"generation.max_new_tokens={max_new_tokens}"]
     with folder_of(output_dir) as path, own_hydra():
-        budget = Budget(minutes)
-        arguments = ["generation=greedy", "verifier=auto", f"seed={seed}"]
-        arguments += [f"generation.max_new_tokens={max_new_tokens}"]
-        bench = InMemory(model, tokenizer, prompts, name, arguments, overrides)
+        given = read_input(model, tokenizer, prompts, name, arguments, overrides)
         make_folder(path)
-        questions = f"{len(bench.cases)} prompts"
-        found = find(Wanted(bench.cases, questions, methods=methods), bench, path, budget)
-        option = found.best or found.candidate
-        if option is not None:
-            drafter = mapping_of(option.method, option.knobs)
-            found.command = f"compare(model, tokenizer, prompts, [{drafter!r}])"
+        wanted = Wanted(given.cases, f"{len(given.cases)} prompts", methods=methods)
+        advice = find(wanted, InMemory(given), path, budget)
+        if advice.decision == answer.USE:
+            advice.command = f"compare(model, tokenizer, prompts, [{advice.item!r}])"
+        elif advice.decision != answer.PLAIN:
+            chosen = f", methods={advice.undecided!r}" if advice.option else ""
+            more = f"minutes={minutes_for(advice)}{chosen}"
+            advice.command = f"advise(model, tokenizer, prompts, {more})"
         if output_dir is None:
-            found.folder = ""
+            advice.folder = ""
         else:
-            command.write(found, path)
-        return found
+            command.write(advice, path)
+    return advice

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
+from omegaconf import DictConfig
+from rich.console import Console
 from scipy import stats
 
-from runners.advice.answer import LIVE, REPLAYED, Advice, Option, Speed, finalists, prompts_for
-from runners.advice.bench import Bench, folder_of
-from runners.advice.budget import FEWEST_PROMPTS, START_S, Budget
+from runners.advice.answer import LIVE, REPLAYED, Advice, Option, Speed, best_first
 from runners.run_folder.folder import is_complete
-from runners.search.entries import Entries, mapping_of
-from runners.search.halving import Candidate, Searched, successive_halving
-from runners.search.live import fill_in
-from runners.search.replayed import Replays
-from runners.search.space import Space, load_spaces
-from runners.search.split import halves, mixed
-from runners.search.trials import OUT_OF_TIME, remembered
-from specbench.data.cases import Case
+from runners.search.halving import Candidate, halves, mixed, successive_halving
+from runners.search.live import Bench, LiveRuns
+from runners.search.replayed import OUT_OF_TIME, Replays
+from runners.search.space import Entries, Space, load_spaces
+from specbench.config.run_key import key_of, run_identity
+from specbench.data.cases import Case, prompt_set_hash
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.traces import Traces, load_traces
@@ -30,18 +29,47 @@ from specbench.results.estimate import FEWEST, Interval
 from specbench.results.records import SUMMARY
 from specbench.results.statistics.bootstrap import LEVEL, log_ratios, strata_of
 from specbench.results.statistics.counted import WRONG, rankable
-from specbench.results.summary_schema import Summary, SummaryRow
+from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 
 SETTINGS = (1, 4, 8, 16, 32)  # of each method, one after the other while there is time
+FEWEST_PROMPTS, _MOST_PROMPTS = 6, 96  # half of them choose, half confirm
+_FINALISTS = 2
 _LOOKED_AT = 4  # settings of a method, to see whether some can be replayed
 _LIVE_PROMPTS = 3  # on which methods are tried that cannot be replayed
 _WARM_UP_TOKENS = 48  # of each label, before its first turn
 _CONTEXT = 256.0  # cached tokens at which a plain pass is priced
+_START_S = 20.0  # to start a process and load a small model
+_ONE_TRIAL_S = 10.0  # of a setting of a slow method, which was begun before the search ends
 # A method's time for a turn over plain decoding's: of those that were chosen, of any.
-_CHOSEN_COST, _LABEL_COST = 1.0, 3.0
+_CHOSEN_COST, _ANY_COST = 1.0, 3.0
+# Shares of the minutes: for recording and confirming; for all that is run live; to replay the best
+# settings on the other half; by which the last step may exceed them.
+_FOR_PROMPTS, _FOR_LIVE, _FOR_PREDICTIONS, _GRACE = 0.75, 0.6, 0.05, 0.1
+
+
+class Budget:
+    """Counts the minutes down and says on stderr what is being done."""
+
+    def __init__(self, minutes: float) -> None:
+        self.minutes = minutes
+        self._end = time.monotonic() + 60 * minutes
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+
+    @property
+    def left_s(self) -> float:
+        return self._end - time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line with the time left."""
+        left = max(0, round(self.left_s))
+        self._console.print(f"[{left // 60}:{left % 60:02d} left] {text}")
+
+    def until(self, left_s: float) -> float:
+        """The time of ``time.monotonic()`` at which so many seconds are left."""
+        return self._end - left_s
 
 
 @dataclass(frozen=True)
@@ -62,26 +90,38 @@ class Wanted:
 
 
 def find(wanted: Wanted, bench: Bench, folder: Path, budget: Budget) -> Advice:
-    """Advice on the prompts, in the minutes of the budget; what the folder holds is used.
+    """Find advice on the prompts in the minutes of the budget; what the folder holds is used.
 
     Raises:
         ConfigurationError: there are too few prompts, or no such method.
     """
     spaces = load_spaces(wanted.methods)
-    _enough(len(wanted.cases), f"{wanted.questions} has {len(wanted.cases)}. Add some.")
+    _check_count(len(wanted.cases), f"{wanted.questions} has {len(wanted.cases)}. Add some.")
     budget.say("timing passes of the model, once for this machine")
-    surface = bench.surface()
-    steps = _Steps(wanted, bench, folder, budget, surface)
-    steps.record()
+    steps = _Steps(wanted, bench, folder, budget, bench.surface())
     steps.search(spaces)
     steps.predict()
-    steps.confirm()  # first: what stands on it is the answer, whatever the rest takes
     steps.try_live()
     steps.confirm()
-    return steps.advice()
+    steps.advice.options.sort(key=best_first)
+    return steps.advice
 
 
-def _enough(n: int, otherwise: str) -> None:
+def subject_key(cfg: DictConfig, cases: Sequence[Case]) -> str:
+    """Hash the model, the prompts and how they are answered."""
+    identity = run_identity(cfg)
+    kept = {key: identity[key] for key in ("model", "generation", "engine", "seed")}
+    return key_of([kept, prompt_set_hash(cases)])
+
+
+def minutes_for(advice: Advice) -> int:
+    """Minutes that would decide what these did not, as far as can be said; whole ones."""
+    enough = advice.option.prompts_to_decide if advice.option else None
+    more = 2.0 if enough is None or not advice.confirming else enough / advice.confirming
+    return math.ceil(advice.minutes * max(1.0, more))
+
+
+def _check_count(n: int, otherwise: str) -> None:
     if n < FEWEST_PROMPTS:
         raise ConfigurationError(
             f"advice takes at least {FEWEST_PROMPTS} prompts, half of them to choose by and half "
@@ -90,53 +130,47 @@ def _enough(n: int, otherwise: str) -> None:
 
 
 class _Steps:
-    """One advice in the making."""
+    """One advice in the making, once plain decoding is recorded."""
 
     def __init__(
         self, wanted: Wanted, bench: Bench, folder: Path, budget: Budget, surface: Path
     ) -> None:
-        self._wanted, self._bench, self._folder, self._budget = wanted, bench, folder, budget
+        self._bench, self._folder, self._budget = bench, folder, budget
         self._surface = CostSurface.read(surface)
-        self._surface_sha = file_sha256(surface)[:8]
         self._entries = Entries(bench.cfg)
         self._seed = int(bench.cfg.seed)
-        self._options: list[Option] = []
-        self._best: dict[str, Candidate] = {}
-        self._only_live: dict[str, str] = {}
-        self._not_run: dict[str, str] = {}
-        self._notes: list[str] = []
-        self._more: list[str] = []
-        self._undecided = ""
-        self._confirmed: Sequence[Case] = ()
-
-    # -- plain decoding, recorded ------------------------------------------------------------------
-
-    def record(self) -> None:
-        """Plain decoding on as many prompts as the minutes are worth; then the two halves."""
-        cases = list(self._wanted.cases)
-        if self._wanted.traces is not None:
-            traces = self._wanted.traces
-        else:
-            affordable = self._budget.prompts(len(cases), self._plain_s(cases) / len(cases))
-            n = max(affordable, self._recorded_before(len(cases)))
-            if n < len(cases):
-                self._more.append(f"use more of the {len(cases)} prompts (now {n})")
-            cases = mixed(cases, self._seed)[:n]
-            self._budget.say(f"recording plain decoding on {n} prompts")
-            traces = load_traces(self._bench.record(cases, self._folder / f"recorded-{n}"))
-        there = traces.cases()
-        cases = [case for case in cases if case.case_id in there]
-        _enough(len(cases), f"plain decoding answered {len(cases)}. Shorten the others.")
+        self._key = subject_key(bench.cfg, wanted.cases)
+        traces = wanted.traces or self._record(wanted.cases)
+        recorded = traces.cases()
+        cases = [case for case in wanted.cases if case.case_id in recorded]
+        _check_count(len(cases), f"plain decoding answered {len(cases)}. Shorten the others.")
         self._choosing, self._confirming = halves(cases, self._seed)
         self._tasks = {case.case_id: case.task for case in cases}
-        self._replays = Replays(self._entries, traces, self._surface)
-        self._trials = self._folder / f"replayed-{traces.sha[:8]}-{self._surface_sha}.jsonl"
+        file = folder / f"replayed-{traces.sha[:8]}-{file_sha256(surface)[:8]}.jsonl"
+        self._replays = Replays(self._entries, traces, self._surface, file)
+        self._best: dict[str, Candidate] = {}
+        self._live_only: list[Candidate] = []
+        counts = len(self._choosing), len(self._confirming)
+        model = str(bench.cfg.model.name)
+        self.advice = Advice(model, wanted.questions, budget.minutes, *counts, folder=str(folder))
+        if len(cases) < len(wanted.cases):
+            self.advice.more.append(
+                f"use more of the {len(wanted.cases)} prompts ({len(cases)} now)"
+            )
 
-    def _recorded_before(self, most: int) -> int:
-        """Prompts of the largest recording in the folder: more minutes never use fewer."""
-        done = [path for path in self._folder.glob("recorded-*") if is_complete(path)]
-        numbers = [int(path.name.partition("-")[2]) for path in done]
-        return max((n for n in numbers if n <= most), default=0)
+    def _record(self, cases: Sequence[Case]) -> Traces:
+        """Plain decoding on all prompts, or on as many as the minutes suffice for."""
+        # A prompt is recorded, and every second one is confirmed with plain decoding beside it.
+        turns = 1 + (1 + _FINALISTS * _CHOSEN_COST) / 2
+        left_s = _FOR_PROMPTS * (self._budget.left_s - 2 * _START_S)
+        affordable = int(left_s / (turns * self._plain_s(cases) / len(cases)))
+        name = f"recorded-{self._key}-"
+        done = [path for path in self._folder.glob(f"{name}*") if is_complete(path)]
+        earlier = [int(path.name.removeprefix(name)) for path in done]
+        n = min(len(cases), max(FEWEST_PROMPTS, min(_MOST_PROMPTS, affordable), *earlier))
+        self._budget.say(f"recording plain decoding on {n} of {len(cases)} prompts")
+        chosen = mixed(cases, self._seed)[:n]
+        return load_traces(self._bench.record(chosen, self._folder / f"{name}{n}"))
 
     def _plain_s(self, cases: Sequence[Case], others: float = 0.0) -> float:
         """Predicted seconds of a live run on cases; ``others``: turns' time beside plain ones'."""
@@ -144,205 +178,151 @@ class _Steps:
         pass_s = float(self._surface.pass_s(one, one, _CONTEXT * one)[0])
         turns = sum(len(case.turns) for case in cases)
         tokens = turns * int(self._bench.cfg.generation.max_new_tokens) + _WARM_UP_TOKENS
-        return pass_s * tokens * (1 + others)
+        return max(pass_s, 1e-6) * tokens * (1 + others)
 
     @property
     def _confirm_s(self) -> float:
-        return self._plain_s(self._confirming, 2 * _CHOSEN_COST)
+        return _START_S + self._plain_s(self._confirming, _FINALISTS * _CHOSEN_COST)
 
     @property
     def _live_s(self) -> float:
         """Of the run of methods that cannot be replayed."""
-        return self._plain_s(self._choosing[:_LIVE_PROMPTS], _LABEL_COST * len(self._only_live))
-
-    # -- settings ----------------------------------------------------------------------------------
+        cases = self._choosing[:_LIVE_PROMPTS]
+        return _START_S + self._plain_s(cases, _ANY_COST * len(self._live_only))
 
     def search(self, spaces: Mapping[str, Space]) -> None:
         """Replay the settings of each method, more of them while there is time."""
-        ids = [case.case_id for case in self._choosing]
         chosen = {m: space for m, space in spaces.items() if self._can_be_replayed(m, space)}
-        # The rest is for live runs.
-        keep = self._budget.keep_for_live(self._confirm_s, self._live_s)
-        found: dict[str, Searched] = {}
+        minutes_s = 60 * self._budget.minutes
+        kept_s = self._confirm_s + _FOR_PREDICTIONS * minutes_s
+        if kept_s + self._live_s <= _FOR_LIVE * minutes_s:
+            kept_s += self._live_s
+        self._replays.until = self._budget.until(kept_s + _ONE_TRIAL_S)
+        ids = [case.case_id for case in self._choosing]
         complete = 0
-        for count in SETTINGS:
-            made = self._entries.candidates(chosen, count, self._seed)
-            many = f"up to {count} settings" if count > 1 else "the setting of their own"
-            self._budget.say(f"replaying {len(made)} methods, {many} of each")
-            searched = successive_halving(made, ids, self._measure(keep))
-            late = any(OUT_OF_TIME in one.refused for one in searched.values())
-            if not late or not found:  # of a cut round, the one before it has even effort
-                found, complete = searched, 0 if late else count
+        for count in SETTINGS if chosen else ():
+            tried = self._entries.candidates(chosen, count, self._seed)
+            self._budget.say(f"replaying {len(tried)} methods, up to {count} settings of each")
+            best = successive_halving(tried, ids, self._replays)
+            late = any(c.refused == OUT_OF_TIME for cs in tried.values() for c in cs)
+            if late and complete:
+                break  # the smaller search before it has even effort
+            self.advice.options.clear()
+            for method, candidates in best.items():
+                if candidates:
+                    self._best[method] = first = candidates[0]
+                    n = sum(1 for candidate in tried[method] if candidate.costs)
+                    self.advice.options.append(
+                        Option(method, first.knobs, REPLAYED, first.speedup(ids), n)
+                    )
+                else:
+                    reasons = dict.fromkeys(candidate.refused for candidate in tried[method])
+                    self.advice.not_run[method] = "; ".join(reasons)
+            complete = count
             if late:
                 break
-        if complete < SETTINGS[-1]:
-            self._more.append(f"try more settings of each method (now {complete})")
-        for method, one in found.items():
-            if one.best is None:
-                self._not_run[method] = "; ".join(one.refused)
-                continue
-            score = one.best.speedup(ids)
-            self._best[method] = one.best
-            self._options.append(
-                Option(method, one.best.knobs, REPLAYED, score, one.tried, one.effort)
-            )
-
-    def _measure(self, keep_s: float = -math.inf) -> Any:
-        """Replays that are kept, as long as more than ``keep_s`` seconds are left."""
-        return remembered(
-            self._replays,
-            self._trials,
-            after=lambda one: self._budget.say_now_and_then(f"replayed {one.method}"),
-            stop=lambda: self._budget.left_s < keep_s,
-        )
+        if chosen and complete < SETTINGS[-1]:
+            self.advice.more.append(f"try more settings of each method ({complete} now)")
 
     def _can_be_replayed(self, method: str, space: Space) -> bool:
         """Whether some of its settings can; else it is noted as one to try live, or as none."""
         if reason := self._entries.why_not(method):
-            self._not_run[method] = reason
+            self.advice.not_run[method] = reason
             return False
         if command := self._replays.slow_build(method):
-            self._not_run[method] = f"a file that the model makes in minutes is missing: {command}"
+            self.advice.not_run[method] = f"the model makes its file in minutes. Type: {command}"
             return False
-        first = self._entries.candidates({method: space}, _LOOKED_AT, self._seed)[method]
-        for one in first:
+        for candidate in self._entries.candidates({method: space}, _LOOKED_AT, self._seed)[method]:
             try:
-                self._replays.kind(method, one.knobs)
-                self._only_live.pop(method, None)
-                return True
-            except NeedsNotMet as error:
-                self._only_live[method] = str(error)
+                self._replays.kind(method, candidate.knobs)
+            except NeedsNotMet:
+                continue
+            return True
+        self._live_only.append(Candidate(method, {}))
         return False
 
+    def predict(self) -> None:
+        """Predict speedups on the prompts that nothing was chosen by."""
+        ids = [case.case_id for case in self._confirming]
+        self._replays.until = math.inf
+        self._replays([*self._best.values()], ids)
+        error, words = self._surface.stated_error
+        for option in self.advice.options:
+            candidate = self._best[option.method]
+            if not candidate.refused:
+                value, interval = predicted(candidate, ids, self._tasks, error, self._seed)
+                option.predicted = Speed(value, interval, len(ids))
+        if any(option.predicted for option in self.advice.options):
+            self.advice.notes.append(f"PREDICTED: {words}.")
+
     def try_live(self) -> None:
-        """One small run of the methods that cannot be replayed, at their own settings."""
-        if not self._only_live:
+        """Run the methods that cannot be replayed on a few prompts, at their own settings."""
+        if not self._live_only:
             return
         cases = self._choosing[:_LIVE_PROMPTS]
-        made = {method: Candidate(method, {}) for method in self._only_live}
-        items = [mapping_of(method, {}) for method in made]
-        path = folder_of(self._folder, "live", items, cases)
-        needed = self._live_s
-        if not is_complete(path) and not self._budget.affords(needed):
-            minutes = self._budget.minutes + (needed + START_S - self._budget.left_s) / 60
-            for method in made:
-                self._not_run[method] = (
-                    "it needs the model, and the minutes left no time to try it live. Type "
-                    f"minutes={max(minutes, self._budget.minutes) + 1:.0f}"
-                )
-            self._more.append(f"try {len(made)} methods that need the model")
+        ids, names = [case.case_id for case in cases], [c.method for c in self._live_only]
+        runs = LiveRuns(self._bench, cases, self._folder / f"live-{self._key}")
+        short_s = self._live_s + self._confirm_s - self._budget.left_s
+        if short_s > 0 and not runs.is_done(self._live_only, ids):
+            minutes = math.ceil(self._budget.minutes + short_s / 60) + 1
+            why = f"no time was left to run it live. Type minutes={minutes}"
+            self.advice.not_run |= dict.fromkeys(names, why)
+            self.advice.more.append(f"try {len(names)} methods that cannot be replayed")
             return
-        self._budget.say(f"trying {len(made)} methods live, which cannot be replayed")
-        ids = [case.case_id for case in cases]
-        fill_in(made, self._bench.live(items, cases, path), ids)
-        for method, one in made.items():
-            if one.costs and not one.refused:
-                score = one.speedup(ids)
-                self._options.append(Option(method, {}, LIVE, score, 1, len(one.costs)))
+        self._budget.say(f"trying {len(names)} methods live, which cannot be replayed")
+        runs(self._live_only, ids)
+        for candidate in self._live_only:
+            if candidate.refused:
+                self.advice.not_run[candidate.method] = candidate.refused
             else:
-                self._not_run[method] = one.refused
-
-    # -- the other half ----------------------------------------------------------------------------
-
-    def predict(self) -> None:
-        """Predicted speedups on the prompts that nothing was chosen by."""
-        ids = [case.case_id for case in self._confirming]
-        self._measure()([*self._best.values()], ids)
-        error, words = self._surface.stated_error
-        for option in self._options:
-            one = self._best.get(option.method)
-            if one is None or one.refused:
-                continue
-            option.predicted = self._speed(one, ids, error)
-            for task in dict.fromkeys(self._tasks[case] for case in ids):
-                own = [case for case in ids if self._tasks[case] == task]
-                option.predicted_by_task[task] = self._speed(one, own, error)
-
-        if any(option.predicted for option in self._options):
-            self._notes.append(f"PREDICTED: {words}.")
-
-    def _speed(self, one: Candidate, ids: Sequence[str], error: float) -> Speed:
-        value, interval = predicted(one, ids, self._tasks, error, self._seed)
-        return Speed(value, interval, len(ids))
+                option = Option(candidate.method, {}, LIVE, candidate.speedup(ids), 1)
+                self.advice.options.append(option)
+        self.advice.notes.append(
+            f"{', '.join(names)}: cannot be replayed, tried at their own settings on {len(cases)} "
+            "of the prompts for choosing."
+        )
 
     def confirm(self) -> None:
-        """The first two and plain decoding live, on prompts that nothing was chosen by.
-
-        Again where one that was tried live has come among the two.
-        """
-        chosen = finalists(self._options)
-        unmeasured = [option.method for option in chosen if not option.measured]
-        if not unmeasured:
+        """Run the first two and plain decoding on prompts that nothing was chosen by."""
+        finalists = sorted(self.advice.options, key=lambda o: o.score, reverse=True)[:_FINALISTS]
+        if not finalists:
             return
-        items = [mapping_of(o.method, o.knobs) for o in chosen]
-        by_size = [self._confirming[:n] for n in range(len(self._confirming), FEWEST - 1, -1)]
-        for cases in by_size:
-            path = folder_of(self._folder, "confirmed", items, cases)
-            seconds = self._plain_s(cases, _CHOSEN_COST * len(chosen))
-            if is_complete(path) or self._budget.affords(seconds, last=True):
+        items = [{"method": option.method, **option.knobs} for option in finalists]
+        left_s = self._budget.left_s + 60 * _GRACE * self._budget.minutes
+        for n in range(len(self._confirming), FEWEST - 1, -1):
+            cases = self._confirming[:n]
+            ids = [case.case_id for case in cases]
+            path = self._folder / f"confirmed-{key_of([self._key, items, ids])}"
+            needed_s = _START_S + self._plain_s(cases, _CHOSEN_COST * len(finalists))
+            if is_complete(path) or needed_s <= left_s:
                 break
         else:
-            late = "the first choice" if len(unmeasured) == len(chosen) else unmeasured[0]
-            self._more.append(f"confirm {late} live")
+            self.advice.more.append("confirm the first choice live")
             return
-        names = " and ".join(o.method for o in chosen)
+        names = " and ".join(option.method for option in finalists)
         self._budget.say(f"confirming {names} live on {len(cases)} prompts")
-        run = self._bench.live(items, cases, path)
-        self._confirmed = cases
-        self._undecided = ""
-        summary = cast("Summary", jsonl.read_json(run / SUMMARY))
-        rows = {(row["label"], row["task"]): row for row in summary["rows"]}
-        for option in chosen:
-            _note_measured(option, rows, summary)
+        self._bench.live(items, cases, path)
+        self.advice.confirming = len(cases)
+        summary = cast("Summary", jsonl.read_json(path / SUMMARY))
+        for option in finalists:
+            _note_measured(option, summary)
             if not option.exact:
-                self._notes.append(
+                self.advice.notes.append(
                     f"{option.method}: its outputs, or plain decoding's own, are wrong by more "
-                    f"than rounding (see {run}): it is not advised."
+                    f"than rounding (see {path}): it is not advised."
                 )
-            elif option is chosen[0] and not (option.joint and option.joint[0] > 1):
-                n = prompts_for(option)
-                how = f"about {2 * n} prompts" if n else "more prompts"
-                self._undecided = f"tell {option.method} from plain decoding, with {how}"
-
-    # -- the answer --------------------------------------------------------------------------------
-
-    def advice(self) -> Advice:
-        """What was found so far."""
-        self._options.sort(
-            key=lambda o: (o.measured.value if o.measured else 0.0, o.score), reverse=True
-        )
-        wanted = list(dict.fromkeys(filter(None, [*self._more, self._undecided])))
-        more = f"More minutes would: {'; '.join(wanted)}." if wanted else ""
-        self._notes = list(dict.fromkeys(self._notes))
-        if any(option.way == LIVE for option in self._options):
-            self._notes.append(
-                f"'live': methods that cannot be replayed, tried at their own setting on "
-                f"{min(_LIVE_PROMPTS, len(self._choosing))} of the prompts for choosing."
-            )
-        return Advice(
-            model=str(self._bench.cfg.model.name),
-            questions=self._wanted.questions,
-            minutes=self._budget.minutes,
-            choosing=len(self._choosing),
-            confirming=len(self._confirmed) or len(self._confirming),
-            options=self._options,
-            not_run=self._not_run,
-            more=more,
-            folder=str(self._folder),
-            notes=self._notes,
-        )
 
 
 def predicted(
-    one: Candidate, cases: Sequence[str], tasks: Mapping[str, str], error: float, seed: int = 0
+    candidate: Candidate, cases: Sequence[str], tasks: Mapping[str, str], error: float, seed: int
 ) -> tuple[float, Interval | None]:
-    """The speedup on the cases, and its 95 % interval; None of fewer than three cases.
+    """Estimate the speedup on the cases and its 95 % interval, None of fewer than three cases.
 
     Args:
         tasks: of each case.
         error: relative error of the prediction, see `CostSurface.stated_error`.
     """
-    value, costs = one.speedup(cases), [one.costs[case] for case in cases]
+    value, costs = candidate.speedup(cases), [candidate.costs[case] for case in cases]
     plain = np.array([c.tokens / c.plain_tokens * c.plain_seconds for c in costs])
     own = np.array([c.seconds for c in costs])
     above, below = (np.stack([times[:, None]] * 2) for times in (plain, own))  # in its only repeat
@@ -354,22 +334,18 @@ def predicted(
     return value, (value * math.exp(-half), value * math.exp(half))
 
 
-def _note_measured(
-    option: Option, rows: Mapping[tuple[str, str], SummaryRow], summary: Summary
-) -> None:
-    """Write what a confirming run says into the option."""
-    for (label, task), row in rows.items():
-        if label != option.method or row["speedup"] is None:
-            continue
-        speed = Speed(row["speedup"], row["speedup_ci"], row["n_timed"])
-        if task == OVERALL:
-            option.measured, option.joint = speed, speed.interval
-            standings = summary["against_best"].items()
-            wrong = [name for name, standing in standings if standing == WRONG]
-            option.exact = bool(rankable([label], wrong))
-        else:
-            option.measured_by_task[task] = speed
-    for pair in summary["pairs"]:
+def _note_measured(option: Option, summary: Summary) -> None:
+    """Write what a confirming run says of the option into it."""
+    standings = summary["against_best"].items()
+    wrong = [label for label, standing in standings if standing == WRONG]
+    option.exact = bool(rankable([option.method], wrong))
+    rows = [r for r in summary["rows"] if (r["label"], r["task"]) == (option.method, OVERALL)]
+    if not rows or rows[0]["speedup"] is None:
+        return
+    interval = rows[0]["speedup_ci"]
+    for pair in summary["pairs"]:  # an interval that holds together with the other finalist's
         if pair["family"] == "ar" and pair["first"] == option.method and pair["ratio_ci"]:
-            low, high = pair["ratio_ci"]
-            option.joint = (low, high)
+            interval = pair["ratio_ci"]
+    option.measured = Speed(
+        rows[0]["speedup"], interval and (interval[0], interval[1]), rows[0]["n_timed"]
+    )

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from runners.search.space import Knobs
+import numpy as np
+
+from specbench.data.cases import Case
 
 ROUNDS = 3
 
@@ -37,7 +39,7 @@ class Candidate:
     """
 
     method: str
-    knobs: Knobs
+    knobs: dict[str, Any]
     costs: dict[str, CaseCost] = field(default_factory=dict)
     refused: str = ""
 
@@ -55,50 +57,34 @@ class Candidate:
 Measure: TypeAlias = Callable[[Sequence[Candidate], Sequence[str]], None]
 
 
-@dataclass(frozen=True)
-class Searched:
-    """What a search of a method came to.
-
-    Attributes:
-        best: first by speedup on all cases; None where every setting was refused.
-        finalists: settings that were measured on all cases, the best first.
-        tried: settings that were measured; ``refused``: others, by what was said of them.
-        effort: cases times settings that were measured.
-    """
-
-    best: Candidate | None
-    finalists: list[Candidate]
-    tried: int
-    refused: dict[str, int]
-    effort: int
-
-
 def successive_halving(
     candidates: Mapping[str, Sequence[Candidate]],
     cases: Sequence[str],
     measure: Measure,
     rounds: int = ROUNDS,
-) -> dict[str, Searched]:
+) -> dict[str, list[Candidate]]:
     """Search the settings of each method; all methods' survivors of a round are measured together.
 
     Args:
         candidates: by method; the first of each, its own setting, is measured on all cases.
         cases: in the order in which they are taken.
         rounds: the first measures all settings on ``len(cases) / 2**(rounds - 1)`` cases.
+
+    Returns:
+        By method the settings that were measured on all cases, the best first.
     """
-    left = {method: list(found) for method, found in candidates.items()}
+    left = {method: list(tried) for method, tried in candidates.items()}
     for number in range(rounds):
         chosen = cases[: cases_of_round(len(cases), number, rounds)]
-        measure([one for found in left.values() for one in found], chosen)
-        for method, found in left.items():
-            usable = [one for one in found if not one.refused]
-            usable.sort(key=lambda one: one.speedup(chosen), reverse=True)  # stable: earlier first
+        measure([candidate for tried in left.values() for candidate in tried], chosen)
+        for method, tried in left.items():
+            usable = [candidate for candidate in tried if not candidate.refused]
+            usable.sort(key=lambda c: c.speedup(chosen), reverse=True)  # stable: earlier first
             if number + 1 < rounds:
-                kept = usable[: math.ceil(len(usable) / 2)]
-                own = candidates[method][:1]
-                usable = kept + [one for one in own if one not in kept and not one.refused]
+                own, better = candidates[method][:1], usable[: math.ceil(len(usable) / 2)]
+                usable = better + [c for c in own if c not in better and not c.refused]
             left[method] = usable
-    return {m: _searched(candidates[m], finalists) for m, finalists in left.items()}
+    return left
 
 
 def cases_of_round(n_cases: int, number: int, rounds: int) -> int:
@@ -106,15 +92,24 @@ def cases_of_round(n_cases: int, number: int, rounds: int) -> int:
     return math.ceil(n_cases / (1 << (rounds - 1 - number)))
 
 
-def _searched(candidates: Sequence[Candidate], finalists: list[Candidate]) -> Searched:
-    refused: dict[str, int] = {}
-    for one in candidates:
-        if one.refused:
-            refused[one.refused] = refused.get(one.refused, 0) + 1
-    return Searched(
-        best=finalists[0] if finalists else None,
-        finalists=finalists,
-        tried=sum(1 for one in candidates if one.costs),
-        refused=refused,
-        effort=sum(len(one.costs) for one in candidates),
-    )
+def mixed(cases: Sequence[Case], seed: int) -> list[Case]:
+    """The cases in a seeded order in which every beginning holds each task as often as it can."""
+    rng = np.random.default_rng(seed)
+    by_task: dict[str, list[Case]] = {}
+    for index in rng.permutation(len(cases)):
+        by_task.setdefault(cases[index].task, []).append(cases[index])
+    places = [
+        (number, task_number, case)
+        for task_number, members in enumerate(by_task.values())
+        for number, case in enumerate(members)
+    ]
+    return [case for _, _, case in sorted(places, key=lambda place: place[:2])]
+
+
+def halves(cases: Sequence[Case], seed: int) -> tuple[list[Case], list[Case]]:
+    """Cases to choose by and cases to confirm on: disjoint, tasks divided as evenly as it goes."""
+    by_task: dict[str, list[Case]] = {}
+    for case in mixed(cases, seed):
+        by_task.setdefault(case.task, []).append(case)
+    ordered = [case for members in by_task.values() for case in members]
+    return mixed(ordered[::2], seed), mixed(ordered[1::2], seed)

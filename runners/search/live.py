@@ -1,64 +1,184 @@
-"""Settings measured on the model: small runs, all settings and plain decoding interleaved."""
+"""The runs that a search stands on: passes timed, plain decoding recorded, settings tried live."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import io
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
-from runners.search.entries import mapping_of
+from omegaconf import DictConfig, OmegaConf
+
+from runners.launch import prerequisites
+from runners.launch.dispatch import Invocation, execute
+from runners.run_folder.folder import is_complete
 from runners.search.halving import Candidate, CaseCost
-from specbench.config.run_key import key_of
+from specbench.config import compose
+from specbench.config.run_key import key_of, run_key
+from specbench.config.schema import RECORD_STATES
+from specbench.data.cases import Case
+from specbench.errors import SpecBenchError
+from specbench.paths import file_name
 from specbench.results.manifest import BASELINE, RunManifest
-from specbench.results.records import read_records
+from specbench.results.records import SURFACE, read_records
 from specbench.results.statistics.counted import left_out, wrong_outputs
+from specbench.storage import jsonl
+from specbench.system import environment
 
-# Runs plain decoding and the entries of a ``compare`` on cases, into a folder.
-Run: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Sequence[str], Path], None]
+# A surface in a minute: predictions between its points are within a few percent, and say so.
+GRID: Mapping[str, list[int]] = {
+    "contexts": [64, 512],
+    "tree_rows": [1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64],
+    "batch_contexts": [256],
+    "batch_k": [1, 4, 16],
+    "batch_w": [1, 4, 12],
+}
+_PASSES = 3
+
+
+class Bench(Protocol):
+    """Makes runs of one model on chosen cases; what a folder holds already is not made again.
+
+    Attributes:
+        cfg: a run's configuration; its method is plain decoding.
+    """
+
+    cfg: DictConfig
+
+    def surface(self) -> Path:
+        """The file of the machine's cost surface."""
+
+    def record(self, cases: Sequence[Case], path: Path) -> Path:
+        """The folder of plain decoding, with what replays read."""
+
+    def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> Path:
+        """The folder of plain decoding and the entries of a ``compare``, interleaved."""
+
+
+class Processes:
+    """A `Bench` whose runs have processes of their own, as those of ``run.py``."""
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.cfg = cfg
+
+    def surface(self) -> Path:
+        job, path = surface_job(self.cfg)
+        return _execute(job, path, "timing passes") / SURFACE
+
+    def record(self, cases: Sequence[Case], path: Path) -> Path:
+        job = self._plain(cases, path)
+        job.record = RECORD_STATES
+        return _execute(job, path, "plain decoding")
+
+    def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> Path:
+        job = self._plain(cases, path)
+        OmegaConf.update(job, "record", False)
+        job.compare = list(items)
+        return _execute(job, path, "a live run", may_fail=True)
+
+    def _plain(self, cases: Sequence[Case], path: Path) -> DictConfig:
+        return prerequisites.recording(asked_from(self.cfg, cases, Path(f"{path}.jsonl")))
+
+
+def asked_from(cfg: DictConfig, cases: Sequence[Case], path: Path) -> DictConfig:
+    """The configuration of runs on these cases alone, which are written to ``path``."""
+    lines = [
+        {"question_id": case.case_id, "category": case.category, "turns": list(case.turns)}
+        for case in cases
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    jsonl.write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    job = cfg.copy()
+    dataset = compose.compose(["dataset=jsonl", f"dataset.path={json.dumps(str(path))}"]).dataset
+    for key in ("raw", "task", "special_tokens", "dialogue"):
+        dataset[key] = cfg.dataset[key]
+    job.dataset = dataset
+    return job
+
+
+def surface_job(cfg: DictConfig) -> tuple[DictConfig, Path]:
+    """The run that times passes, and the folder that is its on this machine."""
+    job = prerequisites.measurement(cfg)
+    limit = cfg.model.context_length
+    for key, values in GRID.items():
+        job.runner[key] = [
+            value for value in values if "contexts" not in key or limit is None or value < limit
+        ]
+    job.runner.passes = _PASSES
+    machine = key_of(environment.fingerprint(environment.describe()))
+    name = f"{file_name(cfg.model.name)}-{run_key(job)}-{machine}"
+    return job, Path(cfg.cache_dir) / "surfaces" / name
+
+
+def _execute(job: DictConfig, path: Path, what: str, may_fail: bool = False) -> Path:
+    """Run a job to its end, unless that was reached before."""
+    if is_complete(path):
+        return path
+    job.output_dir = str(path)
+    with contextlib.redirect_stdout(io.StringIO()):  # a search has one table, at its end
+        code, _ = execute(job, Invocation())
+    if code and not may_fail:
+        raise SpecBenchError(f"{what} failed: see {path}.")
+    return path
 
 
 class LiveRuns:
     """Measures candidates by runs of their own; a `runners.search.halving.Measure`.
 
     Args:
-        run: makes a run, or what is missing of it.
+        cases: all that there are.
         folder: holds the runs' folders.
     """
 
-    def __init__(self, run: Run, folder: Path) -> None:
-        self._run, self._folder = run, folder
+    def __init__(self, bench: Bench, cases: Sequence[Case], folder: Path) -> None:
+        self._bench, self._folder = bench, folder
+        self._cases = {case.case_id: case for case in cases}
 
     def __call__(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> None:
-        asked = [one for one in candidates if not one.refused]
-        missing = [case for case in cases if any(case not in one.costs for one in asked)]
-        if not asked or not missing:
-            return
-        labels = {f"{one.method}_{number}": one for number, one in enumerate(asked)}
-        items = [mapping_of(one.method, one.knobs, label) for label, one in labels.items()]
-        folder = self._folder / key_of([items, missing])
-        self._run(items, missing, folder)
-        fill_in(labels, folder, missing)
+        usable = [candidate for candidate in candidates if not candidate.refused]
+        missing = [case for case in cases if any(case not in c.costs for c in usable)]
+        if usable and missing:
+            asked = [self._cases[case] for case in missing]
+            path = self._path(usable, missing)
+            _read_costs(self._bench.live(_items(usable), asked, path), usable, missing)
+
+    def is_done(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> bool:
+        """Whether such candidates were measured on the cases before."""
+        return is_complete(self._path(candidates, cases))
+
+    def _path(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> Path:
+        return self._folder / key_of([_items(candidates), list(cases)])
 
 
-def fill_in(labels: Mapping[str, Candidate], folder: Path, cases: Sequence[str]) -> None:
-    """Note what a run's folder says of candidates, by label, and of plain decoding."""
-    spent: dict[tuple[str, str], tuple[int, float]] = {}
-    failed: set[tuple[str, str]] = set()
+def _items(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
+    """What ``compare`` takes, with a label for each."""
+    return [
+        {"method": c.method, "label": f"{c.method}_{number}", **c.knobs}
+        for number, c in enumerate(candidates)
+    ]
+
+
+def _read_costs(folder: Path, candidates: Sequence[Candidate], cases: Sequence[str]) -> None:
+    """Note what a run's folder says of the candidates, and of plain decoding."""
     records, _ = read_records(folder)
+    spent: dict[tuple[str, str], tuple[int, float]] = {}
     for record in records:
-        key = (record.label, record.case_id)
-        tokens, seconds = spent.get(key, (0, 0.0))
+        tokens, seconds = spent.get(key := (record.label, record.case_id), (0, 0.0))
         spent[key] = tokens + max(0, record.n_new - 1), seconds + record.decode_s
+    for record in records:
         if record.status == "failed":
-            failed.add(key)
+            spent.pop((record.label, record.case_id), None)
+    labels = [str(item["label"]) for item in _items(candidates)]
     missing = left_out(records, RunManifest.read(folder))
     wrong = wrong_outputs(records, labels)
-    for label, one in labels.items():
+    for label, candidate in zip(labels, candidates, strict=True):
         for case in cases:
-            own, plain = (label, case), (BASELINE, case)
-            if own in spent and plain in spent and not failed & {own, plain}:
-                one.costs[case] = CaseCost(*spent[own], *spent[plain])
+            own, plain = spent.get((label, case)), spent.get((BASELINE, case))
+            if own and plain:
+                candidate.costs[case] = CaseCost(*own, *plain)
         if label in wrong:
-            one.refused = f"its outputs are not what plain decoding gives (see {folder})"
-        elif label in missing or not one.costs:
-            one.refused = missing.get(label, f"it failed on every case (see {folder})")
+            candidate.refused = f"its outputs are not what plain decoding gives (see {folder})"
+        elif label in missing or not candidate.costs:
+            candidate.refused = missing.get(label, f"it failed on every case (see {folder})")

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import math
+import time
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
-from runners.search.entries import Entries
+from tqdm import tqdm
+
 from runners.search.halving import Candidate, CaseCost
+from runners.search.space import Entries
 from runners.session.method_runs import MethodRun, find_heads, fitting, instantiated
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
@@ -16,18 +23,28 @@ from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import Replayer, replay_kind
 from specbench.replay.traces import RecordedTurn, Traces
 from specbench.results.manifest import BASELINE
+from specbench.storage import jsonl
+
+OUT_OF_TIME = "the minutes ended before it was tried"
 
 
 class Replays:
     """Measures candidates on recorded cases; a `runners.search.halving.Measure`.
 
+    What is measured is kept on disk: a search that was interrupted goes on.
+
     Args:
         entries: of a configuration with the recording's model.
         traces: of plain decoding.
         surface: of the machine that is asked about.
+        file: keeps the costs of these settings on these traces and this surface.
+
+    Attributes:
+        until: of ``time.monotonic()``; later nothing is measured, what is missing is `OUT_OF_TIME`.
     """
 
-    def __init__(self, entries: Entries, traces: Traces, surface: CostSurface) -> None:
+    def __init__(self, entries: Entries, traces: Traces, surface: CostSurface, file: Path) -> None:
+        self.until = math.inf
         self._entries, self._config, self._traces = entries, entries.config, traces
         self._replayer = Replayer(
             traces,
@@ -39,6 +56,14 @@ class Replays:
         self._cases = traces.cases()
         self._warm: set[str] = set()
         self._plain: dict[str, tuple[int, float]] = {}
+        self._file = file
+        self._earlier: dict[str, Candidate] = {}
+        for line in jsonl.mend_jsonl(file, dict):
+            costs = {case: CaseCost(*values) for case, values in line.pop("costs").items()}
+            candidate = Candidate(**line)
+            before = self._earlier.get(_key(candidate), candidate)
+            candidate.costs = {**before.costs, **costs}
+            self._earlier[_key(candidate)] = candidate
 
     def kind(self, method: str, knobs: dict[str, object]) -> str:
         """How close a setting's replay is to a live run, see `replay_kind`.
@@ -77,14 +102,36 @@ class Replays:
                 one.refused = str(error)
 
     def __call__(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> None:
-        for one in candidates:
-            missing = [case for case in cases if case not in one.costs]
-            if one.refused or not missing:
+        for candidate in tqdm(candidates, "replaying", disable=None, leave=False):
+            if (earlier := self._earlier.get(_key(candidate))) is not None:
+                costs = {c: earlier.costs[c] for c in cases if c in earlier.costs}
+                candidate.costs = {**costs, **candidate.costs}
+                candidate.refused = candidate.refused or earlier.refused
+            missing = [case for case in cases if case not in candidate.costs]
+            if candidate.refused or not missing:
+                continue
+            if time.monotonic() > self.until:
+                candidate.refused = OUT_OF_TIME
                 continue
             try:
-                self._measure(one, cases, missing)
-            except (ConfigurationError, SpecBenchError) as error:
-                one.refused = str(error)
+                self._measure(candidate, cases, missing)
+            except SpecBenchError as error:
+                candidate.refused = str(error)
+            self._keep(candidate, missing)
+
+    def _keep(self, candidate: Candidate, cases: Sequence[str]) -> None:
+        earlier = self._earlier.setdefault(
+            _key(candidate), Candidate(candidate.method, candidate.knobs)
+        )
+        earlier.refused = candidate.refused
+        earlier.costs |= candidate.costs
+        line: dict[str, Any] = {
+            "method": candidate.method,
+            "knobs": candidate.knobs,
+            "refused": candidate.refused,
+            "costs": {c: astuple(candidate.costs[c]) for c in cases if c in candidate.costs},
+        }
+        jsonl.append_jsonl(self._file, [line])
 
     def _measure(self, one: Candidate, cases: Sequence[str], missing: Sequence[str]) -> None:
         drafter = self._prepared(one)
@@ -118,3 +165,7 @@ class Replays:
             made = len(played.decoded.output_ids) - 1
             found[turn.case_id] = tokens + made, seconds + played.decode_s
         return found
+
+
+def _key(candidate: Candidate) -> str:
+    return json.dumps([candidate.method, candidate.knobs], sort_keys=True)

@@ -1,4 +1,4 @@
-"""Search spaces: which settings of a method are tried, from ``search`` in its yaml.
+"""Search spaces: which settings of a method are tried, from ``search`` in its yaml; their entries.
 
 For each knob a space has a list of choices, or whole numbers ``{from, to}``, with ``log: true``
 where doubling matters and adding does not. Knobs that are not there keep the values that a run
@@ -10,13 +10,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from scipy.stats import qmc
 
+from runners.job import Entry, Job
+from runners.launch.dispatch import entry_of
+from runners.search.halving import Candidate
+from runners.session.method_runs import build_method_runs, instantiated
 from specbench import paths
-from specbench.config.compose import option_names
+from specbench.config import compose
+from specbench.config.compare import compose_entry
 from specbench.errors import ConfigurationError, unknown_name
 
 Space: TypeAlias = Mapping[str, Any]
@@ -31,7 +38,7 @@ def load_spaces(methods: Iterable[str] | None = None) -> dict[str, Space]:
     Raises:
         ConfigurationError: there is no such method, or its yaml has no ``search``.
     """
-    names = option_names("method")
+    names = compose.option_names("method")
     spaces: dict[str, Space] = {}
     for method in names if methods is None else methods:
         if method not in names:
@@ -86,6 +93,59 @@ def _value(values: Any, at: float) -> Any:
         # The ends of the numbers' shares: from `low` up to `high + 1`, each number its own.
         return min(high, int(low * math.exp(at * math.log((high + 1) / low))))
     return low + int(at * (high + 1 - low))
+
+
+class Entries:
+    """Settings of methods as entries of runs with one configuration; each is composed once.
+
+    Args:
+        cfg: of a run; its method does not matter.
+    """
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.cfg = cfg
+        self.config = compose.typed(cfg)
+        self._made: dict[str, Entry] = {}
+
+    def entry(self, method: str, knobs: Mapping[str, Any]) -> Entry:
+        """The entry of a setting.
+
+        Raises:
+            ConfigurationError: an unknown knob, or a value of another type.
+        """
+        item = {"method": method, **knobs}
+        key = json.dumps(item, sort_keys=True)
+        if key not in self._made:
+            self._made[key] = entry_of(compose_entry(self.cfg, item))
+        return self._made[key]
+
+    def candidates(
+        self, spaces: Mapping[str, Space], count: int, seed: int
+    ) -> dict[str, list[Candidate]]:
+        """``count`` settings of each method that its class takes; fewer of a smaller space."""
+        return {
+            method: [
+                Candidate(method, knobs)
+                for knobs in settings(space, count, seed, partial(self._is_taken, method))
+            ]
+            for method, space in spaces.items()
+        }
+
+    def _is_taken(self, method: str, knobs: Knobs) -> bool:
+        try:
+            instantiated(self.entry(method, knobs))
+        except ConfigurationError:
+            return False
+        return True
+
+    def why_not(self, method: str) -> str:
+        """Why a method cannot run with this configuration, and what to type; "" where it can."""
+        try:
+            entries = (self.entry(method, {}),)
+            build_method_runs(Job(self.config, (), {}, "", Path(), entries, ()))
+        except ConfigurationError as error:
+            return str(error)
+        return ""
 
 
 def typed(knobs: Mapping[str, Any], prefix: str = "method") -> list[str]:

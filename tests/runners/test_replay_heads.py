@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from methods.medusa import Medusa
-from runners.search.entries import Entries
 from runners.search.halving import Candidate
 from runners.search.replayed import Replays
+from runners.search.space import Entries
 from specbench.config import compose
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading
@@ -118,6 +118,7 @@ def test_a_tree_that_the_head_is_too_short_for_is_refused_before_a_run(live, wit
         Entries(compose.compose(["method=ar", *typed])),
         load_traces(live),
         CostSurface.read(surface),
+        live / "tried.jsonl",
     )
     made = [Candidate("medusa", {"levels": levels}) for levels in ([2, 1], [1] * 30)]
     other = Candidate("sps", {"gamma": 2})  # it needs the model, which only a run has

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 from omegaconf import OmegaConf
 
-from runners.search import jobs
+from runners.search import live as search_live
 from scripts import tune
 from specbench.config import compose
 from specbench.errors import ConfigurationError
@@ -26,7 +26,7 @@ def here(monkeypatch):
     from runners.session import live
 
     monkeypatch.setattr(dispatch, "run_in_child", in_process)
-    monkeypatch.setattr(jobs, "GRID", SMALL_GRID)
+    monkeypatch.setattr(search_live, "GRID", SMALL_GRID)
     monkeypatch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)
     monkeypatch.setattr(live, "collector_at_rest", nullcontext)
 
