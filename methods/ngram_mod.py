@@ -19,7 +19,6 @@ State kept: the table, 16 MB, which llama.cpp shares between all requests (``pap
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,15 +107,6 @@ class NgramMod(Drafter):
         if self._low >= _STREAK:
             self.reset()
             self._low = self._read = 0
-
-    def snapshot(self) -> Mapping[str, Array]:
-        filled = np.flatnonzero(self._table != _EMPTY)
-        return {"places": filled, "tokens": self._table[filled]}
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        self.reset()
-        self._table[arrays["places"]] = arrays["tokens"]
-        self._used = len(arrays["places"])
 
     def _walk(self, text: IntArray, length: int) -> IntArray:
         before = length - 1  # the root is not in the text that is read

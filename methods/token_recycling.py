@@ -29,7 +29,7 @@ State kept: the matrix, ``vocab × k`` numbers. Kept over all cases (``state_sco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,13 +168,6 @@ class TokenRecycling(Drafter):
     def _ended_by_bonus(self, outcome: StepOutcome) -> bool:
         whole = len(outcome.committed) == len(outcome.path) + 1
         return whole and int(outcome.committed[-1]) in self._eos
-
-    def snapshot(self) -> Mapping[str, np.ndarray]:
-        return {"matrix": self._matrix.rows.to("cpu", copy=True).numpy()}
-
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        matrix = self._matrix.rows
-        matrix.copy_(torch.from_numpy(np.array(arrays["matrix"])).to(matrix.device))
 
     def _shape(self) -> StaticTree:
         own = [key for key in ("breadth", "depth", "levels") if getattr(self, key) is not None]

@@ -28,14 +28,13 @@ State kept: the automaton, 60 bytes for each of ``max_nodes``, and the table, 4 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from methods.racer.automaton import Automaton
-from specbench.arrays import Array, IntArray
+from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.index.adjacency_matrix import AdjacencyMatrix
@@ -129,15 +128,6 @@ class Racer(Drafter):
         whole = len(outcome.committed) > len(outcome.path)
         self._read = state.length - 1 if whole else state.length
         self._automaton.read_step(state.buffer, begin, self._read, self.ngram)
-
-    def snapshot(self) -> Mapping[str, Array]:
-        matrix = self._matrix.rows.to("cpu", copy=True).numpy()
-        return {"matrix": matrix, **self._automaton.snapshot()}
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        rows = self._matrix.rows
-        rows.copy_(torch.from_numpy(np.array(arrays["matrix"])).to(rows.device))
-        self._automaton.load(arrays["nodes"], arrays["buckets"], arrays["meta"])
 
 
 def logits_tree(k: int, n_nodes: int) -> StaticTree:

@@ -55,13 +55,3 @@ class Automaton:
             self._nodes, self._buckets, self._meta, root, limit, least_depth, tokens, parents
         )
         return drafted
-
-    def snapshot(self) -> dict[str, Array]:
-        return {
-            "nodes": self._nodes.copy(),
-            "buckets": self._buckets.copy(),
-            "meta": self._meta.copy(),
-        }
-
-    def load(self, nodes: Array, buckets: Array, meta: Array) -> None:
-        self._nodes[:], self._buckets[:], self._meta[:] = nodes, buckets, meta

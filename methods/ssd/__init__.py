@@ -189,12 +189,6 @@ class Spacelike(Drafter):
             "failed_rebuilds": self._opened.failures,
         }
 
-    def snapshot(self) -> Mapping[str, np.ndarray]:
-        return self._opened.snapshot()
-
-    def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._opened.load(arrays)
-
     def wait(self) -> None:
         """Return when no rebuild is under way."""
         self._opened.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -178,44 +178,6 @@ class RingIndex:
             self._requests = self._start.requests
             self.current = replace(self._start, written=self._ring.written, begun=self._clock())
             self._attempt = (self._requests, self.current.begun)
-
-    def snapshot(self) -> dict[str, Array]:
-        """The ring and the text under the array in use, for `load`."""
-        with self._lock:
-            built = self.current
-            return {
-                "tokens": self._ring.snapshot(),
-                "indexed": built.tokens,
-                "missing": np.array(
-                    [self._requests - built.requests, self._ring.written - built.written]
-                ),
-                "requests": np.array([self._requests, self._requests - self._attempt[0]]),
-            }
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from a `snapshot`; the array is sorted here."""
-        requests, since_attempt = arrays["requests"].tolist()
-        missing_requests, missing_tokens = arrays["missing"].tolist()
-        indexed = np.array(arrays["indexed"], dtype=np.int32)
-        try:
-            suffixes = self._build(indexed)
-        except Exception as error:  # the ring is restored; the next rebuild finds its tokens
-            self._failed(error)
-            indexed, suffixes = BuiltArray().tokens, BuiltArray().suffixes
-            missing_requests, missing_tokens = requests, len(arrays["tokens"])
-        with self._lock:
-            self._epoch += 1
-            self._ring.restore(arrays["tokens"])
-            self._requests = requests
-            begun = self._clock()
-            self._attempt = (requests - since_attempt, begun)
-            self.current = BuiltArray(
-                indexed,
-                suffixes,
-                requests - missing_requests,
-                self._ring.written - missing_tokens,
-                begun,
-            )
 
     def _due(self) -> bool:
         requests, begun = self._attempt

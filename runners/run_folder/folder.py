@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -21,10 +20,9 @@ from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError
 
-log = logging.getLogger(__name__)
-
 _LOCK = ".lock"
-_HOLDER = ".holder.json"
+# A job that waits for a device looks so seldom in order not to disturb the one that measures.
+_LOOK_EVERY_S = 1.0
 
 
 def make_folder(path: Path) -> None:
@@ -129,6 +127,10 @@ def check_owner(path: Path, run_key: str, identity: Mapping[str, Any]) -> None:
     )
 
 
+class LockHeld(Exception):
+    """Another process holds a lock; the message says which."""
+
+
 @contextlib.contextmanager
 def hold_folder(path: Path) -> Iterator[None]:
     """Hold the folder's lock.
@@ -136,29 +138,46 @@ def hold_folder(path: Path) -> Iterator[None]:
     Raises:
         OutputRefused: another process holds it; names its pid and host.
     """
-    lock = FileLock(path / _LOCK)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(hold_lock(path / _LOCK))
+        except LockHeld as holder:
+            raise OutputRefused(
+                f"{path} is being written by {holder}. Wait for it, end it, or give another "
+                "output_dir."
+            ) from None
+        except OSError as error:
+            raise unwritable(path, error) from error
+        yield
+
+
+@contextlib.contextmanager
+def hold_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock file, beside which lies who holds it.
+
+    Raises:
+        LockHeld: another process holds it, and this one is not to ``wait``.
+        OSError: it cannot be written.
+    """
+    lock, holder = FileLock(path), path.with_name(f"{path.name}.json")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=-1 if wait else 0, poll_interval=_LOOK_EVERY_S)
     except Timeout:
-        raise OutputRefused(
-            f"{path} is being written by {_holder(path)}. Wait for it, end it, or give another "
-            "output_dir."
-        ) from None
-    except OSError as error:
-        raise unwritable(path, error) from error
+        raise LockHeld(_who(holder)) from None
     try:
-        holder = {"pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname()}
-        jsonl.write_json(path / _HOLDER, holder)
+        jsonl.write_json(
+            holder, {"pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname()}
+        )
         yield
     finally:
         with contextlib.suppress(OSError):
-            (path / _HOLDER).unlink()
+            holder.unlink()
         lock.release()
 
 
-def _holder(path: Path) -> str:
+def _who(holder: Path) -> str:
     try:
-        holder = json.loads((path / _HOLDER).read_text())
-        return f"process {holder['parent']} (child {holder['pid']}) on host {holder['host']}"
+        found = json.loads(holder.read_text())
+        return f"process {found['parent']} (child {found['pid']}) on host {found['host']}"
     except (OSError, ValueError, KeyError):
         return "another process that has just started"

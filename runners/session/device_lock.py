@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from runners.job import Job
+from runners.run_folder.folder import LockHeld, hold_lock
 from specbench.config.draft import draft_weights
 from specbench.config.schema import DraftConfig
 from specbench.errors import OutputRefused
 from specbench.models import loading
 from specbench.paths import file_name
-from specbench.storage import jsonl
 from specbench.system import interference
 
 log = logging.getLogger(__name__)
 
 _LOCKS = "locks"
-# A waiting job looks so seldom in order not to disturb the one that measures.
-_LOOK_EVERY_S = 1.0
 
 
 def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
@@ -34,14 +28,12 @@ def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
 
     model = job.config.model
     device = loading.choose_device(model.device)
-    if device.type == "cuda" and model.device_map is not None:
-        indices = set(range(torch.cuda.device_count()))
-    else:
+    indices = set(range(torch.cuda.device_count()))
+    if device.type != "cuda" or model.device_map is None:
         apart = [draft for draft in drafts if draft.device and draft_weights(draft, model)]
         own = [torch.device(str(draft.device)) for draft in apart]
-        named = {each.index or 0 for each in (device, *own) if each.type == "cuda"}
         # A draft whose device is not there shares the target's.
-        indices = named & set(range(torch.cuda.device_count()))
+        indices &= {each.index or 0 for each in (device, *own) if each.type == "cuda"}
     gpus = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices]
     return sorted([*gpus, *(["cpu"] if device.type == "cpu" else [])])
 
@@ -64,51 +56,31 @@ def hold_device(job: Job, drafts: Iterable[DraftConfig] = ()) -> Iterator[interf
     devices = names(job, drafts)
     with contextlib.ExitStack() as stack:
         if job.config.measure.exclusive:
-            folder = Path(job.config.cache_dir) / _LOCKS
             for device in devices:  # sorted, so that two jobs never wait for each other
-                stack.enter_context(_lock(folder, device))
+                _hold(stack, Path(job.config.cache_dir) / _LOCKS, device)
         gpus = interference.open_gpus([device for device in devices if device.startswith("GPU-")])
         if gpus is not None:
             stack.callback(gpus.close)
         yield gpus
 
 
-@contextlib.contextmanager
-def _lock(folder: Path, device: str) -> Iterator[None]:
+def _hold(stack: contextlib.ExitStack, folder: Path, device: str) -> None:
     # The folder may be shared by machines; their devices are not.
-    name = file_name(f"{socket.gethostname()}-{device}")
-    path = folder / f"{name}.lock"
-    holder = path.with_suffix(".json")
+    path = folder / file_name(f"{socket.gethostname()}-{device}.lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path)
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
+            stack.enter_context(hold_lock(path))
+        except LockHeld as holder:
             log.warning(
                 "waiting: %s is measuring on %s. Timed jobs never share a device "
                 "(measure.exclusive=false does not wait).",
-                _who(holder),
+                holder,
                 device,
             )
-            lock.acquire(poll_interval=_LOOK_EVERY_S)
+            stack.enter_context(hold_lock(path, wait=True))
     except OSError as error:
         raise OutputRefused(
             f"{path} cannot be written: {error.strerror or error}. Give a folder that can: "
             "cache_dir=DIR (or take no lock: measure.exclusive=false)."
         ) from error
-    try:
-        jsonl.write_json(holder, {"pid": os.getpid(), "host": socket.gethostname()})
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            holder.unlink()
-        lock.release()
-
-
-def _who(holder: Path) -> str:
-    try:
-        found = json.loads(holder.read_text())
-        return f"process {found['pid']}"
-    except (OSError, ValueError, KeyError):
-        return "another process"

@@ -18,7 +18,7 @@ from runners.run_folder.manifest import check_passes, check_prompts, check_subje
 from runners.session import device_lock
 from runners.session.batching import seat_turns
 from runners.session.blocks import WARM_UP_TEXT, Answers, Turn, answered
-from runners.session.method_runs import MethodRun, keep_state
+from runners.session.method_runs import MethodRun
 from runners.session.open_run import OpenRun, attempts
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
@@ -145,9 +145,6 @@ def _measure(load: Load, run: OpenRun) -> None:
                     if recorder is not None:
                         recorder.keep(made.records)
                     files.append(made)
-                    finished = [r for r in files.done if r.repeat == batch[0].repeat]
-                    for method_run in runs:
-                        keep_state(method_run, finished)
                     reading.measure_between()
                 for block, attempt in run.again():
                     files.replace(runner.run([block], block.stream_index, attempt))

@@ -6,10 +6,10 @@ import contextlib
 import copy
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hydra.utils
 import numpy as np
@@ -36,8 +36,6 @@ from specbench.models.checkpoints import weights
 from specbench.models.heads import folder as head_folder
 from specbench.results.manifest import ArtifactInfo, DraftInfo, LabelInfo
 from specbench.results.records import CaseRecord
-from specbench.storage import jsonl
-from specbench.storage.arrays import open_array_file, write_array_file
 from specbench.system import memory
 
 if TYPE_CHECKING:  # torch, which a replay does not need
@@ -48,7 +46,6 @@ if TYPE_CHECKING:  # torch, which a replay does not need
 log = logging.getLogger(__name__)
 
 _MASK_BYTES = 4
-_STATE = "state"  # folder of the kept states, and their kind
 
 
 @dataclass(slots=True)
@@ -58,7 +55,6 @@ class MethodRun:
     Attributes:
         entry: the configuration's entry.
         drafter: made of it.
-        state_file: where the drafter's state is kept while the run goes on, if anywhere.
         measured: what the drafter measured in ``setup``, or an earlier start of the run did.
         artifacts, heads: files that the drafter reads, and folders of its heads, by name.
         draft: its draft model, and what the manifest says of it.
@@ -67,7 +63,6 @@ class MethodRun:
 
     entry: Entry
     drafter: Drafter
-    state_file: Path | None = None
     measured: dict[str, int] = field(default_factory=dict)
     artifacts: Mapping[str, Path] = field(default_factory=dict)
     heads: Mapping[str, Path] = field(default_factory=dict)
@@ -122,10 +117,10 @@ def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> l
         ConfigurationError: a knob is out of range, or a class is not a drafter.
     """
     runs = []
-    for index, entry in enumerate(job.entries):
+    for entry in job.entries:
         with needs_of(entry):
             drafter = _checked((given or {}).get(entry.label) or instantiated(entry), entry, job)
-        runs.append(MethodRun(entry, drafter, job.folder / _STATE / f"{index}.bin"))
+        runs.append(MethodRun(entry, drafter))
     return runs
 
 
@@ -298,9 +293,9 @@ def restore(
 ) -> None:
     """Bring a drafter with ``run`` scope to the state it had after the given turns.
 
-    What `keep_state` wrote is taken as it is. Later turns are fed to a drafter that looks at
-    committed tokens alone, in the recorded order, which takes no target pass. One that also looks
-    at logits or hidden states decodes them again, untimed.
+    They are fed to a drafter that looks at committed tokens alone, in the recorded order, which
+    takes no target pass. One that also looks at logits or hidden states decodes them again,
+    untimed.
 
     Args:
         run: its drafter is emptied first.
@@ -308,70 +303,14 @@ def restore(
         redecode: decodes a record's prompt again with the run's drafter.
     """
     run.forget()
-    turns = _learnt_from(run, done)
-    begin = _reload(run, turns)
-    run.last = turns[begin - 1] if begin else None
-    for record in turns[begin:]:
+    for record in done:
+        if record.label != run.label or record.status == "failed":
+            continue
         if run.drafter.needs.tokens_only:
             feed(run.drafter, record, run.seen(record))
         else:
             redecode(record)
         run.last = record
-
-
-def keep_state(run: MethodRun, done: Iterable[CaseRecord]) -> None:
-    """Write what a drafter with ``run`` scope has learnt, where it gives a snapshot; never timed.
-
-    The drafter is between two turns; ``done`` are the records of the present repeat.
-
-    Raises:
-        DiskError: the disk is full or broken.
-    """
-    if run.scope != "run" or run.state_file is None:
-        return
-    arrays = run.drafter.snapshot()
-    if arrays is None:
-        return
-    path = run.state_file
-    partial = path.with_suffix(".partial")
-    with jsonl.reporting(path):
-        path.parent.mkdir(exist_ok=True)
-        write_array_file(
-            partial,
-            kind=_STATE,
-            version=run.drafter.version,
-            tokenizer_hash="",  # the folder's run is of one model
-            arrays=arrays,
-            header={"turns": _keys(_learnt_from(run, done)), "method": run.entry.name},
-        )
-        partial.replace(path)
-
-
-def _reload(run: MethodRun, turns: Sequence[CaseRecord]) -> int:
-    """Load a kept state that some of these turns led to; of how many, from the first."""
-    path = run.state_file
-    if run.scope != "run" or path is None or not path.is_file():
-        return 0
-    try:
-        header, arrays = open_array_file(
-            path, kind=_STATE, version=run.drafter.version, tokenizer_hash=None
-        )
-    except ArtifactError as error:
-        log.warning("%s: the state is learnt again from the records: %s", run.label, error)
-        return 0
-    known = len(header["turns"])
-    if header["turns"] != _keys(turns[:known]):  # of another repeat, or of a block measured again
-        return 0
-    run.drafter.load(arrays)
-    return known
-
-
-def _learnt_from(run: MethodRun, done: Iterable[CaseRecord]) -> list[CaseRecord]:
-    return [r for r in done if r.label == run.label and r.status != "failed"]
-
-
-def _keys(turns: Iterable[CaseRecord]) -> list[list[Any]]:
-    return [[r.repeat, r.case_id, r.turn, r.started_at] for r in turns]
 
 
 def feed(drafter: Drafter, record: CaseRecord, seen: IntArray) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from specbench.arrays import Array, IntArray
+from specbench.arrays import IntArray
 from specbench.config.schema import STATE_SCOPES
 from specbench.decoding.protocols import ModelWork, alone
 from specbench.decoding.structs import (
@@ -140,17 +140,6 @@ class Drafter:
     def report(self) -> Mapping[str, Counted]:
         """What it counted in the turn that just ended, for the record; never timed."""
         return {}
-
-    def snapshot(self) -> Mapping[str, Array] | None:
-        """What was learnt since ``reset``, as arrays that `load` takes; between turns, never timed.
-
-        None where it is cheaper to see the recorded turns again.
-        """
-        return None
-
-    def load(self, arrays: Mapping[str, Array]) -> None:
-        """Go on from a `snapshot` of a drafter with the same knobs."""
-        raise NotImplementedError(f"{self.name} gives no snapshot")
 
     def close(self) -> None:
         """Release threads and files."""

@@ -292,18 +292,3 @@ def test_output_is_that_of_plain_decoding(rebuild, make_target, rng):
     # The second time the whole answer is in the buffer.
     assert result.n_target_passes <= 29 / 10 + 1
     drafter.close()
-
-
-def test_a_snapshot_whose_array_cannot_be_built_goes_on_without_one():
-    def build(tokens):
-        raise RuntimeError("made up")
-
-    index = RingIndex(99, background=False)
-    index.add(np.arange(5, dtype=np.int32))
-    saved = index.snapshot()
-    again = RingIndex(99, background=False, build=build)
-    again.load(saved)
-    assert again.failures == 1
-    assert len(again) == len(index)
-    assert len(again.current.tokens) == 0
-    assert again.staleness.tokens == len(again)

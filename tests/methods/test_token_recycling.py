@@ -124,20 +124,6 @@ def test_the_grown_tree_of_the_templates_size_is_close_to_it():
 # -- the method ------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_gives_the_same_drafts_and_stays_as_it_was():
-    first = recycling(breadth=8, depth=2)
-    tree = first.propose(state := after(3, 5))
-    observe(first, state, tree, [7], torch.rand(9, VOCAB))
-    kept = first.snapshot()
-    other = recycling(breadth=8, depth=2)
-    other.load(kept)
-    assert other.propose(after(3, 5)).tokens.tolist() == first.propose(after(3, 5)).tokens.tolist()
-    before = kept["matrix"].copy()
-    other.reset()
-    first.reset()
-    assert before.any() and np.array_equal(kept["matrix"], before)
-
-
 def test_the_root_of_a_step_is_the_token_before_what_it_committed():
     drafter = recycling(10, k=1, levels=[1])
     state = after(9, 1)

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 
+from runners.run_folder import folder
 from runners.session import device_lock
 from specbench.config.schema import DraftConfig, MeasureConfig, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError, OutputRefused
@@ -45,7 +46,7 @@ def other(tmp_path):
 
 
 def test_a_second_job_waits_and_says_for_whom(tmp_path, other, caplog, monkeypatch):
-    monkeypatch.setattr(device_lock, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(folder, "_LOOK_EVERY_S", 0.02)
     held = threading.Event()
 
     def second():
@@ -60,7 +61,7 @@ def test_a_second_job_waits_and_says_for_whom(tmp_path, other, caplog, monkeypat
     other.end()
     waiting.join(60)
     assert held.is_set()
-    assert f"waiting: process {other.pid} is measuring on cpu" in caplog.text
+    assert f"(child {other.pid}) on host {socket.gethostname()} is measuring on cpu" in caplog.text
     assert "measure.exclusive=false" in caplog.text
 
 
@@ -69,7 +70,7 @@ def test_the_lock_is_given_back_and_names_machine_and_device(tmp_path):
         with device_lock.hold_device(job(tmp_path)) as gpus:
             assert gpus is None
             names = sorted(path.name for path in (tmp_path / "locks").iterdir())
-            assert f"{socket.gethostname()}-cpu.json" in names
+            assert f"{socket.gethostname()}-cpu.lock.json" in names
     assert not list((tmp_path / "locks").glob("*.json"))
 
 

@@ -227,5 +227,5 @@ def test_a_second_process_is_refused_and_an_interrupt_leaves_the_files_in_order(
     found, truncated = records.read_records(folder)
     assert not truncated
     assert len(found) % 2 == 0
-    assert not (folder / ".holder.json").exists()
+    assert not (folder / ".lock.json").exists()
     json.loads((folder / records.MANIFEST).read_text())
