@@ -12,7 +12,7 @@ in for every data set, and the captions say so.
 """
 
 import argparse
-import itertools
+import functools
 import subprocess
 import sys
 import time
@@ -22,6 +22,7 @@ from pathlib import Path
 import pandas as pd
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -69,7 +70,7 @@ def run_and_draw(options: argparse.Namespace) -> int:
     overrides += _stand_in(overrides)
     if options.dry_run:
         return _show_estimates(names, overrides, options)
-    codes, minutes = {}, {}
+    rows, codes = [], []
     for name in names:
         command = [
             sys.executable, str(PROJECT / "run.py"), f"experiment={name}",
@@ -77,18 +78,15 @@ def run_and_draw(options: argparse.Namespace) -> int:
         ]  # fmt: skip
         print(f"\n=== {' '.join(command[1:])}", flush=True)
         start = time.monotonic()
-        codes[name] = subprocess.run(command, check=False).returncode
-        minutes[name] = (time.monotonic() - start) / 60
-    rows = [(name, str(code), f"{minutes[name]:.1f}") for name, code in codes.items()]
-    rows.append(("all", str(max(codes.values(), default=0)), f"{sum(minutes.values()):.1f}"))
+        codes.append(subprocess.run(command, check=False).returncode)
+        rows.append((name, str(codes[-1]), f"{(time.monotonic() - start) / 60:.1f}"))
     frame = pd.DataFrame(rows, columns=["experiment", "exit code", "minutes"])
     Console(width=80).print(FittedTable(frame, "experiments"))
     folders = [str(options.results / name) for name in names if (options.results / name).is_dir()]
-    if not folders:
-        return max(codes.values(), default=0)
-    out = options.output or options.results / "artifacts"
-    drawn = [tables.main([*folders, "-o", str(out)]), figures.main([*folders, "-o", str(out)])]
-    return max([*codes.values(), *drawn])
+    if folders:
+        words = [*folders, "-o", str(options.output or options.results / "artifacts")]
+        codes += [tables.main(words), figures.main(words)]
+    return max(codes)
 
 
 def _show_estimates(
@@ -123,20 +121,13 @@ def _jobs(typed: Sequence[str]) -> list[DictConfig]:
         return [compose(typed)]
     chosen = {word.partition("=")[0] for word in typed}
     swept = [f"{k}={v}" for k, v in (hydra.sweeper.params or {}).items() if k not in chosen]
-    axes = [
-        [f"{axis.get_key_element()}={value}" for value in axis.sweep_string_iterator()]
-        if axis.is_sweep_override()
-        else [str(axis.input_line)]
-        for axis in OverridesParser.create().parse_overrides(swept)
+    overrides = OverridesParser.create().parse_overrides(swept)
+    composed = functools.cache(lambda *words: compose([*typed, *words]))
+    return [
+        composed(*(word for word in job if not word.startswith("method.")))
+        for batch in BasicSweeper.split_arguments(overrides, None)
+        for job in batch
     ]
-    composed: dict[tuple[str, ...], DictConfig] = {}
-    jobs = []
-    for words in itertools.product(*axes):
-        telling = tuple(word for word in words if not word.startswith("method."))
-        if telling not in composed:
-            composed[telling] = compose([*typed, *words])
-        jobs.append(composed[telling])
-    return jobs
 
 
 def _experiments(wanted: Sequence[str], measured: bool) -> list[str]:
