@@ -16,6 +16,7 @@ import datetime
 import hashlib
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -66,8 +67,8 @@ _IMPORT = """Read Spec-Bench's answer files as a run folder, so that analysis ca
 A label given again is its next repeat. What their files do not say (token ids, prefill apart from
 decoding, what was drafted, verdicts) stays unknown: the manifest lists it, and every table's
 caption says so. So there is no speedup over decoding time, only their estimator's. A question whose
-counts contradict each other is refused; with --flag it becomes a failed case, which drops out for
-all labels. An answer "ERROR" always does: it repeats the numbers of the turn before.
+counts contradict each other is refused. One with the answer "ERROR" becomes a failed case, which
+drops out for all labels: it repeats the numbers of the turn before.
 """
 
 _UNKNOWN_TOKEN = -1  # stands for each new token of a file that has none
@@ -117,21 +118,21 @@ def export_run(options: argparse.Namespace) -> None:
     whole = [key for key, turns in blocks.items() if is_complete(turns, run.labels)]
     timed = [key for key in whole if key not in untimed]
     repeats = sorted({record.repeat for record in records})
-    predicted = "-predicted" if run.timing == "predicted" else ""
+    setting = f"{run.dtype.replace(' ', '-')}-temp-{run.temperature}"
+    setting += "-predicted" if run.timing == "predicted" else ""
     written: set[Path] = set()
     for label, repeat in itertools.product(run.labels, repeats):
-        dtype = run.dtype.replace(" ", "-")
-        model_id = f"{run.model}-{label}-{dtype}-temp-{run.temperature}{predicted}"
         folder = options.out / f"run_{repeat + 1}" if len(repeats) > 1 else options.out
         folder.mkdir(parents=True, exist_ok=True)
-        own = [record for record in records if record.label == label]
-        of_it = [block for block in timed if block[0] == repeat]
+        model_id = f"{run.model}-{label}-{setting}"
         path = folder / f"{file_name(model_id)}.jsonl"
         if path in written:  # labels that differ in letters that no file's name takes
             path = folder / f"{file_name(f'{len(written)}-{model_id}')}.jsonl"
         written.add(path)
-        jsonl.rewrite_jsonl(path, to_answers(own, of_it, model_id, decode))
-        print(f"{path}: {len(of_it)} questions")
+        label_records = [record for record in records if record.label == label]
+        label_blocks = [block for block in timed if block[0] == repeat]
+        jsonl.rewrite_jsonl(path, to_answers(label_records, label_blocks, model_id, decode))
+        print(f"{path}: {len(label_blocks)} questions")
     failed, disturbed = len(blocks) - len(whole), len(whole) - len(timed)
     if failed or disturbed:
         print(f"left out for all labels: questions of which {failed} failed, {disturbed} disturbed")
@@ -175,22 +176,21 @@ def to_answers(
         turns = sorted(turns_of[key], key=lambda record: record.turn)
         first = turns[0]
         name = f"{first.run_key}/{first.label}/{first.repeat}/{first.case_id}"
+        choice = {
+            "index": 0,
+            "turns": [decode(turn.output_ids) for turn in turns],
+            "decoding_steps": [turn.n_target_passes for turn in turns],
+            "new_tokens": [turn.n_new for turn in turns],
+            "wall_time": [turn.wall_s for turn in turns],
+            "accept_lengths": [n for turn in turns for n in turn.committed_per_step],
+        }
         at = first.started_at
         line = {
             "question_id": _question_id(first.case_id),
             "category": first.category,
             "answer_id": hashlib.sha256(name.encode()).hexdigest()[:22],
             "model_id": model_id,
-            "choices": [
-                {
-                    "index": 0,
-                    "turns": [decode(turn.output_ids) for turn in turns],
-                    "decoding_steps": [turn.n_target_passes for turn in turns],
-                    "new_tokens": [turn.n_new for turn in turns],
-                    "wall_time": [turn.wall_s for turn in turns],
-                    "accept_lengths": [n for turn in turns for n in turn.committed_per_step],
-                }
-            ],
+            "choices": [choice],
             "tstamp": datetime.datetime.fromisoformat(at).timestamp() if at else 0.0,
         }
         lines.append(line)
@@ -224,20 +224,15 @@ def import_answers(options: argparse.Namespace) -> None:
             "label": label, "method": label, "model": options.model, "dataset": options.dataset,
             "run_key": run_key, "repeat": repeat, "position": labels.index(label),
         }  # fmt: skip
-        for number, (question, line) in enumerate(_questions(path)):
+        for number, line in enumerate(_lines(path)):
             try:
-                made, reason = from_answer(line, source, number), f'the answer is "{_ERROR}"'
+                turns = from_answer(line, source, number)
             except AnswerError as error:
-                if not options.flag:
-                    raise AnswerError(
-                        f"{path}, line {number + 1}: {error} Type --flag to keep such questions "
-                        "as failed cases."
-                    ) from error
-                made, reason = [_blank(question, source, number)], str(error)
-            records += made
-            if made[0].status == "failed":
-                why = {"type": "AnswerError", "message": reason, "traceback": ""}
-                errors.append({**made[0].turn_id, **why})
+                raise AnswerError(f"{path}, line {number + 1}: {error}") from error
+            records += turns
+            if turns[0].status == "failed":
+                why = {"type": "AnswerError", "message": f'the answer is "{_ERROR}"'}
+                errors.append({**turns[0].turn_id, **why, "traceback": ""})
     rows = summarize(records, labels, baseline, estimator="specbench")
     options.out.mkdir(parents=True, exist_ok=True)
     jsonl.rewrite_jsonl(options.out / CASES, (record.to_json() for record in records))
@@ -279,32 +274,20 @@ def _named(text: str) -> tuple[str, Path]:
     return label or path.name.removesuffix(".jsonl"), path
 
 
-def _questions(path: Path) -> list[tuple[_Question, JsonObject]]:
-    questions = []
+def _lines(path: Path) -> list[JsonObject]:
+    lines = []
     for number, text in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            line = jsonl.parse_json(text)
-            questions.append((_Question.from_json(line), line))
+            lines.append(jsonl.parse_json(text))
+            _Question.from_json(lines[-1])
         except ValueError as error:
             raise AnswerError(f"{path}, line {number}: {field_error(error)}.") from error
-    if not questions:
+    if not lines:
         raise AnswerError(f"{path}: no answer in it.")
-    ids = [str(question.question_id) for question, _ in questions]
-    twice = sorted({name for name in ids if ids.count(name) > 1})
-    if twice:
+    counts = Counter(str(line["question_id"]) for line in lines)
+    if twice := sorted(name for name, count in counts.items() if count > 1):
         raise AnswerError(f"{path}: questions occur more than once: {', '.join(twice[:5])}.")
-    return questions
-
-
-def _blank(question: _Question, source: JsonObject, stream_index: int) -> CaseRecord:
-    """The first turn of a question, as if it had failed."""
-    moment = datetime.datetime.fromtimestamp(question.tstamp, datetime.UTC)
-    return CaseRecord.begun(
-        **source, task=task_of(question.category), category=question.category,
-        case_id=str(question.question_id), turn=0, stream_index=stream_index,
-        state_scope="unknown", seed=0,
-        started_at=moment.isoformat(timespec="milliseconds") if question.tstamp else "",
-    )  # fmt: skip
+    return lines
 
 
 def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list[CaseRecord]:
@@ -321,21 +304,26 @@ def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list
         answer = _Answer.from_json(line)
     except ValueError as error:
         raise AnswerError(f"{where}: {field_error(error)}.") from error
-    (choice, *_), blank = answer.choices, _blank(answer, source, stream_index)
-    each = {name: len(getattr(choice, name)) for name in _PER_TURN}
-    if len({*each.values()}) > 1 or not choice.turns:
-        said = ", ".join(f"{n} {name}" for name, n in each.items())
-        raise AnswerError(f"{where}: {said}; each turn needs one of each.")
-    blanks = [blank.replace(turn=turn) for turn in range(len(choice.turns))]
+    choice = answer.choices[0]
+    lengths = {name: len(getattr(choice, name)) for name in _PER_TURN}
+    if len({*lengths.values()}) > 1 or not choice.turns:
+        counts = ", ".join(f"{n} {name}" for name, n in lengths.items())
+        raise AnswerError(f"{where}: {counts}; each turn needs one of each.")
+    moment = datetime.datetime.fromtimestamp(answer.tstamp, datetime.UTC)
+    blank = CaseRecord.begun(
+        **source, task=task_of(answer.category), category=answer.category,
+        case_id=str(answer.question_id), turn=0, stream_index=stream_index,
+        state_scope="unknown", seed=0,
+        started_at=moment.isoformat(timespec="milliseconds") if answer.tstamp else "",
+    )  # fmt: skip
+    records = [blank.replace(turn=turn) for turn in range(len(choice.turns))]
     if _ERROR in choice.turns:  # the lengths belong to no turn for sure
-        return blanks
+        return records
     steps = _split(choice.accept_lengths, choice.decoding_steps, where)
-    records = []
-    for record, own, n_new, wall_s in zip(
-        blanks, steps, choice.new_tokens, choice.wall_time, strict=True
-    ):
-        committed = _after_the_first(own, n_new, f"{where}, turn {record.turn}")
-        records.append(record.finished([_UNKNOWN_TOKEN] * n_new, committed, wall_s=wall_s))
+    for turn, (n_new, wall_s) in enumerate(zip(choice.new_tokens, choice.wall_time, strict=True)):
+        committed = _after_the_first(steps[turn], n_new, f"{where}, turn {turn}")
+        ids = [_UNKNOWN_TOKEN] * n_new
+        records[turn] = records[turn].finished(ids, committed, wall_s=wall_s)
     return records
 
 
@@ -370,7 +358,7 @@ def _after_the_first(lengths: list[int], n_new: int, where: str) -> list[int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, "scripts.spec_bench")
     commands = parser.add_subparsers(metavar="export|import", required=True)
     command = add_command(commands, "export", _EXPORT)
     command.set_defaults(work=export_run)
@@ -389,7 +377,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--dtype", help="number format, e.g. float16, where known")
     add("--gpu", action="append", default=[], help="name of the GPU, where known; once for each")
     add("--temperature", type=float, default=0.0)
-    add("--flag", action="store_true", help="keep contradictory questions as failed cases")
     options = parser.parse_args(arguments)
     options.work(options)
     return 0

@@ -114,6 +114,7 @@ REMOVED = (
     Removed("command", "scripts.bench kernels", "type python -m scripts.bench gpu kernels"),
     Removed("command", "scripts.bench gpu products", "type python -m scripts.bench gpu kernels"),
     Removed("command", "scripts.bench start", "type time python run.py dataset.limit=1"),
+    Removed("command", "scripts.spec_bench --flag", "take the refused question out of its file"),
     Removed("command", "scripts.gpu_visit --quick", "type --visit 1 --seconds 560"),
     Removed("command", "scripts.gpu_visit --minutes", "type --seconds with sixty times as many"),
     Removed("command", "scripts.gpu_visit --only", "type --visit 1 or 2; what is done is skipped"),

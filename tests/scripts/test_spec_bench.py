@@ -281,15 +281,17 @@ def test_a_run_with_repeats_failed_and_disturbed_cases_gives_its_own_table_again
         assert (mine["mat"], mine["speedup"]) == pytest.approx((yours["mat"], yours["speedup"]))
 
 
-def test_a_contradiction_is_refused_with_its_place_or_flagged(write, tmp_path, capsys):
+def test_contradictions_are_refused_with_their_place_and_errors_drop_out(write, tmp_path, capsys):
     ar, pld = exported(write(RECORDS), tmp_path / "out")
     lines = [json.loads(line) for line in pld.read_text().splitlines()]
     lines[1]["choices"][0]["new_tokens"] = [99]
     jsonl.rewrite_jsonl(pld, lines)
-    with pytest.raises(AnswerError, match=r"pld.*jsonl, line 2: question 200.*--flag"):
+    with pytest.raises(AnswerError, match=r"pld.*jsonl, line 2: question 200"):
         imported(tmp_path / "back", [ar, pld])
     assert not (tmp_path / "back").exists()
-    assert imported(tmp_path / "back", [ar, pld], "--flag") == 0
+    lines[1]["choices"][0]["turns"] = ["ERROR"]
+    jsonl.rewrite_jsonl(pld, lines)
+    assert imported(tmp_path / "back", [ar, pld]) == 0
     assert "1 questions are marked as failed" in capsys.readouterr().out
     (line,) = map(json.loads, (tmp_path / "back" / ERRORS).read_text().splitlines())
     assert (line["label"], line["case_id"]) == ("pld", "200")
