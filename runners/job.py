@@ -133,12 +133,6 @@ class Job:
         kept = tuple(entry for entry in self.entries if entry.label not in labels)
         return replace(self, entries=kept)
 
-    def with_eager_baseline(self) -> Job:
-        """This job with the baseline once more, launched pass by pass whatever the engine."""
-        own = next(entry for entry in self.entries if entry.label == BASELINE)
-        eager = replace(own, label=EAGER_BASELINE, method={**own.method, "eager": True})
-        return replace(self, entries=(*self.entries, eager))
-
     def blocks(self) -> list[CaseBlock]:
         """All blocks of this shard in the order they are measured."""
         i, n = self.shard
@@ -179,18 +173,13 @@ class Job:
         i, n = self.shard
         return -(-len(range(i, len(self.cases), n)) // size)
 
-    def group_number(self, place: int, size: int) -> int:
-        """The number that a group has in all repeats, among all shards' groups.
-
-        ``place``: in `groups`.
-        """
-        i, n = self.shard
-        return place % self.groups_of_a_repeat(size) * n + i
-
     def seat(self, group: int, place: int, at_once: int) -> Batched:
-        """Where a turn is decoded: ``group`` in `groups`, ``place`` in the group."""
-        size = self.config.batch.size
-        number = self.group_number(group, size)
+        """Where a turn is decoded: ``group`` in `groups`, ``place`` in the group.
+
+        The group's number is the one that it has in all repeats, among all shards' groups.
+        """
+        (i, n), size = self.shard, self.config.batch.size
+        number = group % self.groups_of_a_repeat(size) * n + i
         return Batched(size=size, at_once=at_once, group=number, place=place, full_s=0.0)
 
 

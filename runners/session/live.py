@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runners.job import EAGER_BASELINE, CaseBlock, Job, label_order
-from runners.run_folder.baseline_answers import BaselineCache
 from runners.run_folder.manifest import check_passes, check_prompts, check_subject
 from runners.session import device_lock
-from runners.session.batching import seat_turns
-from runners.session.blocks import WARM_UP_TEXT, Answers, Turn, answered
+from runners.session.blocks import WARM_UP_TEXT, Answers, Turn, answered, each
 from runners.session.method_runs import MethodRun
 from runners.session.open_run import OpenRun, attempts
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError
 from specbench.results import records
-from specbench.results.lines import Batched
+from specbench.results.lines import Batched, answer_line
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.results.records import CaseRecord, Lossless
+from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError, failure
 from specbench.system import cuda_settings, environment, interference
 from specbench.system.clock import Timings, collector_at_rest
@@ -60,7 +61,6 @@ def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -
         with run:
             if run.lacks:
                 _measure(load, run)
-    assert run.exit_code is not None
     return run.exit_code
 
 
@@ -71,6 +71,9 @@ def both_baselines(job: Job) -> Job:
     alone is partly the launches'. A folder that was begun keeps the labels it has.
     """
     config = job.config
+    baselines = [entry for entry in job.entries if entry.name == BASELINE]
+    if not job.baseline or any(entry.method.get("eager") for entry in baselines):
+        return job
     if (job.folder / records.MANIFEST).exists():
         wanted = EAGER_BASELINE in RunManifest.read(job.folder).labels
     else:
@@ -82,11 +85,11 @@ def both_baselines(job: Job) -> Job:
             and device_lock.names(job) != ["cpu"]
             and config.batch.size == 1  # batches have no graphs
         )
-    has_one = any(
-        entry.label == EAGER_BASELINE or (entry.name == BASELINE and entry.method.get("eager"))
-        for entry in job.entries
-    )
-    return job.with_eager_baseline() if wanted and job.baseline and not has_one else job
+    if not wanted:
+        return job
+    plain = next(entry for entry in baselines if entry.label == BASELINE)
+    eager = replace(plain, label=EAGER_BASELINE, method={**plain.method, "eager": True})
+    return replace(job, entries=(*job.entries, eager))
 
 
 def _measure(load: Load, run: OpenRun) -> None:
@@ -137,7 +140,6 @@ def _measure(load: Load, run: OpenRun) -> None:
             model.audit = tolerance.to_json()
         run.save_manifest()
         recorder = Recorder(job, session, runs) if job.config.record else None
-
         try:
             with collector_at_rest():
                 for number, batch, missing in run.pending(size):
@@ -197,6 +199,41 @@ def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:
             now["eager"] = {**then.passes.get("eager", {}), **now["eager"]}
 
 
+class BaselineCache:
+    """Plain greedy answers that no measured run gives: computed once, untimed, kept on disk.
+
+    Needed as the first turn's answer in a dialogue where no greedy baseline runs, and as the
+    reference of a method that asks for one before the baseline has run.
+
+    Args:
+        path: the file; a line cut off by a crash is dropped.
+        session: its ``plain`` decodes.
+    """
+
+    def __init__(self, path: Path, session: Session) -> None:
+        self._outputs = {
+            (line["case_id"], line["turn"], line["prompt_sha"]): line["output_ids"]
+            for line in jsonl.mend_jsonl(path, answer_line)
+        }
+        self._path, self._session = path, session
+
+    def get(self, case_id: str, turn: int, prompt: IntArray) -> IntArray:
+        """The plain greedy output for a prompt of a case's turn.
+
+        Raises:
+            CaseFailed: the prompt cannot be decoded.
+            DiskError: the answer cannot be kept.
+        """
+        sha = hashlib.sha256(np.ascontiguousarray(prompt, dtype="<i8").tobytes()).hexdigest()
+        key = (case_id, turn, sha)
+        if key not in self._outputs:
+            output = self._session.plain(prompt).tolist()
+            line = {"case_id": case_id, "turn": turn, "prompt_sha": sha, "output_ids": output}
+            jsonl.append_jsonl(self._path, [line])
+            self._outputs[key] = output
+        return np.asarray(self._outputs[key], dtype=np.int64)
+
+
 class EngineAnswers(Answers):
     """Turns decoded by our own engine, one at a time.
 
@@ -208,7 +245,7 @@ class EngineAnswers(Answers):
         super().__init__(job)
         self._session, self._watch = session, watch or SystemMonitor()
         # Plain answers computed untimed, where the run itself has none.
-        self._plain = BaselineCache(job.folder / records.DIALOGUE, session.plain)
+        self._plain = BaselineCache(job.folder / records.DIALOGUE, session)
         self._lengths: list[int] = []
         self._first: dict[str, IntArray] = {}  # rendered prompts of first turns, by case
         self._later: dict[Any, IntArray] = {}  # of the batch's other turns
@@ -363,7 +400,12 @@ class BatchAnswers(EngineAnswers):
             self._session.make_room(len(request.prompt) + self._longest)
             requests.append(request)
 
-        asked = seat_turns(self.job, turns, ask)
+        each(turns, ask)
+        asked = [turn for turn in turns if turn.error is None]
+        for turn in turns:  # a group that one of its texts left is out of all comparisons
+            turn.record = turn.record.replace(
+                batch=self.job.seat(turn.batch, turn.seat, len(asked))
+            )
         if not asked:
             return
         self._watch.begin()

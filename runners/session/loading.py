@@ -11,18 +11,19 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runners.job import Job
-from runners.session.batching import check_batch, check_budget
 from runners.session.method_runs import MethodRun, find_artifacts, find_heads, needs_of
 from runners.session.session import Session
 from specbench.config.draft import draft_weights
 from specbench.config.schema import (
     FLOAT32_WEIGHTS,
+    PER_SEQUENCE,
     DraftConfig,
     RunConfig,
     packed_bytes,
     verifier_name,
 )
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
+from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.kernels.architectures import usable_context
 from specbench.models import loading
 from specbench.models.checkpoints import weights
@@ -74,11 +75,11 @@ def make_session(
         ConfigurationError: the model does not decode here as it does in transformers.
     """
     config = job.config
-    check_budget(runs, config.batch.budget)
+    _check_budget(runs, config.batch.budget)
     for run in runs:
         with needs_of(run.entry):
             if config.batch.size > 1:
-                check_batch(run, config.batch.size)
+                _check_batch(run, config.batch.size)
             run.artifacts = find_artifacts(config, run, tokenizer)
             run.heads = find_heads(config, run)
     # Before the weights: a large target takes minutes to load.
@@ -123,6 +124,34 @@ def make_session(
     )
     _load_drafts(config, runs, target, tokenizer, max_len)
     return kind(job, runs, template, model, target, max_len)
+
+
+def _check_budget(runs: Sequence[MethodRun], budget: str) -> None:
+    """Refuse a budget of all texts together where no method has one."""
+    if budget != PER_SEQUENCE and not any(run.drafter.needs.priced_rows for run in runs):
+        raise ConfigurationError(
+            f"batch.budget={budget} chooses over the drafts of all texts by what rows cost, and no "
+            "method of this run goes by that. Type method=adaptive method.policy=marginal "
+            "method.surface=COST/surface.json, or batch.budget=per_sequence."
+        )
+
+
+def _check_batch(run: MethodRun, size: int) -> None:
+    """Refuse what cannot be decoded beside other texts."""
+    drafter, entry = run.drafter, run.entry
+    remedy = f"Type batch.size=1, or leave {entry.label} out."
+    if drafter.needs.overlap:
+        raise NeedsNotMet(
+            f"method={entry.name} drafts while the target reads its last draft, and with "
+            f"batch.size={size} that pass is its neighbours', too: one device would have to run "
+            f"{size} drafters beside it at once. {remedy}"
+        )
+    if drafter.state_scope == "run":
+        raise NeedsNotMet(
+            f"method={entry.name} learns from case to case (state_scope=run), and with "
+            f"batch.size={size} cases are decoded at once, each with a drafter of its own. Type "
+            "state_scope=prompt, and method.state_scope=prompt where it keeps its own. " + remedy
+        )
 
 
 def earlier_checks(config: RunConfig, model: LoadedModel) -> Earlier | None:

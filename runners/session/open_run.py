@@ -7,6 +7,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Self
 
 from rich.console import Console
@@ -67,7 +68,7 @@ def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[O
         begun = _has_records(job)
         left_out = dict(RunManifest.read(job.folder).left_out or {}) if begun else {}
         run = None
-        while run is None or run.exit_code is None:
+        while run is None or not run.finished:
             gc.collect()  # what was loaded for the attempt before
             run = OpenRun(job, left_out, begun, given)
             yield run
@@ -81,7 +82,8 @@ class OpenRun:
         runs: its methods, in their order.
         files: what is measured already.
         manifest: of the run; `save_manifest` writes it.
-        exit_code: of the finished run; None before.
+        finished: whether nothing is left to measure, and all is written.
+        exit_code: of the finished run.
     """
 
     def __init__(
@@ -93,7 +95,7 @@ class OpenRun:
     ) -> None:
         self._left_out, self._begun = left_out, begun
         self.job = job.without(left_out)
-        self.exit_code: int | None = None
+        self.finished, self.exit_code = False, 1
         while True:
             try:
                 self.runs = build_method_runs(self.job, given)
@@ -159,7 +161,7 @@ class OpenRun:
         summary = run_summary(self.files.done, errors, self.manifest, superseded)
         close(self.manifest, "complete", code)
         self.files.finish(summary, self.manifest)
-        self.exit_code = code
+        self.finished, self.exit_code = True, code
 
     @property
     def lacks(self) -> bool:
@@ -265,7 +267,7 @@ class RunProgress:
     Args:
         total: blocks of the run.
         done: blocks that an earlier start finished.
-        console: where the bar goes; decides whether there is one.
+        console: where the bar goes; away from a terminal there are lines instead.
         clock: seconds, monotonic.
     """
 
@@ -277,54 +279,39 @@ class RunProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total, self._done, self._first = total, done, done
+        console = console or Console(stderr=True)
         self._clock = clock
         self._start = self._last_line = clock()
-        console = console or Console(stderr=True)
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=console,
-            )
-            self._task = self._bar.add_task("cases", total=total, completed=done)
+        self._bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("cases", total=total, completed=done)
 
     def __enter__(self) -> Self:
-        if self._bar:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *details: object) -> None:
-        if self._bar:
-            self._bar.stop()
+        self._bar.stop()
 
     def advance(self, note: str) -> None:
         """One more block is done; ``note`` says what it was."""
         self._done += 1
-        if self._bar:
-            self._bar.update(self._task, advance=1, description=note)
-            return
-        now = self._clock()
-        every = max(1, self._total // _LINES)
-        if self._done % every == 0 or self._done == self._total or now - self._last_line > _QUIET_S:
+        self._bar.update(self._task, advance=1, description=note)
+        now, every = self._clock(), max(1, self._total // _LINES)
+        due = self._done % every == 0 or self._done == self._total
+        if self._bar.disable and (due or now - self._last_line > _QUIET_S):
             self._last_line = now
             elapsed = now - self._start
             left = elapsed / (self._done - self._first) * (self._total - self._done)
+            gone, rest = (str(timedelta(seconds=round(seconds))) for seconds in (elapsed, left))
             log.info(
                 "%d/%d cases, %s gone, about %s left (%s)",
-                self._done,
-                self._total,
-                _minutes(elapsed),
-                _minutes(left),
-                note,
+                *(self._done, self._total, gone, rest, note),
             )
-
-
-def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02d}"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -86,26 +86,28 @@ class Session:
         self._batch = max(run.drafter.needs.batch for run in runs)
         self._memory = {run.label: self._memory_of(run) for run in runs}
         sampling = Sampling.from_config(config.generation)
-        verifier = build_verifier(config.verifier, sampling)
-        judged_by = {id(run.drafter): run.entry.verifier or config.verifier for run in runs}
-        self._verifiers = {i: build_verifier(chosen, sampling) for i, chosen in judged_by.items()}
         make_engine = partial(
             Engine,
             eos_ids=model.eos_ids,
             context_length=model.context_length,
-            vocab_size=target.vocab_size,
             overlap=config.engine.overlap,
         )
         phases, size = config.measure.phases, config.batch.size
-        self._engine = make_engine(target, verifier, phases=phases)
-        overlapping = [run.label for run in runs if run.drafter.needs.overlap]
-        mixed_up = phases and self._engine.overlap != "serial"
-        self._overlapping = overlapping if mixed_up else None
-        self._plain_engine = make_engine(target, GreedyVerifier())
-        self._eager_engine, self._eager_target = self._engine, target
+        self._eager_target = target
         if isinstance(target, GraphTarget) and any(run.drafter.needs.eager for run in runs):
             self._eager_target = Target(model.model, max_len=max_len, max_nodes=self._max_nodes)
-            self._eager_engine = make_engine(self._eager_target, verifier, phases=phases)
+        self._engines = {
+            id(run.drafter): make_engine(
+                self._eager_target if run.drafter.needs.eager else target,
+                build_verifier(run.entry.verifier or config.verifier, sampling),
+                phases=phases,
+            )
+            for run in runs
+        }
+        self._overlap = next(iter(self._engines.values())).overlap
+        overlapping = [run.label for run in runs if run.drafter.needs.overlap]
+        self._overlapping = overlapping if phases and self._overlap != "serial" else None
+        self._plain_engine = make_engine(target, GreedyVerifier())
         self._plain_drafter = Drafter(name="plain")
         self._tolerance = fixed_tolerance(target.dtype)
         self._seats: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
@@ -182,7 +184,7 @@ class Session:
             weight_bytes=bandwidth.streamed_bytes(model.model),
             packed=self._target.packed_weights,
             passes=self._target.describe(),
-            overlap=self._engine.overlap,
+            overlap=self._overlap,
             overlapping=self._overlapping,
             self_check=None if model.self_check is None else model.self_check.to_json(),
             threads=torch.get_num_threads(),
@@ -280,9 +282,7 @@ class Session:
     ) -> DecodeResult:
         limit = max_new_tokens or self._max_new_tokens
         self.make_room(len(prompt) + limit)
-        engine = self._eager_engine if drafter.needs.eager else self._engine
-        before = self._fallbacks()
-        engine.verifier = self._verifiers.get(id(drafter), engine.verifier)
+        engine, before = self._engines[id(drafter)], self._fallbacks()
         result = engine.decode(prompt, drafter, max_new_tokens=limit, seed=seed, seen=seen)
         counted = {k: n - before[k] for k, n in self._fallbacks().items() if n != before[k]}
         return replace(result, drafter={**result.drafter, **counted}) if counted else result
