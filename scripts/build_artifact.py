@@ -6,8 +6,7 @@
     python scripts/build_artifact.py bigram_table --model mistral7b
     python scripts/build_artifact.py NAME --help                          # options and examples
 
-Without --out the file goes where runs look for it. A build says how long it takes once it has
-measured its first pieces. Stop it or kill it at any time: the same command goes on from there.
+Without --out the file goes where runs look for it. A build that is stopped leaves nothing.
 """
 
 import argparse
@@ -28,15 +27,22 @@ from methods.rest import builder as datastore
 from methods.rest.datastore import CHUNK
 from methods.sam import builder as static_automaton
 from specbench.artifacts import resolve
-from specbench.artifacts.corpora import HUB, Corpus, file_texts, hub_texts, sample_documents
+from specbench.artifacts.corpora import (
+    HUB,
+    Corpus,
+    file_texts,
+    hub_texts,
+    recorded_documents,
+    sample_documents,
+    tokenized,
+)
 from specbench.artifacts.documentation import documentation
-from specbench.artifacts.kept_ids import KeptIds
-from specbench.artifacts.progress import shown_progress, silent
 from specbench.config.compose import compose, typed
 from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.checkpoints import weights
+from specbench.storage.jsonl import replacing
 
 # The smallest values of options.
 _AT_LEAST = {"chunk": 2, "max_tokens": 1, "store_tokens": 1, "top": 1, "batch": 1}
@@ -49,20 +55,14 @@ class Build(NamedTuple):
     options: argparse.Namespace
     cfg: Any
     tokenizer: Any
-    partial: Path  # takes the place of ``out`` when it is whole
-    kept: KeptIds  # of texts, for the next start
-    progress: Callable[[str, int, int], None]
-
-    @property
-    def tokenizer_hash(self) -> str:
-        return loading.tokenizer_hash(self.tokenizer)
+    path: Path
 
 
 class Kind(NamedTuple):
     about: str
     builder: ModuleType
     add_options: Callable[[argparse.ArgumentParser], None]
-    build: Callable[[Build], None]  # writes Build.partial
+    build: Callable[[Build], None]  # writes Build.path
     contents: str  # what is in the file, a format of its header
     params: tuple[str, ...] = ()  # options that the default place depends on
     per_model: bool = False  # belongs to weights, not to a tokenizer
@@ -103,9 +103,7 @@ def _frozen_table(job: Build) -> None:
     if options.corpus != "documentation":
         keep = options.sample if options.by == "window" else 1.0
         sampling = {"keep_windows": keep, "seed": options.seed}
-    frozen_table.build(
-        job.tokenizer, job.partial, job.progress, **shape, **sampling, corpus=_corpus(job)
-    )
+    frozen_table.build(job.tokenizer, job.path, **shape, **sampling, corpus=_corpus(job))
 
 
 _DATASTORE = """REST's datastore: a corpus with its suffix array.
@@ -133,9 +131,7 @@ def _datastore_options(parser: argparse.ArgumentParser) -> None:
 
 def _datastore(job: Build) -> None:
     corpus = _corpus(job, job.options.store_tokens)
-    datastore.build(
-        job.tokenizer, job.partial, job.progress, corpus=corpus, chunk=job.options.chunk
-    )
+    datastore.build(job.tokenizer, job.path, corpus=corpus, chunk=job.options.chunk)
 
 
 _STATIC_AUTOMATON = """SAM-Decoding's static suffix automaton.
@@ -156,7 +152,7 @@ def _static_automaton_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _static_automaton(job: Build) -> None:
-    static_automaton.build(job.tokenizer, job.partial, job.progress, corpus=_corpus(job))
+    static_automaton.build(job.tokenizer, job.path, corpus=_corpus(job))
 
 
 _BIGRAM_TABLE = """N-Grammys' table of a model's own n-grams, by running it on every token it knows.
@@ -183,9 +179,7 @@ def _bigram_table(job: Build) -> None:
         loaded.model,
         top=options.top,
         bos_id=bigram_table.begin_token(job.tokenizer) if options.bos else None,
-        unfinished=job.partial,
         batch=options.batch,
-        progress=job.progress,
     )
     header = {
         "weights": digest(table.sample),
@@ -194,7 +188,8 @@ def _bigram_table(job: Build) -> None:
         "revision": loaded.revision,
         "dtype": loaded.dtype,
     }
-    table.write(job.partial, tokenizer_hash=job.tokenizer_hash, header=header)
+    sha = loading.tokenizer_hash(job.tokenizer)
+    table.write(job.path, tokenizer_hash=sha, header=header)
 
 
 _TOKENS = "{n_tokens:,} tokens in {n_documents:,} documents of {corpus[name]}"
@@ -250,18 +245,16 @@ def _add_corpus(parser: argparse.ArgumentParser, corpora: tuple[str, ...]) -> No
 
 def _corpus(job: Build, max_tokens: int | None = None) -> Corpus:
     options = job.options
-    limits: Any = {"max_tokens": max_tokens or options.max_tokens, "progress": job.progress}
+    max_tokens = max_tokens or options.max_tokens
     if options.corpus == "documentation":
-        return documentation(job.tokenizer, Path(job.cfg.cache_dir), **limits)
-    if options.corpus == "outputs":
-        return Corpus.recorded(options.cases, job.tokenizer_hash, **limits)
+        return documentation(job.tokenizer, Path(job.cfg.cache_dir), max_tokens)
     facts: dict[str, Any] = {"name": options.corpus}
+    if options.corpus == "outputs":
+        facts["runs"] = [run.name for run in options.cases]
+        turns = recorded_documents(options.cases, loading.tokenizer_hash(job.tokenizer))
+        return Corpus(facts, turns, max_tokens)
     if options.corpus == "files":
-        # Files tell how much is left, and so does a limit of tokens.
-        files_tell = limits["max_tokens"] is None
-        texts = file_texts(options.files, job.progress if files_tell else silent)
-        if files_tell:
-            del limits["progress"]
+        texts = file_texts(options.files)
         facts["files"] = [file.name for file in options.files]
     else:
         texts = hub_texts(options.corpus, options.revision)
@@ -270,7 +263,7 @@ def _corpus(job: Build, max_tokens: int | None = None) -> Corpus:
         share = options.sample if options.by == "document" else 1.0
         texts = sample_documents(texts, share, options.seed)
         facts |= {"sample": options.sample, "by": options.by}
-    return Corpus.of_texts(facts, texts, job.tokenizer, job.kept, **limits)
+    return Corpus(facts, tokenized(texts, job.tokenizer), max_tokens)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -310,15 +303,8 @@ def build(options: argparse.Namespace) -> Path:
         cache_dir=cfg.cache_dir,
         model_key=weights.model_key(cfg) if kind.per_model else None,
     )
-    with (
-        resolve.alone(out),
-        resolve.building(out, options.name) as partial,
-        KeptIds(
-            partial.with_name(f"{partial.name}.tokens"), loading.tokenizer_hash(tokenizer)
-        ) as kept,
-        shown_progress() as progress,
-    ):
-        kind.build(Build(options, cfg, tokenizer, partial, kept, progress))
+    with resolve.alone(out), replacing(out) as partial:
+        kind.build(Build(options, cfg, tokenizer, partial))
     return out
 
 
@@ -340,18 +326,8 @@ def build_and_say(options: argparse.Namespace) -> int:
     contents = KINDS[options.name].contents.format_map(facts["header"])
     taken = f"{time.perf_counter() - start:.1f} s"
     size = f"{facts['bytes'] / 2**20:.1f} MiB"
-    print(f"{path}: {contents} ({size}, {taken}{_peak_memory()})")
+    print(f"{path}: {contents} ({size}, {taken})")
     return 0
-
-
-def _peak_memory() -> str:
-    try:
-        import resource
-    except ImportError:  # on Windows
-        return ""
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts in bytes, Linux in KiB
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
-    return f", peak memory {peak:.2f} GiB"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -359,7 +335,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return reporting_errors(lambda: build_and_say(options))
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on from there\n")
+        sys.stderr.write("interrupted\n")
         return 130
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from methods.cacheback.ngram_counts import CHUNK, WindowCounter, frequent_followers
 from specbench.artifacts.corpora import Corpus
 from specbench.artifacts.documentation import documentation
-from specbench.artifacts.progress import Progress, silent
 from specbench.models import loading
 
 STEM = "frozen_table"
@@ -19,7 +18,6 @@ BUILDER_VERSION = 1
 def build(
     tokenizer: Any,
     path: Path,
-    progress: Progress = silent,
     *,
     leader_len: int,
     follower_len: int,
@@ -40,18 +38,12 @@ def build(
         chunk: windows sorted at once; bounds the memory.
     """
     if corpus is None:
-        corpus = documentation(tokenizer, path.parent.parent, progress)
+        corpus = documentation(tokenizer, path.parent.parent)
     width = leader_len + follower_len
     with WindowCounter(width, len(tokenizer), chunk=chunk, keep=keep_windows, seed=seed) as counter:
         for ids in corpus:
             counter.add(ids)
-        table = frequent_followers(
-            counter,
-            leader_len,
-            leader_capacity,
-            follower_capacity,
-            lambda done, total: progress("choosing followers", done, total),
-        )
+        table = frequent_followers(counter, leader_len, leader_capacity, follower_capacity)
     header = {
         "builder_version": BUILDER_VERSION,
         "corpus": corpus.described(),

@@ -8,7 +8,7 @@ go to disk. At the end the runs are merged, one range of first tokens at a time.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -183,7 +183,6 @@ def frequent_followers(
     leader_len: int,
     leader_capacity: int,
     follower_capacity: int,
-    progress: Callable[[int, int], None] | None = None,
 ) -> FrozenTable:
     """The table of the most frequent followers of the most frequent leaders.
 
@@ -191,7 +190,6 @@ def frequent_followers(
 
     Args:
         counter: the counted windows, of leader and follower together.
-        progress: called with the windows merged so far and an estimate of all.
     """
     width = counter.packing.width
     leaders, totals, sizes, followers = [], [], [], []
@@ -207,8 +205,6 @@ def frequent_followers(
         sizes.append(np.bincount(owner[kept], minlength=len(first)))
         leaders.append(heads[first])
         totals.append(np.add.reduceat(counts, first) if len(first) else counts)
-        if progress is not None:
-            progress(int(sum(total.sum() for total in totals)), counter.n_windows)
     if not leaders:
         return FrozenTable.empty(leader_len, width - leader_len)
     all_leaders, all_sizes = np.concatenate(leaders), np.concatenate(sizes)

@@ -9,7 +9,7 @@ import numpy as np
 
 from methods.ngrammys.bigram_table import TOP, BigramTable, digest, embedding_weight
 from specbench.arrays import Array
-from specbench.artifacts.progress import Progress, silent
+from specbench.artifacts.corpora import progress_bar
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.checkpoints.weights import sample_weights
@@ -48,13 +48,7 @@ def rank_unigrams(model: PreTrainedModel, count: int) -> Array:
 
 
 def build_table(
-    model: PreTrainedModel,
-    *,
-    top: int = TOP,
-    bos_id: int | None = None,
-    unfinished: Path | None = None,
-    batch: int = _BATCH,
-    progress: Progress = silent,
+    model: PreTrainedModel, *, top: int = TOP, bos_id: int | None = None, batch: int = _BATCH
 ) -> BigramTable:
     """Run the model on every id alone.
 
@@ -62,43 +56,14 @@ def build_table(
         model: a causal language model in eval mode.
         top: next ids kept.
         bos_id: begin token put before each id; None for none (the paper does not say).
-        unfinished: the table's file; finished rows are kept beside it, so that a killed build goes
-            on. Their file's name says of which weights, in which dtype, with which arguments;
-            whoever calls removes it. None keeps none.
         batch: contexts per pass.
     """
     vocab = len(embedding_weight(model.get_output_embeddings()))
     top = min(top, vocab)
-    sample = sample_weights(model)
-    path = None
-    if unfinished is not None:
-        # Weights are sampled alike in each dtype, and the most probable tokens differ.
-        dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-        key = f"{digest(sample)}-{dtype}-{vocab}-{top}-{bos_id}-{BUILDER_VERSION}"
-        path = unfinished.with_name(f"{unfinished.name}.{key}.rows")
-    rows, done = _start(path, vocab, top)
-    for begin in range(done, vocab, batch):
-        end = min(begin + batch, vocab)
-        rows[begin:end] = _next_ids(model, begin, end, top, bos_id) + 1
-        if isinstance(rows, np.memmap):
-            rows.flush()
-        progress("running the model on every token", end, vocab)
-    return BigramTable(np.array(rows) - 1, rank_unigrams(model, top), sample, bos_id is not None)
-
-
-def _start(path: Path | None, vocab: int, top: int) -> tuple[Array, int]:
-    """Rows to fill with ids plus 1, and how many are filled already.
-
-    0 stands where nothing is yet, as in a file of which a kill left no more than its size.
-    """
-    shape = (vocab, top)
-    if path is None:
-        return np.zeros(shape, dtype=np.int32), 0
-    if not path.is_file() or path.stat().st_size != 4 * vocab * top:
-        return np.memmap(path, np.int32, "w+", shape=shape), 0
-    rows = np.memmap(path, np.int32, "r+", shape=shape)
-    missing = np.flatnonzero((rows == 0).any(1))
-    return rows, int(missing[0]) if len(missing) else vocab
+    begins = progress_bar("running the model on tokens", " passes", items=range(0, vocab, batch))
+    rows = [_next_ids(model, i, min(i + batch, vocab), top, bos_id) for i in begins]
+    unigrams = rank_unigrams(model, top)
+    return BigramTable(np.concatenate(rows), unigrams, sample_weights(model), bos_id is not None)
 
 
 def _next_ids(model: PreTrainedModel, begin: int, end: int, top: int, bos_id: int | None) -> Array:
@@ -126,16 +91,10 @@ def _next_ids(model: PreTrainedModel, begin: int, end: int, top: int, bos_id: in
     return indices.cpu().numpy().astype(np.int32)
 
 
-def build(
-    tokenizer: Any, path: Path, progress: Progress = silent, *, top: int = TOP, bos: bool = False
-) -> None:
-    """The bundled model's table, in a few minutes; a killed build goes on where it was."""
+def build(tokenizer: Any, path: Path, *, top: int = TOP, bos: bool = False) -> None:
+    """Write the bundled model's table, in a few minutes."""
     table = build_table(
-        load_beside(tokenizer),
-        top=top,
-        bos_id=begin_token(tokenizer) if bos else None,
-        unfinished=path,
-        progress=progress,
+        load_beside(tokenizer), top=top, bos_id=begin_token(tokenizer) if bos else None
     )
     header = {"weights": digest(table.sample), "builder_version": BUILDER_VERSION}
     table.write(path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header=header)

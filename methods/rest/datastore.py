@@ -7,7 +7,7 @@ where one is longer than a chunk. Token ids are 32 bits wide, for any vocabulary
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,11 +45,10 @@ class Datastore(ArrayTable[DatastoreArrays]):
 
 
 class DatastoreWriter:
-    """Collects documents and writes the file; a context manager that closes its parts.
+    """Collects documents and writes the file; a context manager that removes its parts.
 
     Args:
-        folder: for the file's parts, best on the file's disk: they take as much. A chunk that is
-            there from a killed build is not sorted again. Whoever calls removes the folder.
+        folder: for the file's parts, best on the file's disk: they take as much.
         chunk: tokens sorted at once; bounds the memory.
 
     Attributes:
@@ -61,14 +60,9 @@ class DatastoreWriter:
         self.n_documents = 0
         self.n_tokens = 0
         self._chunk = chunk
-        folder.mkdir(exist_ok=True)
-        self._folder = folder
-        self._parts = {name: folder / name for name in ("tokens", "suffixes")}
-        # What is there stays; a missing file is made.
-        self._handles = {
-            name: os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
-            for name, path in self._parts.items()
-        }
+        self._folder = tempfile.TemporaryDirectory(prefix="datastore-", dir=folder)
+        self._tokens = Path(self._folder.name) / "tokens"
+        self._suffixes = Path(self._folder.name) / "suffixes"
         self._offsets = [0]
         self._pending: list[Array] = []
         self._n_pending = 0
@@ -77,8 +71,7 @@ class DatastoreWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for handle in self._handles.values():
-            handle.close()
+        self._folder.cleanup()
 
     def add(self, ids: Sequence[int] | Array) -> None:
         """Add one document; an empty one is left out."""
@@ -91,42 +84,22 @@ class DatastoreWriter:
         for begin in range(0, len(document), room):
             piece = document[begin : begin + room]
             if self._n_pending + len(piece) + 1 > self._chunk:
-                self._flush()
+                self._sort()
             self._pending += [piece, np.array([SEPARATOR], dtype=np.int32)]
             self._n_pending += len(piece) + 1
 
     def write(self, path: Path, *, tokenizer_hash: str, header: Mapping[str, Any]) -> None:
-        """Sort what is left and write the file."""
-        self._flush()
-        arrays = {name: self._mapped(part) for name, part in self._parts.items()}
+        """Sort what is left and write the file; there must be a document."""
+        self._sort()
+        tokens, suffixes = (np.memmap(p, np.int32, "r") for p in (self._tokens, self._suffixes))
         counts = {"n_documents": self.n_documents, "n_tokens": self.n_tokens}
-        store = Datastore(DatastoreArrays(**arrays, offsets=np.array(self._offsets, np.int64)))
+        store = Datastore(DatastoreArrays(tokens, suffixes, np.array(self._offsets, np.int64)))
         store.write(path, tokenizer_hash=tokenizer_hash, header={**header, **counts})
 
-    def _mapped(self, part: Path) -> Array:
-        # An empty file cannot be mapped.
-        size = self._offsets[-1]
-        return np.memmap(part, np.int32, "r", shape=size) if size else np.empty(0, np.int32)
-
-    def _flush(self) -> None:
-        if not self._n_pending:
-            return
+    def _sort(self) -> None:
         tokens = np.concatenate(self._pending)
         self._pending, self._n_pending = [], 0
-        begin, end = self._offsets[-1], self._offsets[-1] + len(tokens)
-        if not self._is_kept(tokens, begin):
-            for name, handle in self._handles.items():
-                handle.truncate(begin * tokens.itemsize)
-                handle.seek(begin * tokens.itemsize)
-                handle.write((tokens if name == "tokens" else build_suffix_array(tokens)).data)
-                handle.flush()
-        self._offsets.append(end)
-
-    def _is_kept(self, tokens: Array, begin: int) -> bool:
-        """Whether an earlier start has left a chunk, sorted, at its place."""
-        end = (begin + len(tokens)) * tokens.itemsize
-        handle = self._handles["tokens"]
-        handle.seek(begin * tokens.itemsize)
-        return self._parts["suffixes"].stat().st_size >= end and (
-            handle.read(tokens.nbytes) == tokens.tobytes()
-        )
+        for path, array in ((self._tokens, tokens), (self._suffixes, build_suffix_array(tokens))):
+            with path.open("ab") as part:
+                part.write(array.data)
+        self._offsets.append(self._offsets[-1] + len(tokens))

@@ -17,7 +17,6 @@ from methods.sam.static_automaton import StaticAutomaton
 from specbench.arrays import Array
 from specbench.artifacts.corpora import Corpus
 from specbench.artifacts.documentation import documentation
-from specbench.artifacts.progress import Progress, silent
 from specbench.models import loading
 
 STEM = "static_automaton"
@@ -65,16 +64,13 @@ class DocumentAutomaton:
         return len(document)
 
 
-def build(
-    tokenizer: Any, path: Path, progress: Progress = silent, *, corpus: Corpus | None = None
-) -> None:
+def build(tokenizer: Any, path: Path, *, corpus: Corpus | None = None) -> None:
     """Write the automaton of a corpus; None takes installed documentation."""
     if corpus is None:
-        corpus = documentation(tokenizer, path.parent.parent, progress)
+        corpus = documentation(tokenizer, path.parent.parent)
     added = DocumentAutomaton(getattr(tokenizer, "eos_token_id", None))
     for ids in corpus:
         added.add(ids.tolist())
-    progress("counting continuations", 0, 0)
     header = {
         "builder_version": BUILDER_VERSION,
         "corpus": corpus.described(),

@@ -24,9 +24,7 @@ import numpy as np
 
 from specbench.arrays import Array
 from specbench.artifacts import resolve
-from specbench.artifacts.corpora import Corpus
-from specbench.artifacts.kept_ids import KeptIds
-from specbench.artifacts.progress import Progress
+from specbench.artifacts.corpora import Corpus, progress_bar, tokenized
 from specbench.decoding.structs import Artifact
 from specbench.models import loading
 from specbench.storage.arrays import ArrayTable
@@ -65,46 +63,35 @@ _WORD = re.compile(r"[\"'(]?[A-Za-z][a-z'\u2019-]*[.,;:!?]?[\")]?")
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 
 
-def is_prose(paragraph: str) -> bool:
-    """Whether a paragraph (words separated by single spaces) reads like English text."""
-    if len(paragraph) < _SHORTEST:
-        return False
-    words = paragraph.split(" ")
-    plain = sum(_WORD.fullmatch(word) is not None for word in words)
-    return plain >= _SHARE_OF_WORDS * len(words)
-
-
 def paragraphs(text: str) -> Iterator[str]:
-    """The prose paragraphs of a text, each on one line."""
+    """Give the paragraphs of a text that read like English, each on one line."""
     for block in _BLANK_LINE.split(text):
-        paragraph = " ".join(block.split())
-        if is_prose(paragraph):
+        words = block.split()
+        paragraph = " ".join(words)
+        plain = sum(_WORD.fullmatch(word) is not None for word in words)
+        if len(paragraph) >= _SHORTEST and plain >= _SHARE_OF_WORDS * len(words):
             yield paragraph
 
 
 def sources() -> dict[str, str]:
-    """What is read on this machine, with versions."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        if importlib.util.find_spec(name) is not None:
-            found[name] = importlib.metadata.version(name)
-    return found
+    """Give what is read on this machine, with versions."""
+    installed = (name for name in PACKAGES if importlib.util.find_spec(name) is not None)
+    versions = {name: importlib.metadata.version(name) for name in installed}
+    return {"python": platform.python_version(), **versions}
 
 
 def installed_prose() -> Iterator[tuple[str, list[str]]]:
-    """Name and paragraphs of one source after the other; no paragraph comes twice."""
+    """Give name and paragraphs of one source after the other; no paragraph comes twice."""
     seen: set[str] = set()
     for name in sources():
-        fresh = []
-        for text in _texts(name):
-            for paragraph in paragraphs(text):
-                if paragraph not in seen:
-                    seen.add(paragraph)
-                    fresh.append(paragraph)
+        source = dict.fromkeys(p for text in _texts(name) for p in paragraphs(text))
+        fresh = [paragraph for paragraph in source if paragraph not in seen]
+        seen.update(fresh)
         yield name, fresh
 
 
 def _texts(name: str) -> Iterator[str]:
+    root = Path(sysconfig.get_paths()["stdlib"])
     if name == "python":
         # Some systems package it apart.
         if importlib.util.find_spec("pydoc_data") is not None:
@@ -114,7 +101,13 @@ def _texts(name: str) -> Iterator[str]:
     else:
         # The description only: the other fields are names and version numbers.
         yield str(importlib.metadata.metadata(name).json.get("description", ""))
-    for path in _files(name):
+        spec = importlib.util.find_spec(name)
+        if spec is None or not spec.submodule_search_locations:
+            return
+        root = Path(spec.submodule_search_locations[0])
+    for path in sorted(root.rglob("*.py")):
+        if name == "python" and _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts):
+            continue
         try:
             source = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -124,22 +117,6 @@ def _texts(name: str) -> Iterator[str]:
             yield match.group(2)
         for match in _COMMENT.finditer(source):
             yield _COMMENT_SIGN.sub("", match.group(0))
-
-
-def _files(name: str) -> list[Path]:
-    """The Python files of a source, in order."""
-    if name == "python":
-        root = Path(sysconfig.get_paths()["stdlib"])
-    else:
-        spec = importlib.util.find_spec(name)
-        if spec is None or not spec.submodule_search_locations:
-            return []
-        root = Path(spec.submodule_search_locations[0])
-    return [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if name != "python" or not _SKIPPED_FOLDERS.intersection(path.relative_to(root).parts)
-    ]
 
 
 class TokenArrays(NamedTuple):
@@ -155,63 +132,42 @@ class TokenArrays(NamedTuple):
 
 
 class TokenizedDocuments(ArrayTable[TokenArrays]):
-    """Documents as ids; ``header["corpus"]`` says of what, with the SHA-256 of the texts."""
+    """Documents as ids; ``header["corpus"]`` says of what."""
 
     kind = "documents"
     version = 1
     layout = TokenArrays
 
     def __iter__(self) -> Iterator[Array]:
-        begin = 0
-        for end in self.arrays.ends.tolist():
-            yield self.arrays.tokens[begin:end]
-            begin = end
+        return iter(np.split(self.arrays.tokens, self.arrays.ends[:-1]))
 
 
-def documentation(
-    tokenizer: Any, cache_dir: Path, progress: Progress, max_tokens: int | None = None
-) -> Corpus:
-    """The documentation installed here; its ids come from the cache where they are there.
+def documentation(tokenizer: Any, cache_dir: Path, max_tokens: int | None = None) -> Corpus:
+    """Give the documentation installed here; its ids come from the cache where they are there.
 
     Raises:
         ArtifactError: the file in the cache is damaged.
     """
     # Other versions of the packages are another text.
-    wanted = Artifact(STEM, f"{__name__}:build", command="", params={"sources": sources()})
-    files = resolve.resolve(
-        [wanted], tokenizer=tokenizer, bundled=True, cache_dir=cache_dir, progress=progress
-    )
+    artifact = Artifact(STEM, f"{__name__}:build", command="", params={"sources": sources()})
+    files = resolve.resolve([artifact], tokenizer=tokenizer, bundled=True, cache_dir=cache_dir)
     documents = TokenizedDocuments.open(files[STEM], loading.tokenizer_hash(tokenizer))
-    facts = dict(documents.header["corpus"])
-    sha256 = facts.pop("sha256")
-    return Corpus(facts, documents, lambda: sha256, max_tokens=max_tokens, progress=progress)
+    return Corpus(documents.header["corpus"], documents, max_tokens)
 
 
-def build(tokenizer: Any, path: Path, progress: Progress, sources: dict[str, str]) -> None:
+def build(tokenizer: Any, path: Path, sources: dict[str, str]) -> None:
     """Read and tokenize; ``sources`` is what is installed, a part of the file's name."""
-    # Sources differ in size by a hundred times, so files are counted and not sources.
-    n_files = {name: len(_files(name)) for name in sources}
-
-    def texts() -> Iterator[str]:
-        done = 0
-        for name, fresh in installed_prose():
-            yield from fresh
-            done += n_files.get(name, 0)
-            progress("reading installed documentation, files", done, sum(n_files.values()))
-
+    prose = progress_bar("reading", " packages", len(sources), installed_prose())
+    texts = (text for _, fresh in prose for text in fresh)
+    # In memory: 20 MB for five million tokens.
+    documents = [np.asarray(ids, dtype=np.int32) for ids in tokenized(texts, tokenizer)]
+    tokens = np.concatenate([np.empty(0, dtype=np.int32), *documents])
+    ends = np.cumsum([len(ids) for ids in documents], dtype=np.int64)
     facts = {
         "name": "installed_documentation",
         "description": "prose of docstrings, comments, help topics and package descriptions",
         "sources": sources,
     }
-    sha = loading.tokenizer_hash(tokenizer)
-    with KeptIds(path.with_name(f"{path.name}.tokens"), sha) as kept:
-        corpus = Corpus.of_texts(facts, texts(), tokenizer, kept)
-        # In memory: 20 MB for five million tokens.
-        documents = [np.empty(0, dtype=np.int32), *corpus]
-    ends = np.cumsum([len(ids) for ids in documents[1:]], dtype=np.int64)
-    TokenizedDocuments(TokenArrays(np.concatenate(documents), ends)).write(
-        path,
-        tokenizer_hash=sha,
-        header={"corpus": corpus.described()},
+    TokenizedDocuments(TokenArrays(tokens, ends)).write(
+        path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header={"corpus": facts}
     )

@@ -12,22 +12,21 @@ import hashlib
 import importlib
 import json
 import logging
-import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
 
-from specbench.artifacts.progress import Progress, shown_progress
 from specbench.decoding.structs import Artifact
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading
 from specbench.results.manifest import ArtifactInfo
 from specbench.storage.arrays import read_header
 from specbench.storage.hashes import file_sha256
+from specbench.storage.jsonl import replacing
 
 # The bundled model's files take minutes; who waits longer than this waits for a hung process.
 _LOCK_TIMEOUT_S = 1800.0
@@ -56,9 +55,8 @@ def resolve(
     cache_dir: str | Path,
     model_key: str | None = None,
     model_name: str = "MODEL",
-    progress: Progress | None = None,
 ) -> dict[str, Path]:
-    """The file of each artifact, built now if it is missing and may be built.
+    """Find the file of each artifact; build it now if it is missing and may be built.
 
     Args:
         artifacts: what a method needs.
@@ -68,8 +66,6 @@ def resolve(
         model_key: ``models.checkpoints.weights.model_key`` of the run's model; required where an
             artifact is ``per_model``.
         model_name: what to type for the run's model in a command that builds a file.
-        progress: called with what is being done, and how much of how much (0 where unknown);
-            None shows a bar on a terminal and a line every few seconds elsewhere.
 
     Returns:
         Paths by ``Artifact.name``.
@@ -90,14 +86,14 @@ def resolve(
             path = default_path(
                 artifact, tokenizer=tokenizer, cache_dir=cache_dir, model_key=model_key
             )
+            if not path.is_file() and not bundled:
+                owner = "model" if artifact.per_model else "model's tokenizer"
+                raise NeedsNotMet(
+                    f"{artifact.name} has not been built for this {owner} (looked: {path}). "
+                    f"Type: {artifact.command_for(model_name)}"
+                )
             if not path.is_file():
-                if not bundled:
-                    owner = "model" if artifact.per_model else "model's tokenizer"
-                    raise NeedsNotMet(
-                        f"{artifact.name} has not been built for this {owner} (looked: {path}). "
-                        f"Type: {artifact.command_for(model_name)}"
-                    )
-                _build(artifact, path, _loaded(tokenizer), progress)
+                _build(artifact, path, tokenizer)
         files[artifact.name] = path
     return files
 
@@ -126,7 +122,7 @@ def default_path(
 
 
 def describe(path: Path) -> ArtifactInfo:
-    """Facts about a file for a run's manifest."""
+    """Give the facts about a file for a run's manifest."""
     facts = ArtifactInfo(path=str(path), bytes=path.stat().st_size, sha256=file_sha256(path))
     with suppress(ArtifactError):
         header = read_header(path)
@@ -151,8 +147,7 @@ def alone(path: Path, wait_s: float = 0.0) -> Iterator[None]:
         lock = filelock.FileLock(f"{path}.lock").acquire(timeout=wait_s)
     except filelock.Timeout:
         raise ConfigurationError(
-            f"another process is building {path}. Wait for it, or stop it: what it has done is "
-            "kept."
+            f"another process is building {path}. Wait for it, or stop it."
         ) from None
     with lock:
         try:
@@ -161,65 +156,24 @@ def alone(path: Path, wait_s: float = 0.0) -> Iterator[None]:
             Path(f"{path}.lock").unlink(missing_ok=True)
 
 
-@contextmanager
-def building(path: Path, name: str) -> Iterator[Path]:
-    """Say what is built and where it goes, and give the file to write: whole, it becomes ``path``.
-
-    What must outlive a kill, a builder keeps beside that file, in files or folders whose names
-    begin with its name and a dot. A later start finds them; they go when the file is done.
-    """
-    partial = path.with_name(f"{path.name}.partial")
-    log.warning(
-        "%s %s, into %s. The first pieces tell how long it takes; stop it at any time, the same "
-        "command goes on from there",
-        "going on with" if _beside(partial) else "building",
-        name,
-        path,
-    )
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    for left in _beside(partial):
-        if left.is_dir():
-            shutil.rmtree(left)
-        else:
-            left.unlink()
-
-
-def _beside(partial: Path) -> list[Path]:
-    """What builders keep beside an unfinished file."""
-    return [path for path in partial.parent.iterdir() if path.name.startswith(f"{partial.name}.")]
-
-
-def _loaded(tokenizer: Any) -> Any:
-    """The tokenizer itself.
-
-    Raises:
-        NeedsNotMet: the one that can be loaded here is another.
-    """
-    if not isinstance(tokenizer, NamedTokenizer):
-        return tokenizer
-    loaded = tokenizer.load()
-    if loading.tokenizer_hash(loaded) != tokenizer.sha:
-        raise NeedsNotMet(
-            f"a file must be built for a tokenizer with hash {tokenizer.sha[:16]}, but the model's "
-            "tokenizer here is another one. Copy the file from the machine that recorded the "
-            "outputs, and name it in the method's knob."
-        )
-    return loaded
+def _build(artifact: Artifact, path: Path, tokenizer: Any) -> None:
+    if isinstance(tokenizer, NamedTokenizer):
+        loaded = tokenizer.load()
+        if loading.tokenizer_hash(loaded) != tokenizer.sha:
+            raise NeedsNotMet(
+                f"a file must be built for a tokenizer with hash {tokenizer.sha[:16]}, but the "
+                "model's tokenizer here is another one. Copy the file from the machine that "
+                "recorded the outputs, and name it in the method's knob."
+            )
+        tokenizer = loaded
+    build = getattr(_builder_module(artifact), artifact.builder.partition(":")[2])
+    with alone(path, _LOCK_TIMEOUT_S):
+        if path.is_file():  # another process has built it meanwhile
+            return
+        log.warning("building %s, once, into %s", artifact.name, path)
+        with replacing(path) as partial:
+            build(tokenizer, partial, **artifact.params)
 
 
 def _builder_module(artifact: Artifact) -> Any:
     return importlib.import_module(artifact.builder.partition(":")[0])
-
-
-def _build(artifact: Artifact, path: Path, tokenizer: Any, progress: Progress | None) -> None:
-    with alone(path, _LOCK_TIMEOUT_S):
-        if path.is_file():
-            return
-        build = getattr(_builder_module(artifact), artifact.builder.partition(":")[2])
-        shown = shown_progress() if progress is None else nullcontext(progress)
-        with building(path, artifact.name) as partial, shown as report:
-            build(tokenizer, partial, report, **artifact.params)

@@ -253,8 +253,7 @@ class Artifact:
     """A file that a method needs besides the model (table, datastore, automaton, weights)."""
 
     name: str  # what it is, e.g. ``frozen_table``; also the key under ``DraftContext.artifacts``
-    # ``module:function`` below ``specbench``, called as ``build(tokenizer, out_path, progress,
-    # **params)``, for the bundled model only.
+    # ``module:function``, called as ``build(tokenizer, path, **params)`` for the bundled model
     builder: str
     command: str  # the command line that builds it for another model
     path: str | None = None  # the file the user named, or None for the default place in the cache

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from specbench.artifacts import corpora, documentation
-from specbench.artifacts.corpora import Corpus
+from specbench.artifacts.corpora import Corpus, tokenized
 from specbench.errors import ConfigurationError
 from tests.contract.driver import WordTokenizer
 
@@ -17,9 +17,9 @@ def test_documents_are_sampled_by_share_and_seed():
 
 
 def test_a_corpus_stops_near_max_tokens_and_hashes_what_was_read():
-    endless = Corpus.of_texts({}, itertools.repeat("a b c"), WordTokenizer(), max_tokens=5000)
+    endless = Corpus({}, tokenized(itertools.repeat("a b c"), WordTokenizer()), 5000)
     assert sum(map(len, endless)) == 5001
-    whole = Corpus.of_texts({}, ["a b c"] * 1667, WordTokenizer())
+    whole = Corpus({}, tokenized(["a b c"] * 1667, WordTokenizer()))
     assert len(list(whole)) == 1667
     assert endless.described() == whole.described()
 

@@ -1,4 +1,3 @@
-import io
 import sys
 import threading
 import time
@@ -6,11 +5,9 @@ import types
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from methods.cacheback.frozen_table import FrozenTable
 from specbench.artifacts import resolve as artifacts
-from specbench.artifacts.progress import shown_progress
 from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError, NeedsNotMet
 
@@ -26,9 +23,8 @@ def builder(monkeypatch):
     module = types.ModuleType("toy_builder")
     module.STEM, module.BUILDER_VERSION, module.calls = "toy", 1, []
 
-    def build(tokenizer, out_path, progress, **params):
+    def build(tokenizer, out_path, **params):
         module.calls.append((tokenizer.name, params))
-        progress("building", 1, 2)
         out_path.write_text("begun")
         time.sleep(0.05)
         if params.get("fail"):
@@ -45,23 +41,20 @@ def artifact(path=None, **params):
     return Artifact("toy", "toy_builder:build", "python build.py --toy", path, params)
 
 
-def resolve(tmp_path, *items, tokenizer=None, bundled=True, progress=lambda *_: None):
+def resolve(tmp_path, *items, tokenizer=None, bundled=True):
     return artifacts.resolve(
         items,
         tokenizer=tokenizer or Tokenizer(),
         bundled=bundled,
         cache_dir=tmp_path,
-        progress=progress,
     )
 
 
 def test_a_missing_one_is_built_once_for_the_bundled_model(tmp_path, builder):
-    told = []
-    first = resolve(tmp_path, artifact(n=1), progress=lambda *what: told.append(what))
+    first = resolve(tmp_path, artifact(n=1))
     assert resolve(tmp_path, artifact(n=1)) == first
     assert first["toy"].read_text() == "done"
     assert builder.calls == [("a", {"n": 1})]
-    assert told == [("building", 1, 2)]
 
 
 def test_the_file_depends_on_tokenizer_parameters_and_version(tmp_path, builder, monkeypatch):
@@ -79,7 +72,6 @@ def test_the_file_depends_on_tokenizer_parameters_and_version(tmp_path, builder,
 def test_a_file_of_one_model_is_no_other_models(tmp_path, builder):
     of_weights = replace(artifact(), per_model=True)
     look = {"tokenizer": Tokenizer(), "bundled": True, "cache_dir": tmp_path}
-    look["progress"] = lambda *_: None
     paths = {
         artifacts.resolve([of_weights], model_key=key, **look)["toy"]
         for key in ("one", "two", "two")
@@ -137,60 +129,11 @@ def test_two_at_once_build_one(tmp_path, builder):
     assert [path.read_text() for path in found] == ["done"] * 4
 
 
-def test_a_build_says_where_it_goes_and_a_killed_one_that_it_goes_on(tmp_path, caplog):
-    path = tmp_path / "table.bin"
-
-    def build(fail):
-        with artifacts.alone(path), artifacts.building(path, "toy") as partial:
-            partial.with_name(f"{partial.name}.rows").write_text("half")
-            partial.write_text("whole")
-            if fail:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build(fail=True)
-    assert not path.exists()
-    build(fail=False)
-    assert [path.name for path in tmp_path.glob("table.bin*") if path.suffix != ".lock"] == [
-        "table.bin"
-    ]
-    first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith(f"building toy, into {path}")
-    assert second.startswith(f"going on with toy, into {path}")
-
-
 def test_a_file_that_another_process_builds_is_refused(tmp_path):
     path = tmp_path / "table.bin"
     refused = pytest.raises(ConfigurationError, match=r"another process.*table\.bin")
     with artifacts.alone(path), refused, artifacts.alone(path):
         pass
-
-
-def test_progress_without_a_terminal_is_a_line_now_and_then_with_the_time_left(caplog):
-    now = [0.0]
-    console = Console(file=io.StringIO(), force_terminal=False)
-    with shown_progress(console, clock=lambda: now[0]) as report:
-        # What an earlier start did took no time now: 600 pieces are left, a piece a second.
-        for i in range(400, 460):
-            report("counting", i, 1000)
-            now[0] += 1.0
-        # Other work has another pace.
-        for i in range(0, 100, 10):
-            report("sorting", i, 100)
-            now[0] += 10.0
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines[0] == "counting: 405 of 1,000, about 9:55 left"
-    assert len(lines) == 11 + 3
-    assert lines[-1] == "sorting: 90 of 100, about 0:10 left"
-
-
-def test_on_a_terminal_progress_is_a_bar(caplog):
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=80)
-    with shown_progress(console) as report:
-        report("[bold]counting", 1, 2)
-    assert "[bold]counting" in out.getvalue() and "50%" in out.getvalue()
-    assert not caplog.records
 
 
 def test_a_file_is_described_with_its_hash_and_header(tmp_path):

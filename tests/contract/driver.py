@@ -130,7 +130,6 @@ def toy_context(
         bundled=True,
         cache_dir=cache_dir,
         model_key="toy",
-        progress=lambda *_: None,
     )
     reads = bool(drafter.needs.heads)
     heads = tiny_heads.save_each(cache_dir / "heads", vocab=VOCABULARY) if reads else {}

@@ -188,44 +188,6 @@ def test_unigrams_point_away_from_the_mean_in_the_metric_of_the_input_embeddings
     assert len(rank_unigrams(model, 999)) == VOCAB
 
 
-def test_a_killed_build_goes_on_where_it_was(model, tmp_path):
-    expected = build_table(model, top=5)
-    seen = []
-
-    class Killed(BaseException):
-        pass
-
-    def kill(what, done, total):
-        seen.append(done)
-        if len(seen) == 3:
-            raise Killed
-
-    unfinished = tmp_path / "table.bin"
-    with pytest.raises(Killed):
-        build_table(model, top=5, batch=8, unfinished=unfinished, progress=kill)
-    assert seen == [8, 16, 24] and len(list(tmp_path.iterdir())) == 1
-    again = []
-    table = build_table(
-        model, top=5, batch=8, unfinished=unfinished, progress=lambda *now: again.append(now[1])
-    )
-    assert again == [32, 40, 48]
-    assert np.array_equal(table.bigrams, expected.bigrams)
-    # A kill behind the making of the file leaves its size and no row.
-    (rows,) = tmp_path.iterdir()
-    rows.write_bytes(bytes(rows.stat().st_size))
-    assert np.array_equal(build_table(model, top=5, unfinished=unfinished).bigrams, table.bigrams)
-    # Rows of another dtype, begin token or number are not taken, though the weights are the same.
-    rounded = tiny_model("llama").to(torch.bfloat16)
-    exact = tiny_model("llama").to(torch.bfloat16).float()
-    for other, options in ((rounded, {}), (exact, {}), (model, {"bos_id": 1}), (model, {"top": 4})):
-        options = {"top": 5, **options}
-        build_table(
-            other, **options, unfinished=unfinished, progress=lambda *now: again.append(now)
-        )
-        assert again.pop()[1:] == (48, 48)
-    assert len(list(tmp_path.iterdir())) == 5
-
-
 def context_of(path, model=None, vocab=10, hash_="toy"):
     target = None if model is None else Target(model, max_len=16, max_nodes=4)
     return DraftContext(vocab, frozenset(), hash_, artifacts={"bigram_table": path}, target=target)

@@ -1,28 +1,27 @@
 import json
 from collections import Counter
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.rest import Retrieval, datastore
-from methods.rest.builder import build, build_datastore
+from methods.rest import Retrieval
+from methods.rest.builder import build
 from methods.rest.datastore import Datastore
 from scripts import build_artifact as script
 from specbench.artifacts import corpora, documentation
+from specbench.artifacts.corpora import Corpus
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ArtifactError, ConfigurationError
 from specbench.storage.arrays import read_header
 from tests.methods.toy_turns import pairs as pairs_of
 
-real = datastore.build_suffix_array
 
-
-def write(path, documents, tokenizer_hash="toy", vocab_size=200_000, **options):
-    build_datastore(
-        documents, path, tokenizer_hash=tokenizer_hash, corpus={}, vocab_size=vocab_size, **options
-    )
+def write(path, documents, vocab_size=200_000, name="toy", **options):
+    with patch("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy"):
+        build(range(vocab_size), path, corpus=Corpus({"name": name}, documents), **options)
     return path
 
 
@@ -126,41 +125,10 @@ def test_long_documents_are_cut_at_the_chunk(tmp_path):
 
 def test_a_build_stops_after_so_many_tokens(tmp_path):
     endless = ([i, i + 1] for i in range(10**9))
-    counted = []
-    corpus = corpora.Corpus.of_ids(
-        {}, endless, max_tokens=50, progress=lambda *now: counted.append(now)
-    )
-    path = write(tmp_path / "d.bin", corpus, chunk=8)
-    header = read_header(path)
+    with patch("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy"):
+        build(range(99), tmp_path / "d.bin", corpus=Corpus({}, endless, 50), chunk=8)
+    header = read_header(tmp_path / "d.bin")
     assert header["n_tokens"] == 50 and header["n_documents"] == 25
-    assert counted[-1] == ("adding tokens", 50, 50)
-
-
-def test_a_killed_build_goes_on_with_the_chunks_that_were_sorted(tmp_path, monkeypatch):
-    documents = [[i % 7, i % 5, i] for i in range(20)]
-    expected = write(tmp_path / "whole.bin", documents, chunk=8).read_bytes()
-
-    def until(n):
-        yield from documents[:n]
-        raise KeyboardInterrupt
-
-    path = tmp_path / "d.bin"
-    sorted_now = []
-    monkeypatch.setattr(
-        datastore, "build_suffix_array", lambda ids: sorted_now.append(len(ids)) or real(ids)
-    )
-    for n in (6, 0, 13):
-        with pytest.raises(KeyboardInterrupt):
-            write(path, until(n), chunk=8)
-    assert len(sorted_now) == 6  # two documents a chunk, and the last waits for its second
-    # A kill may have cut off the last suffix array, and another text may stand in a chunk's place.
-    suffixes = tmp_path / "d.bin.parts" / "suffixes"
-    suffixes.write_bytes(suffixes.read_bytes()[:-3])
-    assert write(path, documents, chunk=8).read_bytes() == expected
-    assert len(sorted_now) == 6 + 5
-    other = [[9, 9, i] for i in range(4)]
-    fresh = write(tmp_path / "fresh.bin", other, chunk=8).read_bytes()
-    assert write(path, other, chunk=8).read_bytes() == fresh
 
 
 @pytest.mark.parametrize("documents", [[], [[]]])
@@ -175,10 +143,7 @@ def test_ids_of_another_vocabulary_are_refused(tmp_path):
 
 
 def test_records_name_the_corpus(tmp_path):
-    build_datastore(
-        [[1, 2, 3]], tmp_path / "d.bin", tokenizer_hash="toy", corpus={"name": "ultrachat"},
-        vocab_size=9,
-    )  # fmt: skip
+    write(tmp_path / "d.bin", [[1, 2, 3]], name="ultrachat")
     assert ready(tmp_path / "d.bin").report() == {"corpus": "ultrachat"}
 
 

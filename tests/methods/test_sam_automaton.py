@@ -16,7 +16,7 @@ from methods.sam.static_automaton import (
 )
 from scripts import build_artifact as script
 from specbench.artifacts import corpora
-from specbench.artifacts.corpora import Corpus
+from specbench.artifacts.corpora import Corpus, tokenized
 from tests.contract.driver import VOCABULARY, WordTokenizer
 from tests.methods.suffix_reference import PlainCorpus, earlier_suffix
 
@@ -183,7 +183,7 @@ def built(tmp_path, monkeypatch, corpus):
 
 
 def test_texts_get_an_end_token(tmp_path, monkeypatch):
-    corpus = Corpus.of_texts({"name": "toy"}, ["a b", "a"], WithEnd())
+    corpus = Corpus({"name": "toy"}, tokenized(["a b", "a"], WithEnd()))
     automaton = built(tmp_path, monkeypatch, corpus)
     assert (automaton.header["n_documents"], automaton.header["n_tokens"]) == (2, 5)
     # Twice as a text's end; once for each id of the vocabulary, itself included.
@@ -193,7 +193,7 @@ def test_texts_get_an_end_token(tmp_path, monkeypatch):
 
 
 def test_ids_get_the_end_token_that_they_lack(tmp_path, monkeypatch):
-    corpus = Corpus.of_ids({"name": "toy"}, [[5, 6, 0], [5, 7]])
+    corpus = Corpus({"name": "toy"}, [[5, 6, 0], [5, 7]])
     automaton = built(tmp_path, monkeypatch, corpus)
     assert automaton.header["n_tokens"] == 6
     assert automaton.arrays.text[:8].tolist() == [5, 6, 0, 5, 7, 0, 0, 1]
