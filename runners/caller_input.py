@@ -119,50 +119,40 @@ class CallerInput:
             ConfigurationError: something cannot be used; says what to type.
         """
         with own_hydra(), given_back(self.model):
-            job, given = self._job(drafters, folder, cases, record, strict)
-            loaded = loading.in_memory(job.config.model, self.model, self.tokenizer)
-            run_folder.check_owner(folder, job.run_key, job.identity)
-            if run_folder.is_complete(folder):
-                _check_finished(job, loaded.weights_hash)
-                return
-            run_folder.make_folder(folder)
-            template = TokenIdPrompts(self.template_sha)
-            live.run_live(
-                job,
-                lambda job, runs: make_session(job, runs, self.tokenizer, template, lambda: loaded),
-                given,
+            cfg = self.cfg.copy()
+            OmegaConf.update(cfg, "record", record)
+            entries, given, cfg.compare = _entries(cfg, drafters)
+            if strict and len(entries) == 1:
+                raise ConfigurationError(
+                    f"drafters must hold a method other than {BASELINE}. Type drafters=['pld']."
+                )
+            check_values(cfg)
+            identity = run_identity(cfg)
+            job = Job(
+                config=compose.typed(cfg),
+                overrides=self.overrides,
+                identity={**identity, "shard": None},
+                run_key=key_of(identity),
+                folder=folder,
+                entries=entries,
+                cases=self.cases if cases is None else tuple(cases),
+                optional=frozenset(() if strict else (entry.label for entry in entries[1:])),
             )
+            self._run(job, given)
 
-    def _job(
-        self,
-        drafters: Iterable[Any],
-        folder: Path,
-        cases: Sequence[Case] | None,
-        record: str | bool,
-        strict: bool,
-    ) -> tuple[Job, dict[str, Drafter]]:
-        """The job, and by label the drafters that the caller made."""
-        cfg = self.cfg.copy()
-        OmegaConf.update(cfg, "record", record)
-        entries, given, cfg.compare = _entries(cfg, drafters)
-        if strict and len(entries) == 1:
-            raise ConfigurationError(
-                f"drafters must hold a method other than {BASELINE}. Type drafters=['pld']."
-            )
-        check_values(cfg)
-        identity = run_identity(cfg)
-        labels = frozenset(entry.label for entry in entries[1:])
-        job = Job(
-            config=compose.typed(cfg),
-            overrides=self.overrides,
-            identity={**identity, "shard": None},
-            run_key=key_of(identity),
-            folder=folder,
-            entries=entries,
-            cases=self.cases if cases is None else tuple(cases),
-            optional=frozenset() if strict else labels,
+    def _run(self, job: Job, given: Mapping[str, Drafter]) -> None:
+        loaded = loading.in_memory(job.config.model, self.model, self.tokenizer)
+        run_folder.check_owner(job.folder, job.run_key, job.identity)
+        if run_folder.is_complete(job.folder):
+            _check_finished(job, loaded.weights_hash)
+            return
+        run_folder.make_folder(job.folder)
+        template = TokenIdPrompts(self.template_sha)
+        live.run_live(
+            job,
+            lambda job, runs: make_session(job, runs, self.tokenizer, template, lambda: loaded),
+            given,
         )
-        return job, given
 
 
 def _check_finished(job: Job, weights_hash: str | None) -> None:
@@ -253,31 +243,24 @@ def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) 
     return cfg
 
 
-# -- prompts ---------------------------------------------------------------------------------------
-
-
 def _cases(prompts: Iterable[Any], template: PromptTemplate, vocab_size: int) -> tuple[Case, ...]:
     """A case for each prompt: its ids, numbered from 0."""
-    if isinstance(prompts, str):
-        raise ConfigurationError("prompts is one text, it must be a list. Type prompts=[text].")
-    given = list(prompts)
-    if not given:
-        raise ConfigurationError("prompts is empty. Type e.g. prompts=['Why is the sky blue?'].")
-    if all(isinstance(prompt, Mapping | int) for prompt in given):
-        raise ConfigurationError("prompts is one prompt, it must be a list. Type prompts=[prompt].")
+    given = [] if isinstance(prompts, str | Mapping) else list(prompts)
+    if all(isinstance(prompt, Mapping | int) for prompt in given):  # of one prompt, or none
+        raise ConfigurationError(
+            f"prompts must be a list of prompts, got {prompts!r:.60}. Type prompts=[...]."
+        )
     cases = []
     for number, prompt in enumerate(given):
         try:
             ids = _ids(prompt, template)
+            if not ids or not 0 <= min(ids) <= max(ids) < vocab_size:
+                raise ConfigurationError(
+                    f"a prompt must have tokens of the model's vocabulary, 0 to {vocab_size - 1}, "
+                    f"got {ids!r:.60}."
+                )
         except ConfigurationError as error:
             raise ConfigurationError(f"prompts[{number}]: {error}") from error
-        if not ids:
-            raise ConfigurationError(f"prompts[{number}] is empty. Leave it out.")
-        if not all(0 <= token < vocab_size for token in ids):
-            raise ConfigurationError(
-                f"prompts[{number}] has token ids outside the model's vocabulary, 0 to "
-                f"{vocab_size - 1}. Make them with this model's tokenizer."
-            )
         cases.append(Case(str(number), _DATASET, _DATASET, (json.dumps(ids),)))
     return tuple(cases)
 
@@ -299,47 +282,41 @@ def _ids(prompt: Any, template: PromptTemplate) -> list[int]:
     )
 
 
-# -- drafters --------------------------------------------------------------------------------------
-
-
 def _entries(
     cfg: DictConfig, drafters: Iterable[Any]
 ) -> tuple[tuple[Entry, ...], dict[str, Drafter], list[Any]]:
     """The run's entries, the baseline first; the caller's own drafters by label; ``compare``."""
     if isinstance(drafters, str | Mapping | Drafter):
         raise ConfigurationError(
-            f"drafters is one drafter, it must be a list. Type drafters=[{drafters!r:.80}]."
+            f"drafters must be a list, got {drafters!r:.80}. Type drafters=[{drafters!r:.80}]."
         )
     entries, noted = [entry_of(cfg)], []
     given: dict[str, Drafter] = {}
-    for drafter in drafters:
-        if drafter == BASELINE:
+    for item in drafters:
+        named = item if isinstance(item, Mapping) and "drafter" in item else {"drafter": item}
+        own = named["drafter"]
+        if own == BASELINE:
             continue  # always there
-        label, own = None, drafter
-        if isinstance(drafter, Mapping) and "drafter" in drafter:
-            label, own = drafter.get("label"), drafter["drafter"]
-        if isinstance(own, type) and issubclass(own, Drafter):
-            raise ConfigurationError(f"{own.__name__} is a class. Type {own.__name__}().")
         if isinstance(own, Drafter):
             if any(own is other for other in given.values()):
                 raise ConfigurationError(
-                    f"the drafter {own.name!r} is given twice. Make two drafters: one would "
-                    "know what the other learns."
+                    f"drafters holds {own.name!r} twice, and one would know what the other learns. "
+                    "Make two."
                 )
-            entry = replace(entries[0], label=str(label or own.name), method=_described(own))
-            given[entry.label] = own
-            noted.append({**entry.method, "label": entry.label})
+            label = str(named.get("label") or own.name)
+            entries.append(replace(entries[0], label=label, method=_described(own)))
+            given[label] = own
+            noted.append({**entries[-1].method, "label": label})
         else:
             NamedMethod.parse(
-                drafter,
+                item,
                 "compare",
-                f"drafters holds {drafter!r:.80}. It must be a method's name, a mapping such as "
+                f"drafters holds {item!r:.80}. It must be a method's name, a mapping such as "
                 "{'method': 'pld', 'num_tokens': 5, 'label': 'short'}, or a Drafter. "
                 "`python run.py --list methods` prints the names.",
             )
-            entry = entry_of(compose_entry(cfg, drafter))
-            noted.append(dict(drafter) if isinstance(drafter, Mapping) else drafter)
-        entries.append(entry)
+            entries.append(entry_of(compose_entry(cfg, item)))
+            noted.append(dict(item) if isinstance(item, Mapping) else item)
     refuse_doubled(
         entries, "{'method': NAME, 'label': 'LABEL_2'} or {'drafter': INSTANCE, 'label': 'LABEL_2'}"
     )

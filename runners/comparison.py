@@ -29,7 +29,6 @@ from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
 
 _WIDTH = 100  # of the printed table
-_SHORT = ["label", "mat", "speedup", "speedup_low", "speedup_high", "tokens_per_s", "outputs"]
 _ERROR_COLUMNS = ["label", "case_id", "turn", "repeat", "during", "type", "message"]
 
 
@@ -41,18 +40,16 @@ class Comparison:
         table: a row for each method, the baseline ``ar`` first: ``label``, ``mat``, ``speedup``
             with its 95 % interval (``speedup_low``, ``speedup_high``), ``tokens_per_s``, and
             ``outputs``, what the audit said of the turns.
-        wide: the same rows with all columns of ``summary.json``, an interval in two.
         cases: a row for each prompt, method and repeat; columns as in ``cases.jsonl``, and
             ``prompt`` (its place in ``prompts``) and ``text`` (the answer).
         steps: a row for each step: nodes drafted, tokens committed, seconds.
         errors: a row for each turn that failed, with the reason.
-        summary: all of ``summary.json``: conditions, warnings, pairs of methods.
+        summary: all of ``summary.json``: conditions, warnings, rows with all numbers, pairs.
         folder: where the run's files are; None where they were not kept.
         lossless: no case failed, and every greedy output was plain decoding's.
     """
 
     table: pd.DataFrame
-    wide: pd.DataFrame
     cases: pd.DataFrame
     steps: pd.DataFrame
     errors: pd.DataFrame
@@ -78,22 +75,18 @@ class Comparison:
         return frame + "".join(f"<p>{escape(note, quote=False)}</p>" for note in notes if note)
 
     def plot(self) -> Figure:
-        """Speedup and MAT of each method with 95 % intervals, the fastest first.
+        """Draw the speedup of each method with its 95 % interval, the fastest at the top.
 
         A matplotlib figure: a notebook shows it, ``savefig("speedup.png")`` writes it.
         """
-        rows = self.wide[self.wide["speedup"].notna() & (self.wide["method"] != BASELINE)]
+        rows = self.table[self.table["label"] != BASELINE].dropna(subset="speedup")
         rows = rows.sort_values("speedup")
-        figure = Figure(figsize=(7.0, 1.0 + 0.26 * len(rows)), layout="constrained")
-        panels = figure.subplots(1, 2, sharey=True)
-        units = {"speedup": "speedup (ratio of tokens/s)", "mat": "MAT (tokens per target pass)"}
-        for axes, (key, unit) in zip(panels, units.items(), strict=True):
-            low, value, high = (rows[f"{key}{end}"].astype(float) for end in ("_low", "", "_high"))
-            reach = [(value - low).clip(lower=0), (high - value).clip(lower=0)]  # NaN: no interval
-            axes.errorbar(value, rows["label"], xerr=reach, fmt="o")
-            axes.set_xlabel(unit)
-            axes.grid(axis="x", color="#DDDDDD")
-        panels[0].axvline(1.0, color="#333333", linewidth=0.8, linestyle="--")
+        value, low, high = (rows[f"speedup{end}"].astype(float) for end in ("", "_low", "_high"))
+        figure = Figure(figsize=(6.0, 1.0 + 0.26 * len(rows)), layout="constrained")
+        axes = figure.subplots()
+        axes.errorbar(value, rows["label"], xerr=[value - low, high - value], fmt="o")
+        axes.axvline(1.0, color="#333333", linewidth=0.8, linestyle="--")
+        axes.set_xlabel("speedup (ratio of tokens/s)")
         return figure
 
 
@@ -175,12 +168,16 @@ def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> 
         for record in made
     ]
     manifest = RunManifest.read(path)
-    rows = [row for row in summary["rows"] if row["task"] == OVERALL]
-    wide = pd.DataFrame([_flat(row) for row in rows])
-    outputs = [verdict_words(row["lossless"]) for row in rows]
+    table = []
+    for row in summary["rows"]:
+        if row["task"] == OVERALL:
+            low, high = row["speedup_ci"] or (None, None)
+            columns = {key: row[key] for key in ("label", "mat", "speedup")}
+            columns |= {"speedup_low": low, "speedup_high": high}
+            columns |= {"tokens_per_s": row["tokens_per_s"]}
+            table.append({**columns, "outputs": verdict_words(row["lossless"])})
     return Comparison(
-        table=wide.assign(outputs=outputs)[_SHORT],
-        wide=wide,
+        table=pd.DataFrame(table),
         cases=pd.DataFrame(cases),
         steps=pd.read_parquet(path / records.STEPS),
         errors=pd.DataFrame(errors, columns=None if errors else _ERROR_COLUMNS),
@@ -188,17 +185,3 @@ def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> 
         folder=kept,
         lossless=manifest.exit_code == 0,
     )
-
-
-def _flat(row: Any) -> dict[str, Any]:
-    """A row of ``summary.json`` without lists and mappings: intervals and verdicts in columns."""
-    found: dict[str, Any] = {}
-    for key, value in row.items():
-        if key.endswith("_ci"):
-            low, high = value or (None, None)
-            found |= {f"{key[:-3]}_low": low, f"{key[:-3]}_high": high}
-        elif key == "lossless":
-            found |= value
-        elif key != "phase_share":
-            found[key] = value
-    return found

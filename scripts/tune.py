@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, n
 
 from analysis.runs.command import parser_of, reporting_errors
 from runners.search.halving import Candidate, Measure, mixed, successive_halving
-from runners.search.live import LiveRuns, Processes
+from runners.search.live import Bench, LiveRuns
 from runners.search.replayed import Replays
 from runners.search.space import Entries, load_spaces, shown
 from specbench import paths
@@ -64,9 +64,10 @@ class Tuning:
 
     def run(self, methods: Sequence[str] | None) -> list[dict[str, Any]]:
         """A row of the report for each method."""
-        bench = Processes(self.cfg)
+        bench = Bench(self.cfg)
         surface = CostSurface.read(bench.surface())
-        traces = load_traces(bench.record(self.cases, self.folder / "recording"))
+        bench.record(self.cases, self.folder / "recording")
+        traces = load_traces(self.folder / "recording")
         entries = Entries(self.cfg)
         replays = Replays(entries, traces, surface, self.folder / "replayed.jsonl")
         live = LiveRuns(bench, self.cases, self.folder / "live")

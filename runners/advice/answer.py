@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FILE, PAGE, PICTURE = "advice.json", "advice.md", "advice.png"
-REPLAYED, LIVE = "replayed", "live"
 USE, PLAIN, UNDECIDED, UNCONFIRMED, UNTRIED = "use", "plain", "undecided", "unconfirmed", "untried"
 
 
@@ -43,9 +42,7 @@ class Option:
     """A method at the best of its settings that were tried.
 
     Attributes:
-        way: how its settings were tried: `REPLAYED` or `LIVE`.
         score: the speedup that it was chosen by, on the prompts for choosing.
-        tried: number of settings.
         predicted: speedup on the prompts for confirming, which nothing was chosen by.
         measured: there, live; the intervals of both finalists hold together.
         exact: False where outputs differed from plain decoding's for more than rounding.
@@ -53,9 +50,7 @@ class Option:
 
     method: str
     knobs: Mapping[str, Any]
-    way: str
     score: float
-    tried: int
     predicted: Speed | None = None
     measured: Speed | None = None
     exact: bool = True

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from runners.advice import answer
 from runners.advice.answer import Advice
-from runners.advice.steps import Budget, Wanted, find, minutes_for, subject_key
+from runners.advice.steps import Budget, find, minutes_for, subject_key
 from runners.launch.sweep import run_analysis
 from runners.run_folder.folder import is_complete, make_folder
-from runners.search.live import Processes
+from runners.search.live import Bench
 from runners.search.space import typed
 from specbench.config import compose
 from specbench.config.validate import check_values
@@ -184,7 +184,7 @@ def give(request: Request) -> Advice:
     make_folder(folder)
     asked = str(cfg.dataset.path or f"dataset={cfg.dataset.name}")
     budget.say(f"{len(cases)} prompts of {asked}, model {cfg.model.name}")
-    advice = find(Wanted(cases, asked, traces, request.methods), Processes(cfg), folder, budget)
+    advice = find(cases, asked, Bench(cfg), folder, budget, traces, request.methods)
     advice.command = command_of(advice, request)
     files = write(advice, folder)
     console = Console()

@@ -10,13 +10,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runners.advice import answer, command
 from runners.advice.answer import Advice
-from runners.advice.steps import Budget, Wanted, find, minutes_for
+from runners.advice.steps import Budget, find, minutes_for
 from runners.caller_input import CallerInput, folder_of, own_hydra, read_input
 from runners.cost import Cost
 from runners.job import Job
 from runners.launch.dispatch import entry_of
 from runners.run_folder.folder import is_complete, make_folder
-from runners.search.live import surface_job
+from runners.search.live import Bench, surface_job
 from specbench.config import compose
 from specbench.config.run_key import key_of, run_identity
 from specbench.config.schema import RECORD_STATES
@@ -26,11 +26,12 @@ from specbench.models.given_back import given_back
 from specbench.results.records import SURFACE
 
 
-class InMemory:
-    """A `runners.search.live.Bench` of a model in this process."""
+class InMemory(Bench):
+    """Makes the runs in this process, of a model that the caller lent."""
 
     def __init__(self, given: CallerInput) -> None:
-        self._given, self.cfg = given, given.cfg
+        super().__init__(given.cfg)
+        self._given = given
 
     def surface(self) -> Path:
         node, path = surface_job(self.cfg)
@@ -46,13 +47,11 @@ class InMemory:
                 Cost(lambda _: loaded).run(job)
         return path / SURFACE
 
-    def record(self, cases: Sequence[Case], path: Path) -> Path:
+    def record(self, cases: Sequence[Case], path: Path) -> None:
         self._given.measure([], path, cases, record=RECORD_STATES, strict=False)
-        return path
 
-    def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> Path:
+    def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> None:
         self._given.measure(items, path, cases, strict=False)
-        return path
 
 
 def advise(
@@ -86,8 +85,8 @@ def advise(
     with folder_of(output_dir) as path, own_hydra():
         given = read_input(model, tokenizer, prompts, name, arguments, overrides)
         make_folder(path)
-        wanted = Wanted(given.cases, f"{len(given.cases)} prompts", methods=methods)
-        advice = find(wanted, InMemory(given), path, budget)
+        questions = f"{len(given.cases)} prompts"
+        advice = find(given.cases, questions, InMemory(given), path, budget, methods=methods)
         if advice.decision == answer.USE:
             advice.command = f"compare(model, tokenizer, prompts, [{advice.item!r}])"
         elif advice.decision != answer.PLAIN:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +13,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from scipy import stats
 
-from runners.advice.answer import LIVE, REPLAYED, Advice, Option, Speed, best_first
+from runners.advice.answer import Advice, Option, Speed, best_first
 from runners.run_folder.folder import is_complete
 from runners.search.halving import Candidate, halves, mixed, successive_halving
 from runners.search.live import Bench, LiveRuns
@@ -72,33 +71,29 @@ class Budget:
         return self._end - left_s
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What advice is wanted on.
+def find(
+    cases: Sequence[Case],
+    questions: str,
+    bench: Bench,
+    folder: Path,
+    budget: Budget,
+    traces: Traces | None = None,
+    methods: Sequence[str] | None = None,
+) -> Advice:
+    """Find advice on the cases in the minutes of the budget; what the folder holds is used.
 
-    Attributes:
-        cases: all that there are.
-        questions: what they are called.
+    Args:
+        questions: what the cases are called.
         traces: a recording of them that was there already; None: one is made.
         methods: by name; None: all that have a search space.
-    """
-
-    cases: Sequence[Case]
-    questions: str
-    traces: Traces | None = None
-    methods: Sequence[str] | None = None
-
-
-def find(wanted: Wanted, bench: Bench, folder: Path, budget: Budget) -> Advice:
-    """Find advice on the prompts in the minutes of the budget; what the folder holds is used.
 
     Raises:
         ConfigurationError: there are too few prompts, or no such method.
     """
-    spaces = load_spaces(wanted.methods)
-    _check_count(len(wanted.cases), f"{wanted.questions} has {len(wanted.cases)}. Add some.")
+    spaces = load_spaces(methods)
+    _check_count(len(cases), f"{questions} has {len(cases)}. Add some.")
     budget.say("timing passes of the model, once for this machine")
-    steps = _Steps(wanted, bench, folder, budget, bench.surface())
+    steps = _Steps(cases, questions, bench, folder, budget, traces)
     steps.search(spaces)
     steps.predict()
     steps.try_live()
@@ -133,30 +128,35 @@ class _Steps:
     """One advice in the making, once plain decoding is recorded."""
 
     def __init__(
-        self, wanted: Wanted, bench: Bench, folder: Path, budget: Budget, surface: Path
+        self,
+        cases: Sequence[Case],
+        questions: str,
+        bench: Bench,
+        folder: Path,
+        budget: Budget,
+        traces: Traces | None,
     ) -> None:
         self._bench, self._folder, self._budget = bench, folder, budget
+        surface = bench.surface()
         self._surface = CostSurface.read(surface)
         self._entries = Entries(bench.cfg)
         self._seed = int(bench.cfg.seed)
-        self._key = subject_key(bench.cfg, wanted.cases)
-        traces = wanted.traces or self._record(wanted.cases)
-        recorded = traces.cases()
-        cases = [case for case in wanted.cases if case.case_id in recorded]
-        _check_count(len(cases), f"plain decoding answered {len(cases)}. Shorten the others.")
-        self._choosing, self._confirming = halves(cases, self._seed)
-        self._tasks = {case.case_id: case.task for case in cases}
+        self._key = subject_key(bench.cfg, cases)
+        traces = traces or self._record(cases)
+        recorded = [case for case in cases if case.case_id in traces.cases()]
+        _check_count(len(recorded), f"plain decoding answered {len(recorded)}. Shorten the others.")
+        self._choosing, self._confirming = halves(recorded, self._seed)
+        self._tasks = {case.case_id: case.task for case in recorded}
         file = folder / f"replayed-{traces.sha[:8]}-{file_sha256(surface)[:8]}.jsonl"
         self._replays = Replays(self._entries, traces, self._surface, file)
         self._best: dict[str, Candidate] = {}
         self._live_only: list[Candidate] = []
         counts = len(self._choosing), len(self._confirming)
         model = str(bench.cfg.model.name)
-        self.advice = Advice(model, wanted.questions, budget.minutes, *counts, folder=str(folder))
-        if len(cases) < len(wanted.cases):
-            self.advice.more.append(
-                f"use more of the {len(wanted.cases)} prompts ({len(cases)} now)"
-            )
+        self.advice = Advice(model, questions, budget.minutes, *counts, folder=str(folder))
+        if len(recorded) < len(cases):
+            more = f"use more of the {len(cases)} prompts ({len(recorded)} now)"
+            self.advice.more.append(more)
 
     def _record(self, cases: Sequence[Case]) -> Traces:
         """Plain decoding on all prompts, or on as many as the minutes suffice for."""
@@ -169,8 +169,8 @@ class _Steps:
         earlier = [int(path.name.removeprefix(name)) for path in done]
         n = min(len(cases), max(FEWEST_PROMPTS, min(_MOST_PROMPTS, affordable), *earlier))
         self._budget.say(f"recording plain decoding on {n} of {len(cases)} prompts")
-        chosen = mixed(cases, self._seed)[:n]
-        return load_traces(self._bench.record(chosen, self._folder / f"{name}{n}"))
+        self._bench.record(mixed(cases, self._seed)[:n], self._folder / f"{name}{n}")
+        return load_traces(self._folder / f"{name}{n}")
 
     def _plain_s(self, cases: Sequence[Case], others: float = 0.0) -> float:
         """Predicted seconds of a live run on cases; ``others``: turns' time beside plain ones'."""
@@ -211,10 +211,8 @@ class _Steps:
             for method, candidates in best.items():
                 if candidates:
                     self._best[method] = first = candidates[0]
-                    n = sum(1 for candidate in tried[method] if candidate.costs)
-                    self.advice.options.append(
-                        Option(method, first.knobs, REPLAYED, first.speedup(ids), n)
-                    )
+                    option = Option(method, first.knobs, first.speedup(ids))
+                    self.advice.options.append(option)
                 else:
                     reasons = dict.fromkeys(candidate.refused for candidate in tried[method])
                     self.advice.not_run[method] = "; ".join(reasons)
@@ -275,7 +273,7 @@ class _Steps:
             if candidate.refused:
                 self.advice.not_run[candidate.method] = candidate.refused
             else:
-                option = Option(candidate.method, {}, LIVE, candidate.speedup(ids), 1)
+                option = Option(candidate.method, {}, candidate.speedup(ids))
                 self.advice.options.append(option)
         self.advice.notes.append(
             f"{', '.join(names)}: cannot be replayed, tried at their own settings on {len(cases)} "

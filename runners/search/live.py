@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -38,64 +38,54 @@ GRID: Mapping[str, list[int]] = {
 _PASSES = 3
 
 
-class Bench(Protocol):
-    """Makes runs of one model on chosen cases; what a folder holds already is not made again.
+class Bench:
+    """Makes runs of one model on chosen cases, in processes of their own.
+
+    What a folder holds already is not made again.
 
     Attributes:
         cfg: a run's configuration; its method is plain decoding.
     """
 
-    cfg: DictConfig
-
-    def surface(self) -> Path:
-        """The file of the machine's cost surface."""
-
-    def record(self, cases: Sequence[Case], path: Path) -> Path:
-        """The folder of plain decoding, with what replays read."""
-
-    def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> Path:
-        """The folder of plain decoding and the entries of a ``compare``, interleaved."""
-
-
-class Processes:
-    """A `Bench` whose runs have processes of their own, as those of ``run.py``."""
-
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
 
     def surface(self) -> Path:
+        """The file of the machine's cost surface, measured where there is none yet."""
         job, path = surface_job(self.cfg)
         return _execute(job, path, "timing passes") / SURFACE
 
-    def record(self, cases: Sequence[Case], path: Path) -> Path:
+    def record(self, cases: Sequence[Case], path: Path) -> None:
+        """Run plain decoding into the folder, with what replays read."""
         job = self._plain(cases, path)
         job.record = RECORD_STATES
-        return _execute(job, path, "plain decoding")
+        _execute(job, path, "plain decoding")
 
-    def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> Path:
+    def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> None:
+        """Run plain decoding and the entries of a ``compare`` into the folder, interleaved."""
         job = self._plain(cases, path)
         OmegaConf.update(job, "record", False)
         job.compare = list(items)
-        return _execute(job, path, "a live run", may_fail=True)
+        _execute(job, path, "a live run", may_fail=True)
 
     def _plain(self, cases: Sequence[Case], path: Path) -> DictConfig:
-        return prerequisites.recording(asked_from(self.cfg, cases, Path(f"{path}.jsonl")))
-
-
-def asked_from(cfg: DictConfig, cases: Sequence[Case], path: Path) -> DictConfig:
-    """The configuration of runs on these cases alone, which are written to ``path``."""
-    lines = [
-        {"question_id": case.case_id, "category": case.category, "turns": list(case.turns)}
-        for case in cases
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    jsonl.write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    job = cfg.copy()
-    dataset = compose.compose(["dataset=jsonl", f"dataset.path={json.dumps(str(path))}"]).dataset
-    for key in ("raw", "task", "special_tokens", "dialogue"):
-        dataset[key] = cfg.dataset[key]
-    job.dataset = dataset
-    return job
+        """Plain decoding on these cases alone, which are written beside the folder."""
+        file = path.with_name(f"{path.name}.jsonl")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = [
+            {"question_id": case.case_id, "category": case.category, "turns": list(case.turns)}
+            for case in cases
+        ]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        jsonl.write_text(file, text)
+        dataset = compose.compose(
+            ["dataset=jsonl", f"dataset.path={json.dumps(str(file))}"]
+        ).dataset
+        for key in ("raw", "task", "special_tokens", "dialogue"):
+            dataset[key] = self.cfg.dataset[key]
+        cfg = self.cfg.copy()
+        cfg.dataset = dataset
+        return prerequisites.recording(cfg)
 
 
 def surface_job(cfg: DictConfig) -> tuple[DictConfig, Path]:
@@ -142,7 +132,8 @@ class LiveRuns:
         if usable and missing:
             asked = [self._cases[case] for case in missing]
             path = self._path(usable, missing)
-            _read_costs(self._bench.live(_items(usable), asked, path), usable, missing)
+            self._bench.live(_items(usable), asked, path)
+            _read_costs(path, usable, missing)
 
     def is_done(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> bool:
         """Whether such candidates were measured on the cases before."""

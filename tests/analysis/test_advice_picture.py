@@ -3,7 +3,7 @@
 import pytest
 
 from analysis import advice as picture
-from runners.advice.answer import REPLAYED, Advice, Option, Speed
+from runners.advice.answer import Advice, Option, Speed
 from specbench.storage import jsonl
 
 
@@ -12,9 +12,9 @@ def written(tmp_path):
     """A folder with advice on two methods that were run, one replayed, one tried live alone."""
     speeds = {"predicted": Speed(1.4, (1.2, 1.6), 4), "measured": Speed(1.3, (1.1, 1.5), 4)}
     made = [
-        Option("pld", {"num_tokens": 4}, REPLAYED, 1.5, 8, **speeds),
-        Option("sam", {}, REPLAYED, 1.1, 8, predicted=Speed(1.1, None, 2)),
-        Option("jacobi", {}, "live", 0.5, 1),
+        Option("pld", {"num_tokens": 4}, 1.5, **speeds),
+        Option("sam", {}, 1.1, predicted=Speed(1.1, None, 2)),
+        Option("jacobi", {}, 0.5),
     ]
     advice = Advice("m", "mine.txt", 10, 4, 4, made)
     jsonl.write_json(tmp_path / picture.FILE, advice.to_json())

@@ -20,6 +20,7 @@ from specbench.system import bandwidth
 from tests.small_run import run_here
 
 QUIET = ["measure.warmup=0", "measure.disturbed={steal: null, others: null}"]
+ONE = PromptLookup()
 TEXTS = ["why is the water blue", "which ship is red and which is blue"]
 
 
@@ -83,13 +84,10 @@ def test_prompts_and_drafters_of_every_kind_and_the_model_comes_back_as_it_was(l
         "label", "mat", "speedup", "speedup_low", "speedup_high", "tokens_per_s", "outputs",
     ]  # fmt: skip
     assert set(found.table["outputs"]) == {"4 equal"}
-    assert set(found.table.columns) - {"outputs"} < set(found.wide.columns)
-    speedups, mats = found.plot().axes
+    (axes,) = found.plot().axes
     drafting = found.table[found.table["label"] != "ar"].sort_values("speedup")
-    for axes, key in ((speedups, "speedup"), (mats, "mat")):
-        drawn = axes.containers[0].lines[0]
-        assert list(drawn.get_xdata()) == list(drafting[key])
-        assert [tick.get_text() for tick in speedups.get_yticklabels()] == list(drafting["label"])
+    assert list(axes.containers[0].lines[0].get_xdata()) == list(drafting["speedup"])
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == list(drafting["label"])
 
 
 def test_an_error_within_gives_the_model_back_too(lent, options, monkeypatch):
@@ -193,16 +191,19 @@ def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, 
 @pytest.mark.parametrize(
     ("prompts", "drafters", "says"),
     [
-        ("text", ["pld"], r"prompts=\[text\]"),
-        pytest.param([], ["pld"], "prompts is empty", marks=pytest.mark.slow),
-        ([[1, 999_999]], ["pld"], "outside the model's vocabulary"),
+        ("text", ["pld"], "prompts must be a list"),
+        pytest.param([], ["pld"], "prompts must be a list", marks=pytest.mark.slow),
+        ({"role": "user", "content": "x"}, ["pld"], "prompts must be a list"),
+        ([[1, 999_999]], ["pld"], r"prompts\[0\].*the model's vocabulary"),
+        (["x", " "], ["pld"], r"prompts\[1\]"),
+        (["x", {"role": "user"}], ["pld"], r"prompts\[1\].*list of messages"),
         (["x"], "pld", r"drafters=\['pld'\]"),
         (["x"], ["pld", "pld"], "label 'pld' occurs 2 times"),
+        (["x"], [ONE, {"drafter": ONE, "label": "again"}], "'pld' twice"),
         (["x"], ["pdl"], "Did you mean 'pld'"),
         pytest.param(
             ["x"], [{"method": "pld", "num_token": 3}], "num_tokens", marks=pytest.mark.slow
         ),
-        pytest.param(["x"], [PromptLookup], r"PromptLookup\(\)", marks=pytest.mark.slow),
         (["x"], [3], "run.py --list methods"),
         pytest.param(["x"], [], r"drafters=\['pld'\]", marks=pytest.mark.slow),
     ],
@@ -228,7 +229,7 @@ def test_advice_on_a_model_in_memory_which_comes_back_as_it_was(lent, options, m
     found = advise(model, tokenizer, prompts, methods=["pld"], **options)
     assert shape_of(model) == shape
     (option,) = found.options
-    assert (found.choosing, found.confirming, option.tried) == (3, 3, 2)
+    assert (found.choosing, found.confirming) == (3, 3)
     assert option.measured.prompts == option.predicted.prompts == 3
     assert found.decision in ("use", "plain", "undecided")
     if found.decision == "use":
