@@ -316,7 +316,7 @@ def _turns(entry: ComparedLabel) -> pd.DataFrame:
 
 def _speed(record: CaseRecord) -> float | None:
     timed = record.status == "ok" and record.timing != "none" and record.decode_s
-    return (record.n_new - 1) / record.decode_s if timed else None
+    return record.n_decoded / record.decode_s if timed else None
 
 
 def send(content: WandbRun, settings: Mapping[str, Any], folder: Path) -> str:

@@ -46,6 +46,7 @@ from specbench.servers.engines import ENGINES, identify
 
 _EXAMPLE = "'compare=[{speculation: ngram_simple, label: ngram}]'"
 _MOST_AT_ONCE = 256
+_OWN_TEMPLATE = "servers put questions into their own chat template"
 _TARGET = "runners.session.speculation.Speculation"
 
 
@@ -111,8 +112,10 @@ def _check_groups(cfg: DictConfig) -> None:
         ("measure.phases", cfg.measure.phases, "a server does not say how long its phases take"),
         ("measure.energy", cfg.measure.energy, "the server's devices are not read here"),
         ("record", cfg.record, "a server does not say hidden states"),
-        ("dataset.raw", cfg.dataset.raw, "servers put questions into their own chat template"),
+        ("dataset.raw", cfg.dataset.raw, _OWN_TEMPLATE),
         ("shard", cfg.shard, "questions that are asked at once belong together"),
+        ("model.template", cfg.model.template != "auto", _OWN_TEMPLATE),
+        ("dataset.special_tokens", cfg.dataset.special_tokens != "parse", _OWN_TEMPLATE),
     ):
         if value:
             raise ConfigurationError(f"{key} cannot be combined with runner=serve: {why}.")

@@ -76,7 +76,7 @@ def pooled_ratio(
 
 def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
     """Decoding speed of one label's timed turns: of one user, where several are decoded at once."""
-    speed = pooled_ratio(records, decoded_tokens, lambda r: r.decode_s, seed)
+    speed = pooled_ratio(records, lambda r: r.n_decoded, lambda r: r.decode_s, seed)
     return replace(speed, digits=1)
 
 
@@ -96,7 +96,7 @@ def _speedups(
     """Tokens/s over the baseline's by a field of the records, where both were timed."""
     turns = pd.DataFrame(
         [
-            (getattr(r, by), r.label, (r.repeat, r.unit, r.turn), decoded_tokens(r), r.decode_s)
+            (getattr(r, by), r.label, (r.repeat, r.unit, r.turn), r.n_decoded, r.decode_s)
             for r in timed
         ],
         columns=[by, "label", "together", "tokens", "seconds"],

@@ -157,7 +157,7 @@ def _read_costs(folder: Path, candidates: Sequence[Candidate], cases: Sequence[s
     spent: dict[tuple[str, str], tuple[int, float]] = {}
     for record in records:
         tokens, seconds = spent.get(key := (record.label, record.case_id), (0, 0.0))
-        spent[key] = tokens + max(0, record.n_new - 1), seconds + record.decode_s
+        spent[key] = tokens + record.n_decoded, seconds + record.decode_s
     for record in records:
         if record.status == "failed":
             spent.pop((record.label, record.case_id), None)

@@ -19,9 +19,8 @@ from specbench.config.server_schema import SERVERS, LlamacppConfig
 from specbench.errors import CaseFailed, ConfigurationError, field_error
 from specbench.models.checkpoints.bundled import find_gguf
 from specbench.results.records import DIFFERS, CaseRecord, Lossless, Said, Served
-from specbench.servers.asking import NOT_PLAIN, Asked, Servers
+from specbench.servers.asking import NOT_PLAIN, Asked, AskedAtOnce, Servers
 from specbench.servers.counters import Counts
-from specbench.servers.same_counts import SameCounts
 from specbench.system.interference import Interference, SystemMonitor
 
 _WARM_UP_TOKENS = 8
@@ -43,7 +42,9 @@ def _measure(run: OpenRun) -> None:
     for method_run in run.runs:
         keys = dict(method_run.entry.method["server"])
         configs[method_run.label] = SERVERS[keys["name"]](**keys)
-    servers = Servers(job.config.server, configs, job.config.generation, _gguf(job), job.folder)
+    server, generation = job.config.server, job.config.generation
+    kwargs = {str(key): value for key, value in job.config.model.template_kwargs.items()}
+    servers = Servers(server, configs, generation, kwargs, _gguf(job), job.folder)
     try:
         with contextlib.ExitStack() as stack:
             servers.open()
@@ -83,8 +84,11 @@ class ServedAnswers(Answers):
     def __init__(self, job: Job, servers: Servers, done: Sequence[CaseRecord]) -> None:
         super().__init__(job)
         self._servers = servers
-        self._counts = SameCounts()
-        self._remember(done)
+        self._counted: dict[tuple[object, ...], CaseRecord] = {}
+        for record in done:
+            if record.status != "failed":
+                with contextlib.suppress(CaseFailed):  # it is in the files as it is
+                    self._check_counts(record)
         self._watch = SystemMonitor(helpers=lambda: servers.pids)
 
     def begin(self, record: CaseRecord) -> CaseRecord:
@@ -125,93 +129,86 @@ class ServedAnswers(Answers):
         if not self._servers.local or not self._servers.pids:
             # Whose CPU time a server takes that was not started here, nobody can tell.
             around = replace(around, cpu_others=None)
+        finished = {}
         for turn, asked in asking:
-            self._finish(turn, asked, around)
-        if all(turn.error is None for turn in turns):  # without all tokens its time says nothing
-            for turn in turns:
-                assert turn.record.served is not None
-                served = turn.record.served.replace(
-                    batch_s=batch.seconds, batch_passes=batch.passes
-                )
-                if batch.accepted:
-                    said = "positions" if served.said == "totals" else served.said
-                    served = served.replace(accepted_by_position=[*batch.accepted], said=said)
-                turn.record = turn.record.replace(served=served)
+            try:
+                finished[turn.seat] = self._finished(turn, asked, around)
+            except CaseFailed as error:
+                turn.error = error
+        if len(finished) == len(turns):  # without all tokens a batch's time says nothing
+            finished = {seat: _of_batch(record, batch) for seat, record in finished.items()}
+        for turn in turns:
+            turn.record = finished.get(turn.seat, turn.record)
 
-    def _finish(self, turn: Turn, asked: Asked, around: Interference) -> None:
-        """Complete a turn's record, unless its answer did not come whole."""
+    def _finished(self, turn: Turn, asked: Asked, around: Interference) -> CaseRecord:
+        """A turn's record; CaseFailed: its answer did not come whole, or counts what cannot be."""
         answer, counts = asked.answer, asked.counts or Counts(0)
         if answer is None:
-            turn.error = asked.error or CaseFailed("no_answer", "the question was not asked")
-            return
-        blank, label = turn.record, turn.run.label
-        whole = len(answer.output_ids) == answer.n_new
+            raise asked.error or CaseFailed("no_answer", "the question was not asked")
         served = Served(
             text=answer.text,
+            n_thought=len(answer.thoughts),
+            n_first=answer.n_first,
             concurrency=self._servers.concurrency,
             batch=turn.batch,
             bursts=[round(at, 6) for at in answer.bursts],
             requests=asked.requests,
             counted=asked.counts is not None,
-            where=self._servers.by_label[label].where,
+            where=self._servers.by_label[turn.run.label].where,
             counters=answer.counters,
             accepted_by_position=[*counts.by_position],
             said=_said(asked.counts),
         )
-        turn.finish(
-            answer.output_ids if whole else [],
-            counts.committed,
-            n_prompt=answer.n_prompt,
-            prompt_ids=answer.prompt_ids,
-            n_new=answer.n_new,
-            finish_reason=answer.finish_reason,
-            n_target_passes=counts.steps,
-            n_drafted=counts.drafted or 0,
-            prefill_s=answer.ttft_s,
-            decode_s=answer.decode_s,
-            wall_s=answer.last_s,
-            served=served,
-            **asdict(around),
-        )
+        whole = len(answer.output_ids) == answer.n_new
         try:
-            CaseRecord.from_json(turn.record.to_json())
-            self._counts.add(turn.record, _dialogue(turn.dialogue.pairs, turn.question))
-        except ValueError as error:
-            turn.error = CaseFailed(
-                "malformed", f"the answer contradicts itself: {field_error(error)}"
+            record = turn.record.finished(
+                answer.output_ids if whole else [],
+                counts.committed,
+                n_prompt=answer.n_prompt,
+                prompt_ids=answer.prompt_ids,
+                n_new=answer.n_new,
+                finish_reason=answer.finish_reason,
+                n_target_passes=counts.steps,
+                n_drafted=counts.drafted or 0,
+                prefill_s=answer.ttft_s,
+                decode_s=answer.last_s - answer.ttft_s,
+                wall_s=answer.last_s,
+                served=served,
+                **asdict(around),
             )
-        except CaseFailed as error:
-            turn.error = error
-        if turn.error is not None:
-            turn.record = blank
+            record = CaseRecord.from_json(record.to_json())
+        except ValueError as error:
+            words = f"the answer contradicts itself: {field_error(error)}"
+            raise CaseFailed("malformed", words) from None
+        self._check_counts(record)
+        return record
 
-    def _remember(self, done: Sequence[CaseRecord]) -> None:
-        """Compare the counts of answers to come with those of an earlier start."""
-        questions = {case.case_id: case.turns for case in self.job.cases}
-        texts = {r.key: r.served.text for r in done if r.served and r.status != "failed"}
-        for record in done:
-            if record.key not in texts:
-                continue
-            asked = questions[record.case_id]
-            quoter = self._quoter(record.label)
-            answers = [
-                texts.get((record.repeat, record.case_id, turn, quoter))
-                for turn in range(record.turn)
-            ]
-            pairs = [(q, a) for q, a in zip(asked, answers, strict=False) if a is not None]
-            if len(pairs) == record.turn:
-                with contextlib.suppress(CaseFailed):  # it is in the files as it is
-                    self._counts.add(record, _dialogue(pairs, asked[record.turn]))
+    def _check_counts(self, record: CaseRecord) -> None:
+        """Refuse another count than an equal text had before, also in an earlier start.
 
-    def _quoter(self, label: str) -> str:
-        """Whose answers a label's next prompts quote: the baseline's, or its own."""
-        shared = self.job.baseline if self.job.config.dataset.dialogue == "ar" else None
-        return shared or label
+        Raises:
+            CaseFailed: which of the two is wrong nobody can say.
+        """
+        assert record.served is not None
+        where = (record.engine, record.numerics, record.case_id, record.turn)
+        counts = [("a text", record.served.text, "n_new")]
+        if record.turn == 0:  # later ones quote answers
+            counts.append(("a prompt", "", "n_prompt"))
+        for what, text, name in counts:
+            first = self._counted.setdefault((*where, what, text), record)
+            count, before = getattr(record, name), getattr(first, name)
+            if count != before:
+                raise CaseFailed(
+                    "bad_count",
+                    f"the server counts {count} tokens in {what} that had {before} for "
+                    f"{first.label} (case {first.case_id}, repeat {first.repeat})",
+                )
 
     def quoted(self, turn: Turn) -> str:
-        served = answered(turn.beside[self._quoter(turn.run.label)].record).served
+        shared = self.job.baseline if self.job.config.dataset.dialogue == "ar" else None
+        served = answered(turn.beside[shared or turn.run.label].record).served
         assert served is not None  # it was answered
-        return served.text
+        return without_thoughts(served.text[served.n_thought :])
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
         if self._servers.comparable(record.label, plain.label):
@@ -228,17 +225,33 @@ def _said(counts: Counts | None) -> Said:
     return "positions" if counts.by_position else "totals"
 
 
-def _dialogue(pairs: Sequence[tuple[str, str]], question: str) -> tuple[str, ...]:
-    """The texts of questions with their answers, and of the question at the end."""
-    return (*(text for pair in pairs for text in pair), question)
+def _of_batch(record: CaseRecord, batch: AskedAtOnce) -> CaseRecord:
+    """The record with what is known of all questions that were asked with it."""
+    assert record.served is not None
+    served = record.served.replace(batch_s=batch.seconds, batch_passes=batch.passes)
+    if batch.accepted:
+        said = "positions" if served.said == "totals" else served.said
+        served = served.replace(accepted_by_position=[*batch.accepted], said=said)
+    return record.replace(served=served)
 
 
 def _messages(turn: Turn) -> list[dict[str, str]]:
-    said = _dialogue(turn.dialogue.pairs, turn.question)
-    return [{"role": _ROLES[i % 2], "content": text} for i, text in enumerate(said)]
+    texts = [text for pair in turn.dialogue.pairs for text in pair]
+    roles = ("user", "assistant")
+    return [
+        {"role": roles[i % 2], "content": text} for i, text in enumerate([*texts, turn.question])
+    ]
 
 
-_ROLES = ("user", "assistant")
+def without_thoughts(text: str) -> str:
+    """An answer without the reasoning that its model wrote between marks before it.
+
+    The first mark may be the prompt's last word; without the second one all of it is reasoning.
+    """
+    _, mark, answer = text.rpartition("</think>")
+    if mark:
+        return answer.lstrip()
+    return "" if text.lstrip().startswith("<think>") else text
 
 
 def compare(record: CaseRecord, plain: CaseRecord) -> Lossless:

@@ -99,6 +99,10 @@ SENTENCES: Mapping[str, str] = {
     "path longer than the head's own, or no capture: see the log).",
     "UNCOUNTED": "{label}: the server did not say its steps in {turns} turns, which do not count "
     "in MAT.",
+    "TOGETHER": "{label}: all tokens came together in {turns} turns, which count in no decode "
+    "speed.",
+    "NOT_STREAMED": "NOT STREAMED: all tokens came together in each of {label}'s {turns} turns, so "
+    "it has no decode speed. Have its server stream, or ask for longer answers.",
     "DIFFERS": "{label} differs first at {place}.",
     "REMARK": "{text}",
 }
@@ -106,7 +110,8 @@ KINDS = ("SYNTHETIC", "IMPORTED", "PREDICTED")  # of numbers that were not measu
 _DECIDE = (
     *KINDS, "LEFT_OUT", "CASES_DROPPED", "AUDIT_FAILED", "BUSY",
     "SLOW_BASELINE", "SLOW_ROW", "BASELINE_LAUNCHED", "EAGER_FALLBACK", "ANOTHER_ENGINE", "LOSSY",
-    "ROUNDINGS", "MIXED", "NO_DRAFT", "FORCED", "DIFFERS", "UNCOUNTED", "REMARK",
+    "ROUNDINGS", "MIXED", "NO_DRAFT", "FORCED", "DIFFERS", "UNCOUNTED",
+    "TOGETHER", "NOT_STREAMED", "REMARK",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ Definitions:
     MAT (mean accepted tokens, tau): new tokens after the first divided by steps, pooled over a
         set of turns: sum(n_new - 1) / sum(n_target_passes). 1.00 for plain decoding. A turn
         without a step counts in neither sum; a step with an empty draft counts.
-    tokens/s: sum(n_new - 1) / sum(decode_s); end to end: sum(n_new) / sum(wall_s).
+    tokens/s: sum(n_decoded) / sum(decode_s); end to end: sum(n_new) / sum(wall_s).
     prefill_s: the target's pass over the prompt alone. decode_s: everything after it, all work of
         the drafter included, of which drafter_setup_s is the part outside the steps.
         wall_s = prefill_s + decode_s.
@@ -98,6 +98,12 @@ class Served(Line):
 
     text: str
     """The answer; prompts and answers may come without ids."""
+
+    n_thought: Count = 0
+    """Characters of reasoning at the text's beginning, which no later prompt quotes."""
+
+    n_first: Count = 1
+    """Tokens that came together first; all of them, where no decoding could be seen."""
 
     concurrency: Count
     """Questions asked at once."""
@@ -266,6 +272,11 @@ class CaseRecord(TurnKey):
         return self.replace(**(decoded | measured))
 
     @property
+    def n_decoded(self) -> int:
+        """Tokens that ``decode_s`` is the time of: all after those that came first."""
+        return max(0, self.n_new - (self.served.n_first if self.served else 1))
+
+    @property
     def lossy(self) -> bool:
         """Whether the verifier changes the distribution that the output follows."""
         return self.verifier in LOSSY_VERIFIERS
@@ -323,7 +334,7 @@ class CaseRecord(TurnKey):
             raise ValueError("wall_s is 0, and a finished turn takes time")
         if parts and abs(parts - self.wall_s) > _ROUNDING * self.wall_s:
             raise ValueError(f"wall_s is {self.wall_s}, prefill_s + decode_s is {parts}")
-        if parts and self.n_target_passes and not self.decode_s:
+        if parts and self.n_target_passes and self.n_decoded and not self.decode_s:
             raise ValueError(f"decode_s is 0, and {self.n_target_passes} steps take time")
 
 

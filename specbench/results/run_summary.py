@@ -128,6 +128,9 @@ def served_warnings(rows: Iterable[ServedLabel]) -> Iterator[Warned]:
             yield Warned("DIFFERS", values)
         if row["uncounted"]:
             yield Warned("UNCOUNTED", {"label": row["label"], "turns": row["uncounted"]})
+        if row["together"]:
+            code = "TOGETHER" if row["user_tokens_per_s"] else "NOT_STREAMED"
+            yield Warned(code, {"label": row["label"], "turns": row["together"]})
 
 
 def exit_code(records: Sequence[CaseRecord], errors: Sequence[Mapping[str, object]]) -> int:

@@ -160,6 +160,7 @@ class ServedLabel(TypedDict):
         equal, compared: answers that are the same server's plain ones, of how many.
         first_difference: words on the first that is not, or "".
         uncounted: turns whose server did not say its steps.
+        together: turns whose tokens came all at once.
         latency: seconds by name and percentile, see ``specbench.results.statistics.latency``.
         good_requests_per_s: requests/s within ``limits``, None without one.
         tokens_per_pass: new tokens by the server's passes, where it says them.
@@ -179,6 +180,7 @@ class ServedLabel(TypedDict):
     compared: int
     first_difference: str
     uncounted: int
+    together: int
     latency: dict[str, dict[str, float]]
     good_requests_per_s: float | None
     limits: str

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import socket
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-import httpcore
+import httpx
 
 from specbench.errors import CaseFailed, ConfigurationError, first_line
-from specbench.servers.network import LimitedNetwork, TooLarge
-from specbench.servers.secret import Secret
 
+HIDDEN = "…"
+_SHORTEST_KEY = 8  # shorter ones (EMPTY, none, x) are no secrets, and are words of answers
 _LONGEST_LINE = 1 << 20
 _LONGEST_MESSAGE = 300
-_MOST_DIGITS = 18  # of a number that is kept as one
 _QUICK_S = 10.0  # for what needs no model
 _MB = 1e6
-_TIMEOUTS = (TimeoutError, httpcore.TimeoutException)
-# Everything that a connection can throw; ValueError: a header or URL that cannot be sent.
-_BROKEN = (
-    *_TIMEOUTS,
-    *(OSError, ValueError, TooLarge),
-    *(httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol),
-)
 
 
 class NoAnswer(CaseFailed):
@@ -47,137 +36,127 @@ class NoAnswer(CaseFailed):
         self.again, self.wait_s = again, wait_s
 
 
-@dataclass(frozen=True, slots=True)
 class Client:
     """Asks the server at ``url`` (with or without the ``/v1`` of OpenAI's interface).
 
-    Attributes:
-        timeout_s: longest that one answer may take as a whole, the connection included.
-        answer_mb: megabytes that one answer may have as a whole, headers included.
-        key: sent as a bearer token where there is one; ``secret`` hides it in what the server says.
+    Args:
+        timeout_s: longest that an answer may take as a whole, or be silent.
+        answer_mb: megabytes that the body of an answer may have.
+        key: sent as a bearer token where there is one, and hidden in all that the server says.
     """
 
-    url: str
-    timeout_s: float
-    answer_mb: float
-    key: str = ""
-    secret: Secret = field(init=False, repr=False)
-    _tls: ssl.SSLContext | None = field(init=False, repr=False)
+    def __init__(self, url: str, timeout_s: float, answer_mb: float, key: str = "") -> None:
+        self.url, self.timeout_s, self.answer_mb, self._key = url, timeout_s, answer_mb, key
+        parts = urlsplit(url)
+        self._root = url.rstrip("/").removesuffix("/v1")
+        self.local = parts.hostname in ("localhost", "::1") or str(parts.hostname).startswith(
+            "127."
+        )
+        self._http = httpx.Client(
+            verify=ssl.create_default_context(),
+            trust_env=False,  # a proxy would be measured, too
+            # A connection for each request: none is closed when the next one is sent.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        )
 
-    def __post_init__(self) -> None:
-        secure = ssl.create_default_context() if self.url.startswith("https") else None
-        object.__setattr__(self, "_tls", secure)
-        object.__setattr__(self, "secret", Secret(self.key))
+    def hide(self, text: str) -> str:
+        """The text without the key."""
+        return text.replace(self._key, HIDDEN) if len(self._key) >= _SHORTEST_KEY else text
 
-    def __repr__(self) -> str:
-        return f"Client({self.url!r})"
-
-    @property
-    def host(self) -> str:
-        return urlsplit(self.url).hostname or ""
-
-    @property
-    def local(self) -> bool:
-        """Whether the server is on this machine."""
-        return self.host in ("localhost", "::1") or self.host.startswith("127.")
-
-    def get(self, path: str) -> bytes:
+    def get(self, path: str) -> str:
         """The body at a path of the server, OpenAI's prefix left out.
 
         Raises:
             NoAnswer: it cannot be had.
         """
-        seconds = min(_QUICK_S, self.timeout_s)
-        return b"".join(chunk for _, chunk in self._receive("GET", path, seconds))
+        limit_s = min(_QUICK_S, self.timeout_s)
+        return self._body(self._receive("GET", path, limit_s))
 
     def get_json(self, path: str) -> object:
-        """The JSON at a path, the key hidden; errors as of `get`."""
-        return self._described(self.get(path))
+        """The JSON at a path; errors as of `get`."""
+        return _parsed(self.get(path))
 
     def post_json(self, path: str, body: Mapping[str, object]) -> object:
-        """The answer's JSON, the key hidden; for quick questions."""
-        chunks = self._receive("POST", path, self.timeout_s, body)
-        return self._described(b"".join(chunk for _, chunk in chunks))
-
-    def _described(self, said: bytes) -> object:
-        try:
-            return self.secret.hide_in(_parsed(said))
-        except RecursionError:
-            raise NoAnswer("malformed", "the server's answer is nested", again=True) from None
-        except NoAnswer as error:
-            self.secret.hide_in_error(error)
-            raise
+        """The answer's JSON; errors as of `get`."""
+        return _parsed(self._body(self._receive("POST", path, self.timeout_s, body)))
 
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[tuple[float, object]]:
         """Server-sent events with the seconds since the request was sent.
 
-        Ends behind ``[DONE]``, or where the server closes the stream. The key is hidden in nothing
-        yet, because what hides it takes time: ``secret`` is for the caller to use.
+        Ends behind ``[DONE]``, or where the server closes the stream.
 
         Raises:
             NoAnswer: it broke off, took too long, is too large, or said what is not JSON.
         """
-        return read_events(_lines(self._receive("POST", path, self.timeout_s, body)))
+        chunks = self._receive("POST", path, self.timeout_s, body)
+        return read_events((at, self.hide(line)) for at, line in _lines(chunks))
+
+    def _body(self, chunks: Iterable[tuple[float, bytes]]) -> str:
+        return self.hide(b"".join(chunk for _, chunk in chunks).decode(errors="replace"))
 
     def _receive(
-        self, method: str, path: str, timeout_s: float, body: Mapping[str, object] | None = None
+        self, method: str, path: str, limit_s: float, body: Mapping[str, object] | None = None
     ) -> Iterator[tuple[float, bytes]]:
-        """When the request was sent, and a part of the answer's body; failures are `NoAnswer`."""
-        # A connection for each request: none is found closed when the next one is sent.
-        network = LimitedNetwork(timeout_s, round(self.answer_mb * _MB))
-        parts = urlsplit(self.url)
-        root = parts.path.rstrip("/").removesuffix("/v1")
+        """The parts of an answer's body with the seconds from the request to each."""
+        start = sent = time.perf_counter()
+
+        def trace(event: str, _: object) -> None:
+            nonlocal sent
+            if event.endswith("send_request_headers.started"):  # there is a connection now
+                sent = time.perf_counter()
+
         headers = {b"Content-Type": b"application/json", b"Accept-Encoding": b"identity"}
+        said, size = bytearray(), 0
         try:
-            if self.key:
-                headers[b"Authorization"] = f"Bearer {self.key}".encode("latin-1")
-            with (
-                httpcore.ConnectionPool(ssl_context=self._tls, network_backend=network) as pool,
-                pool.stream(
-                    method,
-                    f"{parts.scheme}://{parts.netloc}{root}{path}",
-                    content=None if body is None else json.dumps(body).encode(),
-                    headers=list(headers.items()),
-                ) as response,
-            ):
-                if response.status != 200:
-                    raise self._refusal(response)
-                for chunk in response.iter_stream():
-                    _ = network.seconds_left  # one read may have brought many parts
-                    yield network.sent, chunk
-        except _BROKEN as error:
-            raise self._broken(error, timeout_s) from None
+            if self._key:
+                headers[b"Authorization"] = f"Bearer {self._key}".encode("latin-1")
+            with self._http.stream(
+                method,
+                self._root + path,
+                content=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                timeout=limit_s,
+                extensions={"trace": trace},
+            ) as response:
+                # Raw: httpx's lines end at characters that may stand inside of JSON, and a
+                # decompressed part has no limit of size.
+                for chunk in response.iter_raw():
+                    now, size = time.perf_counter(), size + len(chunk)
+                    if now - start > limit_s:
+                        raise httpx.ReadTimeout("as a whole")
+                    if size > self.answer_mb * _MB:
+                        words = (
+                            f"{self.url} sent more than {self.answer_mb:g} MB (server.answer_mb)"
+                        )
+                        raise NoAnswer("too_large", words, again=False)
+                    if response.status_code == 200:
+                        yield now - sent, chunk
+                    else:
+                        said += chunk
+                if response.status_code != 200:
+                    raise self._refusal(response, said.decode(errors="replace"))
+        except httpx.TimeoutException:
+            hint = " (server.timeout_s)" if limit_s == self.timeout_s else ""
+            words = f"{self.url} took longer than {limit_s:g} s{hint}"
+            raise NoAnswer("timeout", words, again=True) from None
+        except httpx.ConnectError as error:
+            words = f"no server answers at {self.url}: {self._words(error)}"
+            raise NoAnswer("refused", words, again=True) from None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
+            words = f"the answer of {self.url} broke off: {self._words(error)}"
+            raise NoAnswer("cut", words, again=True) from None
 
-    def _broken(self, error: Exception, timeout_s: float) -> NoAnswer:
-        if isinstance(error, _TIMEOUTS):
-            limit = " (server.timeout_s)" if timeout_s == self.timeout_s else ""
-            words = f"{self.url} took longer than {timeout_s:g} s{limit}"
-            return NoAnswer("timeout", words, again=True)
-        if isinstance(error, TooLarge):
-            words = f"{self.url} sent more than {self.answer_mb:g} MB (server.answer_mb)"
-            return NoAnswer("too_large", words, again=False)
-        cause: BaseException = error
-        while before := cause.__cause__ or cause.__context__:
-            cause = before
-        if isinstance(cause, ConnectionRefusedError | socket.gaierror):
-            return NoAnswer("refused", f"no server answers at {self.url}", again=True)
-        why = printable(self.secret.hide(first_line(error)))
-        return NoAnswer("cut", f"the answer of {self.url} broke off: {why}", again=True)
+    def _words(self, error: Exception) -> str:
+        return printable(self.hide(first_line(error)))
 
-    def _refusal(self, response: httpcore.Response) -> NoAnswer:
-        status, body = response.status, b""
-        with contextlib.suppress(*_BROKEN):
-            for chunk in response.iter_stream():
-                body += chunk
-                if len(body) > _LONGEST_LINE:
-                    break
-        headers = {name.lower(): value for name, value in response.headers}
-        why = printable(self.secret.hide(_message(body)))[:_LONGEST_MESSAGE] or "nothing"
+    def _refusal(self, response: httpx.Response, said: str) -> NoAnswer:
+        status = response.status_code
+        why = printable(self.hide(_message(said)))[:_LONGEST_MESSAGE] or "nothing"
         return NoAnswer(
             f"http_{status}",
             f"{self.url} answered {status}: {why}",
-            again=status == 429 or status >= 500 or status == 408,
-            wait_s=_seconds(headers.get(b"retry-after", b"")),
+            again=status in (408, 429) or status >= 500,
+            wait_s=_seconds(response.headers.get("retry-after", "")),
         )
 
 
@@ -186,77 +165,65 @@ def printable(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def _lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+def _lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, str]]:
     """The lines of a body, with the seconds from the request until each was there."""
-    rest, sent = bytearray(), 0.0
-    for sent, chunk in chunks:
-        rest += chunk
-        if b"\n" in chunk:
-            *lines, rest = rest.split(b"\n")
-            for line in lines:
-                yield time.perf_counter() - sent, bytes(line.strip())
-        if len(rest) >= _LONGEST_LINE:
+    rest, at = b"", 0.0
+    for at, chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield at, line.decode(errors="replace")
+        if len(rest) > _LONGEST_LINE:
             raise NoAnswer("malformed", "the server sent a line without an end", again=True)
     if rest:
-        yield time.perf_counter() - sent, bytes(rest.strip())
+        yield at, rest.decode(errors="replace")
 
 
-def read_events(lines: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, object]]:
+def read_events(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[float, object]]:
     """The JSON of server-sent events, up to ``[DONE]``, each with its line's time.
 
     Raises:
         NoAnswer: an event is not JSON.
     """
     for at, line in lines:
-        if not line.startswith(b"data:"):
+        if not line.startswith("data:"):
             continue  # comments keep the connection open; event names say nothing
-        said = line[len(b"data:") :].strip()
-        if said == b"[DONE]":
+        said = line.removeprefix("data:").strip()
+        if said == "[DONE]":
             return
         yield at, _parsed(said)
 
 
-def _parsed(said: bytes) -> object:
-    """The value of a JSON text; numbers that no file can hold (NaN, 1e999) stay the words they are.
-
-    Raises:
-        NoAnswer: it is not JSON.
-    """
+def _parsed(said: str) -> object:
+    """The value of a JSON text; numbers that no file can hold (NaN, 1e999) stay texts."""
     try:
-        return json.loads(said, parse_constant=str, parse_float=_number, parse_int=_number)
+        return json.loads(said, parse_constant=str, parse_float=_number)
     except (ValueError, RecursionError):
-        start = said[:_LONGEST_MESSAGE].decode(errors="replace")
-        raise NoAnswer(
-            "malformed", f"the server's answer is not JSON: {start!r}", again=True
-        ) from None
+        words = f"the server's answer is not JSON: {said[:_LONGEST_MESSAGE]!r}"
+        raise NoAnswer("malformed", words, again=True) from None
 
 
-def _number(text: str) -> int | float | str:
-    if text.lstrip("-").isdigit():
-        return int(text) if len(text) <= _MOST_DIGITS else text
-    value = float(text)
-    return value if math.isfinite(value) else text
+def _number(text: str) -> float | str:
+    return value if math.isfinite(value := float(text)) else text
 
 
-def _message(said: bytes) -> str:
+def _message(said: str) -> str:
     """What a server says is wrong, whichever way it says it."""
     try:
         node = json.loads(said)
-        for key in ("error", "message", "detail"):
-            if isinstance(node, dict) and key in node:
-                node = node[key]
-        return node if isinstance(node, str) else json.dumps(node, ensure_ascii=False)
     except (ValueError, RecursionError):
-        return said.decode(errors="replace")
+        return said
+    for key in ("error", "message", "detail"):
+        if isinstance(node, dict):
+            node = node.get(key, node)
+    return node if isinstance(node, str) else json.dumps(node, ensure_ascii=False)
 
 
-def _seconds(said: bytes) -> float:
+def _seconds(said: str) -> float:
     """How long a ``Retry-After`` asks to wait; 0 for a date and nonsense: our own waiting does."""
     try:
-        seconds = float(said)
+        return max(0.0, float(said))  # NaN is not above 0
     except ValueError:
         return 0.0
-    return seconds if seconds > 0 else 0.0  # NaN is not above 0
 
 
 def check_url(key: str, url: str | None) -> str:
@@ -265,17 +232,17 @@ def check_url(key: str, url: str | None) -> str:
     Raises:
         ConfigurationError: it is none, or holds a name and password.
     """
-    parts = urlsplit(url or "")
     try:
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        usable &= (url or "").isascii() and (url or "").isprintable() and " " not in (url or "")
-    except ValueError:
+        parts = httpx.URL(url or "")
+        usable = parts.scheme in ("http", "https") and bool(parts.host) and parts.port != 0
+    except httpx.InvalidURL:
         usable = False
-    if not usable:
+    if not usable or not (url or "").isascii() or " " in (url or ""):
         raise ConfigurationError(
-            f"{key}={url} must be a server's address. Type e.g. {key}=http://127.0.0.1:8000/v1."
+            f"{key} must be a server's address, got {url}. Type e.g. "
+            f"{key}=http://127.0.0.1:8000/v1."
         )
-    if parts.username or parts.password or parts.query or parts.fragment:
+    if parts.userinfo or parts.query or parts.fragment:
         raise ConfigurationError(
             f"{key} holds more than an address, and would be written into the results. Put the "
             "key into an environment variable and type server.api_key_env=NAME."

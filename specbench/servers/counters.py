@@ -9,38 +9,34 @@ the prompt's token, some leave out the token that every step adds.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-METRICS = "/metrics"
 _MOST = 2**31
 Said = Mapping[str, object]  # an object of JSON that a server wrote
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How one server says, in one place, what a step did.
+    """How a server says, in one place, what a step did; "" and (): it does not say.
 
     Attributes:
-        engine: as in ``server.engine``.
-        place: keys that lead to the counters in an answer; ``("/metrics",)``: Prometheus counters.
-        drafted, accepted: their words for draft tokens and for those accepted, no bonus; the first
+        place: keys that lead to the counters in an answer; (): Prometheus counters.
+        drafted, accepted: its words for draft tokens and for those accepted, no bonus; the first
             that is there.
-        passes: their word for steps, or "".
-        all_passes: whether that counts every step after the prompt's pass, also without a draft.
-        per_step: their word for the accepted draft tokens of each step with a draft, or "".
+        passes: its word for steps; ``all_passes``: whether that counts every step after the
+            prompt's pass, also without a draft.
+        per_step: its word for the accepted draft tokens of each step with a draft.
         by_event: whether a step's tokens arrive in one event, so that there were no fewer steps.
-        positions: their word for the accepted draft tokens of each position of a draft, a counter
-            for each with a label ``position``, or "".
-        new_tokens: their word for new tokens.
+        positions: its word for the accepted draft tokens of each position of a draft, a counter
+            for each with a label ``position``.
+        new_tokens: its word for new tokens.
         says_zero: a word that is there also where nothing was drafted, and the others are not.
-        length: their word for the acceptance length, and ``formula``: what it is in our words.
     """
 
-    engine: str
     place: tuple[str, ...]
-    drafted: tuple[str, ...]
-    accepted: tuple[str, ...]
+    drafted: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
     passes: str = ""
     all_passes: bool = False
     per_step: str = ""
@@ -48,8 +44,6 @@ class Words:
     positions: str = ""
     new_tokens: str = ""
     says_zero: str = ""
-    length: str = ""
-    formula: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +78,7 @@ def convert(words: Words, said: Said, n_new: int, arrived: Sequence[int] = ()) -
     steps than had a draft, or than brought tokens.
 
     Args:
-        words: the table's row.
-        said: the object at its ``place``.
+        said: the object at the row's ``place``.
         n_new: new tokens of the answer, the first included.
         arrived: how many of them each event brought, where the server gives their ids.
 
@@ -93,23 +86,20 @@ def convert(words: Words, said: Said, n_new: int, arrived: Sequence[int] = ()) -
         None where the counters are not there, or contradict themselves or the answer.
     """
     drafted, accepted = _first(said, words.drafted), _first(said, words.accepted)
-    passes = whole(said.get(words.passes)) if words.passes else None
+    passes = whole(said.get(words.passes))
     if words.says_zero in said and not {*words.drafted, *words.accepted} & said.keys():
         drafted = accepted = 0
-    if words.all_passes:
-        if passes is None:
+    steps = passes
+    if not words.all_passes:
+        if accepted is None or drafted is None:
             return None
-        steps = passes
-    elif accepted is None or drafted is None:
-        return None
-    else:
         steps = max(n_new - 1 - accepted, passes or 0, len(arrived) - 1 if words.by_event else 0)
+    if steps is None or not min(1, n_new - 1) <= steps <= n_new - 1:
+        return None
     if accepted is not None and drafted is not None and accepted > drafted:
         return None
     if accepted is not None and steps + accepted < n_new - 1:
         return None  # a step commits one token more than it accepts: these made fewer
-    if not (0 < steps <= n_new - 1 if n_new > 1 else steps == 0):
-        return None
     committed = _committed(words, said, n_new, steps, arrived)
     return Counts(steps, drafted, accepted, committed, by_position(words, said, accepted))
 
@@ -154,9 +144,7 @@ def find_counts(
     table: Iterable[Words], answer: Said, n_new: int, arrived: Sequence[int] = ()
 ) -> Counts | None:
     """The counters in an answer, by the first row of its engine's table that fits."""
-    counts = (
-        convert(words, _at(answer, words.place), n_new, arrived) for words in _in_answers(table)
-    )
+    counts = (convert(words, _at(answer, words.place), n_new, arrived) for words in table)
     return next((found for found in counts if found is not None), None)
 
 
@@ -164,13 +152,9 @@ def drafts(table: Iterable[Words], answer: Said) -> bool:
     """Whether an answer's counters say that the server drafted."""
     return any(
         whole(_at(answer, words.place).get(name))
-        for words in _in_answers(table)
+        for words in table
         for name in (*words.drafted, words.passes)
     )
-
-
-def _in_answers(table: Iterable[Words]) -> Iterator[Words]:
-    return (words for words in table if words.place != (METRICS,))
 
 
 def _at(answer: Said, place: tuple[str, ...]) -> Said:
@@ -181,11 +165,6 @@ def _at(answer: Said, place: tuple[str, ...]) -> Said:
     return node if isinstance(node, Mapping) else {}
 
 
-def metrics_words(table: Iterable[Words]) -> Words | None:
-    """The row about an engine's Prometheus counters."""
-    return next((words for words in table if words.place == (METRICS,)), None)
-
-
 def difference(
     words: Words, before: Mapping[str, float], after: Mapping[str, float]
 ) -> dict[str, int] | None:
@@ -193,12 +172,10 @@ def difference(
     names = [*words.drafted, *words.accepted, words.passes, words.new_tokens]
     if any(name not in after for name in names):
         return None
-    if words.positions:
-        names += [name for name in after if name.startswith(f"{words.positions}{{")]
+    names += [name for name in after if name.startswith(f"{words.positions or None}{{")]
     # A counter that nothing has touched yet may not be there at first.
-    found = {name: after[name] - before.get(name, 0.0) for name in names}
-    sane = all(0 <= value < _MOST for value in found.values())
-    return {name: round(value) for name, value in found.items()} if sane else None
+    risen = {name: whole(after[name] - before.get(name, 0.0)) for name in names}
+    return None if None in risen.values() else {name: n or 0 for name, n in risen.items()}
 
 
 def read_metrics(text: str) -> dict[str, float]:

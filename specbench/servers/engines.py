@@ -18,14 +18,12 @@ from typing import ClassVar
 from specbench.config.schema import GenerationConfig
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.servers.client import Client, NoAnswer, printable
-from specbench.servers.counters import METRICS, Said, Words, whole
+from specbench.servers.counters import Said, Words, whole
 
 UNKNOWN = "not stated"
 STOP_RULES = "stop_rules"  # of flags: what ends answers and drafts unless a request says so
 _STOPS = re.compile(r"n_predict|max_tokens|ignore_eos|stop|t_max_predict_ms|speculative\.[np]_")
 _LONGEST_NAME = 100
-_OVER_DRAFTS = "1 + accepted / steps with a draft"
-_WITH_FIRST = "new tokens / steps"
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -72,22 +70,39 @@ class Question:
     prompt_ids: Sequence[int] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen, and how many at most; ``body``: in the words of all engines."""
+
+    longest: int
+    top_k: int
+    body: Said
+
+    @classmethod
+    def of(cls, generation: GenerationConfig, seed: int, longest: int | None = None) -> Sampling:
+        body: dict[str, object] = {"temperature": generation.temperature, "stream": True}
+        if generation.temperature:
+            body |= {"top_p": generation.top_p, "seed": seed % 2**31}
+        return cls(longest or generation.max_new_tokens, generation.top_k, body)
+
+
 class ServerEngine:
     """An engine that nothing is known of but that it has OpenAI's interface.
 
     Attributes:
         name: as in ``server.engine``; ``shown``: in tables.
         properties: paths where it may describe itself.
-        counters: how it says what its steps did.
+        counters: how its answers say what its steps did; ``metrics``: how ``/metrics`` does.
         asked: what a request asks for besides.
         has_top_k: whether requests may limit the likeliest tokens.
-        passes: its word under /metrics for passes, of prompts too, or "".
+        passes: its word under ``/metrics`` for passes, of prompts too, or "".
     """
 
     name = "other"
     shown = "engine"
     properties: tuple[str, ...] = ()
     counters: tuple[Words, ...] = ()
+    metrics: Words | None = None
     asked: ClassVar[Said] = {}
     has_top_k = True
     passes = ""
@@ -106,33 +121,17 @@ class ServerEngine:
     def flags(self, said: Said) -> Said:
         return {}
 
-    def question(
-        self,
-        client: Client,
-        model: str,
-        messages: Messages,
-        generation: GenerationConfig,
-        seed: int,
-    ) -> Question:
-        """The request for an answer.
+    def question(self, client: Client, model: str, dialogue: Said, sampling: Sampling) -> Question:
+        """The request for an answer to a dialogue: its ``messages`` and ``chat_template_kwargs``.
 
         Raises:
             NoAnswer: the prompt could not be put into ids.
         """
-        body = {**sampling(generation, seed), "model": model, "messages": list(messages)}
-        body |= {"max_tokens": generation.max_new_tokens, "stream_options": {"include_usage": True}}
-        if generation.top_k and self.has_top_k:
-            body["top_k"] = generation.top_k
-        longest = generation.max_new_tokens
-        return Question("/v1/chat/completions", {**body, **self.asked}, longest)
-
-
-def sampling(generation: GenerationConfig, seed: int) -> dict[str, object]:
-    """What every request says of how tokens are chosen."""
-    body: dict[str, object] = {"temperature": generation.temperature, "stream": True}
-    if generation.temperature:
-        body |= {"top_p": generation.top_p, "seed": seed % 2**31}
-    return body
+        body = {**dialogue, **sampling.body, "model": model, "max_tokens": sampling.longest}
+        if sampling.top_k and self.has_top_k:
+            body["top_k"] = sampling.top_k
+        body["stream_options"] = {"include_usage": True}
+        return Question("/v1/chat/completions", {**body, **self.asked}, sampling.longest)
 
 
 class Vllm(ServerEngine):
@@ -143,28 +142,22 @@ class Vllm(ServerEngine):
     asked: ClassVar[Said] = {"return_token_ids": True}
     counters = (
         Words(
-            engine="vllm",
             place=("metrics", "speculative_decoding"),
             drafted=("num_draft_tokens",),
             accepted=("num_accepted_draft_tokens",),
             passes="num_spec_steps",
             per_step="per_step_accepted",
             by_event=True,
-            length="mean_acceptance_length",
-            formula=_OVER_DRAFTS,
         ),
-        Words(
-            engine="vllm",
-            place=(METRICS,),
-            drafted=("vllm:spec_decode_num_draft_tokens_total",),
-            accepted=("vllm:spec_decode_num_accepted_tokens_total",),
-            passes="vllm:spec_decode_num_drafts_total",
-            positions="vllm:spec_decode_num_accepted_tokens_per_pos_total",
-            by_event=True,
-            new_tokens="vllm:generation_tokens_total",
-            length="Mean acceptance length (its log)",
-            formula=_OVER_DRAFTS,
-        ),
+    )
+    metrics = Words(
+        place=(),
+        drafted=("vllm:spec_decode_num_draft_tokens_total",),
+        accepted=("vllm:spec_decode_num_accepted_tokens_total",),
+        passes="vllm:spec_decode_num_drafts_total",
+        positions="vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        by_event=True,
+        new_tokens="vllm:generation_tokens_total",
     )
 
     def recognises(self, said: Said) -> bool:
@@ -176,39 +169,32 @@ class Sglang(ServerEngine):
 
     name, shown = "sglang", "SGLang"
     properties = ("/server_info", "/get_server_info")  # new, old
-    asked: ClassVar[Said] = {"return_spec_tokens_details": True}
+    # It gives no ids: counts in each event tell how many tokens that brought.
+    asked: ClassVar[Said] = {
+        "return_spec_tokens_details": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
     counters = (
         Words(
-            engine="sglang",
             place=("sglext", "spec_tokens_details"),
             drafted=("spec_num_proposed_drafts",),
             accepted=("spec_num_correct_drafts",),
             passes="spec_verify_ct",
             all_passes=True,
-            length="spec_accept_length",
-            formula=_WITH_FIRST,
         ),
         Words(
-            engine="sglang",
             place=("meta_info",),
             drafted=("spec_num_proposed_drafts", "spec_draft_token_num"),
             accepted=("spec_num_correct_drafts", "spec_accept_token_num"),
             passes="spec_verify_ct",
             all_passes=True,
-            length="spec_accept_length",
-            formula=_WITH_FIRST,
         ),
-        Words(
-            engine="sglang",
-            place=(METRICS,),
-            drafted=(),
-            accepted=(),
-            passes="sglang:spec_verify_calls_total",
-            all_passes=True,
-            new_tokens="sglang:generation_tokens_total",
-            length="sglang:spec_accept_length",
-            formula=_WITH_FIRST,
-        ),
+    )
+    metrics = Words(
+        place=(),
+        passes="sglang:spec_verify_calls_total",
+        all_passes=True,
+        new_tokens="sglang:generation_tokens_total",
     )
 
     def recognises(self, said: Said) -> bool:
@@ -235,24 +221,20 @@ class LlamaCpp(ServerEngine):
     properties = ("/props",)
     counters = (
         Words(
-            engine="llamacpp",
             place=("timings",),
             drafted=("draft_n",),
             accepted=("draft_n_accepted",),
             new_tokens="predicted_n",
             says_zero="predicted_n",
-            length="mean len (its log)",
-            formula=_OVER_DRAFTS,
         ),
-        Words(
-            engine="llamacpp",
-            place=(METRICS,),
-            drafted=("llamacpp:spec_decode_num_draft_tokens_total",),
-            accepted=("llamacpp:spec_decode_num_accepted_tokens_total",),
-            passes="llamacpp:spec_decode_num_drafts_total",
-            positions="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
-            new_tokens="llamacpp:tokens_predicted_total",
-        ),
+    )
+    metrics = Words(
+        place=(),
+        drafted=("llamacpp:spec_decode_num_draft_tokens_total",),
+        accepted=("llamacpp:spec_decode_num_accepted_tokens_total",),
+        passes="llamacpp:spec_decode_num_drafts_total",
+        positions="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+        new_tokens="llamacpp:tokens_predicted_total",
     )
 
     def recognises(self, said: Said) -> bool:
@@ -265,38 +247,28 @@ class LlamaCpp(ServerEngine):
         return said.get("model_ftype")
 
     def flags(self, said: Said) -> Said:
-        found: dict[str, object] = {"slots": whole(said.get("total_slots"))}
-        if isinstance(told := said.get("system_info"), str):
-            found["simd"] = simd(told)
-        own = said.get("default_generation_settings")
-        if isinstance(own, Mapping) and isinstance(own := own.get("params"), Mapping):
-            found[STOP_RULES] = {name: own[name] for name in own if _STOPS.match(name)}
-        return found
+        flags: dict[str, object] = {"slots": whole(said.get("total_slots"))}
+        if isinstance(system := said.get("system_info"), str):
+            flags["simd"] = simd(system)
+        settings = said.get("default_generation_settings")
+        if isinstance(settings, Mapping) and isinstance(rules := settings.get("params"), Mapping):
+            flags[STOP_RULES] = {name: rules[name] for name in rules if _STOPS.match(name)}
+        return flags
 
-    def question(
-        self,
-        client: Client,
-        model: str,
-        messages: Messages,
-        generation: GenerationConfig,
-        seed: int,
-    ) -> Question:
-        said = client.post_json("/apply-template", {"messages": list(messages)})
+    def question(self, client: Client, model: str, dialogue: Said, sampling: Sampling) -> Question:
+        said = client.post_json("/apply-template", dialogue)
         text = said.get("prompt") if isinstance(said, Mapping) else None
         ids = _tokenized(client, {"content": text, "add_special": True, "parse_special": True})
-        body = {**sampling(generation, seed), "prompt": ids, "return_tokens": True}
+        body = {**sampling.body, "prompt": ids, "return_tokens": True, "top_k": sampling.top_k}
         # An answer must not be faster because a question before it began alike.
-        body |= {"cache_prompt": False, "top_k": generation.top_k, "min_p": 0.0}
-        longest = generation.max_new_tokens
-        return Question("/completion", body | {"n_predict": longest}, longest, ids)
+        body |= {"cache_prompt": False, "min_p": 0.0, "n_predict": sampling.longest}
+        return Question("/completion", body, sampling.longest, ids)
 
 
 class Other(ServerEngine):
     """Any other one: what it counts is read as whichever engine says it so."""
 
-    counters = tuple(
-        words for e in (Vllm, Sglang, LlamaCpp) for words in e.counters if words.place != (METRICS,)
-    )
+    counters = (*Vllm.counters, *Sglang.counters, *LlamaCpp.counters)
     has_top_k = False
 
     def recognises(self, said: Said) -> bool:
@@ -329,17 +301,16 @@ def identify(client: Client, engine: str, model: str | None, numerics: str | Non
             break
     return EngineInfo(
         kind.name,
-        _words(kind.version(said)),
-        numerics or _words(kind.numerics(said)),
+        _shown(kind.version(said)),
+        numerics or _shown(kind.numerics(said)),
         name,
-        {key: _words(v) if isinstance(v, str) else v for key, v in kind.flags(said).items()},
+        {key: _shown(v) if isinstance(v, str) else v for key, v in kind.flags(said).items()},
     )
 
 
-def _words(value: object) -> str:
+def _shown(value: object) -> str:
     """What a server says of itself, as tables and files can show it."""
-    told = printable(value)[:_LONGEST_NAME] if isinstance(value, str) else ""
-    return told or (str(value) if isinstance(value, int | float) else UNKNOWN)
+    return printable(str("" if value is None else value))[:_LONGEST_NAME] or UNKNOWN
 
 
 def _asked(client: Client, path: str) -> Said:
@@ -351,24 +322,23 @@ def _asked(client: Client, path: str) -> Said:
 
 
 def _model(client: Client, wanted: str | None) -> str:
+    """The model to ask for; a server without a list of models is asked for the wanted one."""
+    listed: object = None
     try:
         said = client.get_json("/v1/models")
+        listed = said.get("data") if isinstance(said, Mapping) else None
     except NoAnswer as error:
-        hint = (
-            " Set the variable that server.api_key_env names." if error.kind == "http_401" else ""
-        )
-        raise ConfigurationError(
-            f"{error}.{hint} Start the server (docs/servers.md), or name another: "
-            "server.base_url=http://HOST:PORT/v1."
-        ) from None
-    listed = said.get("data") if isinstance(said, Mapping) else None
-    names = [
-        str(entry["id"])
-        for entry in (listed if isinstance(listed, list) else [])
-        if isinstance(entry, Mapping) and isinstance(entry.get("id"), str)
-    ]
+        refused = error.kind in ("http_401", "http_403")
+        if refused or not wanted or not re.fullmatch("http_4..|http_501|malformed", error.kind):
+            key = " Set the variable that server.api_key_env names." if refused else ""
+            raise ConfigurationError(
+                f"{error}.{key} Start the server (docs/servers.md), type server.model=NAME where "
+                "it lists no models, or name another server: server.base_url=http://HOST:PORT/v1."
+            ) from None
+    entries = [e for e in listed if isinstance(e, Mapping)] if isinstance(listed, list) else []
+    names = [str(e["id"]) for e in entries if isinstance(e.get("id"), str)]
     names = [name for name in names if name == printable(name)]
-    if wanted is not None and wanted not in names:
+    if wanted is not None and names and wanted not in names:
         raise unknown_name(f"model at {client.url}:", wanted, names)
     if wanted is None and len(names) != 1:
         raise ConfigurationError(

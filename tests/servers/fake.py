@@ -29,7 +29,9 @@ class Fake:
             ``unended``, ``once``, ``error``.
         per_request, metrics: whether counters are in answers, and under /metrics.
         key: asked for where it is not empty.
-        wait_s: between tokens; ``retry_after``: a header of status 429.
+        wait_s: between events; ``firsts``: of the next answers, how many events are sent together,
+            when the last of them is made; ``retry_after``: a header of status 429.
+        thoughts: words of reasoning before the answer's.
         mutate: changes each line of a stream.
         broken: one of the ways of `tests.servers.broken`; ``heals_after`` so many answers.
     """
@@ -47,6 +49,8 @@ class Fake:
     ids: bool = True
     key: str = ""
     wait_s: float = 0.0
+    firsts: list = field(default_factory=list)
+    thoughts: tuple = ()
     retry_after: str = "0"
     mutate: object = None
     broken: object = None
@@ -157,6 +161,10 @@ class Fake:
                 break
             choice = {"index": 0, "delta": {"content": " ".join([*step, ""])}}
             choice["finish_reason"] = "length" if at >= len(words) else None
+            if (body.get("stream_options") or {}).get("continuous_usage_stats"):
+                base["usage"] = {"prompt_tokens": 5, "completion_tokens": at}
+            if at <= len(self.thoughts):
+                choice["delta"] = {"reasoning_content": self.thoughts[at - 1] + " "}
             if with_ids:
                 ids = [int(w[1:]) if w[0] == "w" else at - size + i for i, w in enumerate(step)]
                 choice["token_ids"] = ids
@@ -273,6 +281,7 @@ class Handler(BaseHTTPRequestHandler):
         events = list(fake.events(body))
         if fake.broken is not None and fake.broken.change is not None:
             events = fake.broken.change(events)
+        first, held = fake.firsts.pop(0) if fake.firsts else 0, b""
         for i, event in enumerate(events):
             line = event
             if not isinstance(event, bytes):
@@ -283,6 +292,12 @@ class Handler(BaseHTTPRequestHandler):
                 line = b'data: {"error": {"message": "engine died", "code": 500}}\n\n'
             if fake.mutate is not None:
                 line = fake.mutate(line)
+            if 0 < i <= first:
+                held += line
+                if i < first:
+                    time.sleep(fake.wait_s)
+                    continue
+                line = held
             self._chunk(line)
             time.sleep(fake.wait_s)
             if i == 4 and fault == "cut":

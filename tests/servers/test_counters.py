@@ -8,19 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.servers.counters import (
-    METRICS,
     Counts,
     convert,
     difference,
     drafts,
     find_counts,
-    metrics_words,
     plain_counts,
     read_metrics,
 )
 from specbench.servers.engines import ENGINES
 
-TABLE = [words for name in ("vllm", "sglang", "llamacpp") for words in ENGINES[name].counters]
+ROWS = {
+    (name, ".".join(words.place) or "/metrics"): words
+    for name in ("vllm", "sglang", "llamacpp")
+    for words in (*ENGINES[name].counters, ENGINES[name].metrics)
+}
+TABLE = list(ROWS.values())
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "servers.md"
 # The page's example: what each server says of it.
 N_NEW, STEPS, ACCEPTED, DRAFTED = 12, 4, 7, 18
@@ -51,27 +54,24 @@ def of(engine):
     return ENGINES[engine].counters
 
 
-@pytest.mark.parametrize("words", TABLE, ids=lambda w: f"{w.engine} {'.'.join(w.place)}")
-def test_every_row_gives_the_examples_steps(words):
-    found = convert(words, SAID, N_NEW)
-    assert found is not None
-    assert found.steps == STEPS
-    assert (N_NEW - 1) / found.steps == 2.75
+@pytest.mark.parametrize("row", ROWS, ids=" ".join)
+def test_every_row_gives_the_examples_steps(row):
+    words = ROWS[row]
+    counts = convert(words, SAID, N_NEW)
+    assert counts is not None
+    assert counts.steps == STEPS
+    assert (N_NEW - 1) / counts.steps == 2.75
     if words.drafted:
-        assert (found.drafted, found.accepted) == (DRAFTED, ACCEPTED)
+        assert (counts.drafted, counts.accepted) == (DRAFTED, ACCEPTED)
 
 
 def test_the_page_shows_the_converters_table():
     rows = []
-    for words in TABLE:
+    for (engine, place), words in ROWS.items():
         code = [f"`{names[0]}`" if names else "–" for names in (words.drafted, words.accepted)]
         code.append(f"`{words.passes}`" if words.passes else "–")
         ours = "theirs" if words.all_passes else "n_new − 1 − accepted"
-        length = f"`{words.length}` = {words.formula}" if words.length else "–"
-        rows.append(
-            f"| {words.engine} | `{'.'.join(words.place)}` | {' | '.join(code)} "
-            f"| {ours} | {length} |"
-        )
+        rows.append(f"| {engine} | `{place}` | {' | '.join(code)} | {ours} |")
     section = PAGE.read_text(encoding="utf-8").split("## Their word and ours")[1].split("\n## ")[0]
     shown = re.findall(r"^\| (?:vllm|sglang|llamacpp) \|.*$", section, re.M)
     assert shown == rows
@@ -144,8 +144,7 @@ def test_an_unknown_engine_is_read_by_any_row_that_fits():
 
 
 def test_prometheus_counters_are_added_up_over_labels_and_compared():
-    words = metrics_words(of("vllm"))
-    assert words.place == (METRICS,)
+    words = ENGINES["vllm"].metrics
     before = read_metrics('# TYPE x counter\nvllm:generation_tokens_total{a="1"} 5.0\n')
     text = "\n".join(f'{k}{{e="{i}"}} {v}' for k, v in SAID.items() if ":" in k for i in (0, 1))
     found = difference(words, before, read_metrics(text + "\nbroken{ 1\nx NaN_\n"))
@@ -160,7 +159,7 @@ def test_prometheus_counters_are_added_up_over_labels_and_compared():
 
 @pytest.mark.parametrize("engine", ["vllm", "llamacpp"])
 def test_positions_are_read_where_they_add_up(engine):
-    words = metrics_words(of(engine))
+    words = ENGINES[engine].metrics
 
     def said(*accepted):
         lines = [

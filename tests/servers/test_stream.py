@@ -1,9 +1,11 @@
-"""Streamed answers of every engine, whole and damaged in thousands of ways."""
+"""Streamed answers of every engine, whole and damaged in many ways."""
 
 import json
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from specbench.servers.client import NoAnswer, read_events
 from specbench.servers.counters import find_counts
@@ -33,11 +35,11 @@ def lines_of(engine):
         events = list(llamacpp_lines())
     else:
         events = list(Fake(engine=engine, accepted=(2, 0, 5), drafted=6, idle=1).events(BODY))
-    return [b"data: " + json.dumps(event).encode() for event in events] + [b"data: [DONE]"]
+    return ["data: " + json.dumps(event) for event in events] + ["data: [DONE]"]
 
 
 def read(lines):
-    return read_answer(read_events((0.001 * (i + 1), line) for i, line in enumerate(lines)))
+    return read_answer(read_events((0.01 * (i + 1), line) for i, line in enumerate(lines)))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -48,11 +50,11 @@ def test_a_whole_answer_is_read(engine):
         assert (answer.text, answer.finish_reason) == ("The harbour master keeps two", "eos")
         assert answer.output_ids == [100, 101, 102, 103, 104, 105]
         assert (answer.n_new, answer.n_prompt, counts.steps) == (6, 41, 2)
-        assert answer.ttft_s == 0.001
-        assert answer.last_s == pytest.approx(0.006)  # the end token came, without text
+        assert answer.ttft_s == 0.01
+        assert answer.last_s == pytest.approx(0.06)  # the end token came, without text
     else:
         assert (answer.n_new, answer.n_prompt, answer.finish_reason) == (12, 5, "length")
-        assert answer.ttft_s == pytest.approx(0.002)  # the first event has a role and no text
+        assert answer.ttft_s == pytest.approx(0.02)  # the first event has a role and no text
         assert counts is None if engine == "other" else counts.steps == 4
         assert len(answer.output_ids) == (12 if engine == "vllm" else 0)
 
@@ -70,27 +72,67 @@ def read_events_of(events):
 
 
 @pytest.mark.parametrize(
-    ("events", "text", "times"),
+    ("events", "text", "times", "n_decoded"),
     [
         # The time of an end token without text counts.
         ([chunk(content="Yes"), chunk(content=", sir"), chunk("stop", content=""), usage(3)],
-         "Yes, sir", (1.0, 3.0)),
-        ([chunk(content="Yes"), chunk("stop"), usage(2)], "Yes", (1.0, 2.0)),
+         "Yes, sir", (1.0, 3.0), 2),
+        ([chunk(content="Yes"), chunk("stop"), usage(2)], "Yes", (1.0, 2.0), 1),
         # Reasoning is part of the answer.
         ([chunk(role="assistant", content=""), chunk(reasoning_content="Hm. "),
-          chunk(content="Yes"), chunk("stop", content="."), usage(4)], "Hm. Yes.", (2.0, 4.0)),
+          chunk(content="Yes"), chunk("stop", content="."), usage(4)], "Hm. Yes.", (2.0, 4.0), 3),
     ],
     ids=["end token", "one word", "reasoning"],
 )  # fmt: skip
-def test_the_times_of_an_answer_are_its_first_and_last_tokens(events, text, times):
+def test_the_times_of_an_answer_are_its_first_and_last_tokens(events, text, times, n_decoded):
     answer = read_events_of(events)
     assert (answer.text, answer.ttft_s, answer.last_s) == (text, *times)
-    assert answer.n_new == events[-1]["usage"]["completion_tokens"]
+    assert answer.n_new - answer.n_first == n_decoded
 
 
-def test_an_answer_in_one_piece_has_no_speed():
-    with pytest.raises(NoAnswer, match="does not stream"):
-        read_events_of([chunk(content="All of it at once"), chunk("stop"), usage(5)])
+@pytest.mark.parametrize("how", ["ids", "running counts", "events", "text"])
+@given(n_new=st.integers(2, 40), first=st.integers(1, 40), each=st.integers(1, 4), data=st.data())
+def test_speed_does_not_depend_on_how_many_tokens_come_first(how, n_new, first, each, data):
+    """Tokens are made one every second, sent ``first`` of them together and then ``each``."""
+    sizes = [min(first, n_new)]
+    while sum(sizes) < n_new:
+        sizes.append(min(each, n_new - sum(sizes)))
+    events, so_far = [], 0
+    for size in sizes:
+        so_far += size
+        pieces = [1] * size if how == "events" else [size]
+        for i, piece in enumerate(pieces):
+            event = chunk("length" if so_far == n_new else None, content="word " * piece)
+            if how == "ids":
+                event["choices"][0]["token_ids"] = [7] * piece
+            if how == "running counts":
+                event["usage"] = {"completion_tokens": so_far}
+            events.append((float(so_far) + 1e-5 * i, event))
+    answer = read_answer([*events, (float(n_new), usage(n_new))])
+    assert answer.last_s == pytest.approx(n_new, abs=1e-3)
+    n_decoded, seconds = answer.n_new - answer.n_first, answer.last_s - answer.ttft_s
+    if len(sizes) == 1:
+        assert (n_decoded, seconds) == (0, 0.0)
+    else:
+        assert n_decoded == n_new - sizes[0]
+        assert n_decoded / seconds == pytest.approx(1.0, abs=1e-2)
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 1e-4, 0.02])
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_short_answer_in_one_burst_is_kept_without_a_speed(ids, gap_s):
+    event = chunk(content="Yes, of course.")
+    if ids:
+        event["choices"][0]["token_ids"] = [4, 5, 6, 7]
+    answer = read_answer([(1.0, event), (1.0 + gap_s, chunk("stop")), (1.1 + gap_s, usage(5))])
+    assert (answer.text, answer.n_new, answer.n_first) == ("Yes, of course.", 5, 5)
+    assert answer.ttft_s == answer.last_s == 1.0 + gap_s
+
+
+def test_tokens_faster_than_a_bursts_length_keep_their_speed():
+    events = [(1 + 4e-4 * i, chunk(content="w ")) for i in range(50)]
+    answer = read_answer([*events, (1.02, chunk("length")), (1.02, usage(50))])
+    assert (answer.n_new - answer.n_first) / (answer.last_s - answer.ttft_s) == pytest.approx(2500)
 
 
 VALUES = (None, True, -1, 0, 2**40, 1e308, "x", "", [], {}, [None], [[1]], {"content": 1})
@@ -111,27 +153,27 @@ def damage(rng, lines):
         elif kind == 2:
             lines = lines[:i]
         elif kind == 3 and lines[i]:
-            line = bytearray(lines[i])
+            line = list(lines[i])
             for _ in range(rng.randint(1, 4)):
-                line[rng.randrange(len(line))] = rng.randrange(256)
-            lines[i] = bytes(line)
+                line[rng.randrange(len(line))] = chr(rng.randrange(256))
+            lines[i] = "".join(line)
         elif kind == 4:
             lines[i] = lines[i][: rng.randrange(len(lines[i]) + 1)]
         elif kind == 5:
             rng.shuffle(lines)
         elif kind == 6:
-            lines[i] = rng.choice([b"", b": ping", b"event: x", b"data:", b"data: []", b"data: 1"])
+            lines[i] = rng.choice(["", ": ping", "event: x", "data:", "data: []", "data: 1"])
         else:
-            lines[i] = b"data: " + changed(rng, lines[i])
+            lines[i] = "data: " + changed(rng, lines[i])
     return lines
 
 
 def changed(rng, line):
     """The line's JSON with one value, anywhere in it, replaced."""
     try:
-        node = json.loads(line.removeprefix(b"data:"))
+        node = json.loads(line.removeprefix("data:"))
     except ValueError:
-        return b"{}"
+        return "{}"
     places = []
 
     def walk(node):
@@ -145,7 +187,7 @@ def changed(rng, line):
     if places:
         parent, key = rng.choice(places)
         parent[key] = rng.choice(VALUES)
-    return json.dumps(node).encode()
+    return json.dumps(node)
 
 
 def check(seed, n):
@@ -164,7 +206,7 @@ def check(seed, n):
         assert answer.n_new >= 1
         assert answer.finish_reason in ("eos", "length")
         assert answer.ttft_s > 0
-        assert answer.n_new == 1 or answer.decode_s > 0
+        assert answer.last_s > answer.ttft_s or answer.n_first == answer.n_new
         assert not answer.output_ids or answer.n_new - 1 <= len(answer.output_ids) <= answer.n_new
         counts = find_counts(ENGINES[engine].counters, answer.counters, answer.n_new)
         if counts is not None:
@@ -174,12 +216,6 @@ def check(seed, n):
 
 
 def test_a_damaged_answer_is_read_or_refused_in_words():
-    read_whole, refused = check(seed=1, n=400)
+    read_whole, refused = check(seed=1, n=1000)
     assert read_whole > 40
     assert refused > 40
-
-
-@pytest.mark.slow
-def test_ten_thousand_damaged_answers():
-    read_whole, refused = check(seed=2, n=10_000)
-    assert read_whole + refused == 10_000

@@ -2,7 +2,7 @@
 
 Definitions:
     ttft: seconds from the request to the first token, as the client sees it.
-    tpot: seconds for each token after the first: decode seconds over new tokens - 1.
+    tpot: seconds for each token after those that came first.
     itl: seconds between two bursts: a step's accepted tokens arrive together and are one burst, so
         that drafting well makes bursts longer and not the time between them shorter.
     e2e: seconds from the request to the last token.
@@ -71,4 +71,4 @@ def latencies(records: Sequence[CaseRecord]) -> dict[str, dict[str, float]]:
 
 
 def _tpot(record: CaseRecord) -> float | None:
-    return record.decode_s / (record.n_new - 1) if record.n_new > 1 else None
+    return record.decode_s / record.n_decoded if record.n_decoded else None

@@ -66,7 +66,7 @@ def served_labels(
                 numerics=own[0].numerics,
                 concurrency=_of(own[0]).concurrency,
                 ttft_s=median(r.prefill_s for r in in_time) if in_time else None,
-                user_tokens_per_s=sum(r.n_new - 1 for r in in_time) / decode_s
+                user_tokens_per_s=sum(r.n_decoded for r in in_time) / decode_s
                 if decode_s
                 else None,
                 system_tokens_per_s=_system(batches),
@@ -79,6 +79,7 @@ def served_labels(
                 compared=len(compared),
                 first_difference=_words(different, records),
                 uncounted=sum(not _of(r).counted for r in own),
+                together=sum(r.n_new > 1 and not r.n_decoded for r in own),
                 latency=latencies(in_time),
                 good_requests_per_s=_good(in_time, whole, batches, limits),
                 limits=limits.words(),

@@ -246,7 +246,7 @@ def _totals(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[fl
     return [
         sum(committed for committed, _ in lengths),
         sum(steps for _, steps in lengths),
-        sum(max(0, turn.n_new - 1) for turn in timed),
+        sum(turn.n_decoded for turn in timed),
         math.fsum(_of_groups(timed, lambda turn: turn.decode_s)),
         sum(turn.n_new for turn in timed),
         math.fsum(_of_groups(timed, lambda turn: turn.wall_s)),
