@@ -29,7 +29,7 @@ import numpy as np
 
 from methods.cacheback.frozen_table import FrozenTable
 from methods.cacheback.kernels import DYNAMIC, FROZEN, SCRATCH, grow_tree
-from methods.cacheback.table import FIRST_ROWS, LruTable
+from methods.cacheback.table import LruTable
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     Artifact,
@@ -126,10 +126,7 @@ class Cacheback(Drafter):
             for i, entry in enumerate(self._plan)
             if entry.kind == "frozen"
         )
-        # Of each table the rows that it begins with.
-        width = sum(entry.leader_len + entry.follower_len for entry in self._plan)
-        memory = FIRST_ROWS * width * np.dtype(np.int32).itemsize
-        return Needs(artifacts=files, max_nodes=self.total_draft_len - 1, memory=memory)
+        return Needs(artifacts=files, max_nodes=self.total_draft_len - 1)
 
     def setup(self, context: DraftContext) -> None:
         files = iter(self.needs.artifacts)

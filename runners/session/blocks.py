@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from runners.job import CaseBlock, Job, derive_seed
 from runners.session.interference_rule import by_counters
-from runners.session.method_runs import MethodRun, restore
+from runners.session.method_runs import MethodRun, feed
 from specbench.arrays import first_difference
 from specbench.errors import CaseFailed, WarmUpFailed, first_line
 from specbench.results.lines import ErrorLine, StepTrace
@@ -147,7 +147,7 @@ class Turn:
 
 
 class Answers:
-    """What answers the turns of a run.
+    """What answers the turns of a run; times are taken within.
 
     Attributes:
         during: where a turn that fails did so, for ``errors.jsonl``.
@@ -160,28 +160,32 @@ class Answers:
     def __init__(self, job: Job) -> None:
         self.job = job
 
-    def begin(self, record: CaseRecord) -> CaseRecord:
-        """A turn's record with what is known of its engine before anything is asked."""
+    def warm_up(self, run: MethodRun) -> None:
+        """Decode something that is not measured."""
         raise NotImplementedError
 
-    def answer_one(self, turn: Turn) -> None:
-        """Decode a turn and `Turn.finish` it; what is raised makes it a failed one."""
+    def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
+        """The labels in the order of a block, or of a batch by its first block."""
+        return block.order(self.job.labels, self.job.config.seed)
+
+    def begin_batch(self) -> None:
+        """Forget what was learnt from the blocks before and must not answer the next ones."""
+
+    def seated(self, run: MethodRun, seat: int) -> MethodRun:
+        """The label at a seat of a batch, where each may have a drafter of its own."""
+        return run
+
+    def begin(self, record: CaseRecord) -> CaseRecord:
+        """A turn's record with what is known of its engine before anything is asked."""
         raise NotImplementedError
 
     def answer(self, turns: Sequence[Turn]) -> None:
         """Answer turns of one label that are asked at once; those with an ``error`` are not."""
         each(turns, self.answer_one)
 
-    def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
-        """The labels in the order of a block, or of a batch by its first block."""
-        return block.order(self.job.labels, self.job.config.seed)
-
-    def seated(self, run: MethodRun, seat: int) -> MethodRun:
-        """The label at a seat of a batch, where each may have a drafter of its own."""
-        return run
-
-    def begin_batch(self) -> None:
-        """What was learnt from the blocks before must not answer the next ones."""
+    def answer_one(self, turn: Turn) -> None:
+        """Decode a turn and `Turn.finish` it; what is raised makes it a failed one."""
+        raise NotImplementedError
 
     def quoted(self, turn: Turn) -> str:
         """The answer to a turn as the label's next turn quotes it; CaseFailed: there is none."""
@@ -196,10 +200,6 @@ class Answers:
 
     def recover(self, error: Exception, running: str, before: str) -> None:
         """Give back what ``running`` left allocated, which raised ``error``; see `check_device`."""
-
-    def warm_up(self, run: MethodRun) -> None:
-        """Decode something that is not measured."""
-        raise NotImplementedError
 
 
 def each(turns: Sequence[Turn], ask: Callable[[Turn], None]) -> None:
@@ -267,20 +267,19 @@ class BlockRunner:
                 asked all the same: what was measured counts, and so does every failure to come.
         """
         failed: dict[str, str] = {}
-        for _ in range(rounds):
-            for run in self.runs.values():
-                if run.label in failed:
-                    continue
-                try:
-                    self.source.warm_up(run)
-                except self.source.refusals:
-                    raise
-                except Exception as error:
-                    log.warning("warm-up of %s failed: %s", run.label, error)
-                    failed[run.label] = f"It failed in its warm-up ({first_line(error)})."
-                    self.source.recover(error, f"the warm-up of {run.label}", self._last)
-                else:
-                    self._last = f"the warm-up of {run.label}"
+        for run in [run for _ in range(rounds) for run in self.runs.values()]:
+            if run.label in failed:
+                continue
+            try:
+                self.source.warm_up(run)
+            except self.source.refusals:
+                raise
+            except Exception as error:
+                log.warning("warm-up of %s failed: %s", run.label, error)
+                failed[run.label] = f"It failed in its warm-up ({first_line(error)})."
+                self.source.recover(error, f"the warm-up of {run.label}", self._last)
+            else:
+                self._last = f"the warm-up of {run.label}"
         if failed and not self.begun:
             raise WarmUpFailed(failed)
         for run in self.runs.values():
@@ -312,8 +311,8 @@ class BlockRunner:
                     blank = self._blank(block, nth, label, position, attempt)
                     dialogue, beside = dialogues[block.place, label], made[block.place]
                     run = self.source.seated(self.runs[label], seat)
-                    turn = Turn(run, block, blank, dialogue, number, beside, seat)
-                    turns.append(beside.setdefault(label, turn))
+                    turns.append(Turn(run, block, blank, dialogue, number, beside, seat))
+                    beside[label] = turns[-1]
                 self.source.answer(turns)
                 for turn in turns:
                     self._close(turn, result)
@@ -359,16 +358,20 @@ class BlockRunner:
         """Take an answered turn into the result, or what made it fail."""
         record = turn.record
         where = f"{record.case_id}, turn {record.turn}, {record.label}"
-        if turn.error is not None:
-            result.add_error(record, turn.error, self.source.during)
-            log.warning("%s: %s", where, turn.error)
-            self.source.recover(turn.error, where, self._last)
-            self._restore(turn.run, record, result.records)
-        else:
-            if turn.trace is not None:
-                result.steps.append(turn.trace)
+        if turn.error is None:
+            result.steps += [turn.trace] if turn.trace else []
             turn.run.last, self._last = record, where
+        else:
+            self._failed(result, record, turn.error, self.source.during, where)
+            self._restore(turn.run, record, result.records)
         result.records.append(record)
+
+    def _failed(
+        self, result: BlockResult, record: CaseRecord, error: Exception, during: str, what: str
+    ) -> None:
+        result.add_error(record, error, during)
+        log.warning("%s: %s", what, error)
+        self.source.recover(error, what, self._last)
 
     def _continue(self, turn: Turn) -> None:
         """Give a label's dialogue the answer that its next turn is prompted with."""
@@ -390,22 +393,26 @@ class BlockRunner:
         Also after a failure, which may have left it half-way through a turn. Blocks from ``before``
         on do not count, but the finished turns of that block in ``unwritten`` do.
         """
+        run.forget()
         if run.scope != "run":
-            run.forget()
             return
         same = [r for r in self.done if r.repeat == before.repeat]
         earlier = [r for r in same if r.stream_index < before.stream_index]
-        restore(run, [*earlier, *unwritten], lambda r: self.source.decode_again(run, r))
+        for record in [*earlier, *unwritten]:
+            if record.label != run.label or record.status == "failed":
+                continue
+            if run.drafter.needs.tokens_only:
+                feed(run.drafter, record, run.seen(record))
+            else:
+                self.source.decode_again(run, record)
+            run.last = record
 
     def _compare(self, result: BlockResult) -> None:
         """Compare every prompt with the baseline's, and every greedy output."""
-        baseline = self.job.baseline
-        if baseline is None:
-            return
         plain = {
             record.key[:3]: record
             for record in result.records
-            if record.label == baseline and record.status != "failed"
+            if record.label == self.job.baseline and record.status != "failed"
         }
         for i, record in enumerate(result.records):
             reference = plain.get(record.key[:3])
@@ -413,18 +420,14 @@ class BlockRunner:
                 continue
             try:
                 self._check_prompt(record, reference)
-                if not self.job.greedy:
-                    continue
-                lossless = self.source.compare(record, reference)
+                if self.job.greedy:
+                    lossless = self.source.compare(record, reference)
+                    result.records[i] = record.replace(lossless=lossless)
             except DiskError:
                 raise
             except Exception as error:
-                result.add_error(record, error, "audit")
                 what = f"the audit of {record.case_id}, {record.label}"
-                log.warning("%s failed: %s", what, error)
-                self.source.recover(error, what, self._last)
-            else:
-                result.records[i] = record.replace(lossless=lossless)
+                self._failed(result, record, error, "audit", what)
 
     def _check_prompt(self, record: CaseRecord, plain: CaseRecord) -> None:
         """Refuse a label's prompt that is not the baseline's, where both quote the same answers."""

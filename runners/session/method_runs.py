@@ -6,7 +6,7 @@ import contextlib
 import copy
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from specbench.config.compose import build_model
 from specbench.config.draft import draft_weights
 from specbench.config.schema import RunConfig
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, Needs, StepOutcome
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
 from specbench.errors import (
     ArtifactError,
     ConfigurationError,
@@ -36,7 +36,6 @@ from specbench.models.checkpoints import weights
 from specbench.models.heads import folder as head_folder
 from specbench.results.manifest import ArtifactInfo, DraftInfo, LabelInfo
 from specbench.results.records import CaseRecord
-from specbench.system import memory
 
 if TYPE_CHECKING:  # torch, which a replay does not need
     from transformers import PreTrainedTokenizerBase
@@ -44,8 +43,6 @@ if TYPE_CHECKING:  # torch, which a replay does not need
     from specbench.models.draft.model import DraftModel
 
 log = logging.getLogger(__name__)
-
-_MASK_BYTES = 4
 
 
 @dataclass(slots=True)
@@ -119,7 +116,8 @@ def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> l
     runs = []
     for entry in job.entries:
         with needs_of(entry):
-            drafter = _checked((given or {}).get(entry.label) or instantiated(entry), entry, job)
+            drafter = (given or {}).get(entry.label) or instantiated(entry)
+            _check(drafter, entry, job)
         runs.append(MethodRun(entry, drafter))
     return runs
 
@@ -161,37 +159,32 @@ def instantiated(entry: Entry) -> Drafter:
     return drafter
 
 
-def _checked(drafter: Drafter, entry: Entry, job: Job) -> Drafter:
-    needs = drafter.needs
-    _check_size(entry, needs)
+def _check(drafter: Drafter, entry: Entry, job: Job) -> None:
+    needs, config = drafter.needs, job.config
     if not needs.sampling and not job.greedy:
         raise NeedsNotMet(
             f"method={entry.name} works only greedily, but generation.temperature="
-            f"{job.config.generation.temperature}. Type generation.temperature=0."
+            f"{config.generation.temperature}. Type generation.temperature=0."
         )
     if needs.draft_model:
-        _check_draft(entry, job, needs)
+        wanted = draft_weights(entry.draft, config.model)
+        if wanted is None:
+            pairs = [f"{prefix}_{config.model.name}" for prefix in (entry.name, "draft")]
+            there = [name for name in pairs if (paths.CONF_DIR / "pair" / f"{name}.yaml").is_file()]
+            typed = [*(f"pair={name}" for name in there), "pair.draft.path=FOLDER"]
+            raise NeedsNotMet(
+                f"method={entry.name} needs a draft model for model={config.model.name}, and none "
+                f"is named. Type {', '.join(typed)}, pair.draft.id=HUB_ID, or pair=random_draft, "
+                "which shows that everything works."
+            )
+        loading.model_files_present(wanted)
     for name in needs.heads:
-        head_folder.find(name, entry.heads, job.config.model)
+        head_folder.find(name, entry.heads, config.model)
     if drafter.state_scope == "run" and job.shard[1] > 1:
         raise ConfigurationError(
-            f"shard={job.config.shard} cannot be combined with state_scope=run (method="
+            f"shard={config.shard} cannot be combined with state_scope=run (method="
             f"{entry.name}): every block learns from all before it. Drop shard, or type "
             "state_scope=prompt, and method.state_scope=prompt where it keeps its own."
-        )
-    return drafter
-
-
-def _check_size(entry: Entry, needs: Needs) -> None:
-    """Refuse what no machine of this size can hold, before anything is built for it."""
-    # A tree's mask has a number for every two of its nodes; its other buffers are smaller.
-    masked = (needs.max_nodes + 1) ** 2 if needs.layout == "tree" else 0
-    wanted, total = masked * _MASK_BYTES + needs.memory, memory.total_bytes()
-    if wanted > total:
-        raise _too_large(
-            entry,
-            f"drafts of up to {needs.max_nodes} nodes and tables for them take {wanted / 1e9:.1f} "
-            f"GB at least, and this machine has {total / 1e9:.1f} GB",
         )
 
 
@@ -216,33 +209,6 @@ def _too_large(entry: Entry, why: str) -> NeedsNotMet:
     return NeedsNotMet(
         f"method={entry.name} (label {entry.label!r}) does not fit into memory with its knobs: "
         f"{why}. Type smaller ones."
-    )
-
-
-def _check_draft(entry: Entry, job: Job, needs: Needs) -> None:
-    """Refuse a draft model that is missing or of no use in a second, before anything is loaded."""
-    config = job.config
-    wanted = draft_weights(entry.draft, config.model)
-    if wanted is None:
-        raise NeedsNotMet(_no_draft(entry.name, config.model.name, config.pair.left_out))
-    loading.model_files_present(wanted)
-
-
-def _no_draft(method: str, model: str, left_out: bool) -> str:
-    """Which files name a draft model for the two, whether they are there, and what to type."""
-    options = [f"{method}_{model}", f"draft_{model}"]
-    there = [name for name in options if (paths.CONF_DIR / "pair" / f"{name}.yaml").is_file()]
-    files = [f"conf/pair/{name}.yaml" for name in there or options]
-    if not there:
-        why = f"there is neither {' nor '.join(files)}"
-    elif left_out:
-        why = f"pair=none leaves out {' and '.join(files)}"
-    else:
-        why = f"{' and '.join(files)} name none"
-    typed = [*(f"pair={name}" for name in there), "pair.draft.path=FOLDER", "pair.draft.id=HUB_ID"]
-    return (
-        f"method={method} needs a draft model for model={model}, and {why}. Type "
-        f"{', '.join(typed)}, or pair=random_draft, which shows that everything works."
     )
 
 
@@ -286,31 +252,6 @@ def describe_files(runs: Iterable[MethodRun]) -> dict[str, dict[str, ArtifactInf
         if paths_read:
             described[run.label] = {n: resolve.describe(p) for n, p in paths_read.items()}
     return described
-
-
-def restore(
-    run: MethodRun, done: Iterable[CaseRecord], redecode: Callable[[CaseRecord], None]
-) -> None:
-    """Bring a drafter with ``run`` scope to the state it had after the given turns.
-
-    They are fed to a drafter that looks at committed tokens alone, in the recorded order, which
-    takes no target pass. One that also looks at logits or hidden states decodes them again,
-    untimed.
-
-    Args:
-        run: its drafter is emptied first.
-        done: the records of the present repeat; other labels' and failed ones are skipped.
-        redecode: decodes a record's prompt again with the run's drafter.
-    """
-    run.forget()
-    for record in done:
-        if record.label != run.label or record.status == "failed":
-            continue
-        if run.drafter.needs.tokens_only:
-            feed(run.drafter, record, run.seen(record))
-        else:
-            redecode(record)
-        run.last = record
 
 
 def feed(drafter: Drafter, record: CaseRecord, seen: IntArray) -> None:

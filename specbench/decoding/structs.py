@@ -291,7 +291,6 @@ class Needs:
     batch: int = 1  # rows of the batch layout at most (the cache's batch size)
     max_nodes: int = 128  # nodes of a draft tree at most; sizes the engine's buffers
     draft_nodes: int = 0  # nodes that the draft model holds at once at most; 0 for ``max_nodes``
-    memory: int = 0  # bytes that its own tables take at least, where knobs decide it
     priced_rows: bool = False  # chooses what is verified by what rows cost, see ``batch.budget``
     sampling: bool = True  # works at temperature > 0
     eager: bool = False  # its passes run eagerly, whatever the run's engine

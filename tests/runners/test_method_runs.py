@@ -1,13 +1,11 @@
 """What a `run`-scope drafter learnt, kept in the run's folder and taken up again."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from methods.ssd import Spacelike
-from runners.session.method_runs import MethodRun, restore
-from specbench.decoding.structs import DecodeState, DraftContext
+from runners.session.method_runs import feed
+from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext
 from specbench.results.conditions import accepted_by_part
 from tests.small_run import case_record
 
@@ -27,36 +25,33 @@ def turns():
     ]
 
 
-def method_run():
+def made(turns):
     drafter = Spacelike(rebuild="sync", rebuild_requests=2, buffer_tokens=50)
     drafter.setup(DraftContext(8, frozenset(), "toy", 64, {}))
-    entry = SimpleNamespace(label="ssd", name="ssd")
-    return MethodRun(entry, drafter)
+    drafter.reset()
+    for record in turns:
+        feed(drafter, record, NO_TOKENS)
+    return drafter
 
 
-def refuse(record):
-    raise AssertionError("a drafter of tokens alone is never decoded again")
-
-
-def drafts(run):
+def drafts(drafter):
     """What it drafts after every pair of tokens."""
     found = []
     for a in range(6):
         for b in range(6):
             state = DecodeState(np.array([a, b]), 8)
-            found.append(run.drafter.propose(state).tokens.tolist())
+            found.append(drafter.propose(state).tokens.tolist())
     return found
 
 
-def test_a_resumed_drafter_is_the_one_that_saw_its_own_finished_turns(turns):
-    """Other labels' turns and failed ones are none of its business."""
-    others = [turns[0].replace(label="ar"), turns[1].replace(status="failed")]
-    restore(resumed := method_run(), [*others, *turns], refuse)
-    restore(whole := method_run(), turns, refuse)
-    restore(fewer := method_run(), turns[:3], refuse)
-    assert drafts(resumed) == drafts(whole) != drafts(fewer)
-    restore(resumed, turns[:3], refuse)
-    assert drafts(resumed) == drafts(fewer), "it was emptied first"
+def test_a_drafter_that_is_fed_turns_learns_what_they_hold(turns):
+    whole, fewer = made(turns), made(turns[:3])
+    assert drafts(whole) != drafts(fewer)
+    for record in turns[3:]:
+        feed(fewer, record, NO_TOKENS)
+    assert drafts(fewer) == drafts(whole)
+    # Every second request rebuilds the array, so the fifth is in the buffer but not yet searched.
+    assert whole.staleness.requests == 1
 
 
 def test_the_notes_say_which_part_accepted_tokens_came_from(turns):
