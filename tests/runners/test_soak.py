@@ -23,9 +23,7 @@ N_CASES = 1000
 FAULT_EVERY = 50
 FAULTS = ("exception", "nan", "out_of_memory")
 SETTLED = 100  # cases after which nothing may grow any more
-MAX_GROWTH = (
-    0.02  # a run holds its records, some 4 kB of each; a cache that stayed would take far more
-)
+MAX_GROWTH = 0.02  # a run holds its records, some 4 kB of each; a cache would take far more
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
