@@ -39,7 +39,7 @@ from specbench import paths
 from specbench.config import compose
 from specbench.config.compare import is_part
 from specbench.data.cases import Case, load_cases
-from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.replayer import EXACT
 from specbench.replay.traces import load_traces
@@ -76,7 +76,8 @@ class Tuning:
         ways: dict[str, dict[str, list[Candidate]]] = {REPLAYED: {}, LIVE: {}}
         for method, tried in candidates.items():
             if not reasons[method]:
-                ways[_way(replays, method)][method] = tried
+                exact = replays.kind(method, {}) == EXACT
+                ways[REPLAYED if exact else LIVE][method] = tried
         for tried in ways[LIVE].values():
             replays.refuse_unfit(tried)
         measures: dict[str, Measure] = {REPLAYED: replays, LIVE: live}
@@ -88,13 +89,6 @@ class Tuning:
         not_run = {"way": NOT_RUN, "settings": 0, "replays": 0, "knobs": {}, "speedup": None}
         not_run["own"] = None
         return [{"method": m, **rows.get(m, {**not_run, "reason": reasons[m]})} for m in candidates]
-
-
-def _way(replays: Replays, method: str) -> str:
-    try:
-        return REPLAYED if replays.kind(method, {}) == EXACT else LIVE
-    except NeedsNotMet:
-        return LIVE
 
 
 def _row(

@@ -1,21 +1,22 @@
-"""The answer: a decision, its setting, one command to paste; then a table, a page."""
+"""The answer: a decision, its setting, one command to paste; then a table."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.search.space import shown
 from specbench.results.estimate import FEWEST, Cell, Estimate, Interval
 from specbench.results.manifest import BASELINE
+from specbench.storage import jsonl
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
-FILE, PAGE, PICTURE = "advice.json", "advice.md", "advice.png"
+FILE, PAGE = "advice.json", "advice.txt"
 USE, PLAIN, UNDECIDED, UNCONFIRMED, UNTRIED = "use", "plain", "undecided", "unconfirmed", "untried"
 
 
@@ -33,7 +34,7 @@ class Speed:
         return f"{self.value:.2f} [{self.interval[0]:.2f}, {self.interval[1]:.2f}]"
 
     @property
-    def cell(self) -> Estimate:
+    def cell(self) -> Cell:
         return Estimate(self.value, self.interval, few=self.prompts < FEWEST, compares=True)
 
 
@@ -57,8 +58,14 @@ class Option:
 
     @property
     def ends(self) -> Interval:
-        """The measured interval; everything is possible without one."""
+        """The ends of the measured interval; everything is possible without one."""
         return (self.measured.interval if self.measured else None) or (0.0, math.inf)
+
+    @property
+    def rank(self) -> tuple[float, float, float]:
+        """What was measured, then what is predicted, then the score."""
+        measured, predicted = (s.value if s else 0.0 for s in (self.measured, self.predicted))
+        return measured, predicted, self.score
 
     @property
     def prompts_to_decide(self) -> int | None:
@@ -75,8 +82,7 @@ class Advice:
     """What `advise` found. Printed, it is the decision, the command and the table.
 
     Attributes:
-        options: the methods that were tried: those that were run by what was measured, then the
-            others by what is predicted.
+        options: the methods that were tried, the best first.
         not_run: by method why it could not be, and what to type.
         more: what more minutes would do.
         command: to paste; "" where there is nothing to type.
@@ -96,22 +102,19 @@ class Advice:
     folder: str = ""
 
     @property
-    def best(self) -> Option | None:
-        """The finalist that is shown to be faster than plain decoding; the fastest of them."""
-        return self.option if self.decision == USE else None
-
-    @property
     def option(self) -> Option | None:
         """The option that the decision is about; None where no method was tried."""
         exact = [option for option in self.options if option.exact]
         measured = [option for option in exact if option.measured]
         faster = [option for option in measured if option.ends[0] > 1]
-        open_ones = [option for option in measured if option.ends[1] >= 1]
-        ranked = sorted(faster or open_ones or measured, key=_measured, reverse=True)
-        return next(iter(ranked), max(exact, key=lambda o: o.score, default=None))
+        undecided = [option for option in measured if option.ends[1] >= 1]
+        if chosen := faster or undecided or measured:
+            return max(chosen, key=lambda option: option.rank)
+        return max(exact, key=lambda option: option.score, default=None)
 
     @property
     def decision(self) -> str:
+        """Use it, use plain decoding, undecided, not confirmed, or nothing was tried."""
         option = self.option
         if option is None:
             return UNTRIED
@@ -120,31 +123,16 @@ class Advice:
         return USE if option.ends[0] > 1 else PLAIN if option.ends[1] < 1 else UNDECIDED
 
     @property
-    def sentence(self) -> str:
-        """The decision with its numbers."""
-        option = self.option
-        if option is None:
-            why = "the minutes ended first" if self.more else "the reasons are below"
-            return f"Undecided: no method was tried ({why})."
-        name, predicted = option.method, f"predicted {option.predicted}"
-        if option.measured is None:
-            value = predicted if option.predicted else f"{option.score:.2f}"
-            return f"Not confirmed: {name} may be the fastest ({value}), and was not run live."
-        prompts = f"{option.measured.prompts} prompts that it was not chosen by"
-        reason = f"{option.measured} times plain decoding's speed on {prompts}"
-        if option.predicted:
-            reason += f"; {predicted}"
-        if self.decision == USE:
-            return f"Use {name}: measured {reason}."
-        if self.decision == PLAIN:
-            return f"Use plain decoding: {name} was measured at {reason}."
-        return f"Undecided: {name} may pay, measured {reason}."
+    def best(self) -> Option | None:
+        """The option that is shown to be faster than plain decoding; the fastest of them."""
+        return self.option if self.decision == USE else None
 
     @property
     def item(self) -> dict[str, Any]:
         """What ``compare`` takes for the decision: a method with its knobs, or plain decoding."""
-        option = self.best
-        return {"method": BASELINE} if option is None else {"method": option.method, **option.knobs}
+        return (
+            {"method": self.best.method, **self.best.knobs} if self.best else {"method": BASELINE}
+        )
 
     @property
     def undecided(self) -> list[str]:
@@ -153,47 +141,43 @@ class Advice:
         return measured or ([self.option.method] if self.option else [])
 
     @property
-    def purpose(self) -> str:
-        """What the command is for."""
-        if self.decision in (USE, PLAIN):
-            return "To use it"
-        if self.decision == UNCONFIRMED:
-            return "To confirm it"
+    def minutes_to_decide(self) -> int:
+        """Minutes that would decide what these did not, as far as can be said."""
         enough = self.option.prompts_to_decide if self.option else None
-        if enough is None:
-            return "To decide"
-        return f"To decide, with about {2 * enough} prompts ({self.choosing + self.confirming} now)"
+        return math.ceil(self.minutes * (enough / self.confirming if enough else 2))
 
     @property
-    def setting(self) -> str:
-        """The setting of the method that the decision is about, or of plain decoding."""
-        knobs = self.option.knobs if self.option and self.decision != PLAIN else None
-        return "" if knobs is None else f"Setting: {shown(knobs)}"
-
-    def table(self) -> pd.DataFrame:
-        """A row for each method; predicted and measured speedups in columns of their own."""
-        import pandas as pd
-
-        rows: list[dict[str, Cell]] = [
-            {
-                "method": option.method,
-                "measured speedup [95 %]": _cell(option.measured),
-                "PREDICTED speedup [95 %]": _cell(option.predicted),
-                "setting": shown(option.knobs),
-            }
-            for option in self.options
-        ]
-        return pd.DataFrame(rows, dtype=object)
-
-    @property
-    def caption(self) -> str:
-        """What the table's numbers are."""
-        return (
-            f"{self.model} on {self.questions}: settings chosen by {self.choosing} prompts, both "
-            f"speedups on {self.confirming} others. PREDICTED: recorded answers replayed, passes "
-            "priced by this machine's cost surface. Measured: live, interleaved with plain "
-            "decoding."
-        )
+    def lines(self) -> list[str]:
+        """The decision with its numbers, its setting, the command and what that is for."""
+        option = self.option
+        if option is None:
+            why = "the minutes ended first" if self.more else "the reasons are below"
+            lines = [f"Undecided: no method was tried ({why})."]
+        elif option.measured is None:
+            speed = f"predicted {option.predicted}" if option.predicted else f"{option.score:.2f}"
+            lines = [f"Not confirmed: {option.method} may be the fastest ({speed}), not run live."]
+        else:
+            prompts = f"{option.measured.prompts} prompts that it was not chosen by"
+            speeds = f"{option.measured} times plain decoding's speed on {prompts}"
+            speeds += f"; predicted {option.predicted}" if option.predicted else ""
+            lines = [
+                f"Use {option.method}: measured {speeds}."
+                if self.decision == USE
+                else f"Use plain decoding: {option.method} was measured at {speeds}."
+                if self.decision == PLAIN
+                else f"Undecided: {option.method} may pay, measured {speeds}."
+            ]
+        if option is not None and self.decision != PLAIN:
+            lines.append(f"Setting: {shown(option.knobs)}")
+        if self.command:
+            purpose = {USE: "To use it", PLAIN: "To use it", UNCONFIRMED: "To confirm it"}
+            label = purpose.get(self.decision, "To decide")
+            if self.decision == UNDECIDED and option and (enough := option.prompts_to_decide):
+                label += (
+                    f", with about {2 * enough} prompts ({self.choosing + self.confirming} now)"
+                )
+            lines.append(f"{label}:\n    {self.command}")
+        return lines
 
     @property
     def remarks(self) -> list[str]:
@@ -202,23 +186,17 @@ class Advice:
         for method, reason in self.not_run.items():
             by_reason.setdefault(" ".join(reason.split()), []).append(method)
         lines = [f"not tried: {', '.join(names)}: {why}" for why, names in by_reason.items()]
-        lines += [f"note: {note}" for note in dict.fromkeys(self.notes)]
+        lines += [f"note: {note}" for note in self.notes]
         return lines + ([f"More minutes would: {'; '.join(self.more)}."] if self.more else [])
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "decision": self.decision, "sentence": self.sentence}
+        """The fields, with the decision and its sentence."""
+        return {**asdict(self), "decision": self.decision, "sentence": self.lines[0]}
 
-    def page(self, picture: bool) -> str:
-        """The page, in Markdown."""
-        lines = ["# Advice", "", f"**{self.sentence}**", ""]
-        lines += [self.setting, ""] if self.setting else []
-        if self.command:
-            lines += [f"{self.purpose}:", "", "```bash", self.command, "```", ""]
-        if picture:
-            lines += [f"![predicted and measured speedups]({PICTURE})", ""]
-        if self.options:
-            lines += [self.table().map(str).to_markdown(index=False), ""]
-        return "\n".join([*lines, self.caption, "", *(f"- {line}" for line in self.remarks), ""])
+    def write(self, folder: Path) -> None:
+        """Write what is printed, and all fields as JSON, into the folder."""
+        jsonl.write_json(folder / FILE, self.to_json())
+        jsonl.write_text(folder / PAGE, f"{self}\n")
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -226,37 +204,34 @@ class Advice:
         terminal = Console(width=120, color_system=None)
         with terminal.capture() as printed:
             show(self, terminal)
-        return str(printed.get()).rstrip()
+        return str(printed.get()).strip()
 
 
 def show(advice: Advice, console: Console) -> None:
     """Print the decision, its setting, the command, the table and what was not tried."""
-    from specbench.results.fitted_table import FittedTable
+    from specbench.results.fitted_table import FittedTable, columns_of
 
-    def line(text: str, style: str = "") -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True, style=style)
+    def write(lines: list[str]) -> None:
+        console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
-    line(f"\n{advice.sentence}", "bold")
-    if advice.setting:
-        line(advice.setting)
-    if advice.command:
-        line(f"{advice.purpose}:\n    {advice.command}")
-    line("")
-    if advice.options:
-        console.print(FittedTable(advice.table(), "", advice.caption))
-    for remark in advice.remarks:
-        line(remark)
-
-
-def best_first(option: Option) -> tuple[float, float, float]:
-    """Sort key: by what was measured, then by what is predicted, then by the score."""
-    predicted = option.predicted.value if option.predicted else 0.0
-    return -_measured(option), -predicted, -option.score
-
-
-def _measured(option: Option) -> float:
-    return option.measured.value if option.measured else 0.0
-
-
-def _cell(speed: Speed | None) -> Cell:
-    return Estimate(None) if speed is None else speed.cell
+    write(["", *advice.lines, ""])
+    rows: list[dict[str, Cell]] = [
+        {
+            "method": option.method,
+            "measured speedup [95 %]": option.measured.cell if option.measured else Estimate(None),
+            "PREDICTED speedup [95 %]": option.predicted.cell
+            if option.predicted
+            else Estimate(None),
+            "setting": shown(option.knobs),
+        }
+        for option in advice.options
+    ]
+    if rows:
+        caption = (
+            f"{advice.model} on {advice.questions}: settings chosen by {advice.choosing} prompts, "
+            f"both speedups on {advice.confirming} others. PREDICTED: recorded answers replayed, "
+            "passes priced by this machine's cost surface. Measured: live, interleaved with plain "
+            "decoding."
+        )
+        console.print(FittedTable(columns_of(rows), "", caption))
+    write(advice.remarks)

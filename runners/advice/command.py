@@ -1,4 +1,4 @@
-"""``python run.py advise model=… prompts=FILE minutes=10``: words to advice, files, a picture."""
+"""``python run.py advise model=… prompts=FILE minutes=10``: words to advice and its files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from rich.console import Console
 
 from runners.advice import answer
 from runners.advice.answer import Advice
-from runners.advice.steps import Budget, find, minutes_for, subject_key
-from runners.launch.sweep import run_analysis
+from runners.advice.steps import Budget, find, subject_key
 from runners.run_folder.folder import is_complete, make_folder
 from runners.search.live import Bench
 from runners.search.space import typed
@@ -29,7 +28,6 @@ from specbench.models import loading
 from specbench.paths import file_name, typed_path
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.manifest import BASELINE, RunManifest
-from specbench.storage import jsonl
 
 WORD = "advise"
 MINUTES = 10.0
@@ -157,7 +155,7 @@ def _words_of(run: Path, typed_keys: set[str]) -> list[str]:
 
 
 def give(request: Request) -> Advice:
-    """Find the advice, print it, and write its page and picture.
+    """Find the advice, print it, and write its files.
 
     Raises:
         ConfigurationError: the request cannot be met; says what to type.
@@ -186,20 +184,11 @@ def give(request: Request) -> Advice:
     budget.say(f"{len(cases)} prompts of {asked}, model {cfg.model.name}")
     advice = find(cases, asked, Bench(cfg), folder, budget, traces, request.methods)
     advice.command = command_of(advice, request)
-    files = write(advice, folder)
+    advice.write(folder)
     console = Console()
     answer.show(advice, console if console.is_terminal else Console(width=120))
-    sys.stdout.write(f"files: {folder}/ ({', '.join(files)})\n")
-    sys.stdout.flush()
+    sys.stdout.write(f"files: {folder}/ ({answer.FILE}, {answer.PAGE})\n")
     return advice
-
-
-def write(advice: Advice, folder: Path) -> list[str]:
-    """Write the advice, its page and its picture into the folder; return the files' names."""
-    jsonl.write_json(folder / answer.FILE, advice.to_json())
-    drawn = run_analysis("advice", folder) == 0 and (folder / answer.PICTURE).is_file()
-    jsonl.write_text(folder / answer.PAGE, advice.page(drawn))
-    return [answer.PAGE, *([answer.PICTURE] if drawn else []), answer.FILE]
 
 
 def _recording(run: Path, cases: Sequence[questions.Case]) -> Traces:
@@ -223,5 +212,5 @@ def command_of(advice: Advice, request: Request) -> str:
         replaced = ("minutes=", "methods=") if option else ("minutes=",)
         words = [WORD, *(word for word in request.typed if not word.startswith(replaced))]
         words += [f"methods=[{','.join(advice.undecided)}]"] if option else []
-        words += [f"minutes={minutes_for(advice)}"]
+        words += [f"minutes={advice.minutes_to_decide}"]
     return shlex.join(["python", "run.py", *words])

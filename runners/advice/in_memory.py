@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runners.advice import answer, command
 from runners.advice.answer import Advice
-from runners.advice.steps import Budget, find, minutes_for
+from runners.advice.steps import Budget, find
 from runners.caller_input import CallerInput, folder_of, own_hydra, read_input
 from runners.cost import Cost
 from runners.job import Job
@@ -91,10 +91,10 @@ def advise(
             advice.command = f"compare(model, tokenizer, prompts, [{advice.item!r}])"
         elif advice.decision != answer.PLAIN:
             chosen = f", methods={advice.undecided!r}" if advice.option else ""
-            more = f"minutes={minutes_for(advice)}{chosen}"
+            more = f"minutes={advice.minutes_to_decide}{chosen}"
             advice.command = f"advise(model, tokenizer, prompts, {more})"
         if output_dir is None:
             advice.folder = ""
         else:
-            command.write(advice, path)
+            advice.write(path)
     return advice

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from scipy import stats
 
-from runners.advice.answer import Advice, Option, Speed, best_first
+from runners.advice.answer import Advice, Option, Speed
 from runners.run_folder.folder import is_complete
 from runners.search.halving import Candidate, halves, mixed, successive_halving
 from runners.search.live import Bench, LiveRuns
@@ -21,7 +21,7 @@ from runners.search.replayed import OUT_OF_TIME, Replays
 from runners.search.space import Entries, Space, load_spaces
 from specbench.config.run_key import key_of, run_identity
 from specbench.data.cases import Case, prompt_set_hash
-from specbench.errors import ConfigurationError, NeedsNotMet
+from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.estimate import FEWEST, Interval
@@ -98,7 +98,7 @@ def find(
     steps.predict()
     steps.try_live()
     steps.confirm()
-    steps.advice.options.sort(key=best_first)
+    steps.advice.options.sort(key=lambda option: option.rank, reverse=True)
     return steps.advice
 
 
@@ -107,13 +107,6 @@ def subject_key(cfg: DictConfig, cases: Sequence[Case]) -> str:
     identity = run_identity(cfg)
     kept = {key: identity[key] for key in ("model", "generation", "engine", "seed")}
     return key_of([kept, prompt_set_hash(cases)])
-
-
-def minutes_for(advice: Advice) -> int:
-    """Minutes that would decide what these did not, as far as can be said; whole ones."""
-    enough = advice.option.prompts_to_decide if advice.option else None
-    more = 2.0 if enough is None or not advice.confirming else enough / advice.confirming
-    return math.ceil(advice.minutes * max(1.0, more))
 
 
 def _check_count(n: int, otherwise: str) -> None:
@@ -146,6 +139,7 @@ class _Steps:
         recorded = [case for case in cases if case.case_id in traces.cases()]
         _check_count(len(recorded), f"plain decoding answered {len(recorded)}. Shorten the others.")
         self._choosing, self._confirming = halves(recorded, self._seed)
+        self._choosing_ids = [case.case_id for case in self._choosing]
         self._tasks = {case.case_id: case.task for case in recorded}
         file = folder / f"replayed-{traces.sha[:8]}-{file_sha256(surface)[:8]}.jsonl"
         self._replays = Replays(self._entries, traces, self._surface, file)
@@ -192,52 +186,43 @@ class _Steps:
 
     def search(self, spaces: Mapping[str, Space]) -> None:
         """Replay the settings of each method, more of them while there is time."""
-        chosen = {m: space for m, space in spaces.items() if self._can_be_replayed(m, space)}
+        looked_at = self._entries.candidates(spaces, _LOOKED_AT, self._seed)
+        chosen: dict[str, Space] = {}
+        for method, space in spaces.items():
+            if why := self._entries.why_not(method) or self._replays.slow_build(method):
+                self.advice.not_run[method] = why
+            elif any(self._replays.kind(method, c.knobs) for c in looked_at[method]):
+                chosen[method] = space
+            else:
+                self._live_only.append(Candidate(method, {}))
         minutes_s = 60 * self._budget.minutes
         kept_s = self._confirm_s + _FOR_PREDICTIONS * minutes_s
         if kept_s + self._live_s <= _FOR_LIVE * minutes_s:
             kept_s += self._live_s
         self._replays.until = self._budget.until(kept_s + _ONE_TRIAL_S)
-        ids = [case.case_id for case in self._choosing]
         complete = 0
         for count in SETTINGS if chosen else ():
             tried = self._entries.candidates(chosen, count, self._seed)
             self._budget.say(f"replaying {len(tried)} methods, up to {count} settings of each")
-            best = successive_halving(tried, ids, self._replays)
+            best = successive_halving(tried, self._choosing_ids, self._replays)
             late = any(c.refused == OUT_OF_TIME for cs in tried.values() for c in cs)
             if late and complete:
                 break  # the smaller search before it has even effort
-            self.advice.options.clear()
-            for method, candidates in best.items():
-                if candidates:
-                    self._best[method] = first = candidates[0]
-                    option = Option(method, first.knobs, first.speedup(ids))
-                    self.advice.options.append(option)
-                else:
-                    reasons = dict.fromkeys(candidate.refused for candidate in tried[method])
-                    self.advice.not_run[method] = "; ".join(reasons)
+            self._best = {method: found[0] for method, found in best.items() if found}
             complete = count
             if late:
                 break
+        for method in chosen:
+            self._add(self._best.get(method) or tried[method][0])
         if chosen and complete < SETTINGS[-1]:
             self.advice.more.append(f"try more settings of each method ({complete} now)")
 
-    def _can_be_replayed(self, method: str, space: Space) -> bool:
-        """Whether some of its settings can; else it is noted as one to try live, or as none."""
-        if reason := self._entries.why_not(method):
-            self.advice.not_run[method] = reason
-            return False
-        if command := self._replays.slow_build(method):
-            self.advice.not_run[method] = f"the model makes its file in minutes. Type: {command}"
-            return False
-        for candidate in self._entries.candidates({method: space}, _LOOKED_AT, self._seed)[method]:
-            try:
-                self._replays.kind(method, candidate.knobs)
-            except NeedsNotMet:
-                continue
-            return True
-        self._live_only.append(Candidate(method, {}))
-        return False
+    def _add(self, candidate: Candidate) -> None:
+        if candidate.refused:
+            self.advice.not_run[candidate.method] = candidate.refused
+        else:
+            score = candidate.speedup(self._choosing_ids)
+            self.advice.options.append(Option(candidate.method, candidate.knobs, score))
 
     def predict(self) -> None:
         """Predict speedups on the prompts that nothing was chosen by."""
@@ -250,19 +235,19 @@ class _Steps:
             if not candidate.refused:
                 value, interval = predicted(candidate, ids, self._tasks, error, self._seed)
                 option.predicted = Speed(value, interval, len(ids))
-        if any(option.predicted for option in self.advice.options):
+        if self._best:
             self.advice.notes.append(f"PREDICTED: {words}.")
 
     def try_live(self) -> None:
         """Run the methods that cannot be replayed on a few prompts, at their own settings."""
-        if not self._live_only:
-            return
-        cases = self._choosing[:_LIVE_PROMPTS]
-        ids, names = [case.case_id for case in cases], [c.method for c in self._live_only]
+        cases, ids = self._choosing[:_LIVE_PROMPTS], self._choosing_ids[:_LIVE_PROMPTS]
+        names = [candidate.method for candidate in self._live_only]
         runs = LiveRuns(self._bench, cases, self._folder / f"live-{self._key}")
-        short_s = self._live_s + self._confirm_s - self._budget.left_s
-        if short_s > 0 and not runs.is_done(self._live_only, ids):
-            minutes = math.ceil(self._budget.minutes + short_s / 60) + 1
+        if not names:
+            return
+        fits = self._live_s + self._confirm_s <= self._budget.left_s
+        if not fits and not runs.is_done(self._live_only, ids):
+            minutes = math.ceil(2 * self._budget.minutes)
             why = f"no time was left to run it live. Type minutes={minutes}"
             self.advice.not_run |= dict.fromkeys(names, why)
             self.advice.more.append(f"try {len(names)} methods that cannot be replayed")
@@ -270,11 +255,7 @@ class _Steps:
         self._budget.say(f"trying {len(names)} methods live, which cannot be replayed")
         runs(self._live_only, ids)
         for candidate in self._live_only:
-            if candidate.refused:
-                self.advice.not_run[candidate.method] = candidate.refused
-            else:
-                option = Option(candidate.method, {}, candidate.speedup(ids))
-                self.advice.options.append(option)
+            self._add(candidate)
         self.advice.notes.append(
             f"{', '.join(names)}: cannot be replayed, tried at their own settings on {len(cases)} "
             "of the prompts for choosing."
@@ -283,24 +264,22 @@ class _Steps:
     def confirm(self) -> None:
         """Run the first two and plain decoding on prompts that nothing was chosen by."""
         finalists = sorted(self.advice.options, key=lambda o: o.score, reverse=True)[:_FINALISTS]
-        if not finalists:
-            return
         items = [{"method": option.method, **option.knobs} for option in finalists]
         left_s = self._budget.left_s + 60 * _GRACE * self._budget.minutes
-        for n in range(len(self._confirming), FEWEST - 1, -1):
+        for n in range(len(self._confirming), FEWEST - 1, -1) if finalists else ():
             cases = self._confirming[:n]
-            ids = [case.case_id for case in cases]
-            path = self._folder / f"confirmed-{key_of([self._key, items, ids])}"
+            key = key_of([self._key, items, [case.case_id for case in cases]])
+            path = self._folder / f"confirmed-{key}"
             needed_s = _START_S + self._plain_s(cases, _CHOSEN_COST * len(finalists))
             if is_complete(path) or needed_s <= left_s:
                 break
         else:
-            self.advice.more.append("confirm the first choice live")
+            self.advice.more += ["confirm the first choice live"] if finalists else []
             return
         names = " and ".join(option.method for option in finalists)
-        self._budget.say(f"confirming {names} live on {len(cases)} prompts")
+        self._budget.say(f"confirming {names} live on {n} prompts")
         self._bench.live(items, cases, path)
-        self.advice.confirming = len(cases)
+        self.advice.confirming = n
         summary = cast("Summary", jsonl.read_json(path / SUMMARY))
         for option in finalists:
             _note_measured(option, summary)

@@ -65,19 +65,15 @@ class Replays:
             candidate.costs = {**before.costs, **costs}
             self._earlier[_key(candidate)] = candidate
 
-    def kind(self, method: str, knobs: dict[str, object]) -> str:
-        """How close a setting's replay is to a live run, see `replay_kind`.
-
-        Raises:
-            NeedsNotMet: it cannot be replayed.
-        """
-        return replay_kind(instantiated(self._entries.entry(method, knobs)), self._traces)
+    def kind(self, method: str, knobs: dict[str, object]) -> str | None:
+        """How close a setting's replay is to a live run, see `replay_kind`; None: there is none."""
+        try:
+            return replay_kind(instantiated(self._entries.entry(method, knobs)), self._traces)
+        except NeedsNotMet:
+            return None
 
     def slow_build(self, method: str) -> str:
-        """The command that builds a file which takes the model minutes; "" where none is missing.
-
-        Others are built as they are needed, from text alone.
-        """
+        """Why to wait for a file that takes the model minutes, and what to type; "": no need."""
         needs = instantiated(self._entries.entry(method, {})).needs
         for artifact in needs.artifacts:
             if artifact.path is None and artifact.per_model:
@@ -88,7 +84,8 @@ class Replays:
                     model_key=self._replayer.model_key(),
                 )
                 if not path.is_file():
-                    return artifact.command_for(build_model(self._config.model))
+                    command = artifact.command_for(build_model(self._config.model))
+                    return f"the model makes its file in minutes. Type: {command}"
         return ""
 
     def refuse_unfit(self, candidates: Sequence[Candidate]) -> None:

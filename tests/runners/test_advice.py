@@ -32,13 +32,12 @@ GRID = {
 
 @pytest.fixture(scope="module")
 def quick():
-    """Runs in this process, a small grid, no picture; garbage is left to the tests."""
+    """Runs in this process, a small grid; garbage is left to the tests."""
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "run_in_child", in_process)
         patch.setattr(live, "collector_at_rest", nullcontext)
         patch.setattr(search_live, "GRID", GRID)
-        patch.setattr(command, "run_analysis", lambda *_: 1)  # in a process of its own
         patch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)
         yield patch
 
@@ -74,10 +73,9 @@ def test_it_chooses_confirms_and_says_what_to_paste(advice):
     assert (found.choosing, found.confirming) == (4, 3)  # all prompts that there are
     assert all(o.measured.prompts == 3 and o.measured.interval for o in found.options)
     assert "pair=random_draft" in found.not_run["sps"]
-    page = (folder / answer.PAGE).read_text()
-    assert found.sentence in page
-    assert found.command in page
-    assert json.loads((folder / answer.FILE).read_text())["sentence"] == found.sentence
+    assert (folder / answer.PAGE).read_text() == f"{found}\n"
+    assert found.command in str(found)
+    assert json.loads((folder / answer.FILE).read_text())["sentence"] == found.lines[0]
     (recorded,) = folder.glob("recorded-*-7.jsonl")
     choosing = recorded.read_text()
     assert sorted(json.loads(line)["turns"][0] for line in choosing.splitlines()) == sorted(PROMPTS)
@@ -225,7 +223,8 @@ def test_so_many_prompts_would_show_the_speedup_that_was_measured(low, n):
     half = math.log(high / low) / 2
     assert math.log(value) >= half * math.sqrt(n / enough) - 1e-9
     assert math.log(value) < half * math.sqrt(n / (enough - 1))
-    assert f"about {2 * enough} prompts" in found.purpose
+    found.command = "advise more"
+    assert f"about {2 * enough} prompts" in str(found)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -238,7 +237,7 @@ def test_the_decision_its_setting_and_the_command_come_first_at_any_width(width)
     with terminal.capture() as printed:
         answer.show(found, terminal)
     lines = [line for line in printed.get().splitlines() if line.strip()]
-    assert lines[0] == found.sentence
+    assert lines[0] == found.lines[0]
     assert "num_tokens=4" in lines[1]
     assert lines[3].strip() == found.command
     assert sum("minutes=12" in line for line in lines) == 1

@@ -234,6 +234,6 @@ def test_advice_on_a_model_in_memory_which_comes_back_as_it_was(lent, options, m
     assert found.decision in ("use", "plain", "undecided")
     if found.decision == "use":
         assert found.command.startswith("compare(model, tokenizer, prompts, [{'method': 'pld'")
-    assert found.sentence in str(found)
+    assert found.lines[0] in str(found)
     with pytest.raises(ValueError, match="at least 6 prompts"):
         advise(model, tokenizer, prompts[:5], **options)
