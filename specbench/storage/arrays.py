@@ -14,7 +14,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypedDict, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -27,18 +27,10 @@ MAGIC = b"SBARRAYS"
 _ALIGN = 64
 _PREFIX = len(MAGIC) + 16
 _MAX_HEADER = 1 << 24
-_BLOCK = 1 << 24
 
 ArraysT = TypeVar("ArraysT", bound=NamedTuple)
 
 _REBUILD = "Delete it: the next run that needs it builds it again, or says what to type."
-
-
-class _Section(TypedDict):
-    dtype: str
-    shape: list[int]
-    offset: int
-    crc32: int
 
 
 def write_array_file(
@@ -57,66 +49,61 @@ def write_array_file(
         kind: what the arrays are, e.g. ``frozen_table``.
         version: of the kind's layout.
         tokenizer_hash: what the token ids in it belong to.
-        arrays: by name; memory maps are copied block by block.
+        arrays: by name; may be memory maps.
         header: further JSON-ready facts, given back by `read_header`.
     """
-    sections: dict[str, _Section] = {}
-    plain = {  # little-endian
-        name: np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-        for name, array in arrays.items()
-    }
+    sections: dict[str, JsonObject] = {}
+    parts: list[Array] = []
     offset = 0
-    for name, array in plain.items():
-        sections[name] = {
-            "dtype": array.dtype.str,
-            "shape": list(array.shape),
-            "offset": offset,
-            "crc32": _crc32(array),
-        }
-        offset += -(-array.nbytes // _ALIGN) * _ALIGN
+    for name, array in arrays.items():
+        part = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+        facts = {"dtype": part.dtype.str, "shape": list(part.shape), "offset": offset}
+        sections[name] = {**facts, "crc32": zlib.crc32(_flat(part))}
+        parts.append(part)
+        offset += _padded(part.nbytes)
     full = {**header, "kind": kind, "version": version, "tokenizer_hash": tokenizer_hash}
     text = json.dumps({**full, "sections": sections, "data_bytes": offset}).encode()
     with path.open("wb") as handle:
-        handle.write(MAGIC)
-        handle.write(len(text).to_bytes(8, "little"))
-        handle.write(zlib.crc32(text).to_bytes(8, "little"))
-        handle.write(text)
-        base = _data_offset(len(text))
-        for name, array in plain.items():
-            _pad_to(handle, base + sections[name]["offset"])
-            for block in _blocks(array):
-                handle.write(block)
-        _pad_to(handle, base + offset)
+        numbers = (len(text), zlib.crc32(text))
+        handle.write(MAGIC + b"".join(number.to_bytes(8, "little") for number in numbers))
+        handle.write(text.ljust(_padded(_PREFIX + len(text)) - _PREFIX, b"\0"))
+        for part in parts:
+            handle.write(_flat(part))
+            handle.write(bytes(_padded(part.nbytes) - part.nbytes))
         handle.flush()
         os.fsync(handle.fileno())
 
 
 def read_header(path: Path) -> JsonObject:
-    """The header of an array file, without its arrays.
+    """Read the header of an array file, without its arrays.
 
     Raises:
         ArtifactError: not such a file, or its header is damaged.
     """
+    return _read_header(path)[0]
+
+
+def _read_header(path: Path) -> tuple[JsonObject, int]:
+    """The header, and where the arrays begin."""
     try:
         with path.open("rb") as handle:
             prefix = handle.read(_PREFIX)
             if prefix[: len(MAGIC)] != MAGIC or len(prefix) < _PREFIX:
                 raise ArtifactError(f"{path} is not a table or datastore of this project.")
-            length = int.from_bytes(prefix[len(MAGIC) : len(MAGIC) + 8], "little")
-            checksum = int.from_bytes(prefix[len(MAGIC) + 8 :], "little")
-            text = handle.read(length) if length <= _MAX_HEADER else b""
+            length = int.from_bytes(prefix[len(MAGIC) : -8], "little")
+            text = handle.read(min(length, _MAX_HEADER))
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error}") from error
-    if len(text) != length or zlib.crc32(text) != checksum:
-        raise ArtifactError(f"{path} is truncated or damaged in its header. {_REBUILD}")
+    if len(text) != length or zlib.crc32(text) != int.from_bytes(prefix[-8:], "little"):
+        raise ArtifactError(f"{path} is damaged or truncated (header). {_REBUILD}")
     header: JsonObject = json.loads(text)
-    return header
+    return header, _padded(_PREFIX + length)
 
 
 def open_array_file(
     path: Path, *, kind: str, version: int, tokenizer_hash: str | None
 ) -> tuple[JsonObject, dict[str, Array]]:
-    """The header, and by name the arrays of ``path``, mapped read-only and checked.
+    """Read the header and map the arrays by name, read-only and checked.
 
     Every array's checksum is computed, which also brings the pages into memory, so that the first
     look-up of a timed run does not wait for the disk.
@@ -125,36 +112,26 @@ def open_array_file(
         ArtifactError: kind, version or tokenizer (None takes any) is another one than expected
             (both are named), or the file is damaged.
     """
-    header = read_header(path)
+    header, begin = _read_header(path)
     for key, expected in (("kind", kind), ("version", version), ("tokenizer_hash", tokenizer_hash)):
-        found = header.get(key)
-        if expected is not None and found != expected:
-            what = key.replace("_", " ")
+        if expected not in (None, header.get(key)):
+            name = key.replace("_", " ")
             raise ArtifactError(
-                f"{path} was built for {what} {found!r}, but this run needs {what} {expected!r}. "
-                "Name another file, or leave the key null: the default one is built or named."
+                f"{path} was built for {name} {header.get(key)!r}, but this run needs {name} "
+                f"{expected!r}. Name another file, or leave the key null: the default one is built "
+                "or named."
             )
+    if path.stat().st_size != begin + header["data_bytes"]:
+        raise ArtifactError(f"{path} is damaged or truncated (size). {_REBUILD}")
     with path.open("rb") as handle:
-        handle.seek(len(MAGIC))
-        length = int.from_bytes(handle.read(8), "little")
-        size = os.fstat(handle.fileno()).st_size
-        base = _data_offset(length)
-        if size != base + header["data_bytes"]:
-            raise ArtifactError(
-                f"{path} has {size} bytes instead of {base + header['data_bytes']}: it is "
-                f"truncated. {_REBUILD}"
-            )
         mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     arrays: dict[str, Array] = {}
     for name, section in header["sections"].items():
-        shape = tuple(section["shape"])
-        count = int(np.prod(shape, dtype=np.int64))
-        array = np.frombuffer(
-            mapped, dtype=section["dtype"], count=count, offset=base + section["offset"]
-        ).reshape(shape)
-        if _crc32(array) != section["crc32"]:
-            raise ArtifactError(f"{path} is damaged (checksum of {name!r}). {_REBUILD}")
-        arrays[name] = array
+        shape, place = section["shape"], begin + section["offset"]
+        flat = np.frombuffer(mapped, section["dtype"], int(np.prod(shape, dtype=np.int64)), place)
+        if zlib.crc32(_flat(flat)) != section["crc32"]:
+            raise ArtifactError(f"{path} is damaged ({name!r}). {_REBUILD}")
+        arrays[name] = flat.reshape(shape)
     return header, arrays
 
 
@@ -188,11 +165,11 @@ class ArrayTable(Generic[ArraysT]):
         return cls(cls.layout(**arrays), header)
 
     def facts(self) -> dict[str, Any]:
-        """What the table says of itself in its file's header."""
+        """Give what the table says of itself in its file's header."""
         return {}
 
     def write(self, path: Path, *, tokenizer_hash: str, header: Mapping[str, Any]) -> None:
-        """Write the table to ``path``; ``header`` says from what it was built."""
+        """Write the table; ``header`` says from what it was built."""
         write_array_file(
             path,
             kind=self.kind,
@@ -203,23 +180,10 @@ class ArrayTable(Generic[ArraysT]):
         )
 
 
-def _blocks(array: Array) -> list[memoryview]:
-    if array.size == 0:
-        return []
-    flat = array.reshape(-1).view(np.uint8)
-    return [flat[i : i + _BLOCK].data for i in range(0, len(flat), _BLOCK)]
+def _flat(array: Array) -> memoryview:
+    """The bytes of a contiguous array, which are not copied."""
+    return array.reshape(-1).view(np.uint8).data
 
 
-def _crc32(array: Array) -> int:
-    checksum = 0
-    for block in _blocks(array):
-        checksum = zlib.crc32(block, checksum)
-    return checksum
-
-
-def _data_offset(header_length: int) -> int:
-    return -(-(_PREFIX + header_length) // _ALIGN) * _ALIGN
-
-
-def _pad_to(handle: Any, position: int) -> None:
-    handle.write(b"\0" * (position - handle.tell()))
+def _padded(size: int) -> int:
+    return -(-size // _ALIGN) * _ALIGN
