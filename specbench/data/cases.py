@@ -12,19 +12,25 @@ import hashlib
 import json
 import random
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
-from specbench.config.dataset_schema import ColumnsConfig, DatasetConfig, RowsConfig
+from specbench.config.dataset_schema import DatasetConfig, RowsConfig
 from specbench.errors import DatasetError, nearest, unknown_name
 from specbench.paths import ASSETS, typed_path
 from specbench.results.tasks import OVERALL, task_of
 from specbench.storage.jsonl import BYTE_ORDER_MARK, parse_json
 
+_COLUMNS = ("id", "turns", "category", "reference")
 _HUB_ERROR_CHARACTERS = 300
-_LINE_BYTES = 4 << 20  # about a million tokens
+_ONE_LINE_EACH = (
+    "Type dataset.path=FILE with one JSON object a line (prompt; or question_id, category, turns), "
+    "or FILE.txt with a prompt a line."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A record of a data set with its place, for error messages."""
+    """A record of a data set, with the place that messages name."""
 
     place: str
     number: int
@@ -61,13 +67,13 @@ class _Row:
     def column(self, name: str) -> Any:
         if name not in self.values:
             close = nearest(name, self.values)
-            found = f"the nearest is {close!r}" if close else f"it has {', '.join(self.values)}"
-            raise self.error(f"the column {name!r} is missing ({found})")
+            others = f"the nearest is {close!r}" if close else f"it has {', '.join(self.values)}"
+            raise self.error(f"the column {name!r} is missing ({others})")
         return self.values[name]
 
 
 def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> list[Case]:
-    """The cases of a data set after task filter, limit and shuffle, in the order to be asked.
+    """Load the cases after task filter, limit and shuffle, in the order to be asked.
 
     ``data_dir`` is the folder where ``dataset.file`` is looked for before the hub is asked.
 
@@ -75,30 +81,31 @@ def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> li
         DatasetError: the data cannot be had, a line is malformed, or nothing is left.
         ConfigurationError: an unknown task.
     """
-    cases: list[Case] = []
-    first_seen: dict[str, int] = {}
+    cases: dict[str, Case] = {}
+    numbers: dict[str, int] = {}
     place = str(dataset.path or dataset.name)
     shots = _shots(dataset, data_dir)
-    for row in _rows(dataset, data_dir):
+    path = local_file(dataset, data_dir)
+    columns = {name: getattr(dataset.columns, name) for name in _COLUMNS}
+    for row in hub_rows(dataset, columns) if path is None else _file_rows(path, columns):
         place = row.place
-        if not _kept(row, dataset.rows):
+        if not _selected(row, dataset.rows):
             continue
         case = _case(row, dataset, shots)
-        if case.case_id in first_seen:
-            earlier = first_seen[case.case_id]
+        if case.case_id in cases:
+            earlier = numbers[case.case_id]
             raise row.error(f"line {earlier} has the id {case.case_id!r} already")
-        first_seen[case.case_id] = row.number
-        cases.append(case)
+        cases[case.case_id], numbers[case.case_id] = case, row.number
     if not cases:
         raise DatasetError(
             f"{place} has no questions for dataset={dataset.name}. A question is a line: JSON with "
             "a prompt, or in FILE.txt the prompt itself."
         )
-    return _select(cases, dataset)
+    return _select(list(cases.values()), dataset)
 
 
 def prompt_set_hash(cases: Iterable[Case]) -> str:
-    """SHA-256 hex over ids, categories and turns in order: equal hashes mean equal questions."""
+    """Hash ids, categories and turns in order, as SHA-256 hex; equal questions have equal ones."""
     digest = hashlib.sha256()
     for case in cases:
         digest.update(json.dumps([case.case_id, case.category, case.turns]).encode() + b"\n")
@@ -108,16 +115,8 @@ def prompt_set_hash(cases: Iterable[Case]) -> str:
 # --- where rows come from -------------------------------------------------------------------------
 
 
-def _rows(dataset: DatasetConfig, data_dir: str | Path | None) -> Iterator[_Row]:
-    path = local_file(dataset, data_dir)
-    columns = {f.name: getattr(dataset.columns, f.name) for f in fields(ColumnsConfig)}
-    if path is not None:
-        return _file_rows(path, columns)
-    return hub_rows(dataset, columns)
-
-
 def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | None:
-    """The local file of a data set; None where the hub has to be asked.
+    """Find the local file of a data set; None where the hub has to be asked.
 
     Raises:
         DatasetError: there is neither a file nor a hub id, or a named place does not exist.
@@ -125,35 +124,31 @@ def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | No
     if dataset.path is not None:
         path = typed_path(dataset.path)
         if not path.is_file():
-            raise DatasetError(
-                f"dataset.path={path} is not a file. Type dataset.path=FILE with one JSON object a "
-                "line (prompt; or question_id, category, turns), or FILE.txt with a prompt a line."
-            )
+            raise DatasetError(f"dataset.path={path} is not a file. {_ONE_LINE_EACH}")
         return path
     if dataset.file is None:
-        raise DatasetError(
-            f"dataset={dataset.name} needs a file. Type dataset.path=FILE with one JSON object "
-            "a line (prompt; or question_id, category, turns), or FILE.txt with a prompt a line."
-        )
+        raise DatasetError(f"dataset={dataset.name} needs a file. {_ONE_LINE_EACH}")
     if dataset.shipped:
-        return ASSETS / str(dataset.file)
+        return ASSETS / dataset.file
     if data_dir is not None:
         folder = typed_path(data_dir)
         if not folder.is_dir():
             raise DatasetError(f"data_dir={folder} is not a folder. Type data_dir=FOLDER.")
-        if (folder / str(dataset.file)).is_file():
-            return folder / str(dataset.file)
+        if (folder / dataset.file).is_file():
+            return folder / dataset.file
     if dataset.hub is None:
-        raise DatasetError(_missing(dataset, data_dir, "it is not on the hub"))
+        raise DatasetError(_missing(dataset, dataset.file, data_dir, "it is not on the hub"))
     return None
 
 
-def _missing(dataset: DatasetConfig, data_dir: str | Path | None, reason: str) -> str:
-    looked = f"not in data_dir={data_dir}" if data_dir is not None else "data_dir is not set"
+def _missing(
+    dataset: DatasetConfig, file: str | None, data_dir: str | Path | None, reason: str
+) -> str:
+    place = f"not in data_dir={data_dir}" if data_dir is not None else "data_dir is not set"
     fetch = f", or, with network, {dataset.fetch}" if dataset.fetch else ""
     return (
-        f"dataset={dataset.name}: the file {dataset.file} is missing ({looked}) and {reason}."
-        f" Place {dataset.file} into a folder and type data_dir=FOLDER{fetch}."
+        f"dataset={dataset.name}: the file {file} is missing ({place}) and {reason}."
+        f" Place {file} into a folder and type data_dir=FOLDER{fetch}."
     )
 
 
@@ -162,45 +157,33 @@ def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
     kind = path.with_suffix("").suffix if packed else path.suffix
     with cast("IO[bytes]", gzip.open(path) if packed else path.open("rb")) as handle:
         for number, line in enumerate(_lines(handle, path), start=1):
+            row = _Row(str(path), number, {}, columns)
             try:
                 text = line.decode().strip(BYTE_ORDER_MARK).strip()
                 if not text:
                     continue
-                if kind == ".txt":  # a prompt a line
-                    yield _Row(str(path), number, {"prompt": text}, columns)
-                    continue
-                values = parse_json(line)
+                values = {"prompt": text} if kind == ".txt" else parse_json(line)
             except UnicodeDecodeError as error:
-                raise DatasetError(f"{path}, line {number}: not UTF-8 ({error.reason})") from error
+                raise row.error(f"not UTF-8 ({error.reason})") from error
             except ValueError as error:
-                raise DatasetError(
-                    f"{path}, line {number}: not JSON ({error}). A line must be as "
-                    '{"prompt": "..."}; only in FILE.txt it is the prompt itself.'
+                raise row.error(
+                    f'not JSON ({error}). A line must be as {{"prompt": "..."}}; only in FILE.txt '
+                    "it is the prompt itself."
                 ) from error
             if not isinstance(values, dict):
-                kind = type(values).__name__
-                raise DatasetError(f"{path}, line {number}: not a JSON object but a {kind}")
-            yield _Row(str(path), number, values, columns)
+                raise row.error(f"not a JSON object but a {type(values).__name__}")
+            yield replace(row, values=values)
 
 
 def _lines(handle: IO[bytes], path: Path) -> Iterator[bytes]:
-    """The lines of a file of questions, none of which is endless."""
-    number = 0
     try:
-        while line := handle.readline(_LINE_BYTES + 1):
-            number += 1
-            if len(line) > _LINE_BYTES:
-                raise DatasetError(
-                    f"{path}, line {number}: longer than {_LINE_BYTES >> 20} MiB, which no model's "
-                    "context holds. Cut the question, or leave it out."
-                )
-            yield line
+        yield from handle
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DatasetError(f"{path}: not a whole gzip file ({error}).") from error
 
 
 def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Iterator[_Row]:
-    """Rows of a data set on the hub; case ids are line numbers where it has none.
+    """Give the rows of a data set on the hub; case ids are line numbers where it has none.
 
     Raises:
         DatasetError: the hub cannot be reached or does not have it.
@@ -219,11 +202,9 @@ def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Itera
             # The library passes on whatever its network and file layers raise.
             text = " ".join(str(error).split())[:_HUB_ERROR_CHARACTERS] or type(error).__name__
             reason = f"the hub (id {hub.id}, revision {hub.revision}) did not give it: {text}"
-            raise DatasetError(_missing(dataset, None, reason)) from error
+            raise DatasetError(_missing(dataset, dataset.file, None, reason)) from error
         place = f"hub:{hub.id}/{config or 'default'}"
-        for index, values in enumerate(rows):
-            if hub.rows_per_config is not None and index >= hub.rows_per_config:
-                break
+        for values in islice(rows, hub.rows_per_config):
             number += 1
             yield _Row(place, number, dict(values), columns)
 
@@ -231,13 +212,13 @@ def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Itera
 # --- one row to one case --------------------------------------------------------------------------
 
 
-def _kept(row: _Row, rows: RowsConfig | None) -> bool:
+def _selected(row: _Row, rows: RowsConfig | None) -> bool:
     if rows is None:
         return True
     value = row.number if rows.column is None else row.column(rows.column)
     if isinstance(value, bool) or not isinstance(value, int):
         raise row.error(f"the column {rows.column!r} must be a whole number, not {value!r}")
-    return int(rows.first) <= value <= int(rows.last)
+    return rows.first <= value <= rows.last
 
 
 def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
@@ -249,33 +230,25 @@ def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
     case_id = row.number if columns["id"] is None else row.column(columns["id"])
     if isinstance(case_id, bool) or not isinstance(case_id, int | str) or case_id == "":
         raise row.error(f"the id must be a number or a text, not {case_id!r}")
-    if columns["category"] is None:
-        category = dataset.category or dataset.name
-    else:
+    category = dataset.category or dataset.name
+    if columns["category"] is not None:
         category = row.column(columns["category"])
     if not isinstance(category, str) or not category:
         raise row.error(f"the category must be a text, not {category!r}")
     if bare:
-        turns = _turns(replace(row, values={"prompt": [row.values["prompt"]]}), "prompt")
+        turns = _texts(row, "prompt", [row.values["prompt"]])
     elif columns["turns"]:
-        turns = _turns(row, columns["turns"])
+        turns = _texts(row, columns["turns"], row.column(columns["turns"]))
     else:
         turns = (_filled(dataset.prompts[dataset.prompt_form], row, shots),)
     task = dataset.task or task_of(category)
     if OVERALL in (category, task):
         raise row.error(f"tables call all categories together {OVERALL!r}: rename this category")
-    reference = columns["reference"]
-    return Case(
-        case_id=str(case_id),
-        category=category,
-        task=task,
-        turns=turns,
-        reference=row.values.get(reference) if reference else None,
-    )
+    reference = row.values.get(columns["reference"]) if columns["reference"] else None
+    return Case(str(case_id), category, task, turns, reference)
 
 
-def _turns(row: _Row, column: str) -> tuple[str, ...]:
-    turns = row.column(column)
+def _texts(row: _Row, column: str, turns: Any) -> tuple[str, ...]:
     if not isinstance(turns, list) or not turns:
         raise row.error(f"{column!r} must be a list of texts that is not empty")
     for i, turn in enumerate(turns):
@@ -290,12 +263,10 @@ def _shots(dataset: DatasetConfig, data_dir: str | Path | None) -> str:
         return ""
     path = typed_path(data_dir) / str(dataset.shots) if data_dir is not None else None
     if path is None or not path.is_file():
-        looked = "data_dir is not set" if path is None else f"not in data_dir={data_dir}"
+        reason = f"dataset.prompt_form={dataset.prompt_form} begins with the examples in it"
         raise DatasetError(
-            f"dataset.prompt_form={dataset.prompt_form} begins with worked examples, and the file "
-            f"{dataset.shots} is missing ({looked}). Place it into a folder (one JSON object a "
-            f"line: question, answer) and type data_dir=FOLDER, or, with network, {dataset.fetch}; "
-            "or type dataset.prompt_form=default for prompts without examples."
+            f"{_missing(dataset, dataset.shots, data_dir, reason)} It has one JSON object a line "
+            "(question, answer). Or type dataset.prompt_form=default for prompts without examples."
         )
     return "".join(_filled(dataset.shot, row) for row in _file_rows(path, {}))
 
@@ -313,7 +284,7 @@ def _filled(template: str, row: _Row, shots: str = "") -> str:
         elif isinstance(value, str):
             values[f"{key}_stripped"] = value.strip()
     try:
-        prompt = str(template).format_map(values)
+        prompt = template.format_map(values)
     except KeyError as error:
         row.column(str(error.args[0]))
         raise
@@ -328,62 +299,59 @@ def _filled(template: str, row: _Row, shots: str = "") -> str:
 
 
 def _select(cases: list[Case], dataset: DatasetConfig) -> list[Case]:
-    apart = set(map(str, dataset.selection))
+    selection = set(map(str, dataset.selection))
     if dataset.part == "selection":
-        cases = [case for case in cases if case.case_id in apart]
+        cases = [case for case in cases if case.case_id in selection]
         if not cases:
             raise DatasetError(f"dataset={dataset.name} has none of the ids in dataset.selection.")
     if dataset.tasks is not None:
-        known = {case.task for case in cases} | {case.category for case in cases}
+        names = {case.task for case in cases} | {case.category for case in cases}
         for name in dataset.tasks:
-            if name not in known:
-                raise unknown_name("task in dataset.tasks:", str(name), known)
-        wanted = set(dataset.tasks)
-        cases = [case for case in cases if case.task in wanted or case.category in wanted]
+            if name not in names:
+                raise unknown_name("task in dataset.tasks:", str(name), names)
+        cases = [case for case in cases if {case.task, case.category}.intersection(dataset.tasks)]
         if not cases:
             raise DatasetError("dataset.tasks=[] leaves no case: name a task, or type null.")
-    limit = dataset.limit
-    if limit is not None and limit < 1:
-        raise DatasetError(f"dataset.limit={limit} leaves no case: type a number from 1, or null.")
-    if dataset.part == "all" and limit is not None and limit < len(cases):
-        others = [case for case in cases if case.case_id not in apart]
+    limit = dataset.limit or len(cases)
+    if dataset.part == "all" and limit < len(cases):
+        others = [case for case in cases if case.case_id not in selection]
         cases = others if limit <= len(others) else cases
-    if limit is not None and limit < len(cases) and dataset.sample == "stratified":
+    if limit < len(cases) and dataset.sample == "stratified":
         # Before the shuffle, so that a run in mixed order answers the same questions as the others.
         cases = _stratified(cases, limit)
     if dataset.shuffle is not None:
-        cases = list(cases)
-        random.Random(int(dataset.shuffle)).shuffle(cases)
-    chosen = cases[:limit]
-    return interleaved(chosen) if dataset.order == "interleaved" else chosen
+        random.Random(dataset.shuffle).shuffle(cases)
+    cases = cases[:limit]
+    return interleaved(cases) if dataset.order == "interleaved" else cases
+
+
+def _by_task(cases: list[Case]) -> dict[str, list[int]]:
+    """The indices of the cases of each task."""
+    indices: dict[str, list[int]] = {}
+    for i, case in enumerate(cases):
+        indices.setdefault(case.task, []).append(i)
+    return indices
 
 
 def interleaved(cases: list[Case]) -> list[Case]:
-    """The same cases, those of each task evenly spread and in their order."""
-    members: dict[str, list[Case]] = {}
-    for case in cases:
-        members.setdefault(case.task, []).append(case)
-    spots = [
-        ((2 * i + 1) / len(own), case) for own in members.values() for i, case in enumerate(own)
-    ]
-    return [case for _, case in sorted(spots, key=lambda spot: spot[0])]
+    """Give the same cases, those of each task evenly spread and in their order."""
+    spots = {
+        i: (2 * nth + 1) / len(indices)
+        for indices in _by_task(cases).values()
+        for nth, i in enumerate(indices)
+    }
+    return [cases[i] for i in sorted(spots, key=spots.__getitem__)]
 
 
 def _stratified(cases: list[Case], limit: int) -> list[Case]:
     """``limit`` cases, evenly over the tasks and evenly spaced within each, in their order."""
-    members: dict[str, list[int]] = {}
-    for index, case in enumerate(cases):
-        members.setdefault(case.task, []).append(index)
-    shares = dict.fromkeys(members, 0)
-    left = limit
-    while left:
-        for task, indices in members.items():
-            if left and shares[task] < len(indices):
-                shares[task] += 1
-                left -= 1
+    by_task = _by_task(cases)
+    # A round gives one more to each task that has one left.
+    rounds = [(nth, task) for task, indices in by_task.items() for nth in range(len(indices))]
+    shares = Counter(task for _, task in sorted(rounds, key=lambda turn: turn[0])[:limit])
     chosen: list[int] = []
-    for task, indices in members.items():
-        share, n = shares[task], len(indices)
+    for task, share in shares.items():
+        indices = by_task[task]
         # The middles of `share` equal parts: neither the first nor the last case is favoured.
-        chosen += [indices[(2 * i + 1) * n // (2 * share)] for i in range(share)]
+        chosen += [indices[(2 * i + 1) * len(indices) // (2 * share)] for i in range(share)]
     return [cases[index] for index in sorted(chosen)]

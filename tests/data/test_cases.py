@@ -582,9 +582,3 @@ def test_compressed_questions_are_read_and_broken_ones_refused(tmp_path):
     packed.write_bytes(packed.read_bytes()[:-12])
     with pytest.raises(DatasetError, match="not a whole gzip file"):
         load(packed)
-
-
-def test_an_endless_line_is_refused_before_it_is_read(tmp_path):
-    path = write(tmp_path / "long.jsonl", [question(1), question(2, turns=["x" * (5 << 20)])])
-    with pytest.raises(DatasetError, match="line 2: longer than 4 MiB"):
-        load(path)
