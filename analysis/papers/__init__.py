@@ -6,56 +6,43 @@ kinds of :mod:`analysis.papers.reproduction` cannot make is in :mod:`analysis.pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from analysis.papers import odd_panels
+from analysis.papers import odd_panels as odd
 from analysis.papers import reproduction as kinds
-from analysis.papers.reproduction import FigureKind, Reproduction, TableKind
+from analysis.papers.reproduction import Reproduction
 from analysis.runs.comparisons import by_timing
 from analysis.runs.load import Run
 
 _FILE = Path(__file__).with_name("reproductions.yaml")
-# Kinds by their keys in the file.
-_TABLE_KINDS: Mapping[str, Callable[..., Any]] = {
-    "by_task": kinds.task_tables,
-    "settings": kinds.settings_tables,
-    "columns": kinds.column_tables,
-}
-_FIGURE_KINDS: Mapping[str, Callable[..., Any]] = {
-    "data_set_bars": kinds.data_set_bars,
-    "model_bars": kinds.model_bars,
-    "task_bars": kinds.task_bars,
-    "heatmaps": kinds.knob_heatmaps,
-    "lines": kinds.knob_lines,
-}
+# The keys that are kinds, of tables and of figures: functions of the module.
+_TABLES = ("by_task", "settings", "columns")
+_FIGURES = ("data_set_bars", "model_bars", "task_bars", "heatmaps", "lines")
 # What no kind makes, by experiment: its table and its picture.
-_ODD: Mapping[str, tuple[TableKind, FigureKind | None]] = {
-    "draft_models": (odd_panels.draft_model_tables, None),
-    "ngrammys_figure1": (odd_panels.slowdown_table, odd_panels.slowdown_pictures),
-    "ngrammys_figure4": (odd_panels.row_table, odd_panels.row_bars),
-    "ngrammys_table1": (odd_panels.best_settings_table, None),
-    "specbench_board": (odd_panels.board_tables, odd_panels.board_heatmaps),
-    "ssd_stream": (odd_panels.stream_table, odd_panels.stream_lines),
-    "token_recycling_figure4": (odd_panels.phase_table, odd_panels.phase_bars),
+_ODD: Mapping[str, tuple[Any, ...]] = {
+    "draft_models": (odd.draft_model_tables,),
+    "ngrammys_figure1": (odd.slowdown_table, odd.slowdown_pictures),
+    "ngrammys_figure4": (odd.row_table, odd.row_bars),
+    "ngrammys_table1": (odd.best_settings_table,),
+    "specbench_board": (odd.board_tables, odd.board_heatmaps),
+    "ssd_stream": (odd.stream_table, odd.stream_lines),
+    "token_recycling_figure4": (odd.phase_table, odd.phase_bars),
 }
 
 
 def _reproduction(name: str, about: dict[str, Any]) -> Reproduction:
     """One entry of the file: a kind has its arguments, everything else is the reproduction's."""
-    tables: list[TableKind] = [
-        partial(of, **about.pop(key)) for key, of in _TABLE_KINDS.items() if key in about
-    ]
-    figures: list[FigureKind] = [
-        partial(of, **about.pop(key)) for key, of in _FIGURE_KINDS.items() if key in about
-    ]
-    table, figure = _ODD.get(name, (None, None))
-    tables += [table] if table else []
-    figures += [figure] if figure else []
+    tables, figures = (
+        [partial(getattr(kinds, key), **about.pop(key)) for key in keys if key in about]
+        for keys in (_TABLES, _FIGURES)
+    )
+    of_its_own = _ODD.get(name, ())
+    tables, figures = [*tables, *of_its_own[:1]], [*figures, *of_its_own[1:]]
     return Reproduction(name, table_kinds=tables, figure_kinds=figures, **about)
 
 
@@ -66,11 +53,11 @@ REPRODUCTIONS = tuple(
 
 
 def by_reproduction(runs: Sequence[Run]) -> tuple[list[tuple[Reproduction, list[Run]]], list[Run]]:
-    """The reproductions that the runs are for, each with its runs; and the other runs.
+    """Return the reproductions that the runs are for, each with its runs; and the other runs.
 
     A reproduction with measured runs and predicted ones is there once for each.
     """
-    made = []
+    reproduced = []
     used: set[str | None] = set()
     for reproduction in REPRODUCTIONS:
         members = [run for run in runs if run.experiment in reproduction.experiments]
@@ -79,6 +66,6 @@ def by_reproduction(runs: Sequence[Run]) -> tuple[list[tuple[Reproduction, list[
             others = [run for run in runs if run.experiment in reproduction.instead]
             members += [run for run in others if run.model not in models]
         if members:
-            made += [(reproduction, group) for group in by_timing(members)]
+            reproduced += [(reproduction, group) for group in by_timing(members)]
             used |= set(reproduction.experiments)
-    return made, [run for run in runs if run.experiment not in used and run.records]
+    return reproduced, [run for run in runs if run.experiment not in used and run.records]

@@ -61,13 +61,14 @@ def _drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
 
 def claimed_words(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
     """Return for which models and hardware the diamonds were claimed; "" without any."""
-    return claimed_for(
+    entries = [entry for comparison in comparisons for entry in comparison.ranked]
+    drawn = [
         entry.claim
-        for comparison in comparisons
-        for entry in comparison.ranked
+        for entry in entries
         if entry.claim
-        and any(entry.claim.values.get(key) and _drawn_claim(entry, key) for key in metrics)
-    )
+        and any(_drawn_claim(entry, key) and entry.claim.values.get(key) for key in metrics)
+    ]
+    return claimed_for(drawn)
 
 
 def claimed_for(claims: Iterable[Claim]) -> str:
@@ -87,7 +88,7 @@ def claims_beside(comparisons: Iterable[ComparedRuns]) -> list[Claim]:
 
 
 def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> list[Point]:
-    """What is claimed for the entry, at a place; empty where nothing may stand there."""
+    """Return what is claimed for the entry, at a place; empty where nothing may stand there."""
     claim = _drawn_claim(entry, key)
     value = claim.value(key, task) if claim else None
     if claim is None or value is None:
@@ -97,16 +98,14 @@ def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL)
 
 def speedups(comparisons: Sequence[ComparedRuns]) -> list[Series]:
     """Draw the speedup of each label that may have a standing, a point a comparison."""
-    places: dict[str, list[tuple[int, ComparedLabel]]] = {}
+    lines: dict[str, tuple[str, list[Point], list[Point]]] = {}
     for x, comparison in enumerate(comparisons):
         for entry in comparison.ranked:
-            places.setdefault(comparison.name_of(entry), []).append((x, entry))
+            name = comparison.name_of(entry)
+            _, points, claimed = lines.setdefault(name, (entry.method, [], []))
+            points.append(Point.at(x, entry.measured("speedup")))
+            claimed += claimed_point(x, entry, "speedup")
     return [
-        Series(
-            name,
-            placed[0][1].method,
-            [Point.at(x, entry.measured("speedup")) for x, entry in placed],
-            claimed=[point for x, entry in placed for point in claimed_point(x, entry, "speedup")],
-        )
-        for name, placed in places.items()
+        Series(name, method, points, claimed=claimed)
+        for name, (method, points, claimed) in lines.items()
     ]

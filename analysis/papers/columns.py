@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from analysis.runs import acceptance
-from analysis.runs.acceptance import draft_passes, draft_tokens
+from analysis.runs.acceptance import draft_passes, draft_tokens, drafter_count
 from analysis.runs.claims import Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.estimates import decoded_tokens, pooled_ratio, steps
 from analysis.tabular.comparison_tables import claimed_cell, context_cells
 from specbench.results.decision import OUTPUTS, case_cell, outputs_cell
-from specbench.results.estimate import ABSENT, Cell, Estimate
+from specbench.results.estimate import ABSENT, Cell, Estimate, Fact
 from specbench.results.records import CaseRecord
 from specbench.results.tasks import OVERALL
 
@@ -20,6 +20,20 @@ CONTEXT = "context"  # the columns of what a speedup stands on
 SPEEDUP = "speedup [95 %]"
 # By method, the knob of its store's size.
 _STORES = {"ssd": "buffer_tokens", "rest": "store_tokens"}
+
+
+def _devices(entry: ComparedLabel) -> str:
+    """``1 of 2`` where two were configured and one did it."""
+    used, configured = drafter_count("devices"), drafter_count("devices_asked")
+    counted = [(used(record), configured(record)) for record in entry.records]
+    counts = sorted({(int(n), int(of or n)) for n, of in counted if n is not None})
+    return ", ".join(str(n) if n == of else f"{n} of {of}" for n, of in counts) or ABSENT
+
+
+def _memory(entry: ComparedLabel) -> Fact:
+    sizes = {part: size / 1e9 for part, size in entry.run.memory(entry.label).items()}
+    words = " + ".join(f"{sizes[part]:.2f}" for part in ("target", "draft") if part in sizes)
+    return Fact(words, {f"{part} memory, GB": sizes[part] for part in sizes})
 
 
 def _ratio(
@@ -50,6 +64,8 @@ _CELLS: Mapping[str, Callable[[ComparedLabel], Cell]] = {
     "draft Params × L_new": lambda e: acceptance.load_of_pass(
         acceptance.rows_of_draft_pass(e), e.run.parameters(e.label)
     ),
+    "devices": _devices,
+    "memory, GB": _memory,
     "cases": lambda e: case_cell(e.overall),
     OUTPUTS: lambda e: outputs_cell(e.overall),
     "verdict": lambda e: e.verdict(),

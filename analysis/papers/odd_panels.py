@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from analysis.papers.claimed import claimed_for, claimed_words, claims_beside
+from analysis.papers.claimed import claimed_for, claims_beside
 from analysis.papers.columns import CONTEXT, SPEEDUP, cells, task_cells
-from analysis.papers.reproduction import Pictures, Reproduction, Row, after, picture_text, pictures
+from analysis.papers.reproduction import Pictures, Reproduction, Row, after, pictures
 from analysis.plots.charts import Panel, Point, Series, curves, stacked_bars
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.style import Drawing, unit_of
-from analysis.runs.acceptance import drafter_count, phase_share, stream_parts
+from analysis.runs.acceptance import phase_share, stream_parts
 from analysis.runs.captions import captions
-from analysis.runs.claims import (
-    NOT_RUN,
-    OTHER_MODEL,
-    VERDICT_RULE,
-    VERDICT_WORDS,
-    Claim,
-    load_claims,
-)
+from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
 from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import claimed_cell, claimed_cells, rows_once, with_rule
+from analysis.tabular.comparison_tables import claimed_cells, rows_once, with_rule
 from analysis.tabular.table import ResultTable
 from specbench.results.decision import OUTPUTS, case_cell, leader_words
 from specbench.results.estimate import ABSENT, Cell, Estimate, Fact
@@ -73,7 +66,7 @@ def slowdown_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTabl
 
 
 def slowdown_pictures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
-    """Draw one picture per model."""
+    """Draw one picture per model: a heatmap for each number of cached tokens."""
     for run in runs:
         assert run.surface is not None
         grids = [
@@ -174,13 +167,17 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[Resul
     comparisons = of.comparisons(runs)
     rows: list[Row] = []
     notes: list[str] = []
+
+    def add(entry: ComparedLabel, setting: str, name: str, claim: Claim | None) -> None:
+        rows.append(_setting_row(entry, setting, claim))
+        notes.extend([entry.note(name, claim)] if claim else [])
+
     for comparison in comparisons:
         model, dataset = comparison.model, comparison.dataset
         for entry in comparison.drafting:
             setting = _pair(entry.knobs) if entry.method == method else entry.label
-            claim = entry.claim if entry.claim and entry.claim.model == model else None
-            rows.append(_setting_row(entry, setting, claim))
-            notes += [entry.note(setting, claim)] if claim else []
+            same_model = entry.claim is not None and entry.claim.model == model
+            add(entry, setting, setting, entry.claim if same_model else None)
         ranked = [entry for entry in comparison.ranked if entry.method == method]
         timed = [entry for entry in ranked if entry.overall["speedup"] is not None]
         if not timed:
@@ -190,11 +187,9 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[Resul
         words = leader_words([_pair(entry.knobs) for entry in (best, *others)])
         unknown = ", which the data cannot part" if others else ""
         notes.append(f"(k*, w*) of {comparison.title}: {words}{unknown}.")
-        wanted = ("best", method, model, dataset)
-        stated = [c for c in of.own_claims if (c.setting, c.method, c.model, c.dataset) == wanted]
-        claim = stated[0] if stated else None
-        rows.append(_setting_row(best, f"(k*, w*) = {_pair(best.knobs)}", claim))
-        notes += [best.note("(k*, w*)", claim)] if claim else []
+        place = ("best", method, model, dataset)
+        stated = [c for c in of.own_claims if (c.setting, c.method, c.model, c.dataset) == place]
+        add(best, f"(k*, w*) = {_pair(best.knobs)}", "(k*, w*)", next(iter(stated), None))
     run_here = [(c.dataset, e.method, e.run.model) for c in comparisons for e in c.entries]
     for claim in of.own_claims:
         models = [model for *place, model in run_here if place == [claim.dataset, claim.method]]
@@ -240,35 +235,32 @@ def _setting_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> Row
 _STREAM_PARTS = 5  # parts of the stream; its interval needs several requests in each
 
 
-def _over_stream(entry: ComparedLabel, key: str) -> list[tuple[float, int, Estimate]]:
-    """MAT or tokens/s over the stream: tokens in the store, requests that count, the number."""
+def _over_stream(entry: ComparedLabel) -> Iterator[tuple[float, dict[str, tuple[int, Estimate]]]]:
+    """Tokens in the store, and of MAT and tokens/s how many requests count, and the number."""
     run = entry.run
-    parts = stream_parts([r for r in run.records if r.label == entry.label], _STREAM_PARTS)
-    if key == "mat":
-        return [(size, len(turns), mat(turns, run.seed)) for size, turns in parts]
     timed = {(record.repeat, record.case_id) for record in timed_turns(run.records, run.labels)}
-    found = []
-    for size, turns in parts:
-        turns = [turn for turn in turns if (turn.repeat, turn.case_id) in timed]
-        found.append((size, len(turns), tokens_per_s(turns, run.seed)))
-    return found
+    own = [record for record in run.records if record.label == entry.label]
+    for size, turns in stream_parts(own, _STREAM_PARTS):
+        clocked = [turn for turn in turns if (turn.repeat, turn.case_id) in timed]
+        speed = tokens_per_s(clocked, run.seed)
+        numbers = {"mat": (len(turns), mat(turns, run.seed)), "tokens_per_s": (len(clocked), speed)}
+        yield size, numbers
 
 
 def stream_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     """Tabulate MAT and tokens/s in each part of the stream."""
 
     def rows_of(comparison: ComparedRuns, entry: ComparedLabel) -> list[Row]:
-        accepted, speeds = (_over_stream(entry, key) for key in ("mat", "tokens_per_s"))
         return [
             {
                 "method": comparison.name_of(entry),
                 "tokens of finished requests": f"{size:.0f}",
-                "requests": str(n),
-                "MAT [95 %]": mean,
-                "timed": str(n_timed),
-                "tokens/s [95 %]": speed,
+                "requests": str(numbers["mat"][0]),
+                "MAT [95 %]": numbers["mat"][1],
+                "timed": str(numbers["tokens_per_s"][0]),
+                "tokens/s [95 %]": numbers["tokens_per_s"][1],
             }
-            for (size, n, mean), (_, n_timed, speed) in zip(accepted, speeds, strict=True)
+            for size, numbers in _over_stream(entry)
         ]
 
     return _table_of_labels(of, runs, "SSD over the stream of requests", rows_of)
@@ -277,18 +269,20 @@ def stream_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]
 def stream_lines(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw MAT and tokens/s over the tokens of finished requests."""
 
+    def panel(comparison: ComparedRuns, key: str) -> Panel:
+        series = [
+            Series(
+                comparison.name_of(entry),
+                entry.method,
+                [Point.at(size, numbers[key][1]) for size, numbers in _over_stream(entry)],
+            )
+            for entry in comparison.entries
+            if entry.ranked
+        ]
+        return Panel.of(key, comparison.timing, series, "tokens of finished requests")
+
     def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
-        (comparison,) = members
-        panels = []
-        for key in ("mat", "tokens_per_s"):
-            series = []
-            for entry in comparison.entries:
-                if entry.ranked:
-                    points = [Point.at(size, value) for size, _, value in _over_stream(entry, key)]
-                    series.append(Series(comparison.name_of(entry), entry.method, points))
-            xlabel = "tokens of finished requests"
-            panels.append(Panel.of(key, comparison.timing, series, xlabel))
-        return curves([panels], title, text)
+        return curves([[panel(members[0], key) for key in ("mat", "tokens_per_s")]], title, text)
 
     return pictures(of, runs, draw, place="SSD, over the stream of requests", by_data=True)
 
@@ -409,31 +403,31 @@ def _fastest_first(comparison: ComparedRuns) -> list[ComparedLabel]:
 
 def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw of each comparison speedup and MAT, a row per method and a column per task."""
-    for comparison in of.comparisons(runs):
-        tasks = [*comparison.tasks, OVERALL]
-        # The first row is drawn at the bottom.
-        entries = [entry for entry in _fastest_first(comparison) if entry.ranked][::-1]
-        title = after(of.place, comparison.printed_title)
-        for key in ("speedup", "mat") if entries else ():
+    for key, even in (("speedup", 1.0), ("mat", None)):
+
+        def draw(
+            members: Sequence[ComparedRuns],
+            title: str,
+            text: str,
+            key: str = key,
+            even: float | None = even,
+        ) -> Drawing:
+            (comparison,) = members
             numbers = {
                 (comparison.name_of(entry), HEADINGS.get(task, task)): entry.measured(key, task)
-                for entry in entries
-                for task in tasks
+                for entry in reversed(_fastest_first(comparison))  # the first is drawn below
+                if entry.ranked
+                for task in (*comparison.tasks, OVERALL)
             }
-            grid = HeatmapGrid("", numbers)
-            text = picture_text([comparison], claimed_words([comparison], key))
-            unit, even = unit_of(key, comparison.timing), 1.0 if key == "speedup" else None
-            figure = heatmaps([grid], "task", "method", unit, title, text, even)
-            yield f"{comparison.model}_{key}", figure
+            grid, unit = HeatmapGrid("", numbers), unit_of(key, comparison.timing)
+            return heatmaps([grid], "task", "method", unit, title, text, even)
+
+        for stem, figure in pictures(of, runs, draw, claimed=(key,)):
+            yield f"{stem}_{key}", figure
 
 
-# --- The methods with a draft model: what each gains and takes, and what each paper claims --------
+# --- The methods with a draft model: what each gains and takes ------------------------------------
 
-_CLAIMS_TEXT = (
-    "Of each source its largest speedup at the run's temperature. CARD's paper gives CARD one GPU "
-    "more than plain decoding and ran the others' code itself; PEARL's draft needs a GPU of its "
-    "own. Load: Params × L_new. No source states memory or draft passes per token."
-)
 _DRAFT_COLUMNS = (
     "model", "method", "MAT [95 %]", SPEEDUP, CONTEXT, "draft share [95 %]", "hit rate [95 %]",
     "draft passes [95 %]", "draft tokens [95 %]", "target Params × L_new", "draft Params × L_new",
@@ -446,74 +440,24 @@ _DRAFT_SHORT = (
 
 
 def draft_model_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
-    """Tabulate what was measured, and below it what each paper claims."""
-    # The clock inside the steps costs time: speeds come from the other runs, if any.
-    timed = [run for run in runs if not run.phases] or list(runs)
-    comparisons = make_comparisons(timed, claims=())
-    entries = [(comparison, entry) for comparison in comparisons for entry in comparison.drafting]
+    """Tabulate what each method gains and what it takes.
+
+    The clock inside the steps costs time: speeds come from runs without it, if there are any.
+    """
+    timed = make_comparisons([run for run in runs if not run.phases] or runs, claims=())
     phased = make_comparisons([run for run in runs if run.phases], claims=())
     inside = {_key(entry): entry for comparison in phased for entry in comparison.drafting}
     rows = []
-    for comparison, entry in entries:
-        clocked = inside.get(_key(entry))
-        known = clocked is not None and clocked.run.tells_draft_time(entry.label)
-        sizes = {part: size / 1e9 for part, size in entry.run.memory(entry.label).items()}
-        words = " + ".join(f"{sizes[part]:.2f}" for part in ("target", "draft") if part in sizes)
-        others: dict[str, Cell] = {
-            "draft share [95 %]": phase_share(clocked) if clocked and known else Estimate(None),
-            "devices": _devices(entry),
-            "memory, GB": Fact(words, {f"{part} memory, GB": sizes[part] for part in sizes}),
-        }
-        rows.append(cells(comparison, entry, _DRAFT_COLUMNS, others))
-    text = captions(comparisons, of.text)
+    for comparison in timed:
+        for entry in comparison.drafting:
+            clocked = inside.get(_key(entry))
+            known = clocked is not None and clocked.run.tells_draft_time(entry.label)
+            share: Cell = phase_share(clocked) if clocked and known else Estimate(None)
+            rows.append(cells(comparison, entry, _DRAFT_COLUMNS, {"draft share [95 %]": share}))
+    text = captions(timed, of.text)
     yield ResultTable.of("Draft models: gains and resources", text, rows, short=_DRAFT_SHORT)
-    claims = [_claim_row(c, e, claim) for c, e in entries for claim in _largest_claims(e)]
-    text = captions(comparisons, _CLAIMS_TEXT)
-    rule = [VERDICT_RULE, VERDICT_WORDS]
-    yield ResultTable.of("Draft models: claimed and measured", text, claims, rule)
 
 
 def _key(entry: ComparedLabel) -> tuple[object, ...]:
     run = entry.run
     return (run.model, run.dataset, conditions(run), run.manifest.prompt_set_hash, entry.label)
-
-
-def _devices(entry: ComparedLabel) -> str:
-    """``1 of 2`` where two were configured and one did it."""
-    used, configured = drafter_count("devices"), drafter_count("devices_asked")
-    counted = [(used(record), configured(record)) for record in entry.records]
-    counts = sorted({(int(n), int(of or n)) for n, of in counted if n is not None})
-    return ", ".join(str(n) if n == of else f"{n} of {of}" for n, of in counts) or ABSENT
-
-
-def _largest_claims(entry: ComparedLabel) -> list[Claim]:
-    """Of each paper that has numbers for the method, the claim of the largest speedup."""
-    largest: dict[str, Claim] = {}
-    for claim in load_claims():
-        speedup, same = claim.value("speedup"), claim.temperature == entry.run.temperature
-        if claim.method == entry.method and same and speedup and not (claim.over or claim.quoted):
-            before = largest.setdefault(claim.paper, claim)
-            largest[claim.paper] = claim if speedup > (before.value("speedup") or 0) else before
-    return list(largest.values())
-
-
-def _claim_row(comparison: ComparedRuns, entry: ComparedLabel, claim: Claim) -> Row:
-    run = entry.run
-    # Params × L_new of target and draft, where the same paper states them for the method.
-    same = [c for c in load_claims() if (c.paper, c.method) == (claim.paper, claim.method)]
-    loads = next((c for c in same if c.value("target_load") and c.value("draft_load")), None)
-    same_data = claim.dataset == run.dataset
-    models = claim.model if claim.draft is None else f"{claim.model} with {claim.draft}"
-    return {
-        **cells(comparison, entry, ("method", "MAT [95 %]", SPEEDUP, CONTEXT, "cases")),
-        "measured on": f"{run.model}, {run.dataset}, {run.hardware}",
-        "claimed MAT": claimed_cell(claim, "mat"),
-        "claimed speedup": claimed_cell(claim, "speedup"),
-        "claimed for": f"{models}, {claim.dataset}",
-        "claimed on": claim.hardware,
-        "GPUs": ABSENT if claim.gpu is None else str(claim.gpu_count),
-        "claimed target load": claimed_cell(loads, "target_load"),
-        "claimed draft load": claimed_cell(loads, "draft_load"),
-        "claimed in": f"{claim.paper}, {claim.source}",
-        "verdict": entry.verdict(claim=claim) if same_data else "other data",
-    }

@@ -1,4 +1,7 @@
-"""What a reproduction is, and the kinds of table and figure that ``reproductions.yaml`` names."""
+"""What a reproduction is, and the kinds of table and figure that ``reproductions.yaml`` names.
+
+A kind is a function of this module, called with the reproduction, its runs and its arguments there.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +44,8 @@ from specbench.results.names import display_name
 Pictures: TypeAlias = Iterable[tuple[str, Drawing]]
 TableKind: TypeAlias = "Callable[[Reproduction, Sequence[Run]], Iterable[ResultTable]]"
 FigureKind: TypeAlias = "Callable[[Reproduction, Sequence[Run]], Pictures]"
-# Of comparisons that share a picture, with its title and caption.
-Draw: TypeAlias = Callable[[Sequence[ComparedRuns], str, str], Drawing]
+# Of comparisons that share a picture, with its title and caption; None without numbers.
+Draw: TypeAlias = Callable[[Sequence[ComparedRuns], str, str], Drawing | None]
 Row: TypeAlias = Mapping[str, Cell]
 
 # Of a line's points, what no row of a summary has.
@@ -96,7 +99,7 @@ def after(place: str, where: str) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def settings_tables(
+def settings(
     of: Reproduction,
     runs: Sequence[Run],
     *,
@@ -118,7 +121,7 @@ def settings_tables(
     yield settings_table(title, comparisons, of_entry, text, below)
 
 
-def task_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+def by_task(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
     """Tabulate of each comparison the methods, and where it has several tasks these, too."""
     for comparison in of.comparisons(runs):
         table = comparison_table(comparison, not_run=True)
@@ -128,7 +131,7 @@ def task_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
             yield task_table(comparison, f"{of.place} by task ({comparison.title})")
 
 
-def column_tables(
+def columns(
     of: Reproduction,
     runs: Sequence[Run],
     *,
@@ -168,15 +171,6 @@ def column_tables(
 # --- figures --------------------------------------------------------------------------------------
 
 
-def by_model(comparisons: Sequence[ComparedRuns]) -> list[list[ComparedRuns]]:
-    """Groups that one picture may show: they differ in data alone."""
-    groups: dict[tuple[object, ...], list[ComparedRuns]] = {}
-    for comparison in comparisons:
-        key = (comparison.model, conditions(comparison.runs[0]), comparison.estimator)
-        groups.setdefault(key, []).append(comparison)
-    return list(groups.values())
-
-
 def picture_text(comparisons: Sequence[ComparedRuns], words: str) -> str:
     """Return a picture's caption, which begins with what was left out for its wrong outputs."""
     wrong = " ".join(line for comparison in comparisons for line in wrong_words_of(comparison))
@@ -193,20 +187,24 @@ def pictures(
     by_data: bool = False,
     claimed: Sequence[str] = (),
 ) -> Pictures:
-    """Draw a picture per comparison, or ``per_model`` of all its data sets.
+    """Draw a picture per comparison, or ``per_model`` of those that differ in data alone.
 
     None where no label may be ranked. ``by_data``, file names have the data set after the model;
     of ``claimed`` metrics the caption lists the claims in place of the reproduction's text.
     """
-    comparisons = of.comparisons(runs)
-    for members in by_model(comparisons) if per_model else [[c] for c in comparisons]:
+    groups: dict[object, list[ComparedRuns]] = {}
+    for comparison in of.comparisons(runs):
+        alike = (comparison.model, conditions(comparison.runs[0]), comparison.estimator)
+        groups.setdefault(alike if per_model else id(comparison), []).append(comparison)
+    for members in groups.values():
         if not any(comparison.ranked for comparison in members):
             continue
         first = members[0]
-        where = display_name(first.model) if per_model else first.printed_title
+        where = first.printed_title if len(members) == 1 else display_name(first.model)
         words = claimed_words(members, *claimed) if claimed else of.text
-        stem = f"{first.model}_{first.dataset}" if by_data else first.model
-        yield stem, draw(members, after(place or of.place, where), picture_text(members, words))
+        figure = draw(members, after(place or of.place, where), picture_text(members, words))
+        if figure is not None:
+            yield f"{first.model}_{first.dataset}" if by_data else first.model, figure
 
 
 def task_bars(of: Reproduction, runs: Sequence[Run], *, by_data: bool = False) -> Pictures:
@@ -241,14 +239,13 @@ def model_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     ]
     if len(models) > 1:
         timing, series = comparisons[0].timing, speedups(comparisons)
-        panel = Panel.of("speedup", timing, series, title="by model", ticks=models)
-        panels.insert(0, panel)
+        panels.insert(0, Panel.of("speedup", timing, series, title="by model", ticks=models))
     text = picture_text(comparisons, claimed_words(comparisons, "speedup"))
     if any(comparison.ranked for comparison in comparisons):
         yield "", bars(panels, after(of.place, "by model and by task"), text)
 
 
-def knob_heatmaps(
+def heatmaps(
     of: Reproduction, runs: Sequence[Run], *, axes: Mapping[str, str], keys: Sequence[str]
 ) -> Pictures:
     """Draw a figure per model and key; of each data set a heatmap per method and other setting.
@@ -256,17 +253,17 @@ def knob_heatmaps(
     ``axes`` names by knob the vertical one, then the horizontal one; several ``keys`` (``speedup``,
     ``mat``) are in the file names.
     """
-    down, across = axes
     for key in keys:
-        for members in by_model(of.comparisons(runs)):
-            model = members[0].model
-            drawn = [replace(each, entries=each.ranked) for each in members]
-            swept = [sweep for each in drawn for sweep in sweeps(each, down, across)]
-            where = members[0].printed_title if len(members) == 1 else display_name(model)
-            title, text = after(of.place, where), picture_text(members, of.text)
-            figure = sweep_heatmaps(swept, (down, across), key, title, text, axes)
-            if figure is not None:
-                yield f"{model}_{key}" if len(keys) > 1 else model, figure
+
+        def draw(
+            members: Sequence[ComparedRuns], title: str, text: str, key: str = key
+        ) -> Drawing | None:
+            ranked = [replace(each, entries=each.ranked) for each in members]
+            swept = [sweep for each in ranked for sweep in sweeps(each, *axes)]
+            return sweep_heatmaps(swept, [*axes], key, title, text, axes)
+
+        for stem, figure in pictures(of, runs, draw, per_model=True):
+            yield f"{stem}_{key}" if len(keys) > 1 else stem, figure
 
 
 def _knob_panel(
@@ -289,42 +286,39 @@ def _knob_panel(
         name: of the one line of all entries; by default a line a method, or ``by`` label.
         published: whether the claims on the same data are drawn, too.
     """
-
-    def line_of(entry: ComparedLabel) -> tuple[str, str]:
-        """Name and look."""
+    conditions_met = (where or {}).items()
+    entries = [
+        entry
+        for entry in comparison.ranked
+        if all(entry.knobs.get(key) == value for key, value in conditions_met)
+    ]
+    placed: list[tuple[int, ComparedLabel]]
+    values = [knob_of(entry, knob) for entry in entries]
+    words = [value for value in values if isinstance(value, str)]
+    if words and len(words) == len(values):
+        placed, ticks = [*enumerate(entries)], words
+    else:
+        placed, ticks = along(entries, knob), None
+    lines: dict[tuple[str, str], list[Point]] = {}
+    for x, entry in placed:
+        line = (name or display_name(entry.method), entry.method)
         if by == "label":
             source = entry.label.partition("_")[0]
-            return entry.label.replace("_", ", w = "), f"{entry.method}/{source}"
-        return name or display_name(entry.method), entry.method
-
-    wanted = (where or {}).items()
-    ranked = comparison.ranked
-    entries = [e for e in ranked if all(e.knobs.get(k) == value for k, value in wanted)]
-    lines: dict[tuple[str, str], list[tuple[int, ComparedLabel]]] = {}
-    ticks = None
-    if entries and all(isinstance(knob_of(e, knob), str) for e in entries):
-        ticks = [str(knob_of(entry, knob)) for entry in entries]
-        lines = {(name, e.method): [*enumerate(entries)] for e in entries}
-    else:
-        for x, entry in along(entries, knob):
-            lines.setdefault(line_of(entry), []).append((x, entry))
-    of_entry = _BESIDE_ROWS.get(y)
-    series = [
-        Series(*line, [Point.at(x, of_entry(e) if of_entry else e.measured(y)) for x, e in placed])
-        for line, placed in lines.items()
-    ]
-    logs = [
-        Point(float(str(claim.knobs[knob])), value)
-        for claim in claims
-        if published and claim.dataset == comparison.dataset
-        if (value := claim.value(y)) is not None
-    ]
-    if logs and series:
+            line = (entry.label.replace("_", ", w = "), f"{entry.method}/{source}")
+        cell = _BESIDE_ROWS[y](entry) if y in _BESIDE_ROWS else entry.measured(y)
+        lines.setdefault(line, []).append(Point.at(x, cell))
+    series = [Series(*line, points) for line, points in lines.items()]
+    if published and series:
+        logs = [
+            Point(float(str(claim.knobs[knob])), claim.value(y))
+            for claim in claims
+            if claim.dataset == comparison.dataset and claim.value(y) is not None
+        ]
         series[0] = replace(series[0], claimed=logs)
     return Panel.of(y, comparison.timing, series, xlabel, title=title, ticks=ticks, log=log)
 
 
-def knob_lines(
+def lines(
     of: Reproduction,
     runs: Sequence[Run],
     *,
@@ -340,7 +334,8 @@ def knob_lines(
 
     def grid(comparison: ComparedRuns) -> list[list[Panel]]:
         rows = [[_knob_panel(comparison, key, of.own_claims, **p) for p in panels] for key in y]
-        rows = _beside([row for row in rows if any(map(_has_numbers, row))] or rows)
+        shown = [row for row in rows if any(line.drawn for panel in row for line in panel.series)]
+        rows = _beside(shown or rows)
         if how.get("per_model"):
             rows[0][0] = replace(rows[0][0], title=display_name(comparison.dataset))
         return rows
@@ -353,10 +348,6 @@ def knob_lines(
 
 def _beside(rows: list[list[Panel]]) -> list[list[Panel]]:
     return [[row[0] for row in rows]] if all(len(row) == 1 for row in rows) else rows
-
-
-def _has_numbers(panel: Panel) -> bool:
-    return any(series.drawn for series in panel.series)
 
 
 def along(entries: Iterable[ComparedLabel], knob: str) -> list[tuple[int, ComparedLabel]]:
