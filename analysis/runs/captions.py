@@ -21,12 +21,12 @@ def caption(comparison: ComparedRuns) -> str:
     first = comparison.runs[0]
     cases = cases_words(entry.overall for entry in comparison.entries)
     model = conditions_of(comparison)["model"]
-    own = f", {comparison.told}" if comparison.told else ""
-    head = f"{model} on {first.dataset}{own}: {cases}. {first.hardware}."
+    settings = f", {comparison.told}" if comparison.told else ""
+    head = f"{model} on {first.dataset}{settings}: {cases}. {first.hardware}."
     deciding = [warned for warned in warnings_of(comparison) if warned.decides]
     kinds = [warned.text for warned in deciding if warned.code in KINDS]
-    beside = (*KINDS, "REMARK")  # remarks are long, and stand in the conditions
-    others = [warned.text for warned in deciding if warned.code not in beside]
+    # Remarks are long, and stand in the conditions.
+    others = [warned.text for warned in deciding if warned.code not in (*KINDS, "REMARK")]
     return "\n".join(filter(None, [" ".join([*kinds, head]), " ".join(others)]))
 
 
@@ -39,11 +39,7 @@ def captions(comparisons: Iterable[ComparedRuns], *before: str) -> str:
 def conditions_of(comparison: ComparedRuns) -> Mapping[str, str]:
     """Tell what a comparison's numbers stand on; what differs between its runs side by side."""
     lines = joined(
-        conditions(
-            [record for record in run.records if record.label not in run.left_out],
-            run.manifest,
-            _rows(comparison, run.path),
-        )
+        conditions(run.counted, run.manifest, _rows(comparison, run.path))
         for run in comparison.runs
     )
     text = disturbance_text({e.run.path: e.disturbed for e in comparison.entries}.values())
@@ -52,13 +48,12 @@ def conditions_of(comparison: ComparedRuns) -> Mapping[str, str]:
 
 def warnings_of(comparison: ComparedRuns) -> list[Warned]:
     """Warn of what may mislead a reader of a comparison, each warning once."""
-    made: list[Warned] = []
+    warned: list[Warned] = []
     for run in comparison.runs:
-        counted = [record for record in run.records if record.label not in run.left_out]
         rows = _rows(comparison, run.path)
-        made += warnings(counted, run.manifest, rows, run.errors, run.left_out)
-        made += served_warnings(served_labels(counted, run.labels, baseline=run.baseline))
-    return list({warned.text: warned for warned in made}.values())
+        warned += warnings(run.counted, run.manifest, rows, run.errors, run.left_out)
+        warned += served_warnings(served_labels(run.counted, run.labels, baseline=run.baseline))
+    return list({warning.text: warning for warning in warned}.values())
 
 
 def _rows(comparison: ComparedRuns, path: object) -> list[SummaryRow]:

@@ -84,16 +84,12 @@ class ComparedLabel:
         """The verdict on the label's claim, or on another one about it."""
         return self.judge.judge(claim or self.claim, self.rows[task]).verdict
 
-    def judged(self, claim: Claim | None = None) -> str:
-        """What the verdict was found on, counted as the claim's source counts; "" if nothing."""
-        return str(self.judge.judge(claim or self.claim, self.overall))
-
     def note(self, name: str, claim: Claim | None = None) -> str:
         """Where the claim beside the label comes from, and what was judged; "" without a claim."""
         claim = claim or self.claim
         if claim is None:
             return ""
-        judged = self.judged(claim)
+        judged = str(self.judge.judge(claim, self.overall))
         return claim.note(name) + (f" Counted so here: {judged}." if judged else "")
 
 
@@ -125,15 +121,14 @@ class ComparedRuns:
 
     @property
     def title(self) -> str:
-        return self.title_of(self.model, self.dataset)
+        return self._title(self.model, self.dataset)
 
     @property
     def printed_title(self) -> str:
         """``Vicuna-7B on Spec-Bench``."""
-        return self.title_of(display_name(self.model), display_name(self.dataset))
+        return self._title(display_name(self.model), display_name(self.dataset))
 
-    def title_of(self, model: str, data: str) -> str:
-        """Its title with these names for its model and data."""
+    def _title(self, model: str, data: str) -> str:
         run = self.runs[0]
         batch = f"{run.batch} texts at once" if run.batch > 1 else ""
         return ", ".join(filter(None, [f"{model} on {data}", run.weights, batch, self.told]))
@@ -178,6 +173,11 @@ class ComparedRuns:
         return self.runs[0].batch * self.runs[0].concurrency
 
     @property
+    def unit(self) -> str:
+        """What is resampled: cases, or groups of them that are decoded at once."""
+        return "groups" if self.runs[0].batch > 1 else "cases"
+
+    @property
     def tasks(self) -> list[str]:
         tasks = {task for entry in self.entries for task in entry.rows} - {OVERALL}
         return sorted(tasks, key=task_order)
@@ -203,33 +203,28 @@ def make_comparisons(
         methods = {entry.method for entry in entries} | {BASELINE}
         not_run = claims_not_run(members[0], methods, claims)
         comparisons.append(ComparedRuns(members, entries, not_run, kind))
-    return _told_apart(comparisons)
-
-
-def _told_apart(comparisons: Sequence[ComparedRuns]) -> list[ComparedRuns]:
-    """The comparisons; where several share model, data and machine, with what sets them apart."""
+    # Where several share model, data and machine, they say what sets them apart.
     alike: dict[tuple[Any, ...], list[int]] = {}
     for i, comparison in enumerate(comparisons):
         run = comparison.runs[0]
         same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.timing)
         alike.setdefault((*same, comparison.estimator), []).append(i)
-    apart = list(comparisons)
-    for places in alike.values():
-        words = run_words([comparisons[i].runs for i in places])
-        for i, settings in zip(places, words, strict=True):
-            apart[i] = replace(comparisons[i], told=settings)
-    return apart
+    for indices in alike.values():
+        settings = run_words([comparisons[i].runs for i in indices])
+        for i, told in zip(indices, settings, strict=True):
+            comparisons[i] = replace(comparisons[i], told=told)
+    return comparisons
 
 
 def conditions(run: Run) -> tuple[Any, ...]:
-    """What runs in one table share besides model and data; may be sorted."""
+    """Tell what runs in one table share besides model and data; may be sorted."""
     made = (run.verifier, run.timing, run.imported or "", run.max_new_tokens or 0)
     answered = (run.engine, run.concurrency)
     return (run.batch, run.dtype, run.hardware, run.temperature, run.synthetic, *made, *answered)
 
 
 def by_timing(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs apart by where their times come from, measured ones first.
+    """Group the runs by where their times come from, measured ones first.
 
     Predicted times stand in no table and no panel with measured ones.
     """
@@ -243,15 +238,14 @@ def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
     A shard has asked a part of them; other runs of the same prompt set know the rest.
     """
     sets = [(run.model, run.manifest.prompt_set_hash or run.path) for run in runs]
-    asked: dict[Any, dict[str, int]] = {}
+    questions: dict[Any, dict[str, int]] = {}
     for run, prompts in zip(runs, sets, strict=True):
-        asked.setdefault(prompts, {}).update(run.questions)
-    known = {prompts: tuple(sorted(found.items())) for prompts, found in asked.items()}
-    return [known[prompts] for prompts in sets]
+        questions.setdefault(prompts, {}).update(run.questions)
+    return [tuple(sorted(questions[prompts].items())) for prompts in sets]
 
 
 def run_names(runs: Iterable[Run]) -> dict[Path, str]:
-    """What to call the runs, by folder: its name, with folders above it where names are alike.
+    """Name the runs, by folder: its name, with folders above it where names are alike.
 
     No whole path: tables are sent to people who have another machine.
     """
@@ -269,12 +263,12 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
         run.records, run.labels, run.baseline, run.seed, estimator=estimator, context=context
     )
     disturbed = disturbance(run.records, run.superseded, rows, run.baseline, run.seed)
-    entries = []
     judge = Judge(run)
+    entries = []
     for label in run.labels:
-        own = {row["task"]: row for row in rows if row["label"] == label}
-        # Plain decoding is what claims are relative to.
-        is_baseline = label == run.baseline
-        claim = None if is_baseline else find_claim(run, label, own[OVERALL]["method"], claims)
-        entries.append(ComparedLabel(run, label, own, claim, judge, disturbed))
+        by_task = {row["task"]: row for row in rows if row["label"] == label}
+        claim = None  # plain decoding is what claims are relative to
+        if label != run.baseline:
+            claim = find_claim(run, label, by_task[OVERALL]["method"], claims)
+        entries.append(ComparedLabel(run, label, by_task, claim, judge, disturbed))
     return entries

@@ -1,4 +1,4 @@
-"""Which labels of a comparison may be the best, over all its runs."""
+"""How the labels of a comparison stand, over all its runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RunLabel: TypeAlias = tuple[Path, str]  # a run's folder, a label of it
 def leaders(
     entries: Sequence[ComparedLabel], key: str, same_prompts: bool = False
 ) -> list[ComparedLabel]:
-    """The entries that may have a standing and are not shown to be behind the best, which is first.
+    """Return the entries that may be the best, the best first; none without a standing.
 
     Args:
         entries: of one comparison.
@@ -35,69 +35,63 @@ def leaders(
             prompts alone, without the error of a prediction.
     """
     entries = [entry for entry in entries if entry.ranked]
-    return [entries[i] for i in ranking(entries, key, same_prompts).leaders] if entries else []
+    return [entries[i] for i in _ranking(entries, key, same_prompts).leaders] if entries else []
 
 
-def ranking(
+def _ranking(
     entries: Sequence[ComparedLabel], key: str = "speedup", same_prompts: bool = False
 ) -> Ranking:
-    """Rank the entries of one comparison by MAT, or by speedup, each over its own run's ar."""
     ratios = _log_ratios(entries, key)
     if ratios is not None and same_prompts:
         ratios = replace(ratios, predictions=None)
     return Ranking.of(ratios, ratios, [number(entry.overall, key) or 0.0 for entry in entries])
 
 
-def leaders_of(comparison: ComparedRuns) -> list[ComparedLabel]:
-    """The methods that may be the best, the best first; by MAT where nothing was timed."""
-    if timed := _timed(comparison):
-        return leaders(timed, "speedup")
-    return leaders([e for e in comparison.drafting if e.overall["mat"] is not None], "mat")
-
-
-def _timed(comparison: ComparedRuns) -> list[ComparedLabel]:
+@functools.lru_cache(maxsize=64)
+def _timed_ranking(comparison: ComparedRuns) -> tuple[list[ComparedLabel], Ranking]:
+    """The timed methods and their ranking, which table, sentence and sheet share."""
     timed = [e for e in comparison.ranked if e.overall["speedup"] is not None]
     # The clock inside the steps costs time.
-    return [e for e in timed if not e.run.phases] or timed
-
-
-@functools.lru_cache(maxsize=64)
-def _timed_ranking(comparison: ComparedRuns) -> Ranking:
-    """The ranking of its timed methods, of which there is one: table, sentence and sheet ask it."""
-    return ranking(_timed(comparison))
+    entries = [e for e in timed if not e.run.phases] or timed
+    return entries, _ranking(entries) if entries else Ranking([], [], {})
 
 
 def by_speedup(comparison: ComparedRuns) -> list[ComparedLabel]:
-    """The methods that may have a standing and have a speedup, the fastest first."""
-    timed = [(e.overall["speedup"], e) for e in comparison.ranked]
-    known = [(speedup, entry) for speedup, entry in timed if speedup is not None]
-    return [entry for _, entry in sorted(known, key=lambda pair: -pair[0])]
+    """Return the methods that may have a standing and have a speedup, the fastest first."""
+    timed = [entry for entry in comparison.ranked if entry.overall["speedup"] is not None]
+    return sorted(timed, key=lambda entry: -(entry.overall["speedup"] or 0.0))
 
 
 def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
-    """How each label of each run stands against the fastest method of them all.
+    """Tell how each label of each run stands against the fastest method of them all.
 
     Over several runs the methods are compared by their speedups over their own plain decoding, and
     plain decoding's standing comes from the fastest method's run.
     """
     wrong = {(run.path, label): WRONG for run in comparison.runs for label in run.wrong_outputs}
-    entries = _timed(comparison)
+    entries, ranking = _timed_ranking(comparison)
     if not entries:  # without plain decoding only labels of one run can be compared
         (run, *more) = comparison.runs
         if more:
             return wrong
         ranked = rank_labels(run.records, run.labels, run.baseline, run.seed, comparison.estimator)
-        return {(run.path, label): found for label, found in ranked.standings.items()} | wrong
-    ranked_entries = _timed_ranking(comparison)
-    run = entries[ranked_entries.order[0]].run
-    plain = run.baseline or ""
-    found, of_plain = ranked_entries.standings(plain)
-    of_entry = {(entries[i].run.path, entries[i].label): each for i, each in found.items()}
-    return {(each.path, plain): of_plain for each in comparison.runs if of_plain} | of_entry | wrong
+        return {(run.path, label): s for label, s in ranked.standings.items()} | wrong
+    plain = entries[ranking.order[0]].run.baseline or ""
+    of_methods, of_plain = ranking.standings(plain)
+    stands = {(entries[i].run.path, entries[i].label): s for i, s in of_methods.items()}
+    of_runs = {(run.path, plain): of_plain for run in comparison.runs if of_plain}
+    return of_runs | stands | wrong
+
+
+def over_plain(comparison: ComparedRuns) -> dict[RunLabel, str]:
+    """Give each timed method's verdict against plain decoding: all of them hold together."""
+    entries, ranking = _timed_ranking(comparison)
+    labels = [(entry.run.path, entry.label) for entry in entries]
+    return dict(zip(labels, ranking.plain_verdicts, strict=True))
 
 
 def verdict_of(comparison: ComparedRuns) -> str:
-    """The comparison in one sentence, over all its runs, behind one for each wrong label.
+    """Tell the comparison in one sentence, over all its runs, behind one for each wrong label.
 
     "" where nothing was timed so and no output is wrong.
     """
@@ -105,7 +99,7 @@ def verdict_of(comparison: ComparedRuns) -> str:
 
 
 def wrong_words_of(comparison: ComparedRuns) -> list[str]:
-    """A sentence for each label of each run whose outputs are wrong."""
+    """Give a sentence for each label of each run whose outputs are wrong."""
     names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
     return [
         words
@@ -119,7 +113,7 @@ def wrong_words_of(comparison: ComparedRuns) -> list[str]:
 
 def sentence_of(comparison: ComparedRuns) -> str:
     """Say in one sentence which methods are fastest; "" where nothing was timed so."""
-    entries = _timed(comparison)
+    entries, ranking = _timed_ranking(comparison)
     if not entries:
         return ""
     if comparison.runs[0].concurrency > 1:  # what one user gains, others may lose
@@ -128,52 +122,39 @@ def sentence_of(comparison: ComparedRuns) -> str:
             for run in comparison.runs
         )
     names = [comparison.name_of(entry) for entry in entries]
-    return _timed_ranking(comparison).sentence(names, comparison.timing)
-
-
-def over_plain(comparison: ComparedRuns) -> dict[RunLabel, str]:
-    """Of each timed method its verdict against plain decoding: all of them hold together."""
-    entries = _timed(comparison)
-    verdicts = _timed_ranking(comparison).plain_verdicts if entries else []
-    return {
-        (entry.run.path, entry.label): verdict
-        for entry, verdict in zip(entries, verdicts, strict=True)
-    }
+    return ranking.sentence(names, comparison.timing, comparison.unit)
 
 
 def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:
     """The entries' numbers over the cases that all runs have; resampled together, case by case."""
     runs = {entry.run.path: entry.run for entry in entries}
     pooled = {path: pool(run.records, run.labels) for path, run in runs.items()}
-    common = set.intersection(*({unit.name for unit in each.units} for each in pooled.values()))
+    common = set.intersection(*({unit.name for unit in of.units} for of in pooled.values()))
     chosen = {
-        path: each.only([i for i, unit in enumerate(each.units) if unit.name in common])
-        for path, each in pooled.items()
+        path: of.only([i for i, unit in enumerate(of.units) if unit.name in common])
+        for path, of in pooled.items()
     }
     # Repeats are compared where all runs have as many.
-    alike = len({each.totals.shape[0] for each in chosen.values()}) == 1
-    totals = [each.totals if alike else each.totals[:1] for each in chosen.values()]
-    names = [(path, label) for path, each in chosen.items() for label in each.labels]
+    alike = len({of.totals.shape[0] for of in chosen.values()}) == 1
+    totals = [of.totals if alike else of.totals[:1] for of in chosen.values()]
+    names = [(path, label) for path, of in chosen.items() for label in of.labels]
+    errors = [pooled[path].prediction_errors.get(label) for path, label in names]
     joined = replace(
         next(iter(chosen.values())),
-        labels=[str(place) for place in range(len(names))],
+        labels=[str(i) for i in range(len(names))],
         totals=np.concatenate(totals, axis=2),
-        prediction_errors={
-            str(place): error
-            for place, (path, label) in enumerate(names)
-            if (error := pooled[path].prediction_errors.get(label))
-        },
+        prediction_errors={str(i): error for i, error in enumerate(errors) if error},
     )
     sample = Sample(joined, entries[0].overall["estimator"], entries[0].run.seed)
-    found = sample.mats if key == "mat" else sample.speeds
-    if found is None:
+    ratios = sample.mats if key == "mat" else sample.speeds
+    if ratios is None:
         return None
     contrasts = np.zeros((len(entries), len(names)))
     for row, entry in zip(contrasts, entries, strict=True):
         row[names.index((entry.run.path, entry.label))] = 1.0
         if key != "mat" and entry.run.baseline is not None:
             row[names.index((entry.run.path, entry.run.baseline))] = -1.0
-    return _with_runs(entries, found.of(contrasts))
+    return _with_runs(entries, ratios.of(contrasts))
 
 
 def _with_runs(entries: Sequence[ComparedLabel], ratios: LogRatios) -> LogRatios:
@@ -183,10 +164,10 @@ def _with_runs(entries: Sequence[ComparedLabel], ratios: LogRatios) -> LogRatios
     the logarithms among these, pooled over labels. Every entry is one run's, so every one has it;
     two labels of one run differ by less, and comparing them errs on the wide side.
     """
-    words = setting_words([(entry.run, entry.label) for entry in entries])
+    settings = setting_words([(entry.run, entry.label) for entry in entries])
     alike: dict[tuple[str, str], list[float]] = {}
-    for entry, said, value in zip(entries, words, ratios.values, strict=True):
-        alike.setdefault((entry.label, said), []).append(float(value))
+    for entry, words, value in zip(entries, settings, ratios.values, strict=True):
+        alike.setdefault((entry.label, words), []).append(float(value))
     squares = math.fsum(np.var(values) * len(values) for values in alike.values())
     freedom = len(entries) - len(alike)
     if not freedom or not squares:

@@ -17,7 +17,6 @@ from specbench.results.conditions import (
     gpu_names,
     hardware_text,
     thinking,
-    timed_on,
 )
 from specbench.results.lines import ErrorLine, error_line, read_steps
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
@@ -135,18 +134,14 @@ class Run:
 
     @property
     def experiment(self) -> str | None:
-        for override in self.manifest.overrides:
-            key, _, value = override.lstrip("+").partition("=")
-            if key == "experiment":
-                return value
-        return None
+        typed = (o.lstrip("+").partition("=") for o in self.manifest.overrides)
+        return next((value for key, _, value in typed if key == "experiment"), None)
 
     @property
     def verifier(self) -> str:
         """Who decided acceptance of the labels that draft; several in one run side by side."""
         drafting = [record for record in self.records if record.label != self.baseline]
-        names = {record.verifier for record in drafting or self.records[:1]}
-        return " and ".join(sorted(names))
+        return " and ".join(sorted({r.verifier for r in drafting or self.records[:1]}))
 
     @functools.cached_property
     def left_out(self) -> Mapping[str, str]:
@@ -159,6 +154,11 @@ class Run:
         return read_jsonl(self.path / ERRORS, error_line)[0]
 
     @functools.cached_property
+    def counted(self) -> Sequence[CaseRecord]:
+        """The records of the labels that count."""
+        return [record for record in self.records if record.label not in self.left_out]
+
+    @functools.cached_property
     def wrong_outputs(self) -> Mapping[str, WrongOutputs]:
         """The labels that may not be ranked because of their outputs."""
         return wrong_outputs(self.records, self.labels)
@@ -166,11 +166,8 @@ class Run:
     @functools.cached_property
     def labels(self) -> list[str]:
         """Those that count, in the order of the run, the baseline first."""
-        known = self.manifest.labels
-        found = dict.fromkeys(r.label for r in self.records if r.label not in self.left_out)
-        return [label for label in known if label in found] + [
-            label for label in found if label not in known
-        ]
+        recorded = dict.fromkeys(record.label for record in self.counted)
+        return [label for label in {**self.manifest.labels, **recorded} if label in recorded]
 
     @property
     def baseline(self) -> str | None:
@@ -214,11 +211,6 @@ class Run:
         return gpu_names(self.manifest)
 
     @property
-    def processor(self) -> str | None:
-        """The GPU that the times belong to, else the CPU; None where that was not recorded."""
-        return next(iter(self.gpus), None) or timed_on(self.manifest)[1].get("cpu")
-
-    @property
     def hardware(self) -> str:
         return hardware_text(self.manifest)
 
@@ -238,16 +230,16 @@ class Run:
         return self._loaded.memory.get(label, {})
 
     def terms(self, label: str) -> Mapping[str, object]:
-        """What numbers of a label depend on besides its knobs, as far as the run recorded it.
+        """Tell what a label's numbers depend on besides its knobs, as far as the run recorded it.
 
         ``dtype``, ``max_new_tokens``, ``prompt_form`` of the data set, ``template`` of the prompts
         and whether it asks for ``thinking``, ``draft`` (the last part of its id), and as sets
-        ``questions`` (ids of the cases) and ``corpus`` (what the files that the method reads were
-        made from).
+        ``questions`` (ids of the cases) and ``corpus`` (what the method's files were made from).
         """
         draft = self._loaded.drafts.get(label)
         files = (self._loaded.artefacts or {}).get(label, {}).values()
-        known = {
+        corpora = {(file.get("header", {}).get("corpus") or {}).get("name") for file in files}
+        terms = {
             "dtype": None if self.dtype == _NO_DTYPE else self.dtype,
             "max_new_tokens": self.max_new_tokens,
             "prompt_form": self.manifest.setting("dataset", "prompt_form"),
@@ -255,13 +247,9 @@ class Run:
             "thinking": thinking(self.manifest),
             "draft": Path(draft.id).name if draft and draft.id else None,
             "questions": {record.case_id for record in self.records},
-            "corpus": {
-                name
-                for file in files
-                if (name := (file.get("header", {}).get("corpus") or {}).get("name")) is not None
-            },
+            "corpus": corpora - {None},
         }
-        return {key: value for key, value in known.items() if value is not None}
+        return {key: value for key, value in terms.items() if value is not None}
 
     def knobs(self, label: str) -> JsonObject:
         knobs = self.manifest.labels.get(label, LabelInfo()).knobs
@@ -270,17 +258,20 @@ class Run:
 
 
 def find_runs(paths: Iterable[Path | str], names: Sequence[str] = (CASES, MANIFEST)) -> list[Path]:
-    """All folders with these files at or below the given ones, sorted; each once."""
-    found: dict[Path, Path] = {}
+    """List all folders with these files at or below the given ones, sorted; each once.
+
+    Raises:
+        ResultsError: a path is no folder.
+    """
+    folders: dict[Path, Path] = {}
     for root in map(Path, paths):
         if not root.is_dir():
             raise ResultsError(f"{root} is not a folder. Name a run folder or one that holds some.")
         for folder, below, files in os.walk(root):
             below.sort()
             if set(names) <= {name.removesuffix(PACKED) for name in files}:
-                path = Path(folder)
-                found.setdefault(path.resolve(), path)
-    return sorted(found.values())
+                folders.setdefault(Path(folder).resolve(), Path(folder))
+    return sorted(folders.values())
 
 
 def load_runs(paths: Iterable[Path | str]) -> list[Run]:
@@ -301,8 +292,7 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
             manifest.check_files(path)
         records, truncated = _read(path / CASES, manifest)
         if records:
-            complete = done and not truncated
-            runs.append(Run(path, manifest, records, complete))
+            runs.append(Run(path, manifest, records, done and not truncated))
     return runs
 
 
@@ -311,55 +301,37 @@ def _read(path: Path, manifest: RunManifest) -> tuple[list[CaseRecord], bool]:
 
 
 def load_surfaces(paths: Iterable[Path | str], *, by_hand: bool = False) -> list[Run]:
-    """The cost surfaces that experiments (``by_hand``: or others) measured below the folders.
+    """Read the cost surfaces that experiments (``by_hand``: or others) measured below the folders.
 
     Raises:
         ResultsError: a path does not exist.
         specbench.storage.jsonl.RecordError: a manifest or a surface cannot be used.
     """
-    runs = []
-    for path in find_runs(paths, (SURFACE, MANIFEST, DONE)):
-        manifest = RunManifest.read(path)
-        run = Run(path, manifest, (), True, Surface.read(path / SURFACE))
-        if by_hand or run.experiment is not None:
-            runs.append(run)
-    return runs
-
-
-def parts_of_others(runs: Sequence[Run]) -> list[Run]:
-    """Runs whose records are in another one's too, and would count twice beside it.
-
-    These are shards that :mod:`analysis.merge` has joined, and plain decoding that was recorded for
-    a replay (``runner.traces``) and that every replay has as its baseline. A recording that has
-    other labels as well is a measurement of its own.
-    """
-    merged = {run.manifest.run_key for run in runs if run.manifest.merged_from}
-    replayed = {run.manifest.traces.get("run_key") for run in runs if run.manifest.traces}
-    return [
-        run
-        for run in runs
-        if (run.manifest.shard and run.manifest.run_key in merged)
-        or (run.manifest.run_key in replayed and run.labels == [run.baseline])
+    runs = [
+        Run(path, RunManifest.read(path), (), True, Surface.read(path / SURFACE))
+        for path in find_runs(paths, (SURFACE, MANIFEST, DONE))
     ]
+    return [run for run in runs if by_hand or run.experiment is not None]
 
 
 def usable_runs(
     paths: Sequence[Path | str], include_incomplete: bool = False, surfaces: bool = False
 ) -> tuple[list[Run], list[Run]]:
-    """The runs to show, and the incomplete ones that are not.
+    """Read the runs to show, and the incomplete ones that are not.
 
-    A run that is but a part of another one here (:func:`parts_of_others`) stands in no table; cost
+    A run whose records another one here has too stands in no table (:func:`_is_part`); cost
     surfaces are runs without records.
 
     Raises:
         ResultsError: nothing is left to show; says what to type.
     """
     runs = load_runs(paths)
-    parts = {run.path for run in parts_of_others(runs)}
-    runs = [run for run in runs if run.path not in parts]
+    merged = {run.manifest.run_key for run in runs if run.manifest.merged_from}
+    replayed = {run.manifest.traces.get("run_key") for run in runs if run.manifest.traces}
+    runs = [run for run in runs if not _is_part(run, merged, replayed)]
     shown = [run for run in runs if run.complete or include_incomplete]
-    shown += load_surfaces(paths) if surfaces else []
     hidden = [run for run in runs if not (run.complete or include_incomplete)]
+    shown += load_surfaces(paths) if surfaces else []
     if not shown:
         where = ", ".join(map(str, paths))
         if hidden:
@@ -373,6 +345,17 @@ def usable_runs(
             "one record. Make one: python run.py"
         )
     return shown, hidden
+
+
+def _is_part(run: Run, merged: set[str | None], replayed: set[str | None]) -> bool:
+    """Whether a run would count twice: a merged shard, or a replay's recorded plain decoding.
+
+    A recording that has other labels as well is a measurement of its own.
+    """
+    key = run.manifest.run_key
+    return (run.manifest.shard is not None and key in merged) or (
+        key in replayed and run.labels == [run.baseline]
+    )
 
 
 def last_parts(text: str) -> str:

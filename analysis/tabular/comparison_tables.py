@@ -23,8 +23,8 @@ from specbench.results.decision import (
     case_words,
     decision_cells,
     outputs_cell,
-    p_words,
-    pair_words,
+    p_text,
+    pair_text,
 )
 from specbench.results.estimate import ABSENT, FEWEST, INTERVAL, Cell, Estimate, Fact
 from specbench.results.metrics import METRIC
@@ -32,7 +32,7 @@ from specbench.results.records import OWN_ENGINE
 from specbench.results.statistics.latency import limits_of
 from specbench.results.statistics.pairs import MARGIN, rank_labels
 from specbench.results.statistics.served import load_rows, served_labels
-from specbench.results.summary_schema import Standing, SummaryRow, interval, n_of, number
+from specbench.results.summary_schema import SummaryRow, interval, n_of, number
 from specbench.results.tasks import HEADINGS, OVERALL
 
 _PAIRS_TEXT = (
@@ -58,7 +58,7 @@ def context_cells(row: SummaryRow) -> dict[str, Cell]:
 
 
 def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> ResultTable:
-    """The first table, and in full the wide one that papers use.
+    """Make the first table, and in full the wide one that papers use.
 
     A row per label, in short the six columns of :mod:`specbench.results.decision`, in full also a
     column per task and the claims. Several comparisons are told apart by leading columns.
@@ -67,11 +67,11 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
         comparisons: of one timing.
         not_run: whether rows of methods follow for which a paper has numbers and that were not run.
     """
-    several = [*_APART][:2] if len(comparisons) > 1 else []  # a model and its data go together
+    several = len(comparisons) > 1
     apart = {
         name: of
         for name, of in _APART.items()
-        if name in several or len({of(c) for c in comparisons}) > 1
+        if len({of(c) for c in comparisons}) > 1 or (several and name in ("model", "data"))
     }
     rows: list[dict[str, Cell]] = []
     notes: list[str] = []
@@ -79,18 +79,22 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
         where: dict[str, Cell] = {heading: of(comparison) for heading, of in apart.items()}
         stands, over = standings(comparison), over_plain(comparison)
         for entry in rows_once(comparison):
-            standing = stands.get((entry.run.path, entry.label))
+            key = entry.run.path, entry.label
+            decision = decision_cells(
+                entry.overall,
+                stands.get(key),
+                faster=over.get(key) == "faster",
+                unit=comparison.unit,
+            )
             name = {"method": _method(comparison, entry)}
-            faster = over.get((entry.run.path, entry.label)) == "faster"
-            cells = _result_cells(entry, standing, comparison.tasks, faster=faster)
-            rows.append({**where, **name, **cells})
+            rows.append({**where, **name, **decision, **_further_cells(entry, comparison.tasks)})
             notes.append(entry.note(entry.label))
         # Per-task numbers of a claim would be taken for measured ones here.
         for claim in comparison.not_run if not_run else ():
             rows.append({**where, "method": claim.method, **_not_run_cells(claim)})
             notes.append(claim.note(claim.method))
-    title = comparisons[0].title if len(comparisons) == 1 else "Methods compared"
-    made = ResultTable.of(
+    title = "Methods compared" if several else comparisons[0].title
+    table = ResultTable.of(
         title + TITLE_TIMES[comparisons[0].timing],
         "\n".join([captions(comparisons), DECISION_TEXT]),
         rows,
@@ -99,7 +103,7 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
         len(apart),
     )
     verdicts = [(f"{c.title}: " if several else "", verdict_of(c)) for c in comparisons]
-    return replace(made, head=[f"{title}{words}" for title, words in verdicts if words])
+    return replace(table, head=[f"{title}{words}" for title, words in verdicts if words])
 
 
 def _method(comparison: ComparedRuns, entry: ComparedLabel) -> str:
@@ -126,20 +130,14 @@ def _decoding(temperature: float) -> str:
     return "greedy" if temperature == 0 else f"temperature {temperature:g}"
 
 
-def _result_cells(
-    entry: ComparedLabel,
-    standing: Standing | None = None,
-    tasks: Sequence[str] = (),
-    *,
-    faster: bool = False,
-) -> dict[str, Cell]:
+def _further_cells(entry: ComparedLabel, tasks: Sequence[str] = ()) -> dict[str, Cell]:
     row = entry.overall
-    by_task: dict[str, Cell] = {}
-    for task in tasks if len(tasks) > 1 else ():
-        measured = entry.measured("speedup", task)
-        by_task[f"{HEADINGS.get(task, task)} speedup [95 %]"] = measured
+    by_task: dict[str, Cell] = {
+        f"{HEADINGS.get(task, task)} speedup [95 %]": entry.measured("speedup", task)
+        for task in tasks
+        if len(tasks) > 1
+    }
     return {
-        **decision_cells(row, standing, faster=faster),
         "cases": case_cell(row),
         METRIC["tokens_per_s"].column: entry.speed(),
         METRIC["geomean_speedup"].column: entry.measured("geomean_speedup"),
@@ -213,7 +211,11 @@ def settings_table(
         names = run_names(entry.run for entry in entries)
         shown = {"run": lambda entry: names[entry.run.path], **shown}
     rows: list[dict[str, Cell]] = [
-        {**{heading: of(entry) for heading, of in shown.items()}, **_result_cells(entry)}
+        {
+            **{heading: of(entry) for heading, of in shown.items()},
+            **decision_cells(entry.overall, None),
+            **_further_cells(entry),
+        }
         for entry in entries
     ]
     notes = [entry.note(entry.label) for entry in entries]
@@ -289,8 +291,8 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
                     "first": names.get((run.path, pair["first"]), pair["first"]),
                     "second": names.get((run.path, pair["second"]), pair["second"]),
                     "ratio [95 %]": Estimate(pair["ratio"], pair["ratio_ci"], 3, few),
-                    "p": Fact(p_words(pair["p_family"]), {"p": pair["p_family"]}),
-                    "first is": Fact(pair_words(pair), {"first is": pair["verdict"]}),
+                    "p": Fact(p_text(pair["p_family"]), {"p": pair["p_family"]}),
+                    "first is": Fact(pair_text(pair), {"first is": pair["verdict"]}),
                     "detectable": Estimate(pair["detectable"], digits=3),
                     "cases": str(pair["n_cases"]),
                 }

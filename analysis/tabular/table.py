@@ -72,12 +72,20 @@ class ResultTable:
     def in_short(self) -> ResultTable:
         """Keep the first columns; those of the decision even where nothing is known."""
         full = [str(name) for name in self.in_full().frame]
-        if not self.short:
-            further = [name for name in full if name not in _FURTHER]
-            return self.only([n if n == SPEEDUP else n.removesuffix(INTERVAL) for n in further])
-        kept = {*full, *(name.removesuffix(INTERVAL) for name in full)}
-        kept |= {*DECISION} if AGAINST in self.short else set()
-        return self.only([name for name in self.short if name in kept])
+        short = [name for name in full if name not in _FURTHER]
+        short = [n if n == SPEEDUP else n.removesuffix(INTERVAL) for n in short]
+        if self.short:
+            known = {*full, *(name.removesuffix(INTERVAL) for name in full)}
+            known |= {*DECISION} if AGAINST in self.short else set()
+            short = [name for name in self.short if name in known]
+        names = [str(name) for name in self.frame.columns[: self.groups + 1]]
+        names += [name for name in short if name not in names]
+        frame = pd.DataFrame(in_short(self.frame, names), dtype=object)
+        filled = _filled(frame.iloc[:, self.groups + 1 :])
+        if len(filled.columns):
+            frame = frame[filled.any(axis=1)]
+        claims = any(name.startswith(("claimed", "verdict")) for name in names)
+        return replace(self, frame=frame, notes=self.notes if claims else ())
 
     def in_full(self) -> ResultTable:
         """Keep all columns that hold something."""
@@ -86,17 +94,6 @@ class ResultTable:
         filled = _filled(self.frame).any()
         filled.iloc[: self.groups + 1] = True
         return replace(self, frame=self.frame.loc[:, filled])
-
-    def only(self, headings: Sequence[str]) -> ResultTable:
-        """Keep some columns, after those that name a row, and the rows with something there."""
-        names = [str(name) for name in self.frame.columns[: self.groups + 1]]
-        names += [name for name in headings if name not in names]
-        frame = pd.DataFrame(in_short(self.frame, names), dtype=object)
-        filled = _filled(frame.iloc[:, self.groups + 1 :])
-        if len(filled.columns):
-            frame = frame[filled.any(axis=1)]
-        claims = any(name.startswith(("claimed", "verdict")) for name in names)
-        return replace(self, frame=frame, notes=self.notes if claims else ())
 
     @property
     def rows(self) -> list[list[Cell]]:

@@ -153,6 +153,8 @@ REMOVED = (
             ("--caption", "every figure has its title and caption; leave it out"),
         )
     ),
+    Removed("command", "analysis.tables --tasks", "type --wide, or --csv with a row for each task"),
+    Removed("command", "analysis.tables --columns", "type --csv, which has every column"),
     Removed(
         "command",
         "analysis.report --estimator",

@@ -89,6 +89,7 @@ def render(summary: Summary) -> FittedTable:
     overall = [row for row in summary["rows"] if row["task"] == OVERALL]
     rows = sorted(overall, key=lambda row: (row["method"] == BASELINE, -(row["speedup"] or 0.0)))
     over_plain = {p["first"]: p["verdict"] for p in summary["pairs"] if p["family"] == BASELINE}
+    unit = "groups" if summary.get("batched") else "cases"
     cells = [
         {
             "method": row["label"],
@@ -96,6 +97,7 @@ def render(summary: Summary) -> FittedTable:
                 row,
                 standings.get(row["label"]),
                 faster=over_plain.get(row["label"], _alone(row)) == "faster",
+                unit=unit,
             ),
         }
         for row in rows

@@ -48,7 +48,7 @@ _LEADING = ("best", "highest", "undecided", "tie")
 
 
 def decision_cells(
-    row: SummaryRow, standing: Standing | None, *, faster: bool = False
+    row: SummaryRow, standing: Standing | None, *, faster: bool = False, unit: str = "cases"
 ) -> dict[str, Cell]:
     """The five cells after the name, the numbers with their intervals.
 
@@ -56,13 +56,14 @@ def decision_cells(
         row: of the whole run.
         standing: against the fastest method; None where it is not known.
         faster: whether the method is shown faster than plain decoding, among all of the table.
+        unit: what is resampled, of which there may be too few.
     """
     leads = faster and standing is not None and standing["verdict"] in _LEADING
     return {
         MAT: measured(row, "mat"),
         SPEEDUP: replace(measured(row, "speedup"), leads=leads),
         END_TO_END: measured(row, "end_to_end_speedup"),
-        AGAINST: against_cell(standing),
+        AGAINST: against_cell(standing, unit),
         OUTPUTS: outputs_cell(row),
     }
 
@@ -77,13 +78,11 @@ def measured(row: SummaryRow, key: str) -> Estimate:
     return Estimate(value, interval(row, key), few=few, compares=compares)
 
 
-def against_cell(standing: Standing | None) -> Cell:
+def against_cell(standing: Standing | None, unit: str = "cases") -> Cell:
     """``slower, p 0.012``."""
     if standing is None:
         return ABSENT
-    words, p = standing_word(standing["verdict"]), standing["p"]
-    if standing["verdict"] == "too few":
-        p = None
+    words, p = standing_word(standing["verdict"], unit), standing["p"]
     text = words if p is None else f"{words}, p {'<0.001' if p < 5e-4 else f'{p:.3f}'}"
     return Fact(text, {AGAINST: standing["verdict"], f"p {AGAINST}": p})
 
@@ -117,7 +116,7 @@ def cases_words(rows: Iterable[SummaryRow]) -> str:
     return f"{counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} cases"
 
 
-def pair_words(pair: Pair) -> str:
+def pair_text(pair: Pair) -> str:
     """The verdict on a pair, and how many cases another one would take."""
     needed = pair.get("needed")
     word = standing_word(pair["verdict"])
@@ -128,7 +127,7 @@ def pair_words(pair: Pair) -> str:
     return word
 
 
-def p_words(p: float) -> str:
+def p_text(p: float) -> str:
     """A p value as text; of the smallest only that they are small."""
     return "<0.0001" if p < 1e-4 else f"{p:.4f}"
 

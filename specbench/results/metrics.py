@@ -121,6 +121,6 @@ METRICS = (
 METRIC: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 
 
-def standing_word(verdict: str) -> str:
+def standing_word(verdict: str, unit: str = "cases") -> str:
     """Name a standing of ``summary.json`` as every table, legend, report and W&B run does."""
-    return "too few cases" if verdict == "too few" else verdict
+    return f"too few {unit}" if verdict == "too few" else verdict

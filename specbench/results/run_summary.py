@@ -54,7 +54,8 @@ def compare_labels(
     wrong = wrong_outputs(records, labels)
     rows = summarize(records, *how, context=context)
     ranked = rank_labels(records, *how)
-    said = ranked.ranking.sentence(ranked.methods, rows[0]["timing"] if rows else "none")
+    unit = "groups" if any(record.batch for record in records) else "cases"
+    said = ranked.ranking.sentence(ranked.methods, rows[0]["timing"] if rows else "none", unit)
     if any(record.served and record.served.concurrency > 1 for record in records):
         said = system_verdict(records, labels, baseline, seed)
     return Compared(

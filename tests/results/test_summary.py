@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.results.conditions import SPEEDUPS
+from specbench.results.console import render
 from specbench.results.lines import Batched
 from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless, Served
@@ -673,6 +674,16 @@ def test_a_failed_or_disturbed_case_leaves_its_group_out(status, n_cases, n_drop
     turns[1] = turns[1].replace(status=status)
     found = pld(turns)
     assert (found["n_cases"], found["n_timed"], found["n_dropped"]) == (n_cases, 6, n_dropped)
+
+
+@pytest.mark.parametrize(("n_groups", "few"), [(2, True), (3, False)])
+def test_groups_are_too_few_and_not_their_cases(n_groups, few):
+    """Four cases in two groups are two units of the bootstrap."""
+    found = TestRunSummary().of(grouped(n_groups))
+    assert found["verdict"].startswith("Too few groups") == few
+    stands = {str(cell) for cell in render(found).columns["against the best"]}
+    assert (stands == {"too few groups"}) == few
+    assert "too few cases" not in stands
 
 
 def test_intervals_over_groups_know_no_categories():
