@@ -31,6 +31,7 @@ from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import key_of, run_identity
 from specbench.config.schema import RUNNERS, PairConfig, RunConfig, VerifierConfig
 from specbench.config.validate import check_values
+from specbench.data.cases import Case
 from specbench.errors import (
     ConfigurationError,
     OutputRefused,
@@ -148,13 +149,42 @@ def execute(
             f"server={cfg.server.name} answers with runner=serve only. Type runner=serve, or leave "
             "server out."
         )
-    cfg = prerequisites.ensure(cfg, lambda first: execute(first, Invocation(), launch)[0])
-    cfg = runner.resolve_config(cfg, invocation.overrides)
-    shard = _parse_shard(cfg.shard)
+    for first in prerequisites.missing(cfg):
+        if execute(first, Invocation(), launch)[0]:
+            raise SpecBenchError(f"{first.output_dir} failed, which this run was to read.")
+    cfg = runner.resolve_config(prerequisites.with_folders(cfg), invocation.overrides)
+    job = resolve(cfg, runner, invocation)
+    if cfg.add:
+        later = Invocation(invocation.overrides, multirun=True)  # a folder below the run's
+        exit_code, path = execute(added.job_of(cfg, job.folder), later, launch)
+        added.show_added(job.folder)
+        return exit_code, path
+    if folder.is_complete(job.folder):
+        return _shown_again(job, runner), job.folder
+    job = replace(job, cases=_questions(runner, job))
+    folder.make_folder(job.folder)
+    if launch is None and runner.in_child:
+        variables = environment.pinned_threads() if job.config.measure.pin else {}
+        launch = functools.partial(run_in_child, variables=variables)
+    exit_code = launch(runner.run, job) if launch else runner.run(job)
+    if folder.is_complete(job.folder):
+        runner.show(job.folder, brief=job.swept)
+        if invocation.experiment and not job.swept and (job.folder / CASES).exists():
+            sweep.run_analysis("tables", job.folder)  # with the paper's claims
+    return exit_code, job.folder
+
+
+def resolve(cfg: DictConfig, runner: Runner, invocation: Invocation) -> Job:
+    """The job that a checked configuration describes, with its folder, before cases are loaded.
+
+    Raises:
+        ConfigurationError: an unknown method or knob, or two entries with one label.
+        OutputRefused: the folder is another run's; no ``cache_dir`` can be made.
+    """
     entries = runner.entries(cfg)
     if entries is None:
         entries = resolve_entries(cfg)
-    n_required = len(entries) - len(cfg.compare)
+    optional = entries[len(entries) - len(cfg.compare) :]
     # Shards of one run share its key, so that their records can be put together.
     identity = run_identity(cfg)
     key, own = key_of(identity), {**identity, "shard": cfg.shard}
@@ -163,51 +193,36 @@ def execute(
     folder.check_cache(Path(config.cache_dir))
     if cfg.fresh:
         path = folder.fresh_folder(path)
-    else:
-        try:
-            folder.check_owner(path, key, own)
-        except OutputRefused:
-            from runners.session.method_runs import instantiated  # loads torch
+    try:
+        folder.check_owner(path, key, own)
+    except OutputRefused:
+        from runners.session.method_runs import instantiated  # loads torch
 
-            for entry in entries:
-                instantiated(entry)  # a knob out of its range is the nearer cause
-            raise
-    if cfg.add:
-        later = Invocation(invocation.overrides, multirun=True)  # a folder below the run's
-        exit_code, place = execute(added.job_of(cfg, path), later, launch)
-        added.show_added(path)
-        return exit_code, place
-    if not cfg.fresh and folder.is_complete(path):
-        exit_code = _reprint(config, path, runner, brief=invocation.multirun)
-        return exit_code, path
-    questions = runner.load_cases(config)
-    if questions and shard[0] >= len(questions):
-        raise ConfigurationError(
-            f"shard={cfg.shard} holds no case: there are {len(questions)}. Type at most "
-            f"shard=0/{len(questions)}."
-        )
-    folder.make_folder(path)
-    job = Job(
+        for entry in entries:
+            instantiated(entry)  # a knob out of its range is the nearer cause
+        raise
+    return Job(
         config=config,
         overrides=invocation.overrides,
         identity=own,
         run_key=key,
         folder=path,
         entries=entries,
-        cases=questions,
-        shard=shard,
+        cases=(),
+        shard=_parse_shard(cfg.shard),
         swept=invocation.multirun,
-        optional=frozenset() if config.strict else frozenset(e.label for e in entries[n_required:]),
+        optional=frozenset() if config.strict else frozenset(entry.label for entry in optional),
     )
-    launch = launch or (run_in_child if runner.in_child else None)
-    if launch is run_in_child and config.measure.pin:
-        launch = functools.partial(run_in_child, variables=environment.pinned_threads())
-    exit_code = launch(runner.run, job) if launch else runner.run(job)
-    if folder.is_complete(path):
-        runner.show(path, brief=invocation.multirun)
-        if invocation.experiment and not invocation.multirun and (path / CASES).exists():
-            sweep.run_analysis("tables", path)  # with the paper's claims
-    return exit_code, path
+
+
+def _questions(runner: Runner, job: Job) -> tuple[Case, ...]:
+    questions = runner.load_cases(job.config)
+    if questions and job.shard[0] >= len(questions):
+        raise ConfigurationError(
+            f"shard={job.config.shard} holds no case: there are {len(questions)}. Type at most "
+            f"shard=0/{len(questions)}."
+        )
+    return questions
 
 
 def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
@@ -236,16 +251,16 @@ def entry_of(cfg: DictConfig) -> Entry:
     return Entry(label, with_parts(method), pair, budget, verifier)
 
 
-def _reprint(config: RunConfig, path: Path, runner: Runner, *, brief: bool) -> int:
+def _shown_again(job: Job, runner: Runner) -> int:
     """Show a finished run again, unless its questions or files are not what they were."""
-    manifest = RunManifest.read(path)
-    asked = runner.questions_at_hand(config)
+    manifest = RunManifest.read(job.folder)
+    asked = runner.questions_at_hand(job.config)
     if asked is not None:
-        check_questions(manifest, config, asked, path)
-    exit_code = folder.check_finished(path, manifest)
-    runner.show(path, brief=brief)
-    added.show_added(path)
-    log.info("%s is complete: nothing was measured (fresh=true measures again)", path)
+        check_questions(manifest, job.config, asked, job.folder)
+    exit_code = folder.check_finished(job.folder, manifest)
+    runner.show(job.folder, brief=job.swept)
+    added.show_added(job.folder)
+    log.info("%s is complete: nothing was measured (fresh=true measures again)", job.folder)
     return exit_code
 
 

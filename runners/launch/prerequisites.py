@@ -8,7 +8,7 @@ of a sweep, and other experiments with the same questions, find them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,7 +18,6 @@ from specbench.config import compose
 from specbench.config.compare import compose_entry
 from specbench.config.dataset_schema import ORDERS
 from specbench.config.run_key import run_key
-from specbench.errors import SpecBenchError
 from specbench.paths import file_name
 from specbench.results.manifest import BASELINE
 from specbench.results.records import SURFACE
@@ -26,34 +25,36 @@ from specbench.results.records import SURFACE
 log = logging.getLogger(__name__)
 
 
-def ensure(cfg: DictConfig, execute: Callable[[DictConfig], int]) -> DictConfig:
-    """The configuration with ``record`` and ``measure`` replaced by what they stand for.
-
-    Args:
-        cfg: of a replay; another runner's is returned as it is.
-        execute: runs a job to its end and returns its exit code.
-
-    Raises:
-        SpecBenchError: the recording or the measurement did not get to its end.
-    """
-    if cfg.runner.name != "replay":
-        return cfg  # an experiment in the paper's size measures, whatever its small one replays
-    for key, asked, describe, file in (
-        ("traces", "record", recording, ""),
-        ("surface", "measure", measurement, SURFACE),
-    ):
-        if cfg.runner[key] != asked:
-            continue
-        job = describe(cfg)
-        path = _home(cfg, job)
+def missing(cfg: DictConfig) -> Iterator[DictConfig]:
+    """Yield the jobs that a replay's configuration asks for and that were not done before."""
+    for key, job, path in _asked(cfg):
         if not folder.is_complete(path):
             log.info("first, for runner.%s: %s", key, path)
             job.output_dir = str(path)
-            if execute(job):
-                raise SpecBenchError(f"{path} failed, which runner.{key} was to be read from.")
+            yield job
+
+
+def with_folders(cfg: DictConfig) -> DictConfig:
+    """The configuration with ``record`` and ``measure`` replaced by what they stand for."""
+    for key, _, path in _asked(cfg):
         cfg = cfg.copy()
-        cfg.runner[key] = str(path / file)
+        cfg.runner[key] = str(path / SURFACE if key == "surface" else path)
     return cfg
+
+
+def _asked(cfg: DictConfig) -> list[tuple[str, DictConfig, Path]]:
+    """Key, job and folder of what is to be made; of another runner's configuration none.
+
+    An experiment in the paper's size measures, whatever its small one replays.
+    """
+    if cfg.runner.name != "replay":
+        return []
+    jobs = []
+    if cfg.runner.traces == "record":
+        jobs.append(("traces", recording(cfg)))
+    if cfg.runner.surface == "measure":
+        jobs.append(("surface", measurement(cfg)))
+    return [(key, job, _home(cfg, job)) for key, job in jobs]
 
 
 def _home(cfg: DictConfig, job: DictConfig) -> Path:

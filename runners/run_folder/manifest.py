@@ -107,17 +107,16 @@ def check_passes(old: RunManifest, model: ModelInfo, force: bool) -> bool:
 
 def _forced(differing: list[str], force: bool) -> bool:
     """Whether a run goes on although conditions differ."""
-    if not differing:
-        return False
-    if not force:
+    if differing and not force:
         raise OutputRefused(
             "this run was begun under other conditions:\n"
             + "\n".join(differing)
             + "\nGo on under those, or measure anew with fresh=true, or type resume=force, which "
             "marks the records."
         )
-    log.warning("resume=force: going on although these differ:\n%s", "\n".join(differing))
-    return True
+    if differing:
+        log.warning("resume=force: going on although these differ:\n%s", "\n".join(differing))
+    return bool(differing)
 
 
 def check_questions(old: RunManifest, config: RunConfig, asked: Iterable[Case], path: Path) -> None:

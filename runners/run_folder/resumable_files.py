@@ -20,7 +20,7 @@ from specbench.results.summary_schema import Summary
 from specbench.storage import jsonl
 
 if TYPE_CHECKING:
-    from runners.session.blocks import BlockResult
+    from runners.session.blocks import BlockResult, Place
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,10 @@ class ResultFiles:
     def __init__(self, job: Job) -> None:
         self._job, self._folder = job, job.folder
         self.done, truncated = self._read(records.CASES)
-        self._keep_traces()
-        self.redone = self._drop_incomplete_blocks(truncated)
+        steps_log, steps = self._folder / records.STEPS_LOG, self._folder / records.STEPS
+        if self.done and steps.exists() and not steps_log.exists():  # DONE was removed by hand
+            jsonl.rewrite_jsonl(steps_log, (trace.to_json() for trace in read_steps(steps)))
+        self.redone = self._keep(self._complete(), truncated)
         self.superseded = self._keep_superseded()
         for name in (records.CASES, records.ERRORS, records.STEPS_LOG):
             jsonl.append_jsonl(self._folder / name, [])  # there even where nothing is to be said
@@ -62,19 +64,52 @@ class ResultFiles:
         places = {key: block for block in job.blocks() for key in block.keys(job.labels)}
         for number, record in enumerate(found, start=1):
             block = places.get(record.key)
-            if block is None:
+            if block is None or record.stream_index != block.stream_index:
                 what = f"case {record.case_id}, turn {record.turn}, repeat {record.repeat}"
                 raise jsonl.damaged(path, number, f"{what} does not belong to this run")
-            if record.stream_index != block.stream_index:
-                what = f"stream_index is {record.stream_index}, of this case {block.stream_index}"
-                raise jsonl.damaged(path, number, what)
         return found, truncated
 
-    def _keep_traces(self) -> None:
-        """Have the steps in their growing file, also where ``DONE`` was removed by hand."""
-        log_file, table = self._folder / records.STEPS_LOG, self._folder / records.STEPS
-        if self.done and table.exists() and not log_file.exists():
-            jsonl.rewrite_jsonl(log_file, (trace.to_json() for trace in read_steps(table)))
+    def _complete(self) -> set[Place]:
+        """The blocks that count: with all records, with their steps, with all of their group."""
+        steps = {trace.key: trace.committed for trace in self.traces()}
+        without_steps = {
+            (record.repeat, record.case_id)
+            for record in self.done
+            # Servers say at most what each step committed, and that is in the record.
+            if record.engine == records.OWN_ENGINE
+            and steps.get(record.key, []) != record.committed_per_step
+        }
+        complete = {block.place for block in self._job.blocks()}
+        complete -= {block.place for block in self.pending} | without_steps
+        if self._job.config.batch.size > 1:  # a group's times are of one measurement
+            for group in self._job.groups(self._job.config.batch.size):
+                places = {block.place for block in group}
+                complete -= set() if places <= complete else places
+        return complete
+
+    def _keep(self, complete: set[Place], truncated: bool) -> int:
+        """Drop from all files what is of no complete block; how many blocks were begun in vain."""
+        begun = {(record.repeat, record.case_id) for record in self.done}
+        redone = max(len(begun - complete), int(truncated))
+        if redone:
+            log.info(
+                "%s: the last run was cut off in the middle of a case%s; %d incomplete block%s "
+                "dropped and measured again",
+                self._folder / records.CASES,
+                " (truncated line)" if truncated else "",
+                redone,
+                "s are" if redone > 1 else " is",
+            )
+            self._rewrite([r for r in self.done if (r.repeat, r.case_id) in complete])
+        # These are written before the block's records, so they may run ahead of them.
+        parse: Callable[[jsonl.JsonObject], Mapping[str, object]]
+        for name, parse in ((records.ERRORS, error_line), (records.STEPS_LOG, _trace_line)):
+            jsonl.mend_jsonl(
+                self._folder / name,
+                parse,
+                lambda line: (line["repeat"], line["case_id"]) in complete,
+            )
+        return redone
 
     def _keep_superseded(self) -> set[tuple[int, str, int]]:
         """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
@@ -86,46 +121,6 @@ class ResultFiles:
             path = self._folder / records.DISTURBED
             jsonl.rewrite_jsonl(path, (record.to_json() for record in keep))
         return {(record.repeat, record.case_id, record.attempt) for record in keep}
-
-    def _without_trace(self) -> set[tuple[int, str]]:
-        """Blocks whose steps are not in their file, as after a kill between two files."""
-        steps = {trace.key: trace.committed for trace in self.traces()}
-        return {
-            (record.repeat, record.case_id)
-            for record in self.done
-            # Servers say at most what each step committed, and that is in the record.
-            if record.engine == records.OWN_ENGINE
-            and steps.get(record.key, []) != record.committed_per_step
-        }
-
-    def _drop_incomplete_blocks(self, truncated: bool) -> int:
-        folder = self._folder
-        complete = {block.place for block in self._job.blocks()}
-        complete -= {block.place for block in self.pending} | self._without_trace()
-        if self._job.config.batch.size > 1:  # a group's times are of one measurement
-            for group in self._job.groups(self._job.config.batch.size):
-                places = {block.place for block in group}
-                if not places <= complete:
-                    complete -= places
-        started = {(record.repeat, record.case_id) for record in self.done}
-        redone = max(len(started - complete), int(truncated))
-        if redone:
-            log.info(
-                "%s: the last run was cut off in the middle of a case%s; %d incomplete block%s "
-                "dropped and measured again",
-                folder / records.CASES,
-                " (truncated line)" if truncated else "",
-                redone,
-                "s are" if redone > 1 else " is",
-            )
-            self._rewrite([r for r in self.done if (r.repeat, r.case_id) in complete])
-        # These are written before the block's records, so they may run ahead of them.
-        parse: Callable[[jsonl.JsonObject], Mapping[str, object]]
-        for name, parse in ((records.ERRORS, error_line), (records.STEPS_LOG, _trace_line)):
-            jsonl.mend_jsonl(
-                folder / name, parse, lambda line: (line["repeat"], line["case_id"]) in complete
-            )
-        return redone
 
     def append(self, block: BlockResult) -> None:
         """Write a finished block; its records go last, as one write, and make it count.
@@ -150,10 +145,8 @@ class ResultFiles:
         place = (block.records[0].repeat, block.records[0].case_id)
         old = [r for r in self.done if (r.repeat, r.case_id) == place]
         jsonl.append_jsonl(self._folder / records.DISTURBED, (r.to_json() for r in old))
-        for name, new in (
-            (records.STEPS_LOG, [trace.to_json() for trace in block.steps]),
-            (records.ERRORS, block.errors),
-        ):
+        steps = [trace.to_json() for trace in block.steps]
+        for name, new in ((records.STEPS_LOG, steps), (records.ERRORS, block.errors)):
             lines, _ = jsonl.read_jsonl(self._folder / name)
             keep = [line for line in lines if (line["repeat"], line["case_id"]) != place]
             jsonl.rewrite_jsonl(self._folder / name, [*keep, *new])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -36,13 +35,14 @@ from specbench.models.checkpoints import weights
 from specbench.models.heads import folder as head_folder
 from specbench.results.manifest import ArtifactInfo, DraftInfo, LabelInfo
 from specbench.results.records import CaseRecord
+from specbench.system import memory
 
 if TYPE_CHECKING:  # torch, which a replay does not need
     from transformers import PreTrainedTokenizerBase
 
     from specbench.models.draft.model import DraftModel
 
-log = logging.getLogger(__name__)
+_MASK_BYTES = 4
 
 
 @dataclass(slots=True)
@@ -161,6 +161,9 @@ def instantiated(entry: Entry) -> Drafter:
 
 def _check(drafter: Drafter, entry: Entry, job: Job) -> None:
     needs, config = drafter.needs, job.config
+    mask = _MASK_BYTES * (needs.max_nodes + 1) ** 2 if needs.layout == "tree" else 0
+    if mask > memory.total_bytes():
+        raise _too_large(entry, f"drafts of up to {needs.max_nodes} nodes take {mask / 1e9:.0f} GB")
     if not needs.sampling and not job.greedy:
         raise NeedsNotMet(
             f"method={entry.name} works only greedily, but generation.temperature="

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from runners.launch.prerequisites import ensure
+from runners.launch.prerequisites import missing, with_folders
 from specbench.config.compose import compose
 from specbench.config.run_key import run_key
 from specbench.errors import SpecBenchError
 from specbench.paths import CONF_DIR
+from tests.small_run import run_here
 
 
 class Execute:
@@ -26,6 +27,12 @@ class Execute:
         if not self.code:
             (path / "DONE").write_text("")
         return self.code
+
+
+def ensure(cfg, execute):
+    for job in missing(cfg):
+        execute(job)
+    return with_folders(cfg)
 
 
 @pytest.fixture
@@ -68,9 +75,9 @@ def test_a_run_of_the_same_job_is_used_wherever_it_lies(replay, tmp_path):
     assert Path(cfg.runner.surface).parent == home
 
 
-def test_a_failed_recording_stops_the_replay(replay):
-    with pytest.raises(SpecBenchError, match=r"runner\.traces was to be read from"):
-        ensure(compose(replay), Execute(code=1))
+def test_a_failed_recording_stops_the_replay(replay, tmp_path):
+    with pytest.raises(SpecBenchError, match="failed, which this run was to read"):
+        run_here([*replay, f"cache_dir={tmp_path}"], launch=lambda work, job: 1)
 
 
 def test_other_runners_and_named_files_are_left_alone():
