@@ -109,7 +109,7 @@ def within(drafts, request):
 def test_drafts_of_200_requests_in_reused_rows_are_our_engines(method):
     config = vllm_scheduler.config(K, knobs=METHODS[method])
     asked = requests(200)
-    engine = vllm_scheduler.Engine(made(method, config), config, budget=64, block=8, blocks=1000)
+    engine = vllm_scheduler.Engine(made(method, config), config)
     engine.run(asked)
     accepted = 0
     for request in asked:
@@ -125,7 +125,7 @@ def test_drafts_of_200_requests_in_reused_rows_are_our_engines(method):
 def test_preempted_requests_go_on_with_their_drafter(method):
     config = vllm_scheduler.config(K, knobs=METHODS[method])
     asked = requests(60, limit=90)
-    engine = vllm_scheduler.Engine(made(method, config), config, budget=48, block=4, blocks=70)
+    engine = vllm_scheduler.Engine(made(method, config), config, pressure=0.3)
     engine.run(asked)
     assert sum(request.preempted for request in asked) > 5
     common = 0
@@ -142,7 +142,7 @@ def test_preempted_requests_go_on_with_their_drafter(method):
 def test_steps_without_drafts_near_the_longest_text_and_forgotten_texts_cost_nothing_but_drafts():
     config = vllm_scheduler.config(K, seqs=2, longest=80, knobs=METHODS["pld"])
     asked = requests(40, limit=30)
-    engine = vllm_scheduler.Engine(made("pld", config), config, budget=40, block=4, blocks=60)
+    engine = vllm_scheduler.Engine(made("pld", config), config, pressure=0.3)
     engine.run(asked)
     for request in asked:
         assert request.output == ours("pld", request)[0]
@@ -154,7 +154,7 @@ def test_a_request_that_ignores_end_tokens_is_drafted_for_behind_them(method):
     asked = requests(40)
     for request in asked:
         request.ignore_eos = True
-    engine = vllm_scheduler.Engine(made(method, config), config, budget=64, block=8, blocks=1000)
+    engine = vllm_scheduler.Engine(made(method, config), config)
     engine.run(asked)
     behind = 0
     for request in asked:
@@ -181,7 +181,7 @@ def test_a_tree_method_runs_by_its_chains(caplog):
     knobs = {"table": "dynamic", "total_draft_len": 24, "chaining_reserved": 8}
     config = vllm_scheduler.config(K, knobs=knobs)
     asked = requests(30)
-    engine = vllm_scheduler.Engine(made("cacheback", config), config, budget=64, block=8, blocks=99)
+    engine = vllm_scheduler.Engine(made("cacheback", config), config)
     engine.run(asked)
     assert sum(len(request.output) - 1 - len(request.drafts) for request in asked) > 20
     assert "vLLM verifies chains" in caplog.text
@@ -236,7 +236,7 @@ def test_methods_with_files_draft_from_the_files_of_vllms_tokenizer(method, monk
     config = vllm_scheduler.config(K, vocab=VOCABULARY)
     config.model_config.hf_config.eos_token_id = TOY_EOS
     asked = requests(20)
-    engine = vllm_scheduler.Engine(made(method, config), config, budget=64, block=8, blocks=200)
+    engine = vllm_scheduler.Engine(made(method, config), config)
     engine.run(asked)
     assert asked_for and any(draft for request in asked for draft in request.drafts.values())
     for request in asked:

@@ -66,7 +66,7 @@ def fake_vllm(answers, broken):
             drafter = made(knobs["name"], config) if knobs else nothing
             self.llm_engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None))
             self.last = [9] if knobs and knobs["name"] == broken else []
-            self.engine = vllm_scheduler.Engine(drafter, config, budget=32, block=8, blocks=1000)
+            self.engine = vllm_scheduler.Engine(drafter, config)
 
         def generate(self, prompts, sampling, use_tqdm):
             asked = []
