@@ -11,9 +11,10 @@ goes on where it stopped when the command is typed again; texts and states lie i
 
 import argparse
 import hashlib
+import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,11 @@ _CARD = """# {title} for SmolLM2-135M-Instruct
 
 Made by `python -m scripts.training {name}`: docs/draft_model.md says how, and what the files hold.
 Matrices are kept as bytes with a scale a row (`specbench/models/checkpoints/int8.py`).
+Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct).
 
-| | |
-|---|---|
-{rows}
-
-Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct). This page
-is written by the script from `training.json`.
+```json
+{facts}
+```
 """
 
 
@@ -104,36 +103,23 @@ def train(
         facts["texts_with_13_words_of_a_question"] = f"{len(near)}, left out; of {names}"
     facts |= learn(pupil, learnt, held, work)
     out.mkdir(parents=True, exist_ok=True)
-    weights = pupil.save(out)
-    write_card(out, facts | {"sha256": hashlib.sha256(weights.read_bytes()).hexdigest()})
-    print((out / "README.md").read_text(encoding="utf-8"))
-
-
-def write_card(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write what a training says of itself: ``training.json``, and a page made of it."""
-    jsonl.write_json(folder / FACTS, facts)
-    rows = []
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            value = "<br>".join(f"{part}: {said}" for part, said in value.items())
-        elif isinstance(value, list | tuple):
-            value = ", ".join(map(str, value))
-        rows.append(f"| {key.replace('_', ' ')} | {value} |")
-    name = str(facts["name"])
-    text = _CARD.format(title=_TITLES[name], name=name, rows="\n".join(rows))
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    facts["sha256"] = hashlib.sha256(pupil.save(out).read_bytes()).hexdigest()
+    jsonl.write_json(out / FACTS, facts)
+    card = _CARD.format(
+        title=_TITLES[recipe.name], name=recipe.name, facts=json.dumps(facts, indent=1)
+    )
+    jsonl.write_text(out / "README.md", card)
+    print(card)
 
 
 def work(options: argparse.Namespace) -> int:
     names = [n for name in options.names for n in (heads.RECIPES if name == "heads" else [name])]
     for name in names:
         family = draft if name == "draft" else heads
-        counts = {source: getattr(family.MIX, source) for source in ("texts", "asked", "read")}
-        more = {key: max(1, round(n * options.scale)) for key, n in counts.items() if n}
         out = options.out or family.FOLDER
         train(
             RECIPES[name],
-            replace(family.MIX, **more),
+            family.MIX.scaled(options.scale),
             options.work or Path(".cache") / family.FOLDER.name,
             out if name == "draft" else out / name,
             device=options.device,

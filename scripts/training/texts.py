@@ -6,13 +6,16 @@ prose of the installed documentation that is read instead of written.
 Every group of texts is a file with a seed of its own.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -54,6 +57,11 @@ class Mix:
     read: int = 0
     batch: int
     layers: tuple[int, ...] = ()
+
+    def scaled(self, by: float) -> Mix:
+        """As many groups of each source times this, one at least of each that has some."""
+        counts = {source: getattr(self, source) for source in ("texts", "asked", "read")}
+        return replace(self, **{s: max(1, round(n * by)) for s, n in counts.items() if n})
 
     def groups(self, work: Path) -> list[tuple[str, int, Path]]:
         """Source, number, and file of each; the first of them are a mix like the whole."""
@@ -337,18 +345,16 @@ def sha256_of(texts: Texts) -> str:
 
 def facts_of(texts: Texts, learnt: Texts) -> dict[str, object]:
     """What a card says of the texts, of which some are learnt."""
-    by_style = dict.fromkeys(sorted({text.style for text in texts}), 0)
+    positions = Counter[str]()
     for text in learnt:
-        by_style[text.style] += len(text)
-    total = max(sum(by_style.values()), 1)
+        positions[text.style] += len(text)
     return {
         "texts": len(texts),
-        "styles": list(by_style),
         "texts_learnt": len(learnt),
         "tokens": sum(map(len, texts)),
         "answer_tokens": sum(len(text) - text.prompt for text in texts),
         "texts_sha256": sha256_of(texts),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "mix": {style: f"{n} positions, {n / total:.1%}" for style, n in by_style.items()},
+        "mix": {style: f"{n} positions" for style, n in sorted(positions.items())},
     }
