@@ -77,6 +77,12 @@ REMOVED = (
         "scripts.verifier_conformance",
         "type pytest tests/decoding/test_enumerated_law.py",
     ),
+    Removed(
+        "module",
+        "scripts.training.gguf_file",
+        "llama.cpp drafts with a GGUF file of the model's own vocabulary; name one in "
+        "server.draft_gguf",
+    ),
     Removed("module", "scripts.gpu_check", "type make gpu-check"),
     Removed(
         "module",

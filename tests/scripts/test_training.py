@@ -5,22 +5,18 @@ import json
 import re
 from dataclasses import replace
 
-import gguf
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from scripts.training import __main__ as training
-from scripts.training import draft, gguf_file, heads, trainer
+from scripts.training import draft, heads, trainer
 from scripts.training import texts as texts_of
 from specbench.config.compose import compose, typed
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.checkpoints import int8
-from specbench.models.checkpoints.bundled import find_gguf
-from specbench.models.draft.loading import read_id_map
 from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
 from specbench.results.records import read_records
 from tests.small_run import run_here
@@ -285,25 +281,3 @@ def test_the_shipped_weights_are_those_on_their_cards_and_small(loaded):
         assert sum(p.numel() for p in head.parameters()) == facts["parameters"]
         size += len(weights)
     assert size <= 40_000_000
-
-
-def test_gguf_rotation_pairs_neighbors_instead_of_halves():
-    """Two heads of four rows: row i turns with row i + 2 there, and with i + 1 in llama.cpp."""
-    rows = np.arange(8).reshape(8, 1)
-    assert gguf_file.interleaved(rows, 2).ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_gguf_file_keeps_the_row_of_every_known_token_and_drafts_no_other(tmp_path):
-    assert gguf_file.main([str(tmp_path / "draft.gguf")]) == 0
-    reader = gguf.GGUFReader(tmp_path / "draft.gguf")
-    tensors = {t.name: t.data for t in reader.tensors}
-    ids = read_id_map(draft.FOLDER)
-    known = ids[ids >= 0]
-    size = len(gguf.GGUFReader(find_gguf(*gguf_file.TARGET)).fields["tokenizer.ggml.tokens"].data)
-    assert len(tensors["token_embd.weight"]) == len(tensors["output.weight"]) == size
-    assert np.array_equal(tensors["token_embd.weight"][known], tensors["output.weight"][known])
-    unknown = np.setdiff1d(np.arange(size), known)
-    assert not tensors["output.weight"][unknown].any()
-    assert len(np.unique(tensors["token_embd.weight"][unknown], axis=0)) == 1
