@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from omegaconf import DictConfig
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from runners.job import Job
 from runners.run_folder import folder
@@ -40,6 +39,7 @@ from specbench.replay.cost_surface import FREE, GRIDS, CostSurface, Drafting, Gr
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import RecordedModel, RecordedTurn, Traces
 from specbench.results import records
+from specbench.results.fitted_table import FittedTable
 from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.results.records import SURFACE
 from specbench.results.statistics.roofline import number_format
@@ -133,18 +133,14 @@ class Cost(Runner):
         on_gpu = str(surface.model["device"]).startswith("cuda")
         where = hardware["gpus"][0]["name"] if on_gpu else hardware["cpu"]
         subject = f"{surface.model['name']}, {number_format(surface.model)}, {where}"
-        table = Table(title=Text(f"{subject}: milliseconds of a pass"))
-        table.add_column("cached tokens", justify="right")
-        shown = [r for r in _SHOWN_ROWS if r <= surface.tree.axes["rows"][-1]]
-        for rows in shown:
-            table.add_column(f"{rows} row{'s' if rows > 1 else ''}", justify="right")
-        table.add_column("free nodes", justify="right")
-        free = []
-        for context in surface.tree.axes["context"]:
-            predicted = surface.tree.predict(np.array(shown), np.full(len(shown), context))
-            free.append(surface.nodes_within_budget(context))
-            table.add_row(str(context), *(f"{1e3 * s:.1f}" for s in predicted), str(free[-1]))
-        console.print(table)
+        contexts = np.array(surface.tree.axes["context"])
+        frame = pd.DataFrame({"cached tokens": contexts.astype(str)})
+        for rows in (r for r in _SHOWN_ROWS if r <= surface.tree.axes["rows"][-1]):
+            predicted = surface.tree.predict(np.full(len(contexts), rows), contexts)
+            frame[f"{rows} row{'s' * (rows > 1)}"] = [f"{1e3 * s:.1f}" for s in predicted]
+        free = [surface.nodes_within_budget(context) for context in contexts]
+        frame["free nodes"] = [str(n) for n in free]
+        console.print(FittedTable(frame, f"{subject}: milliseconds of a pass"))
         for row in surface.drafting:
             console.print(
                 f"drafting, {row['label']}, {row['context']} tokens of context: "
