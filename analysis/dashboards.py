@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -50,12 +50,22 @@ class Subject:
     project: str
     comparisons: Sequence[ComparedRuns]
 
+    @classmethod
+    def of(
+        cls, runs: Sequence[Run], entity: str | None = None, project: str | None = None
+    ) -> Subject:
+        """Compare runs with records, by default in their ``logger``'s project."""
+        nodes = [logger_settings(run) for run in runs]
+        entity = entity or next((node["entity"] for node in nodes if node["entity"]), "")
+        return cls(entity, project or nodes[0]["project"], make_comparisons(runs))
+
     @cached_property
     def keys(self) -> frozenset[str]:
         """The summary keys that the labels have."""
         pairs = [pair for comparison in self.comparisons for pair in label_rows(comparison)]
         return frozenset(key for entry, rows in pairs for key in label_numbers(entry, rows))
 
+    @cached_property
     def filters(self) -> list[dict[str, str]]:
         """What the runs of each comparison share, each once."""
         configs = [run_config(run) for c in self.comparisons for run in c.runs]
@@ -63,58 +73,44 @@ class Subject:
         return [dict(zip(_FILTERS, each, strict=True)) for each in values]
 
 
-def subject_of(
-    runs: Sequence[Run], entity: str | None = None, project: str | None = None
-) -> Subject:
-    """Return what runs with records compare; by default in their ``logger``'s project."""
-    nodes = [logger_settings(run) for run in runs]
-    known = next((node["entity"] for node in nodes if node["entity"]), "")
-    return Subject(entity or known, project or nodes[0]["project"], make_comparisons(runs))
-
-
-def _bars(subject: Subject, titles: dict[str, str]) -> list[Any]:
-    """A panel with a bar for every setting for each key that a label has."""
-    import wandb_workspaces.reports.v2 as wr
-
-    by = wr.Config("setting")
-    return [
-        wr.BarPlot(title=title, metrics=[wr.SummaryMetric(key)], groupby=by, title_x=title)
-        for key, title in titles.items()
-        if key in subject.keys
-    ]
-
-
-def _sweep_panels(subject: Subject, key: str) -> list[Any]:
-    """Speedup by draft length and MAT; of a sweep parallel coordinates over its knobs too."""
-    import wandb_workspaces.reports.v2 as wr
-
-    if key not in subject.keys:
-        return []
-    metric, mat, length = map(wr.SummaryMetric, (key, "mat", "tokens_per_pass"))
-    title = f"{METRICS[key]} against "
-    panels: list[Any] = [
-        wr.ScatterPlot(title=f"{title}tokens verified per step", x=length, y=metric, log_x=True),
-        wr.ScatterPlot(title=f"{title}MAT", x=mat, y=metric),
-    ]
-    if knobs := dict.fromkeys(k for c in subject.comparisons for k in swept_knobs(c)):
-        axes = [*(wr.Config(f"knobs.{k}") for k in knobs), mat, metric]
-        columns = [wr.ParallelCoordinatesPlotColumn(axis) for axis in axes]
-        panels.insert(0, wr.ParallelCoordinatesPlot(title="Settings", columns=columns))
-    return panels
-
-
 def sections(subject: Subject) -> dict[str, list[Any]]:
     """Return panels by the heading above them; headings without any are left out."""
     import wandb_workspaces.reports.v2 as wr
 
-    panels = {title: _bars(subject, {key: title}) for key, title in METRICS.items()}
-    panels["Settings"] = _sweep_panels(subject, "speedup")
-    panels["Settings, PREDICTED"] = _sweep_panels(subject, f"{PREDICTED}speedup")
+    def bars(titles: Mapping[str, str]) -> list[Any]:
+        return [
+            wr.BarPlot(
+                title=title,
+                metrics=[wr.SummaryMetric(key)],
+                groupby=wr.Config("setting"),
+                title_x=title,
+            )
+            for key, title in titles.items()
+            if key in subject.keys
+        ]
+
+    panels = {title: bars({key: title}) for key, title in METRICS.items()}
+    knobs = dict.fromkeys(knob for c in subject.comparisons for knob in swept_knobs(c))
+    for heading, key in (("Settings", "speedup"), ("Settings, PREDICTED", f"{PREDICTED}speedup")):
+        if key not in subject.keys:
+            continue
+        metric, mat, length = map(wr.SummaryMetric, (key, "mat", "tokens_per_pass"))
+        axes = [*(wr.Config(f"knobs.{knob}") for knob in knobs), mat, metric]
+        columns = [wr.ParallelCoordinatesPlotColumn(axis) for axis in axes]
+        every = [wr.ParallelCoordinatesPlot(title="Settings", columns=columns)] if knobs else []
+        title = f"{METRICS[key]} against "
+        panels[heading] = [
+            *every,
+            wr.ScatterPlot(
+                title=f"{title}tokens verified per step", x=length, y=metric, log_x=True
+            ),
+            wr.ScatterPlot(title=f"{title}MAT", x=mat, y=metric),
+        ]
     tasks = sorted(key.split("/") for key in subject.keys if key.startswith("task/"))
     for key, title in METRICS.items():
         titles = {"/".join(t): f"{title}: {t[1]}" for t in tasks if t[2] == key}
-        panels[f"{title}, by task"] = _bars(subject, titles)
-    panels["Outputs"] = _bars(subject, OUTPUTS)
+        panels[f"{title}, by task"] = bars(titles)
+    panels["Outputs"] = bars(OUTPUTS)
     panels["Pictures"] = [wr.MediaBrowser()]
     return {title: shown for title, shown in panels.items() if shown}
 
@@ -137,7 +133,7 @@ def workspace(subject: Subject) -> Any:
         sections=shown,
         runset_settings=ws.RunsetSettings(
             groupby=[expr.Config("setting")],
-            filters=[expr.Config(key) == value for key, value in subject.filters()[0].items()],
+            filters=[expr.Config(key) == value for key, value in subject.filters[0].items()],
             order=[expr.Ordering(expr.Summary("speedup"), ascending=False)],
             pinned_columns=[*_PINNED],
         ),
@@ -159,7 +155,7 @@ def report(subject: Subject) -> Any:
             filters=" and ".join(f"Config('{key}') = '{value}'" for key, value in values.items()),
             groupby=["config.setting"],
         )
-        for values in subject.filters()
+        for values in subject.filters
     ]
     tables = [comparison_table(comparison) for comparison in subject.comparisons]
     terms = "".join(f"- **{term}**: {meaning}\n" for term, meaning in DEFINITIONS.items())
@@ -185,7 +181,7 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
     runs = [run for run in runs if run.records]
     if not runs:
         raise ResultsError("no run in this folder has speeds, only costs. Make one: python run.py")
-    subject = subject_of(runs, options.entity, options.project)
+    subject = Subject.of(runs, options.entity, options.project)
     try:
         if options.push and not subject.entity:
             import wandb

@@ -11,16 +11,14 @@ resumed, moved or published twice keep theirs. Predicted times have keys of thei
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.figures import pictures_of
@@ -37,7 +35,6 @@ from analysis.tabular.comparison_tables import comparison_table
 from analysis.tabular.table import sheet
 from specbench.errors import ResultsError, first_line
 from specbench.results.metrics import standing_word
-from specbench.results.records import CaseRecord
 from specbench.results.tasks import OVERALL
 
 LONGEST_NAME, LONGEST_TAG = 128, 64  # letters, as W&B allows
@@ -58,7 +55,6 @@ _TURN = (
 )  # fmt: skip
 _MANIFEST = ("config", "hardware", "versions", "git", "seed", "run_key")
 _COUNTED = ("mat", "n_", "equal", "near_tie", "bug", "not_audited")  # starts of keys without times
-_AXES = ("rows", "k", "w", "context")  # of passes of a cost surface
 # Keys besides a method's knobs under which the same setting gives other numbers.
 _CONDITIONS = {"dataset", "generation", "verifier", "engine", "pair", "state_scope"}
 
@@ -79,7 +75,7 @@ class WandbRun:
     job_type: str
     config: Mapping[str, object]
     summary: Mapping[str, object]
-    tables: Mapping[str, pd.DataFrame]
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     figures: Mapping[str, Drawing] = field(default_factory=dict)
     files: Mapping[str, Path] = field(default_factory=dict)
 
@@ -95,10 +91,10 @@ def run_id(run: Run) -> str:
 
     Merged shards have the first one's manifest, and are another run; so is a copy without an id.
     """
-    made = run.manifest.folder_id
-    if made is not None and not run.manifest.merged_from:
-        return made
-    return _hashed(f"{made or run.manifest.run_key}/{run.path.resolve().name}")
+    folder_id = run.manifest.folder_id
+    if folder_id is not None and not run.manifest.merged_from:
+        return folder_id
+    return _hashed(f"{folder_id or run.manifest.run_key}/{run.path.resolve().name}")
 
 
 def _hashed(text: str) -> str:
@@ -116,7 +112,7 @@ def group_of(run: Run) -> str:
         return run.experiment or folder.name
     if root := manifest.config.get("output_dir"):
         return Path(root).name
-    keys = [key for key in _typed(run) if not key.startswith(("logger", "hydra"))]
+    keys = [key for key in _overrides(run) if not key.startswith(("logger", "hydra"))]
     return f"{folder.parent.name}: {', '.join(keys)}"[:LONGEST_NAME]
 
 
@@ -126,7 +122,7 @@ def setting_of(run: Run, label: str) -> str:
     method = config.get("method") or {}
     knobs: dict[str, object] = {}
     if label == (method.get("label") or method.get("name")):
-        typed = {key.removeprefix("method."): value for key, value in _typed(run).items()}
+        typed = {key.removeprefix("method."): value for key, value in _overrides(run).items()}
         knobs = {key: value for key, value in typed.items() if key in run.knobs(label)}
     for extra in config.get("compare") or ():
         if isinstance(extra, Mapping) and label == (extra.get("label") or extra.get("method")):
@@ -136,27 +132,39 @@ def setting_of(run: Run, label: str) -> str:
 
 def typed_conditions(run: Run) -> dict[str, str]:
     """Return what was typed besides methods and knobs that changes a run's numbers."""
-    keys = flat(run.manifest.identity or {})
-    return {
-        key: value
-        for key, value in _typed(run).items()
-        if key in keys and key.partition(".")[0] in _CONDITIONS
-    }
+    keys = {key for key in flat(run.manifest.identity or {}) if key.split(".")[0] in _CONDITIONS}
+    return {key: value for key, value in _overrides(run).items() if key in keys}
 
 
-def _typed(run: Run) -> dict[str, str]:
+def _overrides(run: Run) -> dict[str, str]:
     pairs = (override.lstrip("+~").partition("=") for override in run.manifest.overrides)
     return {key: value for key, _, value in pairs}
+
+
+def run_config(run: Run) -> dict[str, object]:
+    """Return a W&B run's configuration: flat keys to filter by, then all that composed the run."""
+    manifest = run.manifest.to_json()
+    return {
+        "model": run.model,
+        "dataset": run.dataset if run.records else None,
+        "dtype": run.dtype,
+        "timing": run.timing,
+        "machine": run.hardware,
+        "typed": settings_text(typed_conditions(run)),
+        **{key: manifest[key] for key in _MANIFEST if key in manifest},
+    }
 
 
 def wandb_runs(runs: Sequence[Run]) -> Iterator[WandbRun]:
     """Return what is published of the runs: cost surfaces, then group by group each comparison."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        if run.surface is not None:
-            yield _of_surface(run)
-        else:
+        if run.surface is None:
             groups.setdefault(group_of(run), []).append(run)
+            continue
+        name, files = run.path.resolve().name, _record_files([run])
+        summary = {"complete": run.complete}
+        yield WandbRun(run, run_id(run), name, "cost", run_config(run), summary, files=files)
     for members in groups.values():
         shared = set.intersection(*(set(typed_conditions(run).items()) for run in members))
         for comparison in make_comparisons(members):
@@ -165,23 +173,21 @@ def wandb_runs(runs: Sequence[Run]) -> Iterator[WandbRun]:
             conditions = {"conditions": dict(conditions_of(comparison))}
             for entry, rows in label_rows(comparison):
                 if entry.label != entry.run.baseline or entry.run is first:
-                    yield _of_label(entry, rows, shared, conditions)
+                    typed = typed_conditions(entry.run).items()
+                    differing = dict(item for item in typed if item not in shared)
+                    yield _of_label(entry, rows, settings_text(differing), conditions)
             yield _of_all(comparison, first, conditions)
 
 
 def _of_label(
-    entry: ComparedLabel,
-    rows: pd.DataFrame,
-    shared: Set[tuple[str, str]],
-    conditions: Mapping[str, object],
+    entry: ComparedLabel, rows: pd.DataFrame, differing: str, conditions: Mapping[str, object]
 ) -> WandbRun:
     run, setting = entry.run, setting_of(entry.run, entry.label)
-    differing = dict(item for item in typed_conditions(run).items() if item not in shared)
     timed = _before_times(run.timing)
     return WandbRun(
         first=run,
         identity=_hashed(f"{run_id(run)}/{entry.label}"),
-        name=" ".join(filter(None, [setting, settings_text(differing)])),
+        name=" ".join(filter(None, [setting, differing])),
         job_type=entry.method,
         config={
             **run_config(run),
@@ -217,60 +223,17 @@ def _of_all(comparison: ComparedRuns, first: Run, conditions: Mapping[str, objec
             "warnings": pd.DataFrame(warned, columns=["code", "text", "decides"]),
         },
         figures={f"{timed}{key}": figure for key, figure in pictures_of(comparison)},
-        files={
-            f"{run.path.resolve().name}/{path.name}": path
-            for run in comparison.runs
-            for path in _record_files(run)
-        },
+        files=_record_files(comparison.runs),
     )
 
 
-def _of_surface(run: Run) -> WandbRun:
-    """A cost run: the median of every pass of its grids, and of drafting a step."""
-    assert run.surface is not None
-    passes: list[dict[str, object]] = []
-    for kind, times in run.surface.passes.items():
-        points = itertools.product(*times.axes.values())
-        medians = 1e3 * np.median(times.samples_s, axis=-1).ravel()
-        for values, median in zip(points, medians, strict=True):
-            axes = dict(zip(times.axes, values, strict=True))
-            passes.append({"kind": kind, **axes, "median_ms": float(median)})
-    drafting = [(*key, us) for key, us in run.surface.drafting_us.items()]
-    return WandbRun(
-        first=run,
-        identity=run_id(run),
-        name=run.path.resolve().name,
-        job_type="cost",
-        config=run_config(run),
-        summary={"complete": run.complete},
-        tables={
-            "passes": pd.DataFrame(passes, columns=["kind", *_AXES, "median_ms"]),
-            "drafting": pd.DataFrame(drafting, columns=["label", "context", "step_us"]),
-        },
-        files={path.name: path for path in _record_files(run)},
-    )
-
-
-def _record_files(run: Run) -> list[Path]:
-    return sorted(path for path in run.path.glob("*.*") if path.suffix in _RECORDS)
+def _record_files(runs: Sequence[Run]) -> dict[str, Path]:
+    paths = [path for run in runs for path in sorted(run.path.glob("*.*"))]
+    return {f"{p.parent.resolve().name}/{p.name}": p for p in paths if p.suffix in _RECORDS}
 
 
 def _before_times(timing: str) -> str:
     return PREDICTED if timing == "predicted" else ""
-
-
-def run_config(run: Run) -> dict[str, object]:
-    """Return a W&B run's configuration: flat keys to filter by, then all that composed the run."""
-    manifest = run.manifest.to_json()
-    return {
-        "model": run.model,
-        "dataset": run.dataset if run.records else None,
-        "dtype": run.dtype,
-        "timing": run.timing,
-        "machine": run.hardware,
-        "typed": settings_text(typed_conditions(run)),
-        **{key: manifest[key] for key in _MANIFEST if key in manifest},
-    }
 
 
 def label_rows(comparison: ComparedRuns) -> list[tuple[ComparedLabel, pd.DataFrame]]:
@@ -286,9 +249,8 @@ def label_numbers(entry: ComparedLabel, rows: pd.DataFrame) -> dict[str, object]
     for row in rows.to_dict("records"):
         task = "" if row["task"] == OVERALL else f"task/{row['task']}/"
         for key, value in row.items():
+            name = f"{task}{'' if str(key).startswith(_COUNTED) else timed}{key}"
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            timeless = str(key).startswith(_COUNTED)
-            name = f"{task}{'' if timeless else timed}{key}"
             if number and value == value:
                 numbers[name] = value
             elif key == "against_the_best" and isinstance(value, str):
@@ -299,24 +261,10 @@ def label_numbers(entry: ComparedLabel, rows: pd.DataFrame) -> dict[str, object]
 
 
 def _turns(entry: ComparedLabel) -> pd.DataFrame:
-    """A row for each turn, with its MAT, and its speedup where it counts in speeds."""
-    run = entry.run
-    plain = {r.key[:-1]: _speed(r) for r in run.records if r.label == run.baseline}
-    rows: list[list[object]] = []
-    for record in run.records:
-        if record.label == entry.label:
-            passes, speed = record.n_target_passes, _speed(record)
-            baseline = plain.get(record.key[:-1])
-            mat = (record.n_new - 1) / passes if passes else None
-            speedup = speed / baseline if speed and baseline else None
-            columns = [getattr(record, column) for column in _TURN]
-            rows.append([*columns, mat, speedup, record.lossless.verdict])
-    return pd.DataFrame(rows, columns=[*_TURN, "mat", "speedup", "verdict"])
-
-
-def _speed(record: CaseRecord) -> float | None:
-    timed = record.status == "ok" and record.timing != "none" and record.decode_s
-    return record.n_decoded / record.decode_s if timed else None
+    """A row for each turn, with its verdict beside plain decoding."""
+    own = [record for record in entry.run.records if record.label == entry.label]
+    rows = [[*(getattr(record, key) for key in _TURN), record.lossless.verdict] for record in own]
+    return pd.DataFrame(rows, columns=[*_TURN, "verdict"])
 
 
 def send(content: WandbRun, settings: Mapping[str, Any], folder: Path) -> str:
@@ -345,8 +293,7 @@ def send(content: WandbRun, settings: Mapping[str, Any], folder: Path) -> str:
     ) as live:
         for key, frame in content.tables.items():
             cells = frame.astype(object).where(frame.notna(), None).values.tolist()
-            table = wandb.Table(columns=[*frame], data=cells, allow_mixed_types=True)
-            live.log({key: table})
+            live.log({key: wandb.Table(columns=[*frame], data=cells, allow_mixed_types=True)})
         for key, figure in content.figures.items():
             png = save(figure, folder / "figures", f"{content.identity}_{key}")[0]
             live.log({f"figures/{key}": wandb.Image(str(png))})
@@ -368,8 +315,7 @@ def publish(runs: Sequence[Run], given: Mapping[str, Any] | None = None) -> int:
         0, or 1 where something was not published as the ``logger`` node says.
     """
     settings = logger_settings(runs[0], given)
-    above = Path(os.path.commonpath([run.path.resolve() for run in runs]))
-    above = above.relative_to(Path.cwd()) if above.is_relative_to(Path.cwd()) else above
+    above = Path(os.path.relpath(os.path.commonpath([run.path.resolve() for run in runs])))
     folder = Path(settings["folder"] or above / "wandb")
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("WANDB_SILENT", "true")

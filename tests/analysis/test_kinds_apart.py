@@ -138,7 +138,7 @@ def test_no_part_of_a_report_has_both(runs, monkeypatch):
 def test_the_wandb_report_has_a_part_for_each(synthetic):
     pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
     both = [synthetic, predicted(synthetic)]
-    made = dashboards.report(dashboards.subject_of(both, entity="team"))
+    made = dashboards.report(dashboards.Subject.of(both, entity="team"))
     (text,) = (b.text for b in made.blocks if "###" in str(getattr(b, "text", "")))
     parts = text.split("### ")[1:]
     assert [PREDICTED in part for part in parts] == [False, True]

@@ -13,7 +13,7 @@ from analysis.runs.captions import conditions_of, warnings_of
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, load_surfaces
 from tests.analysis import wandb_file
-from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_json, edit_manifest, vouch
+from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_manifest, vouch
 
 LONG_MODEL = "m" * 100  # as folders of fine-tuned models are called: longer than a tag may be
 
@@ -55,11 +55,9 @@ def test_each_label_is_a_run_with_flat_numbers_and_its_turns(run):
     assert len(turns) == sum(record.label == "pld" for record in run.records)
     assert not {"prompt_ids", "output_ids"} & set(turns)
     record = next(r for r in run.records if r.label == "pld" and r.status == "ok")
-    plain = next(r for r in run.records if r.label == "ar" and r.key[:-1] == record.key[:-1])
     turn = turns.set_index(["repeat", "case_id", "turn"]).loc[record.key[:-1]]
-    assert turn["mat"] == pytest.approx((record.n_new - 1) / record.n_target_passes)
-    speeds = [(r.n_new - 1) / r.decode_s for r in (record, plain)]
-    assert turn["speedup"] == pytest.approx(speeds[0] / speeds[1])
+    assert (turn["n_new"], turn["decode_s"]) == (record.n_new, record.decode_s)
+    assert turn["verdict"] == record.lossless.verdict
     whole = contents["all methods"]
     assert {"job/manifest.json", "job/cases.jsonl"} <= set(whole.files)
     assert next(iter(whole.tables["comparison"]["method"])) == "ar"
@@ -185,19 +183,9 @@ def test_the_run_of_all_methods_written_offline_has_the_warnings(offline):
 
 def test_a_cost_surface_is_published_too(tmp_path):
     home = shutil.copytree(EXPERIMENTS / "ngrammys_figure1", tmp_path / "c")
-    times = [[[0.004, 0.005, 0.006]], [[0.008, 0.009, 0.007]]]
-    edit_json(
-        home / "surface.json",
-        tree={"axes": {"rows": [1, 8], "context": [25]}, "samples_s": times},
-        drafting=[{"label": "pld", "context": 25, "step_us": 7.5}],
-    )
     (content,) = publish.wandb_runs(load_surfaces([home], by_hand=True))
     assert (content.name, content.job_type) == ("c", "cost")
-    passes = content.tables["passes"]
-    (tree,) = passes[(passes.kind == "tree") & (passes.rows == 8)].to_dict("records")
-    assert tree["median_ms"] == pytest.approx(8.0)
-    assert content.tables["drafting"].values.tolist() == [["pld", 25, 7.5]]
-    assert {"manifest.json", "surface.json"} <= set(content.files)
+    assert {"c/manifest.json", "c/surface.json"} <= set(content.files)
 
 
 def test_ids_follow_the_folder_not_its_path(run, tmp_path):
