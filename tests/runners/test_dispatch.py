@@ -148,10 +148,6 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
         (["shard=4/4"], "shard=4/4"),
         (["shard=99998/99999"], "shard=99998/99999 holds no case: there are 5"),
         (["method.num_tokens=1000000"], "drafts of up to 1000000 nodes"),
-        (
-            ["method=cacheback", "method.table=dynamic", "method.leader_len=100000000000"],
-            "(label 'cacheback')",
-        ),
         (["shard=0/2", "method.state_scope=run"], "shard=0/2 cannot be combined"),
         (["generation.temperature=0.7", "verifier=greedy"], "Type verifier=rejection"),
         (["verifier=typical"], "Type verifier=greedy"),
