@@ -40,28 +40,12 @@ TEMPLATE = "report.html.jinja"
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A figure for a page, with its title and caption beside it so that a screen reads them.
-
-    Attributes:
-        axes: what its axes show.
-        uri: the drawing (SVG) as a ``data:`` address.
-        width: in CSS pixels, as drawn.
-    """
-
-    title: str
-    caption: str
-    axes: str
-    uri: str
-    width: int
-
-
-@dataclass(frozen=True)
 class Section:
     """One reproduction of a paper, or the runs that share model, data and conditions.
 
     Attributes:
         sentence: what the comparison says; "" for a reproduction, whose tables say it.
+        pictures: figures with their words, as :func:`picture` gives them.
         csv: all numbers of its runs, as a ``data:`` address.
         conditions: value by name.
     """
@@ -69,7 +53,7 @@ class Section:
     title: str
     sentence: str
     tables: Sequence[ResultTable]
-    pictures: Sequence[Picture]
+    pictures: Sequence[Mapping[str, object]]
     csv: str
     conditions: Mapping[str, str]
 
@@ -163,16 +147,14 @@ def sections(runs: Sequence[Run]) -> Iterator[Section]:
 
 
 def _decision_table(comparison: ComparedRuns) -> ResultTable:
-    """Return the methods, the fastest first; of several users whether drafting pays them."""
+    """The methods, the fastest first; of several users whether drafting pays them."""
     load = load_table([comparison]) if comparison.runs[0].concurrency > 1 else None
-    return load or by_speedup(comparison_table(comparison).in_short())
-
-
-def by_speedup(table: ResultTable) -> ResultTable:
-    """Return the table with the fastest method first."""
-    key = SPEEDUP if SPEEDUP in table.frame else "MAT"
-    values = [cell.value if isinstance(cell, Estimate) else None for cell in table.frame[key]]
-    order = sorted(range(len(values)), key=lambda i: -(values[i] or 0.0))
+    if load is not None:
+        return load
+    table = comparison_table(comparison).in_short()
+    cells = table.frame[SPEEDUP if SPEEDUP in table.frame else "MAT"]
+    values = [(isinstance(cell, Estimate) and cell.value) or 0.0 for cell in cells]
+    order = sorted(range(len(values)), key=lambda i: -values[i])
     return replace(table, frame=table.frame.iloc[order])
 
 
@@ -190,15 +172,18 @@ def folders(runs: Sequence[Run]) -> list[dict[str, str]]:
     ]
 
 
-def picture(figure: Drawing) -> Picture:
-    """Return the figure with its words beside it."""
+def picture(figure: Drawing) -> dict[str, object]:
+    """Return a figure (SVG, as a ``data:`` address), its width in CSS pixels as drawn, its words.
+
+    The words stand beside it, so that a screen reads them: its title, and what its axes show.
+    """
     # Axes without a name are legends and color bars.
     named = [axes.get_title() or axes.get_ylabel() or axes.get_xlabel() for axes in figure.axes]
     axes = "; ".join(dict.fromkeys(" ".join(name.split()) for name in named if name))
     out = io.BytesIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     uri, width = _address("image/svg+xml", out.getvalue()), round(figure.get_figwidth() * 96)
-    return Picture(figure.title, figure.caption, axes, uri, width)
+    return {"title": figure.title, "axes": axes, "uri": uri, "width": width}
 
 
 def _csv(comparisons: Sequence[ComparedRuns]) -> str:

@@ -15,15 +15,12 @@
 # Needs: any finished run, from `python run.py 'compare=[pld]'`; a replay does, too.
 
 # %%
-import functools
-
 from analysis.figures import task_bars
 from analysis.notebooks import shared
-from analysis.plots.charts import Panel, bars, curves
+from analysis.plots.charts import Panel, curves
 from analysis.runs.acceptance import by_depth, by_position, stream_parts
-from analysis.runs.comparisons import ComparedLabel, make_comparisons
-from analysis.runs.estimates import mat, pooled_ratio, steps
-from specbench.results.estimate import Estimate
+from analysis.runs.comparisons import make_comparisons
+from analysis.runs.estimates import mat
 
 comparisons = make_comparisons(shared.runs())
 
@@ -38,40 +35,6 @@ for comparison in comparisons:
         shared.show(figure, f"mat_{comparison.model}_{comparison.dataset}")
 
 # %% [markdown]
-# A mean hides how it comes about: many steps with a little, or a few with much? Share of steps that
-# committed so many tokens.
-
-
-# %%
-def shares(entry: ComparedLabel, most: int) -> list[tuple[int, Estimate]]:
-    def share(committed: int) -> Estimate:
-        return pooled_ratio(
-            entry.records, lambda r: list(r.committed_per_step).count(committed), steps, at_most=1
-        )
-
-    return [(n - 1, share(n)) for n in range(1, most + 1)]
-
-
-# %%
-for comparison in comparisons:
-    counts = [n for run in comparison.runs for r in run.records for n in r.committed_per_step]
-    most = max(counts, default=1)
-    series = shared.drawn(comparison, functools.partial(shares, most=most))
-    if not series:
-        continue  # plain decoding alone, or no step was counted
-    ticks = [str(n) for n in range(1, most + 1)]
-    panel = Panel("", "tokens committed by a step", "share of steps", series, ticks, top=1.0)
-    title = f"Tokens per step: {comparison.printed_title}"
-    shared.show(
-        bars([panel], title, shared.caption_of(comparison)),
-        f"steps_{comparison.model}_{comparison.dataset}",
-    )
-    # A bar's place counts from 0, for one token.
-    frame = shared.points(series, "tokens committed")
-    frame["tokens committed"] += 1
-    shared.table(frame, title)
-
-# %% [markdown]
 # How deep does a draft hold: share of the steps with a draft that accepted at least so many of its
 # tokens? If every token were accepted with the same chance p, the shares would fall as p, p², p³.
 #
@@ -81,9 +44,9 @@ for comparison in comparisons:
 
 # %%
 for comparison in comparisons:
-    depth = shared.drawn(comparison, lambda e: by_depth(e.records, depths=e.run.depths))
-    within = shared.drawn(comparison, lambda e: by_position(e.records))
-    over = shared.drawn(
+    depth = shared.lines(comparison, lambda e: by_depth(e.records, depths=e.run.depths))
+    within = shared.lines(comparison, lambda e: by_position(e.records))
+    over = shared.lines(
         comparison, lambda e: [(size, mat(turns)) for size, turns in stream_parts(e.records, 5)]
     )
     if not (depth or within or over):
@@ -96,5 +59,3 @@ for comparison in comparisons:
     title = f"Acceptance: {comparison.printed_title}"
     figure = curves([panels], title, shared.caption_of(comparison))
     shared.show(figure, f"acceptance_{comparison.model}_{comparison.dataset}")
-    for panel in panels:
-        shared.table(shared.points(panel.series, panel.xlabel), title)

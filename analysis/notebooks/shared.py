@@ -24,7 +24,6 @@ from analysis.plots.style import RC, Drawing, save
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run, usable_runs
-from specbench.errors import SpecBenchError
 from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate
 from specbench.results.tasks import OVERALL
@@ -45,18 +44,11 @@ def runs(
     Where there is none, a line says what the notebook ``needs`` and which ``command`` makes it.
 
     Raises:
-        SpecBenchError: in a notebook, where a folder cannot be read, so that executing it fails.
-        SystemExit: as a plain file then.
+        SpecBenchError: a folder cannot be read.
     """
     names = os.environ.get("RUNS", "results").split(os.pathsep)
     paths = [Path(n) if Path(n).exists() else PROJECT / n for n in names]
-    try:
-        usable = [run for run in usable_runs(paths)[0] if where(run)]
-    except SpecBenchError as error:
-        if _in_notebook():
-            raise
-        sys.stderr.write(f"error: RUNS: {error}\n")
-        raise SystemExit(error.exit_code) from None
+    usable = [run for run in usable_runs(paths)[0] if where(run)]
     if not usable:
         folders = ", ".join(map(str, paths))
         sys.stdout.write(
@@ -65,11 +57,7 @@ def runs(
     return usable
 
 
-def _in_notebook() -> bool:
-    return "ipykernel" in sys.modules
-
-
-def drawn(
+def lines(
     comparison: ComparedRuns,
     numbers: Callable[[ComparedLabel], Iterable[tuple[float, Estimate]]],
 ) -> list[Series]:
@@ -77,19 +65,15 @@ def drawn(
 
     A label without a number has none, so a run without counted steps has no lines.
     """
-    lines = [
-        Series(
-            comparison.name_of(entry),
-            entry.method,
-            [Point.at(x, number) for x, number in numbers(entry)],
-        )
-        for entry in comparison.drafting[:MOST]
+    drawn = [
+        Series(comparison.name_of(e), e.method, [Point.at(x, number) for x, number in numbers(e)])
+        for e in comparison.drafting[:MOST]
     ]
-    return [line for line in lines if any(point.y is not None for point in line.points)]
+    return [line for line in drawn if line.drawn]
 
 
 def caption_of(comparison: ComparedRuns) -> str:
-    """Return a comparison's caption, which says how many of its labels `drawn` draws."""
+    """Return a comparison's caption, which says how many of its labels `lines` draws."""
     count = len(comparison.drafting)
     left_out = f"Drawn: the first {MOST} of {count} labels." if count > MOST else ""
     return "\n".join(filter(None, [left_out, caption(comparison)]))
@@ -103,22 +87,15 @@ def numbers(comparisons: Sequence[ComparedRuns], *columns: str) -> pd.DataFrame:
     if not comparisons:
         return pd.DataFrame()
     frame = records_sheet(comparisons)
-    names = [
+    frame["label"] = [
         e.label if e.label == e.run.baseline else c.name_of(e)
         for c in comparisons
         for e in c.entries
         for _ in e.rows
     ]
-    frame = frame.assign(label=names)
-    frame = frame[frame["task"] == OVERALL]
     shown = ["model", "dataset", "label", *(name for name in columns if name in frame)]
-    return frame[shown].dropna(axis="columns", how="all").reset_index(drop=True)
-
-
-def points(series: Sequence[Series], across: str) -> pd.DataFrame:
-    """Return what is drawn of each label, a column each; ``across`` names the horizontal axis."""
-    lines = {line.name: {point.x: point.y for point in line.points} for line in series}
-    return pd.DataFrame(lines).sort_index().rename_axis(across).reset_index()
+    overall = frame.loc[frame["task"] == OVERALL, shown]
+    return overall.dropna(axis="columns", how="all").reset_index(drop=True)
 
 
 def table(frame: pd.DataFrame, title: str) -> None:
@@ -126,7 +103,7 @@ def table(frame: pd.DataFrame, title: str) -> None:
     if frame.empty:
         return
     frame = frame.round(3)
-    if _in_notebook():
+    if "ipykernel" in sys.modules:
         _display(frame.style.hide(axis="index").format(precision=3, na_rep="–").set_caption(title))
     else:
         sys.stdout.write(f"{title}\n{frame.to_string(index=False, na_rep='–')}\n\n")
@@ -140,11 +117,11 @@ def show(figure: Drawing, stem: str) -> None:
     _stems[stem] += 1
     stem = stem if _stems[stem] == 1 else f"{stem}_{_stems[stem]}"
     with tempfile.TemporaryDirectory() as folder:
-        paths = save(figure, Path(os.environ.get("FIGURES") or folder), stem)
-        if _in_notebook():
-            _display(importlib.import_module("IPython.display").Image(filename=str(paths[0])))
+        png, pdf = save(figure, Path(os.environ.get("FIGURES") or folder), stem)
+        if "ipykernel" in sys.modules:
+            _display(importlib.import_module("IPython.display").Image(filename=str(png)))
     if os.environ.get("FIGURES"):
-        sys.stdout.write("".join(f"{path}\n" for path in paths))
+        sys.stdout.write(f"{png}\n{pdf}\n")
 
 
 def _display(shown: object) -> None:

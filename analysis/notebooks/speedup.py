@@ -16,8 +16,6 @@
 # `RUNS=results jupytext --to notebook --execute analysis/notebooks/speedup.py`.
 
 # %%
-import pandas as pd
-
 from analysis.figures import task_bars
 from analysis.notebooks import shared
 from analysis.plots.charts import stacked_bars
@@ -79,6 +77,3 @@ for comparison in comparisons:
         title = f"Time: {comparison.printed_title}"
         figure = stacked_bars(rows, "milliseconds per token", title, caption(comparison), "{:.1f}")
         shared.show(figure, f"time_{comparison.model}_{comparison.dataset}")
-        values = {name: {p: cell.value for p, cell in row.items()} for name, row in rows.items()}
-        frame = pd.DataFrame(values).T.rename_axis("label").reset_index()
-        shared.table(frame, f"Milliseconds per token: {comparison.printed_title}")
