@@ -16,10 +16,11 @@ from specbench.results.statistics.batched import batched_labels
 from specbench.results.statistics.counted import WRONG, left_out, wrong_outputs, wrong_words
 from specbench.results.statistics.disturbed import disturbance, disturbance_text
 from specbench.results.statistics.latency import limits_of
-from specbench.results.statistics.pairs import rank_labels
+from specbench.results.statistics.pairs import rank_sample
 from specbench.results.statistics.served import served_labels, system_verdict
-from specbench.results.statistics.summary import NO_CONTEXT, summarize
+from specbench.results.statistics.summary import NO_CONTEXT, samples_of
 from specbench.results.summary_schema import Pair, ServedLabel, Standing, Summary, SummaryRow
+from specbench.results.tasks import OVERALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,10 @@ def compare_labels(
         seed: of the bootstrap.
         estimator, context: as for :func:`specbench.results.statistics.summary.summarize`.
     """
-    how = (labels, baseline, seed, estimator)
     wrong = wrong_outputs(records, labels)
-    rows = summarize(records, *how, context=context)
-    ranked = rank_labels(records, *how)
+    samples = samples_of(records, labels, baseline, seed, estimator, context=context)
+    rows = [sample.row(task, label) for task, sample in samples.items() for label in labels]
+    ranked = rank_sample(samples[OVERALL], wrong, baseline)
     unit = "groups" if any(record.batch for record in records) else "cases"
     said = ranked.ranking.sentence(ranked.methods, rows[0]["timing"] if rows else "none", unit)
     if any(record.served and record.served.concurrency > 1 for record in records):

@@ -21,65 +21,56 @@ _Turns: TypeAlias = list[CaseRecord]  # of one label that were decoded at once
 def batched_labels(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None
 ) -> list[BatchedLabel]:
-    """The labels of a run that decoded texts at once; none of a run that did not."""
+    """Describe the labels of a run that decoded texts at once; none of a run that did not."""
     timed = timed_turns(records, labels)
     plain = {r.key[:3]: r.output_ids for r in records if r.label == baseline and r.output_ids}
     speed = _full_speed(_groups(timed, baseline)) if baseline else None
-    found = []
+    rows = []
     for label in labels:
-        groups = _groups(timed, label)
-        own = [r for r in records if r.label == label and r.batch and r.status != "failed"]
-        if not own:
+        batched = [r for r in records if r.label == label and r.batch and r.status != "failed"]
+        if not batched:
             continue
+        groups = _groups(timed, label)
+        parts = [group[0].batch for group in groups if group[0].batch]
         turns = [turn for group in groups for turn in group]
         tokens = sum(turn.n_new - 1 for turn in turns)
         decode_s = math.fsum(turn.decode_s for turn in turns)
-        whole_s = math.fsum(max(turn.decode_s for turn in group) for group in groups)
-        seat_s = math.fsum(len(g) * max(turn.decode_s for turn in g) for g in groups)
+        longest = [max(turn.decode_s for turn in group) for group in groups]
+        whole_s = math.fsum(longest)
+        slots_s = math.fsum(len(g) * seconds for g, seconds in zip(groups, longest, strict=True))
         full = _full_speed(groups)
-        rows = sum(turn.n_target_passes + turn.n_drafted + turn.n_aux for turn in turns)
-        compared = [r for r in own if r.key[:3] in plain]
-        found.append(
+        query_tokens = sum(turn.n_target_passes + turn.n_drafted + turn.n_aux for turn in turns)
+        committed = sum(sum(turn.committed_per_step) for turn in turns)
+        model_s = [part.model_s for part in parts if part.model_s is not None]
+        counted = len(model_s) == len(parts)
+        compared = [r for r in batched if r.key[:3] in plain]
+        rows.append(
             BatchedLabel(
                 label=label,
-                size=max(r.batch.size for r in own if r.batch),
+                size=max(r.batch.size for r in batched if r.batch),
                 groups=len({turn.unit for turn in turns}),
                 system_tokens_per_s=tokens / whole_s if whole_s else None,
                 user_tokens_per_s=tokens / decode_s if decode_s else None,
                 full_tokens_per_s=full,
                 full_speedup=full / speed if full and speed else None,
-                tail_share=1 - _full_s(groups) / whole_s if whole_s else None,
-                idle_share=1 - decode_s / seat_s if seat_s else None,
-                useless_rows=1 - sum(sum(t.committed_per_step) for t in turns) / rows
-                if rows
-                else None,
-                model_share=_model_share(groups, whole_s),
+                tail_share=1 - math.fsum(p.full_s for p in parts) / whole_s if whole_s else None,
+                idle_share=1 - decode_s / slots_s if slots_s else None,
+                useless_rows=1 - committed / query_tokens if query_tokens else None,
+                model_share=math.fsum(model_s) / whole_s if whole_s and counted else None,
                 outside_share=_outside_share(groups),
                 equal=sum(r.output_ids == plain[r.key[:3]] for r in compared),
                 compared=len(compared),
             )
         )
-    return found
+    return rows
 
 
 def _groups(timed: Sequence[CaseRecord], label: str | None) -> list[_Turns]:
-    found: dict[tuple[int, str, int], _Turns] = {}
+    groups: dict[tuple[int, str, int], _Turns] = {}
     for turn in timed:
         if turn.label == label and turn.batch is not None:
-            found.setdefault((turn.repeat, turn.unit, turn.turn), []).append(turn)
-    return list(found.values())
-
-
-def _full_s(groups: Sequence[_Turns]) -> float:
-    return math.fsum(turn.batch.full_s for group in groups for turn in group[:1] if turn.batch)
-
-
-def _model_share(groups: Sequence[_Turns], whole_s: float) -> float | None:
-    """Of the drafters' models; None where nobody counted."""
-    firsts = [turn.batch for group in groups for turn in group[:1]]
-    found = [batch.model_s if batch else None for batch in firsts]
-    counted = [seconds for seconds in found if seconds is not None]
-    return math.fsum(counted) / whole_s if whole_s and len(counted) == len(found) else None
+            groups.setdefault((turn.repeat, turn.unit, turn.turn), []).append(turn)
+    return list(groups.values())
 
 
 def _outside_share(groups: Sequence[_Turns]) -> float | None:
@@ -101,7 +92,7 @@ def _full_speed(groups: Sequence[_Turns]) -> float | None:
     for group in groups:
         steps = min(turn.n_target_passes for turn in group)
         tokens += sum(sum(turn.committed_per_step[:steps]) for turn in group)
-    seconds = _full_s(groups)
+    seconds = math.fsum(group[0].batch.full_s for group in groups if group[0].batch)
     return tokens / seconds if seconds else None
 
 

@@ -17,12 +17,7 @@ from specbench.results.tasks import OVERALL
 def first_measurements(
     records: Iterable[CaseRecord], superseded: Iterable[CaseRecord]
 ) -> list[CaseRecord]:
-    """Give every turn of a run as it was first measured.
-
-    Args:
-        records: of a run.
-        superseded: its measurements that were made again (``disturbed.jsonl``).
-    """
+    """Give every turn as it was first measured; ``superseded``: of ``disturbed.jsonl``."""
     first = {record.key: record for record in superseded if not record.attempt}
     return [first.get(record.key, record) for record in records]
 
@@ -51,17 +46,14 @@ def disturbance(
     """
     if not any(record.timing == "measured" for record in records):
         return None
-    overall = [row for row in rows if row["task"] == OVERALL]
-    labels = [row["label"] for row in overall]
+    labels = [row["label"] for row in rows if row["task"] == OVERALL]
     first = first_measurements(records, superseded)
     timed = [record for record in first if record.status != "failed"]
     turns = Counter(record.label for record in timed)
     flagged = Counter(r.label for r in timed if r.status == "disturbed" or r.disturbed_by)
     again = [record for record in records if record.attempt]
     if flagged or again:
-        estimator = overall[0]["estimator"]
-        rows = summarize(without_rule(first), labels, baseline, seed=seed, estimator=estimator)
-        overall = [row for row in rows if row["task"] == OVERALL]
+        rows = summarize(without_rule(first), labels, baseline, seed, rows[0]["estimator"])
     return {
         "turns": {label: turns[label] for label in labels},
         "flagged": {label: flagged[label] for label in labels},
@@ -73,7 +65,8 @@ def disturbance(
                 "speedup": row["speedup"],
                 "speedup_ci": row["speedup_ci"],
             }
-            for row in overall
+            for row in rows
+            if row["task"] == OVERALL
         },
     }
 

@@ -9,7 +9,7 @@ together, and what makes the comparison with the best honest although the data p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -288,10 +288,18 @@ def rank_labels(
         estimator: of the speeds, as for :func:`specbench.results.statistics.summary.summarize`.
         n_resamples: of the bootstrap.
     """
-    pooled = pool(records, labels)
-    sample = Sample(pooled, estimator, seed, n_resamples)
-    plain = {baseline} | {label for label, turn in pooled.last.items() if turn.method == BASELINE}
-    ranked = rankable(labels, wrong_outputs(records, labels), baseline)
+    sample = Sample(pool(records, labels), estimator, seed, n_resamples)
+    return rank_sample(sample, wrong_outputs(records, labels), baseline)
+
+
+def rank_sample(
+    sample: Sample, wrong: Collection[str], baseline: str | None = BASELINE
+) -> RankedLabels:
+    """Rank the methods of a sample; ``wrong``: labels that have no standing."""
+    labels = sample.pooled.labels
+    last = sample.pooled.last.items()
+    plain = {baseline} | {label for label, turn in last if turn.method == BASELINE}
+    ranked = rankable(labels, wrong, baseline)
     methods = [label for label in ranked if label not in plain] if sample.n_timed else []
     if baseline not in labels:
         baseline = None

@@ -28,8 +28,7 @@ from specbench.results.records import DIFFERS, CaseRecord, Served
 from specbench.results.statistics.bootstrap import LogRatios, log_ratios
 from specbench.results.statistics.counted import rankable, wrong_outputs
 from specbench.results.statistics.latency import NO_LIMITS, Limits, latencies
-from specbench.results.statistics.multiple import against
-from specbench.results.statistics.pairs import Ranking, verdict
+from specbench.results.statistics.pairs import Ranking
 from specbench.results.statistics.summary import timed_turns
 from specbench.results.summary_schema import ServedLabel
 
@@ -43,50 +42,51 @@ def served_labels(
     baseline: str | None = BASELINE,
     seed: int = 0,
 ) -> list[ServedLabel]:
-    """The labels of a run that servers answered; none of a run of our own engine."""
+    """Describe the labels of a run that servers answered; none of a run of our own engine."""
     timed = timed_turns(records, labels)
     whole = _whole(records, labels, timed)
-    methods, over = _system_ratios(records, labels, baseline, seed)
-    found_against = against(over) if over is not None else []
-    system = dict(zip(methods, found_against, strict=False))
-    found = []
+    methods, _, ranking = _system_ranking(records, labels, baseline, seed)
+    system = dict(zip(methods, ranking.over_plain, strict=True))
+    standing = dict(zip(methods, ranking.plain_verdicts, strict=True))
+    rows = []
     for label in labels:
-        own = [r for r in records if r.label == label and r.status != "failed" and r.served]
-        if not own:
+        answered = [r for r in records if r.label == label and r.status != "failed" and r.served]
+        if not answered:
             continue
         batches = _of_label(records, label, whole)
         in_time = [r for r in timed if r.label == label]
         decode_s = sum(r.decode_s for r in in_time)
-        compared = [r for r in own if r.lossless.verdict in ("equal", DIFFERS)]
-        different = [r for r in compared if r.lossless.verdict == DIFFERS]
-        found.append(
+        verdicts = [r.lossless.verdict for r in answered]
+        different = [r for r in answered if r.lossless.verdict == DIFFERS]
+        over = system.get(label)
+        rows.append(
             ServedLabel(
                 label=label,
-                engine=own[0].engine,
-                numerics=own[0].numerics,
-                concurrency=_of(own[0]).concurrency,
+                engine=answered[0].engine,
+                numerics=answered[0].numerics,
+                concurrency=_of(answered[0]).concurrency,
                 ttft_s=median(r.prefill_s for r in in_time) if in_time else None,
-                user_tokens_per_s=sum(r.n_decoded for r in in_time) / decode_s
-                if decode_s
-                else None,
-                system_tokens_per_s=_system(batches),
-                system_speedup=math.exp(system[label].log_ratio) if label in system else None,
-                system_speedup_ci=system[label].interval if label in system else None,
-                pays=_PAYS.get(verdict(system[label].interval), "unknown")
-                if label in system
-                else ("" if label == baseline else "unknown"),
-                equal=len(compared) - len(different),
-                compared=len(compared),
+                user_tokens_per_s=_per(sum(r.n_decoded for r in in_time), decode_s),
+                system_tokens_per_s=_per(*_totals(batches)),
+                system_speedup=math.exp(over.log_ratio) if over else None,
+                system_speedup_ci=over.interval if over else None,
+                pays="" if label == baseline else _PAYS.get(standing.get(label, ""), "unknown"),
+                equal=verdicts.count("equal"),
+                compared=verdicts.count("equal") + len(different),
                 first_difference=_words(different, records),
-                uncounted=sum(not _of(r).counted for r in own),
-                together=sum(r.n_new > 1 and not r.n_decoded for r in own),
+                uncounted=sum(not _of(r).counted for r in answered),
+                together=sum(r.n_new > 1 and not r.n_decoded for r in answered),
                 latency=latencies(in_time),
                 good_requests_per_s=_good(in_time, whole, batches, limits),
                 limits=limits.words(),
-                tokens_per_pass=_per_pass(own, whole),
+                tokens_per_pass=_per_pass(answered, whole),
             )
         )
-    return found
+    return rows
+
+
+def _per(count: float, seconds: float) -> float | None:
+    return count / seconds if seconds else None
 
 
 def _of(record: CaseRecord) -> Served:
@@ -134,19 +134,17 @@ def _of_label(records: Sequence[CaseRecord], label: str, whole: _Whole) -> _Batc
     return found
 
 
-def _system(batches: _Batches) -> float | None:
-    seconds = sum(seconds for _, seconds in batches.values())
-    return sum(tokens for tokens, _ in batches.values()) / seconds if seconds else None
+def _totals(batches: _Batches) -> tuple[int, float]:
+    """New tokens and seconds of all batches."""
+    return sum(n for n, _ in batches.values()), sum(seconds for _, seconds in batches.values())
 
 
 def _good(
     in_time: Sequence[CaseRecord], whole: _Whole, batches: _Batches, limits: Limits
 ) -> float | None:
     """Requests/s within the limits, of the batches that count."""
-    seconds = sum(seconds for _, seconds in batches.values())
-    if not limits or not seconds:
-        return None
-    return sum(limits.met(r) for r in in_time if _place(r) in whole) / seconds
+    good = sum(limits.met(r) for r in in_time if _place(r) in whole)
+    return _per(good, _totals(batches)[1]) if limits else None
 
 
 def _per_pass(own: Sequence[CaseRecord], whole: _Whole) -> float | None:
@@ -161,53 +159,51 @@ def _per_pass(own: Sequence[CaseRecord], whole: _Whole) -> float | None:
 def system_verdict(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
 ) -> str:
-    """A run that asked several questions at once, in a sentence about all users together.
+    """Tell a run that asked several questions at once in a sentence about all users together.
 
     "" where nothing can be compared.
     """
-    methods, over = _system_ratios(records, labels, baseline, seed)
+    methods, _, ranking = _system_ranking(records, labels, baseline, seed)
     if not methods:
         return ""
     users = max(_of(r).concurrency for r in records if r.served)
-    sentence = Ranking.of(over, over, [0.0] * len(methods)).sentence(methods, unit="batches")
-    return f"All {users} users together: {sentence}"
+    return f"All {users} users together: {ranking.sentence(methods, unit='batches')}"
 
 
 def system_speedups(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
 ) -> dict[str, tuple[Estimate, str]]:
-    """Of each label that may be ranked, all users' tokens/s over plain decoding's, and its verdict.
+    """Give by label all users' tokens/s over plain decoding's, and its verdict.
 
-    Intervals are of a bootstrap over batches; of fewer than one is made of there is no number.
+    Intervals are of a bootstrap over batches; with too few batches there is no number.
     """
-    methods, over = _system_ratios(records, labels, baseline, seed)
-    if over is None:
-        return dict.fromkeys(methods, (Estimate(None), "too few"))
-    values = np.exp(over.values).tolist()
-    estimates = [Estimate(value, over.interval(i, value)) for i, value in enumerate(values)]
-    verdicts = Ranking.of(over, over, values).plain_verdicts
-    return dict(zip(methods, zip(estimates, verdicts, strict=True), strict=True))
+    methods, over, ranking = _system_ranking(records, labels, baseline, seed)
+    values = [] if over is None else np.exp(over.values).tolist()
+    estimates = [Estimate(value, over.interval(i, value)) for i, value in enumerate(values) if over]
+    estimates = estimates or [Estimate(None)] * len(methods)
+    return dict(zip(methods, zip(estimates, ranking.plain_verdicts, strict=True), strict=True))
 
 
-def _system_ratios(
+def _system_ranking(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
-) -> tuple[list[str], LogRatios | None]:
-    """Methods, and the logarithms of their speeds over plain decoding's, of common batches."""
+) -> tuple[list[str], LogRatios | None, Ranking]:
+    """Methods, the logarithms of their speeds over plain decoding's, of common batches, ranked."""
     whole = _whole(records, labels, timed_turns(records, labels))
     batches = {label: _of_label(records, label, whole) for label in labels}
     ranked = rankable(labels, wrong_outputs(records, labels), baseline)
     methods = [label for label in ranked if label != baseline and batches[label]]
     if baseline is None or not batches.get(baseline) or not methods:
-        return [], None
+        return [], None, Ranking([], [], {})
     shown = [baseline, *methods]
     units = sorted(set.intersection(*(set(batches[label]) for label in shown)))
-    if not units:
-        return methods, None
-    totals = np.array([[batches[label][unit] for label in shown] for unit in units], dtype=float)
-    above, below = (np.stack([totals[..., i]] * 2) for i in range(2))
-    ratios = log_ratios(above, below, np.zeros(len(units), dtype=np.int64), seed)
-    contrasts = np.eye(len(shown))[1:] - np.eye(len(shown))[0]
-    return methods, None if ratios is None else ratios.of(contrasts)
+    over = None
+    if units:
+        totals = np.array([[batches[label][u] for label in shown] for u in units], dtype=float)
+        above, below = (np.stack([totals[..., i]] * 2) for i in range(2))
+        ratios = log_ratios(above, below, np.zeros(len(units), dtype=np.int64), seed)
+        contrasts = np.eye(len(shown))[1:] - np.eye(len(shown))[0]
+        over = None if ratios is None else ratios.of(contrasts)
+    return methods, over, Ranking.of(over, over, [0.0] * len(methods))
 
 
 def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> str:

@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -392,7 +392,7 @@ class Sample:
     def __init__(
         self, pooled: Pooled, estimator: str, seed: int, n_resamples: int = N_RESAMPLES
     ) -> None:
-        self._all = pooled
+        self.pooled = pooled
         self._estimator = estimator
         self._bootstrap = seed, n_resamples
         self.baseline: str | None = None
@@ -423,11 +423,11 @@ class Sample:
     @property
     def mats(self) -> LogRatios | None:
         """The logarithm of every label's MAT, over the cases with a step of every label."""
-        return Ratios(replace(self._all, prediction_errors={}), _MAT, *self._bootstrap).logs
+        return Ratios(replace(self.pooled, prediction_errors={}), _MAT, *self._bootstrap).logs
 
     def row(self, task: str, label: str) -> SummaryRow:
         """Return the row of ``summary.json``."""
-        pooled = self._all
+        pooled = self.pooled
         turns = [turn for turn in pooled.turns[label] if task in (OVERALL, turn.task)]
         verdicts = ["lossy" if turn.lossy else turn.lossless.verdict for turn in turns]
         n_noisy = sum(task in (OVERALL, name) for name in pooled.noisy)
@@ -461,16 +461,16 @@ class Sample:
 
     def mat(self, label: str) -> Measured:
         # Over the cases with a step of this label, whatever the others have.
-        i = self._all.labels.index(label)
+        i = self.pooled.labels.index(label)
         alone = replace(
-            self._all, labels=[label], totals=self._all.totals[:, :, [i]], prediction_errors={}
+            self.pooled, labels=[label], totals=self.pooled.totals[:, :, [i]], prediction_errors={}
         )
         value, interval = Ratios(alone, _MAT, *self._bootstrap, above_zero=False).of(label)
         # A pass yields a token at least.
         return value, interval and (max(1.0, interval[0]), interval[1])
 
     def _ratio_of_columns(self, label: str, above: int, below: int) -> Measured:
-        totals = self._all.totals[0, :, self._all.labels.index(label)]
+        totals = self.pooled.totals[0, :, self.pooled.labels.index(label)]
         return _finite(ratio_of_totals(totals[:, above], totals[:, below])), None
 
     def mat_per_request(self, label: str) -> Measured:
@@ -514,12 +514,12 @@ class Sample:
 
     def decode_speed(self, label: str | None) -> float | None:
         """Return tokens per second after the prompt's pass; None of a label that was not run."""
-        if label is None or label not in self._all.labels:
+        if label is None or label not in self.pooled.labels:
             return None
         return self._decoded.value(label)
 
 
-def summarize(
+def samples_of(
     records: Iterable[CaseRecord],
     labels: Sequence[str],
     baseline: str | None = BASELINE,
@@ -527,8 +527,8 @@ def summarize(
     estimator: str = "paired",
     n_resamples: int = N_RESAMPLES,
     context: BaselineContext = NO_CONTEXT,
-) -> list[SummaryRow]:
-    """Compute the rows of a run, one per task and label, tasks in their order, ``overall`` last.
+) -> dict[str, Sample]:
+    """Add up a run's cases by task, tasks in their order, ``overall`` last.
 
     Args:
         records: of one run; other labels' are not looked at.
@@ -553,12 +553,19 @@ def summarize(
     }
     groups[OVERALL] = pooled
     samples = {task: Sample(group, estimator, seed, n_resamples) for task, group in groups.items()}
-    plain = {*context.plain.values(), baseline}
     for sample in samples.values():
-        for label in plain:
+        for label in {*context.plain.values(), baseline}:
             context = context.with_passes(sample.decode_speed(label))
     for sample in samples.values():
         sample.baseline, sample.context = baseline, context
+    return samples
+
+
+def summarize(
+    records: Iterable[CaseRecord], labels: Sequence[str], *how: Any, **more: Any
+) -> list[SummaryRow]:
+    """Compute the rows of a run, one per task and label; arguments as of :func:`samples_of`."""
+    samples = samples_of(records, labels, *how, **more)
     return [sample.row(task, label) for task, sample in samples.items() for label in labels]
 
 
