@@ -54,21 +54,14 @@ class ComparisonRefused(ConfigurationError, ValueError):
 
 
 @contextmanager
-def folder_of(output_dir: str | Path | None) -> Iterator[Path]:
-    """The caller's folder, or one for the time of the call; what is refused is a ValueError."""
-    with tempfile.TemporaryDirectory(prefix="specbench-") as temporary:
-        try:
-            yield Path(temporary if output_dir is None else output_dir).expanduser()
-        except ConfigurationError as error:
-            raise ComparisonRefused(str(error)) from error
-
-
-@contextmanager
-def own_hydra() -> Iterator[None]:
-    """The caller may be a Hydra application itself, whose configuration is not ours."""
+def call(output_dir: str | Path | None = None) -> Iterator[Path]:
+    """Around a call: its folder; the caller's Hydra put aside; what is refused, a ValueError."""
     theirs = {kind: Singleton._instances.pop(kind, None) for kind in (GlobalHydra, HydraConfig)}
     try:
-        yield
+        with tempfile.TemporaryDirectory(prefix="specbench-") as temporary:
+            yield Path(temporary if output_dir is None else output_dir).expanduser()
+    except ConfigurationError as error:
+        raise ComparisonRefused(str(error)) from error
     finally:
         for kind, instance in theirs.items():
             Singleton._instances.pop(kind, None)
@@ -118,7 +111,7 @@ class CallerInput:
         Raises:
             ConfigurationError: something cannot be used; says what to type.
         """
-        with own_hydra(), given_back(self.model):
+        with given_back(self.model):
             cfg = self.cfg.copy()
             OmegaConf.update(cfg, "record", record)
             entries, given, cfg.compare = _entries(cfg, drafters)
@@ -200,9 +193,8 @@ def read_input(
                 f"overrides: {text!r} is for the command line. Leave it out: an argument of the "
                 "call says it, or the model itself."
             )
-    with own_hydra():
-        typed = [f"method={BASELINE}", "dataset=jsonl", "runner=offline", *arguments, *overrides]
-        cfg = _with_model(typed, model, name)
+    typed = [f"method={BASELINE}", "dataset=jsonl", "runner=offline", *arguments, *overrides]
+    cfg = _with_model(typed, model, name)
     if cfg.engine.weights != FLOAT32_WEIGHTS:
         raise ConfigurationError(
             f"engine.weights={cfg.engine.weights} changes weights as they are loaded, and this "

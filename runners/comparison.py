@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runners.caller_input import folder_of, own_hydra, read_input, use_project_cache
+from runners.caller_input import call, read_input, use_project_cache
 from specbench.config import compose
 from specbench.models import loading
 from specbench.results import console, records
@@ -130,7 +130,7 @@ def compare(
         f"generation.max_new_tokens={max_new_tokens}",
         *(f"generation.temperature={temperature}", f"seed={seed}", f"repeats={repeats}"),
     ]
-    with folder_of(output_dir) as path:
+    with call(output_dir) as path:
         given = read_input(model, tokenizer, prompts, name, arguments, overrides)
         given.measure(drafters, path)
         return _read(path, None if output_dir is None else path, tokenizer)
@@ -144,9 +144,8 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     Raises:
         ComparisonRefused: there is no such name, or the weights are not to be had.
     """
-    with folder_of(None):
-        with own_hydra():
-            cfg = compose.compose([f"model={name}"])
+    with call():
+        cfg = compose.compose([f"model={name}"])
         use_project_cache(cfg)
         node = compose.typed(cfg).model
         tokenizer = loading.load_tokenizer(node)

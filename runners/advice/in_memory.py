@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from runners.advice import answer, command
 from runners.advice.answer import Advice
 from runners.advice.steps import Budget, find
-from runners.caller_input import CallerInput, folder_of, own_hydra, read_input
+from runners.caller_input import CallerInput, call, read_input
 from runners.cost import Cost
 from runners.job import Job
 from runners.launch.dispatch import entry_of
@@ -82,7 +82,7 @@ def advise(
     budget = Budget(minutes)
     arguments = ["generation=greedy", "verifier=auto", f"seed={seed}"]
     arguments += [f"generation.max_new_tokens={max_new_tokens}"]
-    with folder_of(output_dir) as path, own_hydra():
+    with call(output_dir) as path:
         given = read_input(model, tokenizer, prompts, name, arguments, overrides)
         make_folder(path)
         questions = f"{len(given.cases)} prompts"

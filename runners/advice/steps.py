@@ -43,7 +43,7 @@ _CONTEXT = 256.0  # cached tokens at which a plain pass is priced
 _START_S = 20.0  # to start a process and load a small model
 _ONE_TRIAL_S = 10.0  # of a setting of a slow method, which was begun before the search ends
 # A method's time for a turn over plain decoding's: of those that were chosen, of any.
-_CHOSEN_COST, _ANY_COST = 1.0, 3.0
+_CHOSEN_COST, _ANY_COST = 1.0, 2.0
 # Shares of the minutes: for recording and confirming; for all that is run live; to replay the best
 # settings on the other half; by which the last step may exceed them.
 _FOR_PROMPTS, _FOR_LIVE, _FOR_PREDICTIONS, _GRACE = 0.75, 0.6, 0.05, 0.1
@@ -65,10 +65,6 @@ class Budget:
         """Print a line with the time left."""
         left = max(0, round(self.left_s))
         self._console.print(f"[{left // 60}:{left % 60:02d} left] {text}")
-
-    def until(self, left_s: float) -> float:
-        """The time of ``time.monotonic()`` at which so many seconds are left."""
-        return self._end - left_s
 
 
 def find(
@@ -199,7 +195,8 @@ class _Steps:
         kept_s = self._confirm_s + _FOR_PREDICTIONS * minutes_s
         if kept_s + self._live_s <= _FOR_LIVE * minutes_s:
             kept_s += self._live_s
-        self._replays.until = self._budget.until(kept_s + _ONE_TRIAL_S)
+        search_s = self._budget.left_s - kept_s - _ONE_TRIAL_S
+        self._replays.until = time.monotonic() + search_s
         complete = 0
         for count in SETTINGS if chosen else ():
             tried = self._entries.candidates(chosen, count, self._seed)

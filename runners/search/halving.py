@@ -6,7 +6,9 @@ having been searched harder. (Jamieson and Talwalkar 2016, arXiv 1502.07943.)
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -42,6 +44,11 @@ class Candidate:
     knobs: dict[str, Any]
     costs: dict[str, CaseCost] = field(default_factory=dict)
     refused: str = ""
+
+    @property
+    def key(self) -> str:
+        """The setting as text."""
+        return json.dumps([self.method, self.knobs], sort_keys=True)
 
     def speedup(self, cases: Sequence[str]) -> float:
         """Tokens/s over plain decoding's, pooled over the cases; 0 of a refused setting."""
@@ -94,22 +101,15 @@ def cases_of_round(n_cases: int, number: int, rounds: int) -> int:
 
 def mixed(cases: Sequence[Case], seed: int) -> list[Case]:
     """The cases in a seeded order in which every beginning holds each task as often as it can."""
-    rng = np.random.default_rng(seed)
-    by_task: dict[str, list[Case]] = {}
-    for index in rng.permutation(len(cases)):
-        by_task.setdefault(cases[index].task, []).append(cases[index])
-    places = [
-        (number, task_number, case)
-        for task_number, members in enumerate(by_task.values())
-        for number, case in enumerate(members)
-    ]
-    return [case for _, _, case in sorted(places, key=lambda place: place[:2])]
+    seen: Counter[str] = Counter()
+    places: list[tuple[int, Case]] = []
+    for index in np.random.default_rng(seed).permutation(len(cases)):
+        places.append((seen[cases[index].task], cases[index]))
+        seen[cases[index].task] += 1
+    return [case for _, case in sorted(places, key=lambda place: place[0])]
 
 
 def halves(cases: Sequence[Case], seed: int) -> tuple[list[Case], list[Case]]:
     """Cases to choose by and cases to confirm on: disjoint, tasks divided as evenly as it goes."""
-    by_task: dict[str, list[Case]] = {}
-    for case in mixed(cases, seed):
-        by_task.setdefault(case.task, []).append(case)
-    ordered = [case for members in by_task.values() for case in members]
+    ordered = sorted(mixed(cases, seed), key=lambda case: case.task)
     return mixed(ordered[::2], seed), mixed(ordered[1::2], seed)

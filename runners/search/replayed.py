@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -59,11 +57,9 @@ class Replays:
         self._file = file
         self._earlier: dict[str, Candidate] = {}
         for line in jsonl.mend_jsonl(file, dict):
-            costs = {case: CaseCost(*values) for case, values in line.pop("costs").items()}
-            candidate = Candidate(**line)
-            before = self._earlier.get(_key(candidate), candidate)
-            candidate.costs = {**before.costs, **costs}
-            self._earlier[_key(candidate)] = candidate
+            costs = {case: CaseCost(**cost) for case, cost in line.pop("costs").items()}
+            candidate = Candidate(**line, costs=costs)
+            self._earlier[candidate.key] = candidate
 
     def kind(self, method: str, knobs: dict[str, object]) -> str | None:
         """How close a setting's replay is to a live run, see `replay_kind`; None: there is none."""
@@ -100,8 +96,8 @@ class Replays:
 
     def __call__(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> None:
         for candidate in tqdm(candidates, "replaying", disable=None, leave=False):
-            if (earlier := self._earlier.get(_key(candidate))) is not None:
-                costs = {c: earlier.costs[c] for c in cases if c in earlier.costs}
+            if (earlier := self._earlier.get(candidate.key)) is not None:
+                costs = {case: earlier.costs[case] for case in cases if case in earlier.costs}
                 candidate.costs = {**costs, **candidate.costs}
                 candidate.refused = candidate.refused or earlier.refused
             missing = [case for case in cases if case not in candidate.costs]
@@ -114,21 +110,8 @@ class Replays:
                 self._measure(candidate, cases, missing)
             except SpecBenchError as error:
                 candidate.refused = str(error)
-            self._keep(candidate, missing)
-
-    def _keep(self, candidate: Candidate, cases: Sequence[str]) -> None:
-        earlier = self._earlier.setdefault(
-            _key(candidate), Candidate(candidate.method, candidate.knobs)
-        )
-        earlier.refused = candidate.refused
-        earlier.costs |= candidate.costs
-        line: dict[str, Any] = {
-            "method": candidate.method,
-            "knobs": candidate.knobs,
-            "refused": candidate.refused,
-            "costs": {c: astuple(candidate.costs[c]) for c in cases if c in candidate.costs},
-        }
-        jsonl.append_jsonl(self._file, [line])
+            self._earlier[candidate.key] = replace(candidate, costs=dict(candidate.costs))
+            jsonl.append_jsonl(self._file, [asdict(candidate)])
 
     def _measure(self, one: Candidate, cases: Sequence[str], missing: Sequence[str]) -> None:
         drafter = self._prepared(one)
@@ -162,7 +145,3 @@ class Replays:
             made = len(played.decoded.output_ids) - 1
             found[turn.case_id] = tokens + made, seconds + played.decode_s
         return found
-
-
-def _key(candidate: Candidate) -> str:
-    return json.dumps([candidate.method, candidate.knobs], sort_keys=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -113,10 +113,9 @@ class Entries:
         Raises:
             ConfigurationError: an unknown knob, or a value of another type.
         """
-        item = {"method": method, **knobs}
-        key = json.dumps(item, sort_keys=True)
+        key = json.dumps([method, knobs], sort_keys=True)
         if key not in self._made:
-            self._made[key] = entry_of(compose_entry(self.cfg, item))
+            self._made[key] = entry_of(compose_entry(self.cfg, {"method": method, **knobs}))
         return self._made[key]
 
     def candidates(
@@ -150,21 +149,16 @@ class Entries:
 
 def typed(knobs: Mapping[str, Any], prefix: str = "method") -> list[str]:
     """Knobs as words of a command line: ``method.num_tokens=4``."""
-    return [f"{key}={_written(value)}" for key, value in _leaves(knobs, prefix)]
+    words: list[str] = []
+    for key, value in knobs.items():
+        name = f"{prefix}.{key}" if prefix else key
+        words += typed(value, name) if isinstance(value, Mapping) else [f"{name}={_written(value)}"]
+    return words
 
 
 def shown(knobs: Mapping[str, Any]) -> str:
     """Knobs in a cell of a table."""
-    return " ".join(f"{key}={_written(value)}" for key, value in _leaves(knobs, "")) or "its own"
-
-
-def _leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        name = f"{prefix}.{key}" if prefix else key
-        if isinstance(value, Mapping):
-            yield from _leaves(value, name)
-        else:
-            yield name, value
+    return " ".join(typed(knobs, "")) or "its own"
 
 
 def _written(value: Any) -> str:
