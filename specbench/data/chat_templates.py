@@ -12,8 +12,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from jinja2 import Environment, TemplateSyntaxError, nodes
-
 from specbench.config.schema import TEMPLATES, RunConfig
 from specbench.errors import ConfigurationError, first_line, unknown_name
 
@@ -29,7 +27,6 @@ _VICUNA_ANSWER = " {answer}</s>"
 _PROBES = ("tell me of the first and the last", "say the second after all of that")
 # A template is a program of the model's: this is how long it may take for a dialogue.
 _RENDER_S = 10
-_LONGEST, _GROWTH = 100_000, 10  # characters that it may add, and by how much it may lengthen
 
 # Breaks up what would be read as a special token: Unicode keeps it out of all texts.
 _MARK = "\ufdd0"
@@ -77,11 +74,8 @@ class PromptTemplate:
             )
         self._tokenizer = tokenizer
         names = sorted(tokenizer.all_special_tokens, key=len, reverse=True)
-        self._special = (
-            re.compile("|".join(map(re.escape, names)))
-            if names and special_tokens == "text"
-            else None
-        )
+        as_text = names and special_tokens == "text"
+        self._special = re.compile("|".join(map(re.escape, names))) if as_text else None
         self._begin = _special_prefix(tokenizer)
         self.ended_in_eos = False
         self._kwargs = dict(template_kwargs or {}) if template == "chat" else {}
@@ -94,7 +88,6 @@ class PromptTemplate:
         identity = json.dumps([template, rules[template], self._kwargs], sort_keys=True)
         self.sha = hashlib.sha256(identity.encode()).hexdigest()
         if template == "chat":
-            _refuse_powers(str(own))
             self._check_probes()
 
     def _check_probes(self) -> None:
@@ -114,13 +107,13 @@ class PromptTemplate:
 
     @staticmethod
     def from_config(tokenizer: Any, config: RunConfig) -> PromptTemplate:
-        """The template that a composed configuration asks for (``dataset.raw`` means plain)."""
+        """Make what a composed configuration asks for (``dataset.raw`` means plain)."""
         template = "plain" if config.dataset.raw else config.model.template
         kwargs = {str(k): v for k, v in config.model.template_kwargs.items()}
         return PromptTemplate(tokenizer, template, kwargs, config.dataset.special_tokens)
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> list[int]:
-        """Prompt ids of a dialogue, special tokens included, up to where the answer begins.
+        """Render a dialogue to ids, special tokens included, up to where the answer begins.
 
         Args:
             turns: the user's text and the answer of each turn; the last answer is None.
@@ -135,7 +128,7 @@ class PromptTemplate:
             text = self._vicuna(marked)
         else:
             text = "\n".join(part for turn in marked for part in turn if part is not None)
-        return self._ids(text, add_special_tokens=True)
+        return self._noted([*self._begin, *self._ids(text)])
 
     def render_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Render a list of messages, the last one the user's, to prompt ids as `render` does.
@@ -156,7 +149,7 @@ class PromptTemplate:
             for message in messages
         ]
         # The template writes the special tokens that begin a text by itself.
-        return self._ids(self._chat(marked), add_special_tokens=False)
+        return self._noted(self._ids(self._chat(marked)))
 
     def _marked(self, text: str) -> str:
         """A text in which no special token can be found; `_ids` takes the marks out again."""
@@ -164,13 +157,11 @@ class PromptTemplate:
             return text
         return self._special.sub(lambda found: found[0][0] + _MARK + found[0][1:], text)
 
-    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        begin = self._begin if add_special_tokens else []
-        ids = [*begin, *self._bare_ids(text)]
+    def _noted(self, ids: list[int]) -> list[int]:
         self.ended_in_eos |= ids[-1:] == [self._tokenizer.eos_token_id]
         return ids
 
-    def _bare_ids(self, text: str) -> list[int]:
+    def _ids(self, text: str) -> list[int]:
         if self._special is None or _MARK not in text:
             return [int(i) for i in self._tokenizer(text, add_special_tokens=False)["input_ids"]]
         # A tokenizer cuts a text at special tokens first. Here they are cut out, so that what is
@@ -203,13 +194,6 @@ class PromptTemplate:
                 f"{len(messages)} message(s): {first_line(error)}. Type model.template=vicuna_v1.1 "
                 "or plain, or correct the template."
             ) from error
-        most = _LONGEST + _GROWTH * sum(len(str(message["content"])) for message in messages)
-        if len(str(text)) > most:
-            raise ConfigurationError(
-                f"the tokenizer's chat template writes {len(str(text)):,} characters for a "
-                f"dialogue of {len(messages)} message(s). Correct it, or type "
-                "model.template=vicuna_v1.1 or plain."
-            )
         return str(text)
 
     def _vicuna(self, turns: Sequence[tuple[str, str | None]]) -> str:
@@ -258,19 +242,6 @@ def _special_prefix(tokenizer: Any) -> list[int]:
     return [int(i) for i in whole[: next(begins, 0)]]
 
 
-def _refuse_powers(template: str) -> None:
-    """Refuse ``**``: a power of powers computes for hours where no signal can stop it."""
-    try:
-        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except TemplateSyntaxError:
-        return  # transformers knows more tags, and refuses the rest
-    if next(tree.find_all(nodes.Pow), None) is not None:
-        raise ConfigurationError(
-            "the tokenizer's chat template computes powers (**), which no dialogue needs and which "
-            "may never end. Correct it, or type model.template=vicuna_v1.1 or plain."
-        )
-
-
 @contextmanager
 def _time_limit(seconds: int) -> Iterator[None]:
     """Raise TimeoutError where the block takes longer; only a main thread can be stopped so."""
@@ -305,7 +276,7 @@ class TokenIdPrompts:
         self.sha = sha
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> list[int]:
-        """The ids of the only turn."""
+        """Give the ids of the only turn."""
         ((text, _),) = turns
         ids: list[int] = json.loads(text)
         return ids

@@ -167,11 +167,9 @@ def test_a_template_that_ignores_the_question_is_refused(tokenizer):
     [
         ("{{ messages[0]['content'] }}", "ignores the question of a second turn"),
         ("{{ messages[-1]['content'][:3] }}", "ignores the question"),
-        ("{{ 9 ** (9 ** 9) }}{{ messages[-1]['content'] }}", r"computes powers"),
-        ("{{ messages[-1]['content'] * 99999 }}", "characters for a dialogue"),
     ],
 )
-def test_a_template_that_leaves_out_or_outgrows_the_question_is_refused(tokenizer, template, said):
+def test_a_template_that_leaves_out_a_question_is_refused(tokenizer, template, said):
     tokenizer.chat_template = template
     with pytest.raises(ConfigurationError, match=said):
         PromptTemplate(tokenizer)
