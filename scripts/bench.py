@@ -322,7 +322,7 @@ FAMILIES = {  # by the first that a kernel's name matches
 def gpu(options: Options) -> Found:
     """Bandwidth, loops or kernels of a GPU, or, as a trial, of a CPU.
 
-    bandwidth: copies and reads of the memory. loops: plain decoding eagerly, over graphs and in
+    bandwidth: reads of the memory. loops: plain decoding eagerly, over graphs and in
     transformers' generate; and the clock of CUDA events against the wall. static: generate with its
     compiled static cache, which does not leave the GPU's memory as it was, alone. kernels:
     microseconds of a pass by family of kernels.
@@ -342,10 +342,9 @@ def random_model(overrides: list[str]) -> PreTrainedModel:
 
 def measure_bandwidth(options: Options) -> Found:
     device = choose_device(str(compose(options.overrides).model.device))
-    read = bandwidth.FastestRead(device, bandwidth.COPY_BYTES[device.type])
-    rows: dict[str, Any] = {"copy": {"bytes_per_s": []}, "read": {"bytes_per_s": []}}
+    read = bandwidth.FastestRead(device, 1 << 30)
+    rows: dict[str, Any] = {"read": {"bytes_per_s": []}}
     for _ in range(options.repeats):
-        rows["copy"]["bytes_per_s"].append(bandwidth.copy_bandwidth(device))
         read.measure()
         rows["read"]["bytes_per_s"].append(read.bytes_per_s)
         yield {"rows": rows}

@@ -125,13 +125,10 @@ def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
     from runners.launch import dispatch
     from runners.session import live
     from specbench.config import compose
-    from specbench.system import bandwidth
 
     cfg = compose.compose([*overrides, *typed])
-    # A run collects garbage, of which the tests' process has much, and copies a buffer far larger
-    # than the tiny model.
-    uncollected = patch.object(live, "collector_at_rest", nullcontext)
-    with uncollected, patch.dict(bandwidth.COPY_BYTES, cpu=1 << 16):
+    # A run collects garbage, of which the tests' process has much.
+    with patch.object(live, "collector_at_rest", nullcontext):
         return dispatch.execute(cfg, dispatch.Invocation(typed, **invocation), launch)[0]
 
 

@@ -115,7 +115,6 @@ def _measure(load: Load, run: OpenRun) -> None:
         alone = measure.exclusive or model.device == "cpu"
         reading = session.fastest_read(earlier.read_bytes_per_s if earlier else None)
         if alone:
-            model.copy_bytes_per_s = session.measure_copy_bandwidth()
             reading.measure()
             model.read_bytes_per_s = reading.bytes_per_s
         _keep_reasons(model, earlier)

@@ -209,10 +209,6 @@ class Session:
             )
         return [*remarks, *self._model.notes]
 
-    def measure_copy_bandwidth(self) -> float:
-        """Bytes per second, within the memory of the target's device."""
-        return bandwidth.copy_bandwidth(self._target.device)
-
     def fastest_read(self, earlier: float | None) -> bandwidth.FastestRead:
         """Of the target's memory, to be measured; ``earlier`` in the run's earlier starts."""
         size = bandwidth.streamed_bytes(self._model.model)

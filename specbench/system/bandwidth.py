@@ -1,4 +1,4 @@
-"""What plain decoding is held against: the bytes it must read and the memory's speed.
+"""What plain decoding is compared with: the bytes it must read and the memory's speed.
 
 At batch 1 a one-token pass reads every weight once and computes next to nothing, so the time to
 read the weights is a floor (``specbench.results.statistics.roofline`` makes the table's line of
@@ -7,7 +7,6 @@ it).
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,9 +22,7 @@ from specbench.kernels.prefetch import MEASURE_BYTES
 from specbench.kernels.weight_forms import short_bytes
 from specbench.system.clock import EventBackend, TorchEvents
 
-COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}  # far larger than any cache
-_COPIES = 9
-_ROUNDS, _ROUND_CALLS = 5, 12  # on CUDA: the best round of so many copies or reads in a row
+_ROUNDS, _ROUND_CALLS = 5, 12  # on CUDA: the best round of so many reads in a row
 _READ_BYTES = (1 << 20, 1 << 30)  # at least and at most
 _READS = 8  # on a CPU at a time; the first one warms up
 _READS_BETWEEN = 2
@@ -34,31 +31,12 @@ _ENOUGH = 0.8  # of the bytes that are to be read
 
 
 def streamed_bytes(model: PreTrainedModel) -> int:
-    """Bytes of weights that a one-token pass reads: all but an embedding that only looks up."""
+    """Count the bytes of weights that a one-token pass reads: not an embedding that looks up."""
     total = sum(short_bytes(p) for p in model.parameters())
     embedding: Any = model.get_input_embeddings().weight
     head: Any = model.get_output_embeddings().weight
     looked_up = 0 if embedding is head else short_bytes(embedding)
     return int(total - looked_up)
-
-
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second of a copy within the device's memory, each byte read and written once.
-
-    On CUDA by events around copies in a row: a copy of a gigabyte ends in half a millisecond, of
-    which launching it and waiting for it would be a part on the host's clock. Of a few rounds the
-    best counts, which leaves a baseline no better share than it has.
-    """
-    size = COPY_BYTES.get(device.type, COPY_BYTES["cpu"])
-    on_cuda = device.type == "cuda"
-    if on_cuda:
-        size = min(size, _quarter_of_free(device))
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-
-    copy = partial(target.copy_, source)
-    seconds = _by_events(copy, TorchEvents(str(device))) if on_cuda else _by_host(copy)
-    return 2 * size / seconds
 
 
 class FastestRead:
@@ -93,15 +71,20 @@ class FastestRead:
 
     @torch.inference_mode()
     def measure(self) -> None:
-        """At a run's start and end: a few reads."""
-        if self._device.type == "cuda":
-            self._measure_cuda()
-        else:
+        """Read a few times, at a run's start and end."""
+        if self._device.type != "cuda":
             self._read_host(_READS)
+            return
+        free, _ = torch.cuda.mem_get_info(self._device)
+        rows = min(self._size, free // 4) // (4 * _COLUMNS)
+        weight = torch.ones(rows, _COLUMNS, device=self._device)
+        row = torch.ones(_COLUMNS, device=self._device)
+        for read in (partial(torch.mv, weight, row), weight.sum):
+            self._note(_by_events(read, TorchEvents(str(self._device))), 4 * weight.numel())
 
     @torch.inference_mode()
     def measure_between(self) -> None:
-        """Between cases, on a CPU alone: others use its memory too, and it is quick for moments."""
+        """Read between cases, on a CPU alone: others use its memory too, and moments are quick."""
         if self._device.type != "cuda":
             self._read_host(_READS_BETWEEN)
 
@@ -113,14 +96,6 @@ class FastestRead:
             start = time.perf_counter()
             read()
             self._note(time.perf_counter() - start, size)
-
-    def _measure_cuda(self) -> None:
-        size = min(self._size, _quarter_of_free(self._device))
-        rows = size // (4 * _COLUMNS)
-        weight = torch.ones(rows, _COLUMNS, device=self._device)
-        row = torch.ones(_COLUMNS, device=self._device)
-        for read in (partial(torch.mv, weight, row), weight.sum):
-            self._note(_by_events(read, TorchEvents(str(self._device))), 4 * weight.numel())
 
     def _note(self, seconds: float, size: int) -> None:
         self.bytes_per_s = max(self.bytes_per_s, size / seconds)
@@ -150,20 +125,6 @@ def _as_panels(memory: torch.Tensor) -> torch.Tensor:
     """``memory [n]`` but for its last numbers, as if it were panels of ``_COLUMNS`` inputs."""
     count = memory.numel() // (_COLUMNS * WIDTH)
     return memory[: count * _COLUMNS * WIDTH].view(count, _COLUMNS, WIDTH)
-
-
-def _quarter_of_free(device: torch.device) -> int:
-    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    return int(free - torch.cuda.memory_allocated(device)) // 4
-
-
-def _by_host(copy: Callable[[], object]) -> float:
-    seconds = []
-    for _ in range(_COPIES):
-        start = time.perf_counter()
-        copy()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
 
 
 def _by_events(call: Callable[[], object], events: EventBackend) -> float:

@@ -53,8 +53,7 @@ def warmed_up():
     assert ready and not found[ready[-1] :]
 
 
-def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu, monkeypatch):  # noqa: F811
-    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu):  # noqa: F811
     head = "{method: eagle3, total: 9, depth: 2, top_k: 3}"  # its files say which layers it reads
     typed = [f"compare=[token_recycling, {head}]", "dataset.limit=1", "measure.warmup=1"]
     for device in ("cpu", DEVICE):
@@ -68,11 +67,8 @@ def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu, monkeyp
     assert manifest["cuda_settings"]["cudnn_attention"] is False
 
 
-def test_what_is_read_behind_the_warm_up_needs_no_graph_of_its_own(
-    small, tmp_path, gpu, monkeypatch
-):
+def test_what_is_read_behind_the_warm_up_needs_no_graph_of_its_own(small, tmp_path, gpu):
     """The audit's texts are longer than short answers, and buffers that grow are captured anew."""
-    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
     (questions := tmp_path / "single.jsonl").write_text(
         json.dumps({"question_id": 1, "category": "qa", "turns": ["water " * 212]}) + "\n"
     )  # with 16 tokens of a warm-up in 256 keys, with the audit's 32 not
@@ -92,7 +88,6 @@ def test_a_lost_gpu_ends_the_run_with_the_first_error(small, tmp_path, pretended
         pretended.lost = "CUDA error: an illegal memory access was encountered"
         return propose(self, state)
 
-    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
     monkeypatch.setattr(TokenRecycling, "propose", lost)
     typed = ["compare=[token_recycling]", f"model.device={DEVICE}"]
     for warm_ups, where, before in (
@@ -112,7 +107,6 @@ def test_a_lost_gpu_of_a_draft_model_ends_the_run(small, tmp_path, pretended, mo
     def fails(self, state):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
     monkeypatch.setattr(Sps, "propose", fails)
     monkeypatch.setattr(cuda_graphs, "device_lives", lambda device: str(device) != SECOND)
     typed = ["pair=random_draft", f"pair.draft.device={SECOND}", "compare=[sps]"]
@@ -137,10 +131,8 @@ def test_the_clock_of_a_gpu_counts_events(gpu):
     assert all(step > 0 for step in times.step_s)
 
 
-def test_bandwidth_is_measured_with_events(gpu, monkeypatch):
+def test_bandwidth_is_measured_with_events(gpu):
     device = torch.device(DEVICE)
-    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
-    assert bandwidth.copy_bandwidth(device) > 0
     read = bandwidth.FastestRead(device, 1)
     read.measure()
     read.measure_between()
@@ -148,12 +140,11 @@ def test_bandwidth_is_measured_with_events(gpu, monkeypatch):
     assert seconds(lambda: torch.ones(4, device=device), device) > 0
 
 
-def test_a_gpu_that_others_use_has_no_floor(small, tmp_path, pretended, monkeypatch):
-    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+def test_a_gpu_that_others_use_has_no_floor(small, tmp_path, pretended):
     run = [f"model.device={DEVICE}", "dataset.limit=1", f"output_dir={tmp_path}/run"]
     assert run_here(small, *run, "measure.exclusive=false") == 0
     model = json.loads((tmp_path / "run" / "manifest.json").read_text())["model"]
-    assert not model.keys() & {"copy_bytes_per_s", "read_bytes_per_s"}
+    assert "read_bytes_per_s" not in model
 
 
 def test_devices_are_chosen_named_and_refused(gpu, tmp_path):
@@ -218,7 +209,7 @@ def test_a_model_is_given_back_with_the_random_state_of_its_device(gpu):
 
 @pytest.mark.parametrize("part", ["loops", "bandwidth"])
 def test_parts_of_the_check_of_a_gpu(gpu, part, monkeypatch):
-    monkeypatch.setitem(bandwidth.COPY_BYTES, "cuda", 1 << 18)
+    monkeypatch.setattr(bandwidth, "_READ_BYTES", (1 << 18, 1 << 18))
     monkeypatch.setattr(bench, "random_model", lambda _: decoders.model(vocab_size=256))
     monkeypatch.setattr(bench, "PROMPT", 20)
     options = SimpleNamespace(part=part, overrides=["model.device=auto"], repeats=1, trial=True)

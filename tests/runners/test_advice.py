@@ -17,7 +17,6 @@ from runners.search import live as search_live
 from runners.session import live
 from specbench.errors import ConfigurationError
 from specbench.storage.hashes import file_sha256
-from specbench.system import bandwidth
 from tests.small_run import in_process
 
 PROMPTS = [
@@ -38,7 +37,6 @@ def quick():
         patch.setattr(dispatch, "run_in_child", in_process)
         patch.setattr(live, "collector_at_rest", nullcontext)
         patch.setattr(search_live, "GRID", GRID)
-        patch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)
         yield patch
 
 

@@ -16,7 +16,6 @@ from specbench.config import compose
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.results import records
-from specbench.system import bandwidth
 from tests.small_run import run_here
 
 QUIET = ["measure.warmup=0", "measure.disturbed={steal: null, others: null}"]
@@ -27,9 +26,7 @@ TEXTS = ["why is the water blue", "which ship is red and which is blue"]
 @pytest.fixture(scope="module")
 def lent(checkpoint):
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)
-        yield model.train(), AutoTokenizer.from_pretrained(checkpoint)
+    return model.train(), AutoTokenizer.from_pretrained(checkpoint)
 
 
 @pytest.fixture(scope="module")

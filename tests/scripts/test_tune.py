@@ -10,7 +10,6 @@ from runners.search import live as search_live
 from scripts import tune
 from specbench.config import compose
 from specbench.errors import ConfigurationError
-from specbench.system import bandwidth
 from tests.small_run import in_process
 
 SMALL_GRID = {
@@ -27,7 +26,6 @@ def here(monkeypatch):
 
     monkeypatch.setattr(dispatch, "run_in_child", in_process)
     monkeypatch.setattr(search_live, "GRID", SMALL_GRID)
-    monkeypatch.setitem(bandwidth.COPY_BYTES, "cpu", 1 << 16)
     monkeypatch.setattr(live, "collector_at_rest", nullcontext)
 
 
