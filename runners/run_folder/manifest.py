@@ -56,7 +56,6 @@ def add_start(manifest: RunManifest, n_done: int, n_redone: int) -> None:
     manifest.starts.append(
         Start(
             at=_now(),
-            clock_mhz=environment.clock_mhz(),
             host=socket.gethostname(),
             pid=os.getpid(),
             records_found=n_done,

@@ -29,7 +29,7 @@ from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
 from specbench.results.records import CaseRecord, Lossless
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError, failure
-from specbench.system import cuda_settings, environment, interference
+from specbench.system import cuda_settings, interference
 from specbench.system.clock import Timings, collector_at_rest
 from specbench.system.interference import Interference, SystemMonitor
 
@@ -132,7 +132,6 @@ def _measure(load: Load, run: OpenRun) -> None:
         runner = run.runner(source)
         session.check_heads(runs, prompts[0])  # makes caches of its own: graphs come behind it
         runner.warm_up(measure.warmup)
-        model.threads_on = environment.thread_placement()
         model.row_times = session.time_rows(prompts, job.config.seed)
         if job.greedy and job.baseline:
             tolerance = session.calibrate_audit(prompts, earlier.audit if earlier else None)

@@ -144,9 +144,6 @@ class ModelInfo(_Loaded):
     not tell the two apart."""
 
     threads: int | None = None
-    threads_on: dict[str, int] | None = None
-    """How many of the process's threads may run on which CPUs, once all have computed."""
-
     artefacts: dict[str, dict[str, ArtifactInfo]] | None = None
     drafts: dict[str, DraftInfo] = Field(default_factory=dict)
     memory: dict[str, dict[str, int]] = Field(default_factory=dict)
@@ -180,7 +177,6 @@ class Start(_Node):
     """A process that began or resumed the run."""
 
     at: str | None = None
-    clock_mhz: int | None = None
     host: str | None = None
     pid: int | None = None
     records_found: int = 0

@@ -55,6 +55,9 @@ _THREAD_SETTINGS = (
     "KMP_BLOCKTIME",
 )
 
+# Of the hardware, what must be the same for numbers to be comparable, besides the GPUs.
+_COMPARED = ("cpu", "cpus_usable", "pinned_to", "threads_set", "governor")
+
 # Changes of other files (prose, results) do not make the code another one.
 _CODE = ("*.py", "*.yaml", "*.toml")
 # Kernels, engine, methods and their settings; what an experiment sets is in a run's manifest.
@@ -63,10 +66,11 @@ _MEASURED += ("methods", "conf")
 _NOT_MEASURED = ("conf/experiment", "conf/local")
 _COMMAND_TIMEOUT_S = 20
 _CPUS = Path("/sys/devices/system/cpu")
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe() -> Machine:
-    """This machine, its packages and this code."""
+    """Describe this machine, its packages and this code."""
     return {
         "hardware": hardware(),
         "versions": versions(),
@@ -77,13 +81,10 @@ def describe() -> Machine:
 
 
 def fingerprint(description: Machine) -> dict[str, Any]:
-    """The part of what :func:`describe` returned without which numbers are not comparable."""
+    """Take the part of a description without which numbers are not comparable."""
     machine, packages, git = description["hardware"], description["versions"], description["git"]
     return {
-        "cpu": machine.get("cpu"),
-        "cpus_usable": machine.get("cpus_usable"),
-        # Manifests of before these were noted say nothing about them.
-        **{k: v for k, v in machine.items() if k in ("pinned_to", "threads_set", "governor")},
+        **{name: machine.get(name) for name in _COMPARED},
         "gpus": [gpu["name"] for gpu in machine.get("gpus", [])],
         **{name: packages.get(name) for name in ("python", "torch", "transformers", "numpy")},
         "commit": git.get("commit") if git else None,
@@ -92,15 +93,15 @@ def fingerprint(description: Machine) -> dict[str, Any]:
 
 
 def hardware() -> Hardware:
-    """CPU, memory and GPUs of this machine."""
+    """Describe CPU, memory and GPUs of this machine."""
+    allowed = allowed_cpus()
     return {
         "cpu": cpu_model(),
         "cpus": psutil.cpu_count(logical=True),
         "cores": psutil.cpu_count(logical=False),
-        "cpus_usable": cpus_usable(),
-        "pinned_to": pinned_to(),
+        "cpus_usable": len(allowed),
+        "pinned_to": "all" if len(allowed) == os.cpu_count() else ",".join(map(str, allowed)),
         "governor": governor(),
-        "max_mhz": _mhz("max"),
         "threads_set": {name: os.environ[name] for name in _THREAD_SETTINGS if name in os.environ},
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "cache_bytes": cache_bytes(),
@@ -111,20 +112,19 @@ def hardware() -> Hardware:
 
 
 def cache_bytes(cpus: Path = _CPUS) -> int | None:
-    """Of the last caches before the memory, of all CPUs that this process may run on."""
-    found: dict[tuple[int, str], int] = {}
+    """Add up the last caches before the memory, of all CPUs that this process may run on."""
+    sizes: dict[tuple[str, str], int] = {}
     for cpu in allowed_cpus():
         for cache in (cpus / f"cpu{cpu}" / "cache").glob("index*"):
-            level, size = _said(cache / "level"), _said(cache / "size")
-            if level and size and size.removesuffix("K").isdecimal():
-                shared = _said(cache / "shared_cpu_list") or str(cpu)
-                found[int(level), shared] = int(size.removesuffix("K")) << 10
-    last = max((level for level, _ in found), default=None)
-    return sum(size for (level, _), size in found.items() if level == last) or None
+            level, kib = _read(cache / "level"), _read(cache / "size").removesuffix("K")
+            if level and kib.isdecimal():
+                sizes[level, _read(cache / "shared_cpu_list") or str(cpu)] = int(kib) << 10
+    last = max((level for level, _ in sizes), default=None)
+    return sum(size for (level, _), size in sizes.items() if level == last) or None
 
 
 def allowed_cpus() -> list[int]:
-    """The CPUs that this process may run on (a container or ``taskset`` may allow fewer)."""
+    """List the CPUs this process may run on (a container or ``taskset`` may allow fewer)."""
     if not hasattr(os, "sched_getaffinity"):
         return list(range(os.cpu_count() or 1))
     # OpenMP keeps the thread that loads it on the first of its places.
@@ -133,117 +133,81 @@ def allowed_cpus() -> list[int]:
 
 
 def cpus_usable() -> int:
-    """How many CPUs this process may run on."""
+    """Count the CPUs that this process may run on."""
     return len(allowed_cpus())
 
 
-def pinned_to() -> str:
-    """The CPUs this process may run on, as ``0,2``; ``all`` where it may run on any."""
-    allowed = allowed_cpus()
-    return "all" if len(allowed) == os.cpu_count() else ",".join(map(str, allowed))
-
-
 def pinned_threads(cpus: Path = _CPUS) -> dict[str, str]:
-    """Variables for a process whose OpenMP threads are to have one CPU each (``measure.pin``).
+    """Make the variables for a process whose OpenMP threads have one CPU each (``measure.pin``).
 
     The first CPUs of all cores come before second ones, which share a core with them.
     """
     ranks: dict[int, int] = {}
     seen = Counter[str]()
     for cpu in allowed_cpus():
-        core = _said(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
+        core = _read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list") or str(cpu)
         ranks[cpu] = seen[core]
         seen[core] += 1
     places = sorted(ranks, key=lambda cpu: (ranks[cpu], cpu))
     return {"OMP_PROC_BIND": "close", "OMP_PLACES": ",".join(f"{{{cpu}}}" for cpu in places)}
 
 
-def thread_placement() -> dict[str, int]:
-    """How many of this process's threads may run on which CPUs, e.g. ``{"0-1": 7, "0": 1}``."""
-    found = Counter[str]()
-    with contextlib.suppress(OSError):
-        for task in Path("/proc/self/task").iterdir():
-            status = _said(task / "status") or ""  # None: it has ended meanwhile
-            found.update(re.findall(r"^Cpus_allowed_list:\s*(\S+)", status, re.MULTILINE))
-    return dict(found.most_common())
-
-
 def governor(cpus: Path = _CPUS) -> str | None:
-    """What chooses the CPUs' frequency; None where the system does not say."""
-    places = (cpus / f"cpu{cpu}" / "cpufreq" / "scaling_governor" for cpu in allowed_cpus())
-    return ", ".join(dict.fromkeys(filter(None, map(_said, places)))) or None
+    """Name what chooses the CPUs' frequency; None where the system does not say."""
+    files = (cpus / f"cpu{cpu}" / "cpufreq" / "scaling_governor" for cpu in allowed_cpus())
+    return ", ".join(dict.fromkeys(filter(None, map(_read, files)))) or None
 
 
-def clock_mhz() -> int | None:
-    """The CPUs' frequency now, as far as the system tells."""
-    return _mhz("current")
-
-
-def _mhz(which: str) -> int | None:
-    with contextlib.suppress(OSError, NotImplementedError, AttributeError):
-        return round(getattr(psutil.cpu_freq(), which)) or None
-    return None
-
-
-def _said(path: Path) -> str | None:
-    """The text of a small file of the system's; None where there is none."""
+def _read(path: Path) -> str:
+    """The text of a small file of the system's; "" where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
-        return None
+        return ""
 
 
 @functools.cache
 def cpu_model() -> str:
-    """The CPU's name as the vendor writes it, else the architecture."""
-    with contextlib.suppress(OSError):
-        known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        if found := re.search(r"^model name\s*:[ \t]*(\S.*)$", known, re.MULTILINE):
-            return " ".join(found[1].split())
+    """Name the CPU as its vendor does, else its architecture."""
+    if match := re.search(r"^model name\s*:[ \t]*(\S.*)$", _read(_CPUINFO), re.MULTILINE):
+        return " ".join(match[1].split())
     on_a_mac = sys.platform == "darwin"
     name = _output_of("sysctl", "-n", "machdep.cpu.brand_string") if on_a_mac else None
     return name or platform.processor() or platform.machine() or "unknown"
 
 
 @functools.cache
-def _gpu_rows() -> tuple[tuple[str, int, str], ...]:
-    """Name, memory in MiB and driver of each NVIDIA GPU of the machine."""
+def _gpus() -> tuple[Gpu, ...]:
     # The driver's own tool answers in parent and child alike, whether or not torch is loaded.
     fields = "--query-gpu=name,memory.total,driver_version"
-    query = _output_of("nvidia-smi", fields, "--format=csv,noheader,nounits")
-    rows = []
-    for line in (query or "").splitlines():
-        name, memory, driver = (part.strip() for part in line.rsplit(",", 2))
-        rows.append((name, int(memory) if memory.isdigit() else 0, driver))
+    query = _output_of("nvidia-smi", fields, "--format=csv,noheader,nounits") or ""
+    rows = [[part.strip() for part in line.rsplit(",", 2)] for line in query.splitlines()]
     torch = sys.modules.get("torch")
     if not rows and torch is not None and torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            rows.append((properties.name, properties.total_memory // 2**20, "unknown"))
-    return tuple(rows)
+        devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        rows = [[d.name, str(d.total_memory // 2**20), "unknown"] for d in devices]
+    return tuple(
+        {"name": name, "memory_gib": round(int(mib) / 1024) if mib.isdigit() else 0, "driver": by}
+        for name, mib, by in rows
+    )
 
 
 def gpus() -> list[Gpu]:
-    """The NVIDIA GPUs of this machine."""
-    return [
-        {"name": name, "memory_gib": round(memory / 1024), "driver": driver}
-        for name, memory, driver in _gpu_rows()
-    ]
+    """List the NVIDIA GPUs of this machine."""
+    return [gpu.copy() for gpu in _gpus()]
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that may move a number; absent ones are left out."""
-    found = {"python": platform.python_version()}
+    """Read versions of Python and of packages that may move a number; absent ones are left out."""
+    installed = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def git_state(root: Path = PROJECT) -> GitState | None:
-    """Commit of the code below ``root``, and changes since; None outside a repository."""
+    """Tell the commit of the code below ``root``, and changes since; None outside a repository."""
     if _output_of("git", "rev-parse", "--is-inside-work-tree", cwd=root) != "true":
         return None
     commit = _output_of("git", "rev-parse", "--verify", "--quiet", "HEAD", cwd=root) or None
@@ -256,7 +220,7 @@ def git_state(root: Path = PROJECT) -> GitState | None:
 
 
 def code_sha256(root: Path = PROJECT) -> str:
-    """Sixteen digits for the code below ``root`` that a run's numbers depend on."""
+    """Hash the code below ``root`` that a run's numbers depend on, to sixteen digits."""
     digest = hashlib.sha256()
     for part in _MEASURED:
         for path in sorted((root / part).rglob("*")):
@@ -267,7 +231,7 @@ def code_sha256(root: Path = PROJECT) -> str:
 
 
 def code_changes(root: Path = PROJECT) -> str:
-    """What the code below ``root`` has that its commit lacks, as ``git apply`` takes it.
+    """Tell what the code below ``root`` has that its commit lacks, as ``git apply`` takes it.
 
     New files stand there in full. "" outside a repository.
     """

@@ -46,7 +46,6 @@ class Hardware(TypedDict, total=False):
     cpus_usable: int
     pinned_to: str
     governor: str | None
-    max_mhz: int | None
     threads_set: dict[str, str]
     memory_gib: int
     cache_bytes: int | None

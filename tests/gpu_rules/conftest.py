@@ -28,7 +28,7 @@ def gpu():
     # No library has to choose kernels there: one run before a capture is enough.
     with mock.patch.object(cuda_graphs, "_WARM_UPS", 1), pretended_cuda() as world:
         yield world
-    environment._gpu_rows.cache_clear()  # what a run there was told of the machine
+    environment._gpus.cache_clear()  # what a run there was told of the machine
 
 
 @pytest.fixture

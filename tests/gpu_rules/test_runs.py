@@ -159,7 +159,7 @@ def test_devices_are_chosen_named_and_refused(gpu, tmp_path):
     assert free_bytes(torch.device(DEVICE)) > 1 << 20
     config.model.device_map = "auto"
     assert len(device_lock.names(SimpleNamespace(config=config))) == torch.cuda.device_count()
-    environment._gpu_rows.cache_clear()
+    environment._gpus.cache_clear()
     assert environment.gpus()
 
 
