@@ -158,7 +158,7 @@ def _check_finished(job: Job, weights_hash: str | None) -> None:
             f"{job.folder} holds a run of other weights of the same name (weights_hash there "
             f"{before}, here {weights_hash}). Give another output_dir."
         )
-    run_folder.check_finished(job.folder, manifest)
+    manifest.check_files(job.folder)
 
 
 def read_input(

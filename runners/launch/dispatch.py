@@ -34,7 +34,6 @@ from specbench.config.validate import check_values
 from specbench.data.cases import Case
 from specbench.errors import (
     ConfigurationError,
-    OutputRefused,
     SpecBenchError,
     first_line,
     message_line,
@@ -193,14 +192,7 @@ def resolve(cfg: DictConfig, runner: Runner, invocation: Invocation) -> Job:
     folder.check_cache(Path(config.cache_dir))
     if cfg.fresh:
         path = folder.fresh_folder(path)
-    try:
-        folder.check_owner(path, key, own)
-    except OutputRefused:
-        from runners.session.method_runs import instantiated  # loads torch
-
-        for entry in entries:
-            instantiated(entry)  # a knob out of its range is the nearer cause
-        raise
+    folder.check_owner(path, key, own)
     return Job(
         config=config,
         overrides=invocation.overrides,
@@ -257,11 +249,12 @@ def _shown_again(job: Job, runner: Runner) -> int:
     asked = runner.questions_at_hand(job.config)
     if asked is not None:
         check_questions(manifest, job.config, asked, job.folder)
-    exit_code = folder.check_finished(job.folder, manifest)
+    manifest.check_files(job.folder)
     runner.show(job.folder, brief=job.swept)
     added.show_added(job.folder)
     log.info("%s is complete: nothing was measured (fresh=true measures again)", job.folder)
-    return exit_code
+    # What vouches for the files vouches for the code, too.
+    return int(manifest.exit_code or 0)
 
 
 def _runner(cfg: DictConfig) -> Runner:

@@ -80,26 +80,28 @@ def outcomes(whole: bool = True) -> list[JsonObject]:
     Of a ``whole`` sweep, which came to its end, a job that left nothing has failed.
     """
     ended = list(_alone)
-    for place, jobs in _places.items():
-        for number in range(jobs):
-            file = place / _NAME.format(number)
-            error = f"job {number} of the sweep left no outcome in {place}: it was killed, or runs "
-            error += "on a machine that does not see this folder"
-            lost: JsonObject = {"code": 1, "typed": {}, "folder": None, "error": error}
-            if file.exists() or whole:
-                ended.append(jsonl.read_json(file) if file.exists() else lost)
+    for file in _files():
+        error = f"{file.name} is missing in {file.parent}: the job of that number was killed, or "
+        error += "runs on a machine that does not see this folder"
+        lost: JsonObject = {"code": 1, "typed": {}, "folder": None, "error": error}
+        if file.exists() or whole:
+            ended.append(jsonl.read_json(file) if file.exists() else lost)
     return ended
 
 
 def forget() -> None:
     """Remove what `keep` kept, and nothing else."""
-    for place, jobs in _places.items():
-        for number in range(jobs):
-            (place / _NAME.format(number)).unlink(missing_ok=True)
+    for file in _files():
+        file.unlink(missing_ok=True)
+    for place in _places:
         with contextlib.suppress(OSError):
             place.rmdir()
     _places.clear()
     _alone.clear()
+
+
+def _files() -> list[Path]:
+    return [place / _NAME.format(i) for place, jobs in _places.items() for i in range(jobs)]
 
 
 def finish(ended: Sequence[JsonObject]) -> None:

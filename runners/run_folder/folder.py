@@ -85,21 +85,6 @@ def is_complete(path: Path) -> bool:
     return (path / records.DONE).exists()
 
 
-def check_finished(path: Path, manifest: RunManifest) -> int:
-    """The exit code of a finished run, once its files are known to be whole.
-
-    Raises:
-        RecordError: a file is missing, or is not what the run left.
-    """
-    manifest.check_files(path)
-    if manifest.exit_code not in (0, 1):
-        raise jsonl.RecordError(
-            f"{path / records.MANIFEST}: exit_code is {manifest.exit_code!r}, although the run is "
-            f"done. Put the file back; or delete {path / records.DONE} and repeat the command."
-        )
-    return manifest.exit_code
-
-
 def check_owner(path: Path, run_key: str, identity: Mapping[str, Any]) -> None:
     """Refuse a folder that holds another configuration's run; it need not exist.
 

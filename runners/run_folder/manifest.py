@@ -95,13 +95,11 @@ def check_passes(old: RunManifest, model: ModelInfo, force: bool) -> bool:
     Raises:
         OutputRefused: they do and ``force`` is not set; names what differs.
     """
-    if old.model is None:
-        return False
-
-    def passes(info: ModelInfo) -> dict[str, Any]:
-        return {"threads": info.threads, "pass": (info.packed or {}).get("pass")}
-
-    return _forced(config_diff(passes(old.model), passes(model)), force)
+    then, now = (
+        {"threads": info.threads, "pass": (info.packed or {}).get("pass")}
+        for info in (old.model or model, model)
+    )
+    return _forced(config_diff(then, now), force)
 
 
 def _forced(differing: list[str], force: bool) -> bool:
@@ -129,15 +127,14 @@ def check_questions(old: RunManifest, config: RunConfig, asked: Iterable[Case], 
         OutputRefused: names the questions; there is no forcing this.
     """
     now = cases.prompt_set_hash(asked)
-    if now == old.prompt_set_hash:
-        return
-    where = f" in data_dir={config.data_dir}" if config.data_dir else ""
-    file = config.dataset.path or f"dataset={config.dataset.name}{where}"
-    raise OutputRefused(
-        f"{file} has changed since {path} "
-        f"was begun:\n  prompt_set_hash: there {old.prompt_set_hash!r}, here {now!r}\n"
-        "Restore the questions, or type fresh=true to measure into a new folder."
-    )
+    if now != old.prompt_set_hash:
+        where = f" in data_dir={config.data_dir}" if config.data_dir else ""
+        file = config.dataset.path or f"dataset={config.dataset.name}{where}"
+        raise OutputRefused(
+            f"{file} has changed since {path} was begun:\n"
+            f"  prompt_set_hash: there {old.prompt_set_hash!r}, here {now!r}\n"
+            "Restore the questions, or type fresh=true to measure into a new folder."
+        )
 
 
 def check_subject(old: RunManifest, model: ModelInfo) -> None:
@@ -147,8 +144,8 @@ def check_subject(old: RunManifest, model: ModelInfo) -> None:
         OutputRefused: names what differs; there is no forcing this.
     """
     # A run that was killed before its model was loaded has nothing to say about it.
-    then, now = {"model": _subject(old.model or model)}, {"model": _subject(model)}
-    if differing := config_diff(then, now):
+    then, now = _subject(old.model or model), _subject(model)
+    if differing := config_diff({"model": then}, {"model": now}):
         raise OutputRefused(
             "the files behind this run have changed since it was begun:\n"
             + "\n".join(differing)

@@ -108,7 +108,7 @@ def _measure(load: Load, run: OpenRun) -> None:
             _keep_measured(earlier, runs)
         session = load(job, runs)
         model = session.describe()
-        _name_busy_machine(watch.end(), measure.disturbed.others, model.threads)
+        _name_busy_machine(watch.end(), measure.disturbed.others)
         check_subject(manifest, model)
         manifest.forced_resume |= check_passes(manifest, model, job.config.resume == "force")
         # A GPU that others use gives each a part of its memory's speed, which would be no floor.
@@ -117,7 +117,6 @@ def _measure(load: Load, run: OpenRun) -> None:
         if alone:
             reading.measure()
             model.read_bytes_per_s = reading.bytes_per_s
-        _keep_reasons(model, earlier)
         manifest.model = model
         manifest.notes = session.remarks() or None
         for remark in manifest.notes or ():
@@ -155,7 +154,6 @@ def _measure(load: Load, run: OpenRun) -> None:
                 recorder.close()
             model.read_bytes_per_s = reading.bytes_per_s or None
             session.note_passes(model)
-            _keep_reasons(model, earlier)
 
 
 def _keep_measured(earlier: ModelInfo, runs: Sequence[MethodRun]) -> None:
@@ -171,30 +169,15 @@ def _keep_measured(earlier: ModelInfo, runs: Sequence[MethodRun]) -> None:
         keep_distances((packed or {}).get("ahead", {}), earlier.threads)
 
 
-def _name_busy_machine(loading: Interference, limit: float | None, threads: int | None) -> None:
+def _name_busy_machine(loading: Interference, limit: float | None) -> None:
     """Say before anything is timed that other programs take the CPU; seen while weights loaded."""
-    others = loading.cpu_others
-    if others is None or limit is None or others <= limit:
-        return
-    alone = "" if threads == 1 else " Passes on one thread suffer least: OMP_NUM_THREADS=1."
-    log.warning(
-        "this machine is busy: other programs take %.0f %% of its CPU time (load %s). Passes wait "
-        "for a CPU, cases are measured again, and the run takes longer. End the other work first."
-        "%s",
-        100 * others,
-        loading.cpu_load,
-        alone,
-    )
-
-
-def _keep_reasons(model: ModelInfo, earlier: ModelInfo | None) -> None:
-    """Add why passes ran eagerly in the run's earlier starts, whose records stand beside."""
-    if earlier is None:
-        return
-    drafts = [(d.passes, earlier.drafts.get(label)) for label, d in model.drafts.items()]
-    for now, then in [(model.passes, earlier), *drafts]:
-        if now is not None and "eager" in now and then is not None and then.passes is not None:
-            now["eager"] = {**then.passes.get("eager", {}), **now["eager"]}
+    if loading.cpu_others and limit is not None and loading.cpu_others > limit:
+        log.warning(
+            "this machine is busy: other programs take %.0f %% of its CPU time (load %s). Cases "
+            "are measured again, and the run takes longer. End the other work first.",
+            100 * loading.cpu_others,
+            loading.cpu_load,
+        )
 
 
 class BaselineCache:

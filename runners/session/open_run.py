@@ -5,20 +5,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import Self
+from typing import Self, TextIO
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from tqdm import tqdm
 
 from runners.job import CaseBlock, Job
 from runners.run_folder import folder
@@ -65,7 +58,8 @@ def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[O
         RecordError: a file of the folder is damaged.
     """
     with folder.hold_folder(job.folder):
-        begun = _has_records(job)
+        cases = job.folder / records.CASES
+        begun = cases.exists() and cases.stat().st_size > 0
         left_out = dict(RunManifest.read(job.folder).left_out or {}) if begun else {}
         run = None
         while run is None or not run.finished:
@@ -94,16 +88,15 @@ class OpenRun:
         given: Mapping[str, Drafter] | None,
     ) -> None:
         self._left_out, self._begun = left_out, begun
-        self.job = job.without(left_out)
         self.finished, self.exit_code = False, 1
-        while True:
+        self.job, self.runs = job.without(left_out), list[MethodRun]()
+        while not self.runs:
             try:
                 self.runs = build_method_runs(self.job, given)
-                break
             except MethodCannotRun as error:
                 self._leave_out(error)
                 self.job = job.without(left_out)
-        self.manifest = _open_manifest(self.job, self.runs)
+        self.manifest = _open_manifest(self.job, self.runs, begun)
         self.manifest.left_out = left_out or None
         # Before any other file: a folder with records and no manifest is nobody's.
         self.save_manifest()
@@ -142,26 +135,25 @@ class OpenRun:
 
     def _leave_out(self, error: MethodCannotRun | WarmUpFailed) -> None:
         """Note what is left out of the next attempt, or raise what ends the run."""
-        if isinstance(error, MethodCannotRun):
-            if self._begun or error.label not in self.job.optional:
-                raise (error.__cause__ or error) from None
-            log.warning("%s is left out: %s", error.label, error)
-            self._left_out[error.label] = str(error)
-        else:
+        if isinstance(error, WarmUpFailed):
             self._left_out |= error.reasons
             if not self.job.without(self._left_out).entries:
                 raise error
-            log.warning("left out, the others are measured: %s", error)
+        elif self._begun or error.label not in self.job.optional:
+            raise (error.__cause__ or error) from None
+        else:
+            self._left_out[error.label] = str(error)
+        log.warning("left out, the others are measured: %s", error)
 
     def _finish(self) -> None:
-        path = self.job.folder
+        path, done = self.job.folder, self.files.done
         errors, _ = jsonl.read_jsonl(path / records.ERRORS)
         superseded, _ = records.read_records(path / records.DISTURBED)
-        code = max(exit_code(self.files.done, errors), int(bool(self.manifest.left_out)))
-        summary = run_summary(self.files.done, errors, self.manifest, superseded)
-        close(self.manifest, "complete", code)
+        self.exit_code = max(exit_code(done, errors), int(bool(self.manifest.left_out)))
+        summary = run_summary(done, errors, self.manifest, superseded)
+        close(self.manifest, "complete", self.exit_code)
         self.files.finish(summary, self.manifest)
-        self.finished, self.exit_code = True, code
+        self.finished = True
 
     @property
     def lacks(self) -> bool:
@@ -241,21 +233,15 @@ class OpenRun:
         )
 
 
-def _has_records(job: Job) -> bool:
-    path, cases = job.folder / records.MANIFEST, job.folder / records.CASES
-    return path.exists() and cases.exists() and cases.stat().st_size > 0
-
-
-def _open_manifest(job: Job, runs: Sequence[MethodRun]) -> RunManifest:
+def _open_manifest(job: Job, runs: Sequence[MethodRun], begun: bool) -> RunManifest:
     machine = environment.describe()
     new = begin(job, {run.label: run.describe() for run in runs}, machine)
-    if not _has_records(job):
+    if not begun:
         return new
     folder.check_owner(job.folder, job.run_key, job.identity)
     manifest = RunManifest.read(job.folder)
     check_questions(manifest, job.config, job.cases, job.folder)
-    if check_resume(manifest, machine, force=job.config.resume == "force"):
-        manifest.forced_resume = True
+    manifest.forced_resume |= check_resume(manifest, machine, job.config.resume == "force")
     for name in OF_JOB:
         setattr(manifest, name, getattr(new, name))
     return manifest
@@ -267,7 +253,7 @@ class RunProgress:
     Args:
         total: blocks of the run.
         done: blocks that an earlier start finished.
-        console: where the bar goes; away from a terminal there are lines instead.
+        out: where the bar goes, if that is a terminal; elsewhere there are lines in the log.
         clock: seconds, monotonic.
     """
 
@@ -275,35 +261,26 @@ class RunProgress:
         self,
         total: int,
         done: int = 0,
-        console: Console | None = None,
+        out: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        out = out or sys.stderr
+        self._bar = tqdm(total=total, initial=done, unit="case", file=out, disable=not out.isatty())
         self._total, self._done, self._first = total, done, done
-        console = console or Console(stderr=True)
-        self._clock = clock
-        self._start = self._last_line = clock()
-        self._bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("cases", total=total, completed=done)
+        self._clock, self._start = clock, clock()
+        self._last_line = self._start
 
     def __enter__(self) -> Self:
-        self._bar.start()
         return self
 
     def __exit__(self, *details: object) -> None:
-        self._bar.stop()
+        self._bar.close()
 
     def advance(self, note: str) -> None:
         """One more block is done; ``note`` says what it was."""
         self._done += 1
-        self._bar.update(self._task, advance=1, description=note)
+        self._bar.set_description(note, refresh=False)
+        self._bar.update()
         now, every = self._clock(), max(1, self._total // _LINES)
         due = self._done % every == 0 or self._done == self._total
         if self._bar.disable and (due or now - self._last_line > _QUIET_S):

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from analysis.runs.load import load_runs
-from runners.run_folder import folder
 from runners.session import open_run
 from specbench.errors import OutputRefused, SpecBenchError
 from specbench.replay.traces import load_traces
@@ -90,9 +89,8 @@ def resume(job, path):
 
 
 def show(job, path):
-    code = folder.check_finished(path, RunManifest.read(path))
+    RunManifest.read(path).check_files(path)
     console.print_folder(path, Console(file=io.StringIO()))
-    return code
 
 
 def tabulate(job, path):

@@ -351,12 +351,6 @@ def test_resuming_on_another_machine_must_be_forced_and_marks_the_records(
     assert Counter(forced.values()) == {False: 2, True: 3}
 
 
-def test_a_knob_out_of_its_range_is_named_before_the_folder_s_owner(execute, tmp_path):
-    assert execute(f"output_dir={tmp_path}", "dataset.limit=1") == 0
-    with pytest.raises(ConfigurationError, match=r"method\.num_tokens=-1"):
-        execute(f"output_dir={tmp_path}", "method.num_tokens=-1")
-
-
 @pytest.mark.parametrize("place", ["/proc/nope", "/dev/null/cache"])
 def test_a_cache_that_cannot_be_made_is_refused_before_weights_load(execute, tmp_path, place):
     with pytest.raises(OutputRefused, match=f"cache_dir={place} cannot be used"):
