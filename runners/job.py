@@ -16,6 +16,7 @@ from specbench.config.schema import (
     VerifierConfig,
     verifier_name,
 )
+from specbench.config.server_schema import PLAIN
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.results.lines import Batched
@@ -48,6 +49,12 @@ class Entry:
         return str(self.method["name"])
 
     @property
+    def plain(self) -> bool:
+        """Whether it is plain decoding, ours or a server's."""
+        server = self.method.get("server") or {}
+        return self.name == BASELINE or server.get("speculation") == PLAIN
+
+    @property
     def draft(self) -> DraftConfig:
         """The ``pair.draft`` node, which may name no model."""
         return (self.pair or PairConfig()).draft
@@ -59,16 +66,22 @@ class Entry:
 
 
 def refuse_doubled(entries: Sequence[Entry], second: str) -> None:
-    """Refuse two entries with one label.
+    """Refuse two entries with one label, and plain decoding's labels for anything else.
 
     Args:
         second: what the second entry is to be typed as; LABEL stands for the label in it.
 
     Raises:
-        ConfigurationError: a label occurs twice.
+        ConfigurationError: a label occurs twice, or is plain decoding's and its method is not.
     """
     labels = [entry.label for entry in entries]
-    for label in labels:
+    for entry in entries:
+        label = entry.label
+        if label == EAGER_BASELINE or (label == BASELINE and not entry.plain):
+            raise ConfigurationError(
+                f"`label` of {entry.name} must not be {label!r}, which is plain decoding's. Type "
+                f"another one, e.g. {entry.name}_2."
+            )
         if labels.count(label) > 1:
             remedy = second.replace("LABEL", label)
             raise ConfigurationError(

@@ -100,8 +100,9 @@ def replace_unprintable() -> None:
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
     """The entry of ``valid`` closest to ``name``, or None where nothing is close."""
-    matches = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
-    return matches[0] if matches else None
+    lowered = {entry.lower(): entry for entry in valid}
+    matches = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
+    return lowered[matches[0]] if matches else None
 
 
 def unknown_name(what: str, name: str, valid: Iterable[str]) -> ConfigurationError:
@@ -143,6 +144,7 @@ _MUST_BE = {
     "less_than": "below {lt:g}",
     "less_than_equal": "at most {le}",
     "too_short": "longer",
+    "string_too_short": "a text that is not empty",
     "value_error": "{error}",
 }
 

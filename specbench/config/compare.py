@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
-from specbench.config.compose import PART_KNOBS, compose, has_yaml, option_names
+from specbench.config.compose import has_yaml, option_names, pair_name
 from specbench.config.draft import draft_weights
 from specbench.config.knobs import check_method
 from specbench.config.removed import removed_key
-from specbench.config.schema import PAPER_SCOPE, PUBLISHED, TUNED, TYPED
+from specbench.config.schema import (
+    PAPER_SCOPE,
+    PUBLISHED,
+    TUNED,
+    TYPED,
+    PairConfig,
+    RunConfig,
+    VerifierConfig,
+)
 from specbench.errors import ConfigurationError, unknown_name
+
+PART_KNOBS = ("auxiliary", "drafter", "drafters")  # knobs of a method that name others
 
 
 class NamedMethod(NamedTuple):
@@ -33,13 +43,12 @@ class NamedMethod(NamedTuple):
         """
         if isinstance(entry, DictConfig):
             entry = OmegaConf.to_container(entry, resolve=True)
-        name = entry.get("method") if isinstance(entry, Mapping) else entry
+        knobs = {str(k): v for k, v in entry.items()} if isinstance(entry, Mapping) else {}
+        name = knobs.pop("method", None) if isinstance(entry, Mapping) else entry
         if not isinstance(name, str):
             raise ConfigurationError(refusal)
-        if not (paths.CONF_DIR / "method" / f"{name}.yaml").is_file():
-            options = option_names("method")
+        if name not in (options := option_names("method")):
             raise removed_key("method", name) or unknown_name(f"method in {place}", name, options)
-        knobs = {str(k): entry[k] for k in entry if k != "method"} if name is not entry else {}
         return NamedMethod(name, knobs)
 
 
@@ -48,13 +57,49 @@ def is_part(value: Any) -> bool:
     return isinstance(value, Mapping) and "method" in value
 
 
+class _Choices(NamedTuple):
+    """What a method starts from in a run: the node of its own yaml, and of its ``pair`` file."""
+
+    published: DictConfig
+    tuned: DictConfig
+    pair: DictConfig
+
+
+def _choices(name: str, cfg: DictConfig) -> _Choices:
+    """No ``pair`` file holds under ``pair=none`` and for weights of the user's own."""
+    model = str(cfg.model.name)
+    file = pair_name(name, model)
+    if cfg.pair.left_out or not has_yaml(model) or file not in option_names("pair"):
+        file = "none"
+    own, beside = (_read(*at, paths.CONF_DIR) for at in (("method", name), ("pair", file)))
+    pair = cast(DictConfig, OmegaConf.merge(PairConfig, beside.get("pair", {})))
+    knobs = beside.get("method", {})
+    kept = {key: knobs[key] for key in pair["keeps"]}
+    published, tuned = (OmegaConf.merge(own.method, more) for more in (kept, knobs))
+    return _Choices(cast(DictConfig, published), cast(DictConfig, tuned), pair)
+
+
+@functools.cache
+def _read(group: str, name: str, conf_dir: Path) -> DictConfig:
+    """A file of ``conf`` over those that its ``defaults`` name, where Hydra would place its keys.
+
+    An experiment asks for dozens of methods; Hydra would compose a whole run for each.
+    """
+    file = conf_dir / group / f"{name}.yaml"
+    node = cast(DictConfig, OmegaConf.load(file))
+    order = [str(default) for default in node.pop("defaults", [])]
+    node.pop("search", None)
+    if not file.read_text(encoding="utf-8").startswith("# @package _global_"):
+        node = OmegaConf.create({group: node})
+    others = (_read(group, text.partition("@")[0], conf_dir) for text in order if text != "_self_")
+    return cast(DictConfig, OmegaConf.merge(*others, node))
+
+
 def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     """The run's configuration with ``method`` and ``pair`` of one entry of ``compare``.
 
-    The method's yaml and its ``pair`` file for the run's model are composed afresh, so an entry
-    starts from that method's defaults, not from the run's ``method.*`` overrides; under
-    ``pair=none``, and for weights of the user's own, without the ``pair`` file, as the run itself;
-    under ``budgets=published`` with the knobs of its yaml and what that file says beside them.
+    An entry starts from its method's yaml and that method's ``pair`` file for the run's model, not
+    from the run's ``method.*`` overrides; under ``budgets=published`` without what the file tuned.
     Then the entry's own knobs are set. A draft model and heads that were chosen for the run hold
     for all its entries. So does the verifier, unless the entry names its own (``verifier``).
 
@@ -71,9 +116,9 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
         f"compare entry {entry!r} must be a method's name or a mapping with one. Type e.g. "
         "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'.",
     )
-    composed = _with_pair(name, cfg)
-    valid = [str(key) for key in composed.method if str(key) not in ("_target_", "name")]
+    choices = _choices(name, cfg)
     verifier = knobs.pop("verifier", None)
+    valid = [str(key) for key in choices.tuned if str(key) not in ("_target_", "name")]
     for key in knobs:
         if key not in valid:
             where = f"key in the compare entry for {name}:"
@@ -83,21 +128,20 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
     OmegaConf.set_struct(result, False)
     if verifier is not None:
         result.verifier = _verifier(cfg, name, verifier)
-    published = cfg.budgets == PUBLISHED
-    own = _published(name, composed, composed.pair.keeps) if published else composed.method
+    own = choices.published if cfg.budgets == PUBLISHED else choices.tuned
     # A part that is named anew is not mixed with the one before.
     anew = {key: None for key, value in knobs.items() if is_part(value)}
     result.method = OmegaConf.merge(own, anew, knobs)
     result.compare = []  # others' knobs may refer to the run's method
-    chosen = next((c for c in (cfg, composed) if draft_weights(c.pair.draft, cfg.model)), composed)
-    result.pair = OmegaConf.merge(composed.pair, {"draft": chosen.pair.draft})
-    result.pair.heads = {**composed.pair.heads, **cfg.pair.heads}
+    chosen = cfg.pair.draft if draft_weights(cfg.pair.draft, cfg.model) else choices.pair.draft
+    result.pair = OmegaConf.merge(choices.pair, {"draft": chosen})
+    result.pair.heads = {**choices.pair.heads, **cfg.pair.heads}
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result
 
 
-def _verifier(cfg: DictConfig, method: str, name: Any) -> DictConfig:
+def _verifier(cfg: DictConfig, method: str, name: Any) -> Any:
     """The ``verifier`` group's node that an entry of ``compare`` names."""
     if name not in (valid := option_names("verifier")):
         raise unknown_name(f"verifier in the compare entry for {method}:", str(name), valid)
@@ -108,7 +152,8 @@ def _verifier(cfg: DictConfig, method: str, name: Any) -> DictConfig:
             "own where texts are sampled (not with greedy), one at a time. Type "
             "generation=sampling batch.size=1 runner=offline, or leave it out."
         )
-    return cast(DictConfig, _composed((f"verifier={name}",), paths.CONF_DIR).verifier)
+    node = _read("verifier", name, paths.CONF_DIR).verifier
+    return OmegaConf.merge(VerifierConfig, node)
 
 
 def budget_of(cfg: DictConfig) -> str:
@@ -117,34 +162,16 @@ def budget_of(cfg: DictConfig) -> str:
     ``published``: they are its yaml's; ``tuned``: the ``pair`` file's for this model; ``typed``:
     anything else, set by hand in the command or an experiment.
     """
-    name = str(cfg.method.name)
-    composed, own = _with_pair(name, cfg), _knobs(cfg.method)
-    if own == _knobs(_published(name, composed, cfg.pair.keeps)):
+    published, tuned, _ = _choices(str(cfg.method.name), cfg)
+    own = _knobs(cfg.method)
+    if own == _knobs(published):
         return PUBLISHED
-    return TUNED if own == _knobs(composed.method) else TYPED
+    return TUNED if own == _knobs(tuned) else TYPED
 
 
 def _knobs(node: DictConfig) -> dict[str, Any]:
     plain: Any = OmegaConf.to_container(node)
-    return {k: v for k, v in plain.items() if k not in ("label", "state_scope", "search")}
-
-
-def _with_pair(name: str, cfg: DictConfig) -> DictConfig:
-    """A method by itself, composed with its ``pair`` file where one holds in this run."""
-    model = str(cfg.model.name)
-    if cfg.pair.left_out or not has_yaml(model):
-        return _with_no_pair(name)
-    return _composed((f"method={name}", f"model={model}"), paths.CONF_DIR)
-
-
-def _with_no_pair(name: str) -> DictConfig:
-    return _composed((f"method={name}", "pair=none"), paths.CONF_DIR)
-
-
-def _published(name: str, composed: DictConfig, keeps: Sequence[str]) -> DictConfig:
-    """The method's node without the tuned knobs of its ``pair`` file."""
-    kept = {key: composed.method[key] for key in keeps if key in composed.method}
-    return cast(DictConfig, OmegaConf.merge(_with_no_pair(name).method, kept))
+    return {k: v for k, v in plain.items() if k not in ("label", "state_scope")}
 
 
 def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -164,54 +191,49 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
     node = dict(method)
     if node.get("state_scope") == PAPER_SCOPE:
         node["state_scope"] = node.get("paper_scope", "prompt")
-    kept = {key: node[key] for key in ("state_scope",) if key in node}
+    for knob in PART_KNOBS:
+        value = node.get(knob)
+        if isinstance(value, list):
+            node[knob] = [_part(entry, node, inside) for entry in value]
+        elif value is not None:
+            node[knob] = _part(value, node, inside)
+    return node
 
-    def parts(value: Any) -> Any:
-        if value is None:
-            return None
-        return [part(entry) for entry in value] if isinstance(value, list) else part(value)
 
-    def part(value: Any) -> dict[str, Any]:
-        name, knobs = NamedMethod.parse(
-            value,
-            f"method={inside[-1]}",
-            f"method={inside[-1]}: {value!r} must be a method. Write a method's name, or "
-            "{method: NAME, <knob>: ...}.",
+def _part(value: Any, whole: Mapping[str, Any], inside: tuple[str, ...]) -> dict[str, Any]:
+    name, knobs = NamedMethod.parse(
+        value,
+        f"method={inside[-1]}",
+        f"method={inside[-1]}: {value!r} must be a method. Write a method's name, or "
+        "{method: NAME, <knob>: ...}.",
+    )
+    if name in inside:
+        raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
+    if "state_scope" in knobs:
+        raise ConfigurationError(
+            f"state_scope={knobs['state_scope']} of {name!r} in method={inside[-1]}: a part keeps "
+            "what it learnt as long as the whole. Leave it out, or type method.state_scope=..."
         )
-        if name in inside:
-            raise ConfigurationError(f"method={inside[0]}: {name!r} would contain itself.")
-        if "state_scope" in knobs:
-            raise ConfigurationError(
-                f"state_scope={knobs['state_scope']} of {name!r} in method={inside[-1]}: a part "
-                "keeps what it learnt as long as the whole. Leave it out, or type "
-                "method.state_scope=..."
-            )
-        return method_node(name, knobs | kept, "pair=none", inside=inside)
-
-    return {k: parts(v) if k in PART_KNOBS else v for k, v in node.items()}
+    if "state_scope" in whole:
+        knobs["state_scope"] = whole["state_scope"]
+    return method_node(name, knobs, inside)
 
 
 def method_node(
-    name: str, knobs: Mapping[str, Any], *overrides: str, inside: tuple[str, ...] = ()
+    name: str, knobs: Mapping[str, Any], inside: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """A method's node of its yaml's values, these knobs instead of some, and its parts' nodes.
 
     Args:
-        overrides: of the rest of the configuration, e.g. ``pair=none``.
         inside: see `with_parts`.
 
     Raises:
         ConfigurationError: an unknown knob or a value of another type; see `with_parts` for parts.
     """
-    composed = _composed((f"method={name}", *overrides), paths.CONF_DIR)
-    node: Any = OmegaConf.to_container(composed.method, resolve=True)
+    run = {"state_scope": RunConfig.state_scope}
+    whole: Any = OmegaConf.merge(run, _read("method", name, paths.CONF_DIR))
+    node: Any = OmegaConf.to_container(whole.method, resolve=True)
     node.pop("label", None)
     node |= knobs
     check_method(node)
     return with_parts(node, inside)
-
-
-@functools.cache
-def _composed(overrides: tuple[str, ...], conf_dir: Path) -> DictConfig:
-    """A configuration; an experiment asks for the same one many times."""
-    return compose(overrides)

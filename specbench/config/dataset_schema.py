@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
-# OmegaConf's mark of a value that must be given. Weights load without OmegaConf, which the GPU
-# check relies on.
-MISSING: Any = "???"
+from omegaconf import MISSING
+
+from specbench.config.limits import ASIDE, Group, OneOf, Positive, Text
 
 SPECIAL_TOKENS = ("parse", "text")
 PARTS = ("all", "selection")
@@ -15,42 +15,30 @@ ORDERS = ("interleaved", "file")
 
 
 @dataclass
-class HubConfig:
-    """Where a data set lies on the hub.
-
-    Attributes:
-        configs: configurations to read one after the other.
-        configs_are_folders: they are folders of data files, not named configurations.
-        rows_per_config: rows to keep of each; null keeps all.
-        columns: what differs from ``dataset.columns`` there.
-    """
+class HubConfig(Group):
+    """Where a data set lies on the hub."""
 
     id: str = MISSING
     revision: str = "main"
     split: str = "test"
-    configs: list[str | None] = field(default_factory=lambda: [None])
-    configs_are_folders: bool = False
-    rows_per_config: int | None = None
-    columns: dict[str, str | None] = field(default_factory=dict)
+    configs: list[str | None] = field(default_factory=lambda: [None])  # read one after the other
+    configs_are_folders: bool = False  # folders of data files, not named configurations
+    rows_per_config: int | None = None  # to keep of each; null: all
+    columns: dict[str, str | None] = field(default_factory=dict)  # other than `dataset.columns`
 
 
 @dataclass
-class ColumnsConfig:
-    """Which column holds what; null: there is none.
+class ColumnsConfig(Group):
+    """Which column holds what; null: there is none."""
 
-    Attributes:
-        id: becomes ``case_id``; null takes the line number, from 1.
-        turns: the user's turns, a list of strings; null builds one turn by ``dataset.prompt``.
-    """
-
-    id: str | None = None
-    turns: str | None = None
+    id: str | None = None  # becomes `case_id`; null: the line number, from 1
+    turns: str | None = None  # the user's turns, a list of texts; null: one turn by a prompt form
     category: str | None = None
     reference: str | None = None
 
 
 @dataclass
-class RowsConfig:
+class RowsConfig(Group):
     """Keeps the rows whose integer ``column`` (null: line number) lies in ``first .. last``."""
 
     column: str | None = None
@@ -59,64 +47,43 @@ class RowsConfig:
 
 
 @dataclass
-class DatasetConfig:
-    """The questions.
-
-    Attributes:
-        path: a file of one JSON object a line; wins over ``file`` and the hub.
-        file: the file's name below ``data_dir``.
-        shipped: ``file`` comes with the project, below ``assets``.
-        hub: where it lies on the hub; null: it does not.
-        fetch: how a missing file is brought here.
-        columns: which column holds what.
-        rows: which rows belong to it; null: all.
-        prompt_form: which of ``prompts`` builds the turn.
-        prompts: templates in the words of ``str.format`` over a row's columns.
-        shots: a file below ``data_dir``, one JSON object a line: worked examples, which stand where
-            a prompt form has ``{shots}``.
-        shot: template of one of them, over the file's columns.
-        raw: turns are given to the model as they are, without a chat template.
-        task: the task of every case; null derives it from the category.
-        category: the category of every case where there is no such column.
-        tasks: keep these tasks; null keeps all.
-        limit: cases at most.
-        sample: how ``limit`` chooses: ``head``, or ``stratified``: evenly over the tasks and
-            evenly spaced within each.
-        selection: ids of the questions that settings are chosen by.
-        part: which questions: ``all`` (of which a ``limit`` below their number takes none of
-            ``selection``), or ``selection``.
-        shuffle: seed of a shuffle; null keeps the order. It comes before a ``head`` sample, which
-            is then a random one, and after a ``stratified`` one, which keeps its questions.
-        order: how the chosen cases follow each other. ``interleaved``: tasks mixed evenly, so that
-            a machine that slows down meanwhile slows all tasks alike; ``file``: as in the file, or
-            as ``shuffle`` mixed them, for methods that learn from case to case.
-        special_tokens: what a special token's text in a question is: ``parse``: that token, as in
-            transformers; ``text``: the characters that it is written with.
-        dialogue: ``ar``: later turns see the plain greedy answers; ``own``: the method's own.
-    """
+class DatasetConfig(Group):
+    """The questions."""
 
     name: str = MISSING
-    path: str | None = None
-    file: str | None = None
-    shipped: bool = False
+    path: Text | None = None  # a file of one JSON object a line; wins over `file` and the hub
+    file: str | None = None  # its name below `data_dir`
+    shipped: bool = False  # `file` comes with the project, below `assets`
     hub: HubConfig | None = None
-    fetch: str | None = None
+    fetch: Annotated[str | None, ASIDE] = None  # how a missing file is brought here
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
-    rows: RowsConfig | None = None
-    prompt_form: str = "default"
-    prompts: dict[str, str] = field(default_factory=dict)
+    rows: RowsConfig | None = None  # null: all
+    prompt_form: str = "default"  # which of `prompts` builds the turn
+    prompts: dict[str, str] = field(default_factory=dict)  # `str.format` over a row's columns
+    # Worked examples, which stand where a prompt form has {shots}: a file below `data_dir`, one
+    # JSON object a line, and a template over its columns.
     shots: str | None = None
     shot: str = ""
-    raw: bool = False
-    task: str | None = None
-    category: str | None = None
-    tasks: list[str] | None = None
-    limit: int | None = None
-    sample: str = "head"
-    selection: list[int] = field(default_factory=list)
-    part: str = "all"
+    raw: bool = False  # the model is given turns as they are, without a chat template
+    task: str | None = None  # of every case; null: derived from the category
+    category: str | None = None  # of every case where there is no such column
+    tasks: list[str] | None = None  # those to keep; null: all
+    limit: Positive | None = None  # cases at most
+    # How `limit` chooses: the first, or evenly over the tasks and evenly spaced within each.
+    sample: Annotated[str, OneOf("head", "stratified")] = "head"
+    selection: list[int] = field(default_factory=list)  # questions that settings are chosen by
+    # `all`: of it a limit below the number of questions takes none of `selection`.
+    part: Annotated[str, OneOf(*PARTS)] = "all"
+    # Seed of a shuffle. It comes before a `head` sample, which is then a random one, and after a
+    # `stratified` one, which keeps its questions.
     shuffle: int | None = None
-    order: str = "${specbench.case_order:${state_scope},${dataset.shuffle}}"
-    special_tokens: str = "parse"
-    dialogue: str = "ar"
-    source: str = ""
+    # interleaved: tasks mixed evenly, so that a machine that slows down meanwhile slows all tasks
+    # alike; file: as in the file or as shuffled, for methods that learn from case to case.
+    order: Annotated[str, OneOf(*ORDERS)] = (
+        "${specbench.case_order:${state_scope},${dataset.shuffle}}"
+    )
+    # What a special token's text in a question is: that token, as in transformers, or characters.
+    special_tokens: Annotated[str, OneOf(*SPECIAL_TOKENS)] = "parse"
+    # ar: later turns see the plain greedy answers; own: the method's own.
+    dialogue: Annotated[str, OneOf("ar", "own")] = "ar"
+    source: Annotated[str, ASIDE] = ""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -17,7 +20,9 @@ from omegaconf.errors import (
 
 from specbench.config.removed import removed_key
 from specbench.config.schema import RUNNERS
+from specbench.config.server_schema import SERVERS
 from specbench.errors import ConfigurationError, message_line, nearest, unknown_name
+from specbench.paths import CONF_DIR
 
 _QUOTING = (
     "Lists and mappings need quotes in a shell, e.g. 'compare=[pld]' or "
@@ -41,6 +46,11 @@ _PLUGINS = {"submitit_local": "slurm", "submitit_slurm": "slurm", "ray": "ray"}
 
 _KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
 
+_LISTED = ("method", "compare")  # what one run has several of
+
+# Keys that another command has, or that no group has by that name.
+_MEANT = {"prompts": "dataset.path", "file": "dataset.path", "path": "dataset.path"}
+
 
 def translate_hydra_error(error: BaseException) -> ConfigurationError | None:
     """Our error for a composition error, with what to type; None where ``error`` is not one."""
@@ -58,9 +68,7 @@ def translate_hydra_error(error: BaseException) -> ConfigurationError | None:
         if isinstance(link, MissingConfigException):
             return _missing_option(link)
         if isinstance(link, OverrideParseException):
-            return ConfigurationError(
-                f"{link.override!r} cannot be read as key=value: {_first_line(link)}. {_QUOTING}"
-            )
+            return _no_override(link)
         if isinstance(link, ConfigKeyError | ConfigAttributeError):
             return _unknown_key(link)
         if isinstance(link, ValidationError):
@@ -93,10 +101,43 @@ def _missing_option(error: MissingConfigException) -> ConfigurationError:
     return removed_key(group, name) or unknown_name(group, name, options)
 
 
+def _no_override(error: OverrideParseException) -> ConfigurationError:
+    """A word that is no ``key=value``: a verb, a group or an option by itself, or bad syntax."""
+    word = str(error.override)
+    if "=" in word or not re.fullmatch(r"[\w.-]+", word):
+        return ConfigurationError(
+            f"{word!r} cannot be read as key=value: {_first_line(error)}. {_QUOTING}"
+        )
+    groups = sorted({path.parent.name for path in CONF_DIR.glob("*/*.yaml")})
+    typed = {"advise": "advise prompts=FILE", **{group: f"{group}=NAME" for group in groups}}
+    for group in ("method", "model", "dataset", "experiment"):
+        for path in (CONF_DIR / group).glob("[!_]*.yaml"):
+            typed.setdefault(path.stem, f"{group}={path.stem}")
+    close = nearest(word, typed)
+    hint = f"Did you mean {typed[close]!r}?" if close else "`python run.py --help` says what is."
+    return ConfigurationError(f"{word!r} is neither a command nor key=value. {hint}")
+
+
 def _unknown_key(error: ConfigKeyError | ConfigAttributeError) -> ConfigurationError:
-    parent = error.parent_node
+    parent, key = error.parent_node, error.full_key or str(error.key)
     valid = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
-    return unknown_key(error.full_key or str(error.key), valid)
+    if "." not in key and not removed_key(key) and not get_close_matches(key, valid, 1, 0.75):
+        below = {full.rpartition(".")[2]: full for full in _keys(OmegaConf.to_container(parent))}
+        close = get_close_matches(key, below, 1, 0.75)
+        if meant := _MEANT.get(key) or (below[close[0]] if close else None):
+            return ConfigurationError(f"unknown key {key!r}. Did you mean {meant!r}?")
+    return unknown_key(key, valid)
+
+
+def _keys(plain: Any, prefix: str = "") -> Iterator[str]:
+    """The keys below the groups of a configuration, and below a server's that it might have."""
+    for server in () if prefix else SERVERS.values():
+        yield from (f"server.{field.name}" for field in dataclasses.fields(server))
+    for key, value in plain.items():
+        if prefix:
+            yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _keys(value, f"{prefix}{key}.")
 
 
 def unknown_key(key: str, valid: Iterable[str]) -> ConfigurationError:
@@ -107,14 +148,12 @@ def unknown_key(key: str, valid: Iterable[str]) -> ConfigurationError:
     shown = [k for k in valid if not k.startswith("_") and k != "hydra"]
     close = nearest(last, shown)
     full = f"{prefix}.{close}" if prefix else close
-    hint = f" Did you mean {full!r}?" if close else ""
-    if prefix == "runner":
-        owners = [f"runner={name}" for name, keys in RUNNERS.items() if hasattr(keys(), last)]
-        hint = f" It is a key of {' and '.join(owners)}." if owners else hint
+    owners = [f"runner={name}" for name, keys in RUNNERS.items() if hasattr(keys(), last)]
+    if prefix == "runner" and owners:
+        return ConfigurationError(f"unknown key {key!r}. It is a key of {' and '.join(owners)}.")
     where = f" of {prefix}" if prefix else ""
-    return ConfigurationError(
-        f"unknown key {key!r}.{hint} Valid keys{where}: {', '.join(sorted(shown))}."
-    )
+    hint = f"Did you mean {full!r}?" if close else f"Valid keys{where}: {', '.join(sorted(shown))}."
+    return ConfigurationError(f"unknown key {key!r}. {hint}")
 
 
 def _wrong_type(error: ValidationError) -> ConfigurationError:
@@ -128,6 +167,13 @@ def _wrong_type(error: ValidationError) -> ConfigurationError:
 
 def _other(error: BaseException) -> ConfigurationError:
     text = _first_line(error)
+    if several := re.match(r"Ambiguous value for argument '([\w.]+)=(.*)'", text):
+        key, values = several.groups()
+        together = f"'compare=[{values}]' for one run with all, or " if key in _LISTED else ""
+        return ConfigurationError(
+            f"{key}={values} has several values. Type {together}-m behind run.py for a run with "
+            "each."
+        )
     group = re.search(r"Could not override '([^']+)'", text)
     if group and "." not in group[1]:
         return ConfigurationError(f"{text} `python run.py --help` lists the groups.")

@@ -6,21 +6,26 @@ import functools
 import importlib
 import inspect
 import json
+import re
+import traceback
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from specbench.config.schema import PAPER_SCOPE, STATE_SCOPES
-from specbench.errors import ConfigurationError, nearest, unknown_name, what_it_must_be
+from specbench.errors import ConfigurationError, first_line, nearest, unknown_name, what_it_must_be
+from specbench.paths import PROJECT
 
 # Keys of a method node that are not fields of its class.
-_NOT_KNOBS = frozenset({"_target_", "label"})
+_NOT_KNOBS = ("_target_", "label")
 
 # Where a method's class may lie: to import a module is to run it, and a yaml must not choose which.
 _OWN_PACKAGES = ("methods", "specbench")
+_METHODS = PROJECT / "methods"
 
 
 def check_method(method: Mapping[str, Any] | DictConfig) -> None:
@@ -30,22 +35,22 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
         ConfigurationError: the class cannot be imported, the state scope is none, or a knob is
             unknown, missing or of the wrong type.
     """
-    given = (
-        OmegaConf.to_container(method, resolve=True) if isinstance(method, DictConfig) else method
-    )
+    given: Any = method
+    if isinstance(method, DictConfig):
+        given = OmegaConf.to_container(method, resolve=True)
     if not isinstance(given, Mapping):
         raise ConfigurationError(
             f"method={given!r} is not the name of a file in conf/method. Type e.g. method=pld."
         )
-    name = given.get("name", "?")
+    name = str(given.get("name", "?"))
     for key, value in given.items():
         _refuse_targets(f"method.{key!s}", value)
     if isinstance(given.get("label"), Mapping | list):
-        raise ConfigurationError(f"method.label={given['label']!r} must be a text.")
-    fields = _constructor_fields(str(given.get("_target_")), str(name))
-    scope = given.get("state_scope", PAPER_SCOPE)
-    if scope not in (*STATE_SCOPES, PAPER_SCOPE):
-        raise unknown_name("method.state_scope", str(scope), (*STATE_SCOPES, PAPER_SCOPE))
+        raise ConfigurationError(f"`method.label` must be a text, got {given['label']!r}.")
+    fields = _constructor_fields(str(given.get("_target_")), name)
+    scopes = (*STATE_SCOPES, PAPER_SCOPE)
+    if (scope := given.get("state_scope", PAPER_SCOPE)) not in scopes:
+        raise unknown_name("method.state_scope", str(scope), scopes)
     for key, value in given.items():
         if key in _NOT_KNOBS:
             continue
@@ -57,8 +62,7 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
             )
         if wanted := _refusal(value, fields[key][0]):
             raise ConfigurationError(
-                f"method.{key}={value!r} is of the wrong type for method={name}: it must be "
-                f"{wanted}."
+                f"`method.{key}` must be {wanted} for method={name}, got {value!r}."
             )
     missing = [key for key, (_, required) in fields.items() if required and key not in given]
     if missing:
@@ -70,15 +74,14 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
 def _refuse_targets(key: str, value: Any) -> None:
     """Refuse keys below a knob that would have any class or function called (``_target_``)."""
     if isinstance(value, Mapping):
-        for name in value:
-            if str(name).startswith("_") and str(name).endswith("_"):
-                raise ConfigurationError(
-                    f"{key} holds {name!r}, which calls code by its name. Name a method instead: "
-                    "{method: NAME, <knob>: ...}."
-                )
-    if isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            _refuse_targets(key, part)
+        if call := next((name for name in map(str, value) if re.fullmatch("_.*_", name)), None):
+            raise ConfigurationError(
+                f"{key} holds {call!r}, which calls code by its name. Name a method instead: "
+                "{method: NAME, <knob>: ...}."
+            )
+        value = list(value.values())
+    for part in value if isinstance(value, list | tuple) else ():
+        _refuse_targets(key, part)
 
 
 def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
@@ -93,18 +96,26 @@ def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
         cls = getattr(importlib.import_module(module_name), class_name)
         if not isinstance(cls, type):
             raise AttributeError(f"{class_name!r} is not a class")
-    except (ImportError, AttributeError, ValueError) as error:
+        hints = typing.get_type_hints(cls)
+    except Exception as error:  # the file may be the user's own and unfinished
         raise ConfigurationError(
-            f"method={name}: _target_ {target!r} in conf/method/{name}.yaml cannot be imported "
-            f"({error})."
+            f"method={name}: _target_ {target!r} in conf/method/{name}.yaml cannot be imported: "
+            f"{_place(error)}{first_line(error)}"
         ) from error
-    parameters = inspect.signature(cls).parameters
-    hints = typing.get_type_hints(cls)
     return {
         key: (hints.get(key, Any), parameter.default is inspect.Parameter.empty)
-        for key, parameter in parameters.items()
+        for key, parameter in inspect.signature(cls).parameters.items()
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
+
+
+def _place(error: Exception) -> str:
+    """Where one of the project's methods could not be run: ``methods/x.py, line 2: ``."""
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        places.append((str(error.filename), error.lineno))
+    ours = [(Path(file), line) for file, line in places if Path(file).is_relative_to(_METHODS)]
+    return f"{ours[-1][0].relative_to(PROJECT)}, line {ours[-1][1]}: " if ours else ""
 
 
 def _refusal(value: Any, annotation: Any) -> str:

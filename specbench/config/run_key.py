@@ -5,99 +5,86 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import typing
+from collections.abc import Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.compose import option_names
-from specbench.config.schema import BatchConfig
-
-# Keys that say where files lie or how a run is started, and cannot move a number. ``shard`` cuts
-# one run into parts that belong together.
-_NOT_IDENTITY = (
-    "output_dir",
-    "data_dir",
-    "cache_dir",
-    "paths",
-    "logger",
-    "fresh",
-    "resume",
-    "strict",
-    "add",
-    "shard",
-    "hydra",
-    "model.cache_dir",
-    "model.path",  # where it is given, it is the id
-    "model.source",
-    "measure.exclusive",
-    "engine.eager_baseline",  # only adds a label; a folder keeps the labels it began with
-    "dataset.source",
-    "dataset.fetch",
-    "runner.traces",  # their hashes are part of it
-    "runner.surface",
-    "runner.recordings",
-    *(
-        f"{where}.{key}"
-        for where in ("server", "method.server")
-        for key in (
-            *("timeout_s", "answer_mb", "retries", "retry_wait_s", "api_key_env"),
-            *("limit_ttft_s", "limit_tpot_s"),  # they judge, and move no time
-        )
-    ),
-)
+from specbench.config.limits import ASIDE
+from specbench.config.schema import BatchConfig, RunConfig
+from specbench.config.server_schema import SERVERS
 
 
 def run_identity(cfg: DictConfig) -> dict[str, Any]:
-    """The part of a configuration that may move a number, resolved to plain values."""
-    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    assert isinstance(plain, dict)
-    for key in _NOT_IDENTITY:
-        node: Any = plain
-        *parents, last = key.split(".")
-        for parent in parents:
-            node = node.get(parent) or {}
-        node.pop(last, None)
-    plain["pair"].pop("keeps", None)  # what they do is in the method's knobs
-    heads = plain["pair"].pop("heads", {})
-    used = _words(plain["method"], plain["compare"])
-    if kept := {name: place for name, place in heads.items() if name in used}:
-        plain["pair"]["heads"] = kept
-    _name_trees(plain["method"])
-    _name_trees(plain["compare"])
-    if plain["batch"]["size"] == BatchConfig.size:
-        del plain["batch"]["budget"]  # it says nothing of one text
-    return {str(key): value for key, value in plain.items()}
+    """The part of a configuration that may move a number, resolved to plain values.
+
+    It is what the types of the configuration do not mark `ASIDE`.
+    """
+    plain: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    identity = _moving(RunConfig, plain)
+    for group in ("runner", "server"):
+        if isinstance(node := cfg.get(group), DictConfig):
+            identity[group] = _moving(OmegaConf.get_type(node), plain[group])
+    method, pair = identity["method"], identity["pair"]
+    if server := method.get("server"):
+        method["server"] = _moving(SERVERS[server["name"]], server)
+    used = _words(method, identity["compare"])
+    heads = {name: place for name, place in pair.pop("heads").items() if name in used}
+    if heads:
+        pair["heads"] = heads
+    _name_trees(method)
+    _name_trees(identity["compare"])
+    if identity["batch"]["size"] == BatchConfig.size:
+        del identity["batch"]["budget"]  # it says nothing of one text
+    return identity
+
+
+def _moving(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a group whose fields are not marked `ASIDE`."""
+    moving = {}
+    for key, hint in typing.get_type_hints(kind, include_extras=True).items():
+        types = (hint, *typing.get_args(hint))  # of a field that may be null: its own and null's
+        aside = any(ASIDE in getattr(part, "__metadata__", ()) for part in types)
+        if key not in values or aside:
+            continue
+        value = values[key]
+        group = next((part for part in types if type(part) is type and is_dataclass(part)), None)
+        moving[key] = _moving(group, value) if group and isinstance(value, dict) else value
+    return moving
 
 
 def _name_trees(node: Any) -> None:
     """Add what it holds to the name of a file in ``method.tree``: such files are edited."""
-    if isinstance(node, dict):
-        tree = node.get("tree")
+    for part in _nodes(node):
+        tree = part.get("tree") if isinstance(part, dict) else None
         if isinstance(tree, str) and tree.endswith(".json"):
             with contextlib.suppress(OSError):  # what cannot be read is refused by the method
                 held = hashlib.sha256(paths.typed_file(tree).read_bytes()).hexdigest()
-                node["tree"] = f"{tree} ({held[:8]})"
+                part["tree"] = f"{tree} ({held[:8]})"
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """A plain value and all values inside it."""
+    yield node
     for part in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        _name_trees(part)
+        yield from _nodes(part)
 
 
 def _words(*nodes: Any) -> set[str]:
     """Texts in the nodes, and in the files of the methods that they name."""
-    found: set[str] = set()
+    texts: set[str] = set()
     waiting = list(nodes)
     while waiting:
-        node = waiting.pop()
-        if isinstance(node, dict):
-            waiting += node.values()
-        elif isinstance(node, list):
-            waiting += node
-        elif isinstance(node, str) and node not in found:
-            found.add(node)
-            if node in option_names("method"):
-                file = paths.CONF_DIR / "method" / f"{node}.yaml"
-                waiting.append(OmegaConf.to_container(OmegaConf.load(file)))
-    return found
+        new = {node for node in _nodes(waiting.pop()) if isinstance(node, str)} - texts
+        texts |= new
+        for method in new & {*option_names("method")}:
+            file = paths.CONF_DIR / "method" / f"{method}.yaml"
+            waiting.append(OmegaConf.to_container(OmegaConf.load(file)))
+    return texts
 
 
 def run_key(cfg: DictConfig) -> str:

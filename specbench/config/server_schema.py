@@ -1,22 +1,32 @@
-"""Types of the ``server`` group: another engine that ``runner=serve`` asks over HTTP."""
+"""Types of the ``server`` group: another engine that ``runner=serve`` asks over HTTP.
+
+The comments of the keys are in ``conf/server``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from specbench.config.dataset_schema import MISSING
+from annotated_types import Ge, Le
+from omegaconf import MISSING
+
+from specbench.config.limits import ASIDE, Group, OneOf
 
 PLAIN = "none"  # of ``server.speculation``: the server's own plain decoding, the baseline
 # llama.cpp's own kinds of drafts that the wheel's server can be started with, by our names.
+DRAFT_FILE_NEEDED = ("draft", "eagle3", "mtp", "dflash")
 LLAMACPP_SPECULATIONS = (
     *(PLAIN, "ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache"),
-    *("draft", "eagle3", "mtp", "dflash"),
+    *DRAFT_FILE_NEEDED,
 )
-DRAFT_FILE_NEEDED = ("draft", "eagle3", "mtp", "dflash")
 # These keep n-grams of earlier requests: a table of all slots, and one that a new request does not
 # empty (ggml-org/llama.cpp#27852).
 LEARN_FROM_REQUESTS = ("ngram_mod", "ngram_cache")
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+_Size = Annotated[int, Ge(1), Le(2**20)]
+_Limit = Annotated[float | None, Ge(1e-6), Le(604_800), ASIDE]  # judges, and moves no time
 
 
 def parts_of(speculation: str) -> list[str]:
@@ -25,20 +35,20 @@ def parts_of(speculation: str) -> list[str]:
 
 
 @dataclass
-class ServerConfig:
-    """What every server has; the comments are in ``conf/server``."""
+class ServerConfig(Group):
+    """What every server has."""
 
     name: str = MISSING
     speculation: str = PLAIN
     label: str | None = None
-    concurrency: int = 1
-    timeout_s: float = 300.0
-    answer_mb: float = 64.0
-    retries: int = 2
-    retry_wait_s: float = 1.0
+    concurrency: Annotated[int, Ge(1), Le(256)] = 1
+    timeout_s: Annotated[float, Ge(0.01), Le(604_800), ASIDE] = 300.0
+    answer_mb: Annotated[float, Ge(0.01), Le(16_384), ASIDE] = 64.0
+    retries: Annotated[int, Ge(0), Le(100), ASIDE] = 2
+    retry_wait_s: Annotated[float, Ge(0), Le(3600), ASIDE] = 1.0
     restart: bool = False
-    limit_ttft_s: float | None = None
-    limit_tpot_s: float | None = None
+    limit_ttft_s: _Limit = None
+    limit_tpot_s: _Limit = None
 
 
 @dataclass
@@ -47,19 +57,19 @@ class LlamacppConfig(ServerConfig):
 
     gguf: str | None = None
     draft_gguf: str | None = None
-    threads: int | None = None
-    context: int = 4096
-    size_n: int = 3
-    size_m: int = 8
-    min_hits: int = 1
-    draft_max: int = 8
-    draft_min: int = 0
-    draft_p_min: float = 0.0
+    threads: _Size | None = None
+    context: _Size = 4096
+    size_n: _Size = 3
+    size_m: _Size = 8
+    min_hits: _Size = 1
+    draft_max: Annotated[int, Ge(0), Le(2**20)] = 8
+    draft_min: Annotated[int, Ge(0), Le(2**20)] = 0
+    draft_p_min: Annotated[float, Ge(0), Le(1)] = 0.0
     flash_attention: bool | None = None
-    kv_type: str | None = None
-    batch: int | None = None
-    ubatch: int | None = None
-    reuse: int | None = None
+    kv_type: Annotated[str | None, OneOf(None, *KV_TYPES)] = None
+    batch: _Size | None = None
+    ubatch: _Size | None = None
+    reuse: Annotated[int | None, Ge(0), Le(2**20)] = None
 
 
 @dataclass
@@ -70,7 +80,7 @@ class OpenaiConfig(ServerConfig):
     plain_url: str | None = None
     model: str | None = None
     engine: str = "auto"
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: Annotated[str, ASIDE] = "OPENAI_API_KEY"
     numerics: str | None = None
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.config.draft import check_device
+from specbench.config.limits import device_name
 from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError
 from specbench.models.checkpoints import bundled, room, weights
@@ -423,8 +423,10 @@ def choose_device(name: str) -> torch.device:
                 "model.device=cpu."
             )
         return torch.device("cpu")
-    check_device("model.device", name, "model.device=auto, cpu or cuda:0")
-    device = torch.device(name)
+    try:
+        device = torch.device(device_name(name))
+    except ValueError as error:
+        raise ConfigurationError(f"`model.device` must be {error}, got {name!r}.") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigurationError(
             f"model.device={name} is not there: this machine has {torch.cuda.device_count()} CUDA "

@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from methods.ngrammys import builder as bigram_table
 from specbench.arrays import IntArray
 from specbench.artifacts import documentation, resolve
-from specbench.config.compare import with_parts
-from specbench.config.compose import compose, methods_that_need, option_names
+from specbench.config.compare import PART_KNOBS, with_parts
+from specbench.config.compose import compose, option_names
 from specbench.config.knobs import check_method
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling
@@ -82,6 +82,17 @@ def instantiate(name: str, **knobs: object) -> Drafter:
     if "rebuild" in node:
         node["rebuild"] = "sync"  # when a background thread gets its turn is not the method's
     return hydra.utils.instantiate(node, _convert_="all")
+
+
+def methods_that_need(what: str) -> list[str]:
+    """Names of the methods whose ``needs`` has ``what`` set; those made of others are left out."""
+    nodes = {name: compose_method(name) for name in option_names("method")}
+    alone = {name: node for name, node in nodes.items() if not {*PART_KNOBS} & node.keys()}
+    return [
+        name
+        for name, node in alone.items()
+        if getattr(hydra.utils.get_class(node["_target_"])().needs, what)
+    ]
 
 
 def with_draft_model() -> dict[str, Callable[[], Drafter]]:
