@@ -76,12 +76,12 @@ def refuse_doubled(entries: Sequence[Entry], second: str) -> None:
     """
     labels = [entry.label for entry in entries]
     for entry in entries:
-        label = entry.label
-        if label == EAGER_BASELINE or (label == BASELINE and not entry.plain):
+        if entry.label == EAGER_BASELINE or (entry.label == BASELINE and not entry.plain):
             raise ConfigurationError(
-                f"`label` of {entry.name} must not be {label!r}, which is plain decoding's. Type "
-                f"another one, e.g. {entry.name}_2."
+                f"`label` of {entry.name} must not be {entry.label!r}, which is plain decoding's. "
+                f"Type another one, e.g. {entry.name}_2."
             )
+    for label in labels:
         if labels.count(label) > 1:
             remedy = second.replace("LABEL", label)
             raise ConfigurationError(

@@ -25,7 +25,6 @@ _NOT_KNOBS = ("_target_", "label")
 
 # Where a method's class may lie: to import a module is to run it, and a yaml must not choose which.
 _OWN_PACKAGES = ("methods", "specbench")
-_METHODS = PROJECT / "methods"
 
 
 def check_method(method: Mapping[str, Any] | DictConfig) -> None:
@@ -111,11 +110,13 @@ def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
 
 def _place(error: Exception) -> str:
     """Where one of the project's methods could not be run: ``methods/x.py, line 2: ``."""
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
-        places.append((str(error.filename), error.lineno))
-    ours = [(Path(file), line) for file, line in places if Path(file).is_relative_to(_METHODS)]
-    return f"{ours[-1][0].relative_to(PROJECT)}, line {ours[-1][1]}: " if ours else ""
+        lines.append((str(error.filename), error.lineno))
+    for file, line in reversed(lines):
+        if (path := Path(file)).is_relative_to(PROJECT / "methods"):
+            return f"{path.relative_to(PROJECT)}, line {line}: "
+    return ""
 
 
 def _refusal(value: Any, annotation: Any) -> str:

@@ -83,8 +83,7 @@ class VllmDrafter:
     def __init__(self, config: VllmConfig, method: str) -> None:
         _check_vllm(config)
         knobs = (config.additional_config or {}).get(KNOBS, {})
-        # Without the pair file: what suits one model here says nothing about vLLM's.
-        node = method_node(method, knobs, "pair=none")
+        node = method_node(method, knobs)
         try:
             self._drafter: Drafter = hydra.utils.instantiate(node, _convert_="all")
         except hydra.errors.InstantiationException as error:

@@ -330,7 +330,7 @@ def test_settings_that_are_damaged_or_do_not_suit_the_weights(tmp_path, folder, 
 @pytest.mark.parametrize("device", ["gpu", "cuda:97", "cuda:4000", "mps", "meta"])
 def test_unknown_device(tmp_path, folder, device):
     cfg = config(tmp_path, f"model.id={folder}", f"model.device={device}")
-    with pytest.raises(ConfigurationError, match=r"model\.device=auto"):
+    with pytest.raises(ConfigurationError, match=r"model\.device.*auto"):
         loading.load_model(cfg)
 
 
