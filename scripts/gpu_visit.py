@@ -4,10 +4,10 @@
     make gpu-check ARGS='--visit 1 --seconds 560'  the first visit, within ten minutes
     make gpu-check ARGS='--device cpu'             a trial on any machine, with tiny shapes
 
-After each part --out has parts/NAME.json, a line more in progress.txt, report.md, and all of it in
-the archive. A part whose condition was met on this GPU, with this torch and the same files that it
-judges, is not run again. docs/gpu.md says more. Exit code: 0 where all parts met their condition, 1
-where one failed or is left, 2 where none can run.
+After each part --out has parts/NAME.json and a line more in progress.txt. A part whose condition
+was met on this GPU, with this torch and the same files that it judges, is not run again.
+docs/gpu.md says more. Exit code: 0 where all parts met their condition, 1 where one failed or is
+left, 2 where none can run.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import contextlib
 import importlib.metadata
 import json
 import sys
-import tarfile
 import time
 import tomllib
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ PROJECT = Path(__file__).resolve().parents[1]
 KEPT = PROJECT / "docs/measurements"
 sys.path.insert(0, str(PROJECT))  # this checkout, not an installed one
 from scripts.gpu_parts import PARTS, Part, read
-from scripts.weight_pieces import join
 from specbench.config.removed import refuse_words
 from specbench.errors import ConfigurationError
 
@@ -78,24 +76,6 @@ def keep(part: Part, result: dict[str, Any], out: Path) -> None:
     print(said, flush=True)
 
 
-def pack(out: Path, archive: Path) -> None:
-    """Write the report of all parts that are kept, and all results into one file."""
-    (out / "parts").mkdir(parents=True, exist_ok=True)
-    lines = []
-    for each in PARTS:
-        if "why" in (kept := read(out / "parts" / f"{each.name}.json")):
-            printed = out / "parts" / each.name / "printed.txt"
-            said = printed.read_text(errors="replace") if printed.exists() else ""
-            lines += [f"## {each.name}: {kept['why'] or 'condition met'}", "", kept["gpu"], ""]
-            lines += ["```", *said.splitlines()[-40:], "```", ""]
-    (out / "report.md").write_text("\n".join(lines))
-    half = archive.with_suffix(".half")
-    with tarfile.open(half, "w:gz") as whole:
-        for place in filter(Path.exists, (out / n for n in ("parts", "progress.txt", "report.md"))):
-            whole.add(place, place.name)
-    half.replace(archive)
-
-
 def main(argv: list[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
@@ -104,8 +84,6 @@ def main(argv: list[str] | None = None) -> int:
     add("--seconds", type=float, default=float("inf"), help="begin no part that could end later")
     add("--device", choices=("cuda:0", "cpu"), default="cuda:0", help="cpu: a trial")
     add("--out", type=Path, default=PROJECT / "docs/measurements/gpu", help="folder of results")
-    add("--archive", type=Path, help="all results in one file (default: parts.tgz in --out)")
-    add("--weights", type=Path, help="folder with weight files in pieces, to be joined first")
     try:
         refuse_words("scripts.gpu_visit", sys.argv[1:] if argv is None else argv)
     except ConfigurationError as error:
@@ -113,11 +91,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     end, out = time.monotonic() + args.seconds, args.out.absolute()
     here, wrong = what_is_here(args.device)
-    if wrong := wrong or (join(args.weights) if args.weights else None):
+    if wrong:
         print(wrong, file=sys.stderr)
         return 2
-    archive = args.archive or out / "parts.tgz"
-    pack(out, archive)  # a killed call may have kept a part and not packed it
+    (out / "parts").mkdir(parents=True, exist_ok=True)
     asked = [part for part in PARTS if args.visit in (None, part.visit)]
     kept, left = {part.name: [*earlier(part, out, here)] for part in asked}, []
     for part in sorted(asked, key=lambda part: all(k["ok"] for k in kept[part.name])):
@@ -133,10 +110,8 @@ def main(argv: list[str] | None = None) -> int:
             result = part.run(args.device, limit_s, out / "parts" / part.name)
             result |= {"gpu": here["gpu"], "versions": here, "source_hash": code}
             keep(part, result, out)
-            pack(out, archive)
             why = result["why"]
         left += [part.name] if why else []
-    pack(out, archive)
     print(f"left or failed: {', '.join(left) or 'none'}; results: {out}")
     return 1 if left else 0
 
