@@ -29,7 +29,6 @@ Line = TypeVar("Line", bound=Mapping[str, object])
 PACKED = ".gz"  # of a file that is kept gzipped
 
 BYTE_ORDER_MARK = "\ufeff"  # of byte order, which editors and concatenated files leave in texts
-_DEEPEST = 64  # nested lists and objects; our own files have three levels
 _LARGEST = 2**63 - 1  # what arrays and tables can hold
 _MAYBE_LARGER = re.compile(rb"\d{19}")
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -47,7 +46,7 @@ class DiskError(SpecBenchError):
 
 
 def failure(work: Callable[[], object]) -> Exception | None:
-    """What ``work`` raised; None: nothing.
+    """Return what ``work`` raised; None: nothing.
 
     Raises:
         DiskError: no case's failure, for it ends the run.
@@ -70,16 +69,11 @@ def parse_json(data: bytes) -> Any:
         ValueError: it is not JSON or not UTF-8, holds a number that is not finite, an integer of
             thousands of digits or half a surrogate pair, or is nested too deeply.
     """
+    text = data.decode().lstrip(BYTE_ORDER_MARK)
     try:
-        value = json.loads(
-            data.decode().lstrip(BYTE_ORDER_MARK),
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-        )
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         raise ValueError("lists or objects are nested too deeply") from None
-    if data.count(b"[") + data.count(b"{") > _DEEPEST:
-        _check_depth(value)
     if _MAYBE_SURROGATE.search(data):
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -107,26 +101,12 @@ def _bounded(text: str) -> int:
     return value
 
 
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, (dict, list))
-        ]
-        if not level:
-            return
-    raise ValueError("lists or objects are nested too deeply")
-
-
 @overload
 def read_jsonl(path: Path) -> tuple[list[JsonObject], bool]: ...
 @overload
 def read_jsonl(path: Path, parse: Callable[[JsonObject], T]) -> tuple[list[T], bool]: ...
 def read_jsonl(path: Path, parse: Callable[[JsonObject], Any] = dict) -> tuple[list[Any], bool]:
-    """What the lines of a file hold, and whether its last line was cut off (and is left out).
+    """Read the lines of a file, and whether its last line was cut off (and is left out).
 
     Args:
         path: a file of this program's; where it is missing, the gzipped one beside it
@@ -136,16 +116,10 @@ def read_jsonl(path: Path, parse: Callable[[JsonObject], Any] = dict) -> tuple[l
     Raises:
         RecordError: a line before the last one is not such a json object.
     """
-    packed = path.with_name(path.name + PACKED)
-    if path.exists():
-        lines = path.read_bytes().split(b"\n")
-    elif packed.exists():
-        lines = _unpacked(packed).split(b"\n")
-    else:
-        return [], False
+    lines = (_content(path) or b"").split(b"\n")
     # A whole file ends in a newline, so whatever follows the last newline was cut off.
     truncated = bool(lines.pop())
-    found: list[Any] = []
+    values: list[Any] = []
     for number, line in enumerate(lines, start=1):
         try:
             value = parse_json(line)
@@ -153,28 +127,32 @@ def read_jsonl(path: Path, parse: Callable[[JsonObject], Any] = dict) -> tuple[l
                 raise ValueError("not a json object")
         except ValueError as error:
             if number == len(lines) and not truncated:
-                return found, True
+                return values, True
             raise damaged(path, number, error) from error
         try:
             if _MAYBE_LARGER.search(line):
                 json.loads(line, parse_int=_bounded)
-            found.append(parse(value))
+            values.append(parse(value))
         except ValueError as error:
             raise damaged(path, number, field_error(error)) from error
-    return found, truncated
+    return values, truncated
 
 
-def _unpacked(path: Path) -> bytes:
+def _content(path: Path) -> bytes | None:
+    """Of a file, or of the gzipped one beside it where it is missing; None: there is neither."""
+    packed = path.with_name(path.name + PACKED)
+    if path.exists() or not packed.exists():
+        return path.read_bytes() if path.exists() else None
     try:
-        return gzip.decompress(path.read_bytes())
+        return gzip.decompress(packed.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
         raise RecordError(
-            f"{path} is damaged: {error}. Put the file back from where it came."
+            f"{packed} is damaged: {error}. Put the file back from where it came."
         ) from error
 
 
 def damaged(path: Path, number: int, reason: object) -> RecordError:
-    """The refusal of a line of a run's file."""
+    """Make the refusal of a line of a run's file."""
     return RecordError(
         f"{path}, line {number}: {reason}. The file was damaged by something other than an "
         "interrupted run; restore it, or measure again with fresh=true."
@@ -186,7 +164,7 @@ def mend_jsonl(
     parse: Callable[[JsonObject], Line],
     keep: Callable[[Line], bool] = lambda line: True,
 ) -> list[Line]:
-    """The lines to keep; one that was cut off and all others go from the file too.
+    """Read the lines to keep; one that was cut off and all others go from the file too.
 
     Raises:
         RecordError: a line is none of this file's; ``parse`` as in `read_jsonl`.
@@ -207,13 +185,12 @@ def append_jsonl(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
     Raises:
         DiskError: the disk is full or broken; nothing of the group remains in the file.
     """
-    data = "".join(_dump_line(line) for line in lines).encode()
+    data = "".join(map(_dump_line, lines)).encode()
     with reporting(path), path.open("ab", buffering=0) as file:
-        before = os.fstat(file.fileno()).st_size
+        before = file.tell()
         try:
             if data:
-                _write_all(file.fileno(), data)
-                os.fsync(file.fileno())
+                _write(file.fileno(), data)
         except OSError:
             file.truncate(before)
             raise
@@ -221,7 +198,7 @@ def append_jsonl(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
 
 def rewrite_jsonl(path: Path, lines: Iterable[Mapping[str, object]]) -> None:
     """Replace a file by the given lines, all at once."""
-    write_text(path, "".join(_dump_line(line) for line in lines))
+    write_text(path, "".join(map(_dump_line, lines)))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -230,15 +207,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> JsonObject:
-    """A json object from a file, or from the gzipped one beside it where it is missing.
+    """Read a json object from a file, or from the gzipped one beside it where it is missing.
 
     Raises:
         RecordError: the file is missing or holds something else.
     """
-    packed = path.with_name(path.name + PACKED)
     try:
-        whole = not path.exists() and packed.exists()
-        value = parse_json(_unpacked(packed) if whole else path.read_bytes())
+        content = _content(path)
+        value = parse_json(path.read_bytes() if content is None else content)
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read: {error}.") from error
     if not isinstance(value, dict):
@@ -250,18 +226,14 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file through a temporary one beside it, synced, so that it is never half there."""
     temporary = path.with_name(path.name + ".tmp")
     with reporting(path):
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            _write_all(fd, text.encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        with temporary.open("wb", buffering=0) as file:
+            _write(file.fileno(), text.encode())
         os.replace(temporary, path)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write beside ``path``: it takes its place in the end, or goes after a failure."""
+    """Give a file to write beside ``path``: whole it takes its place, after a failure it goes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -275,11 +247,12 @@ def _dump_line(line: Mapping[str, object]) -> str:
     return json.dumps(line, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def _write_all(fd: int, data: bytes) -> None:
+def _write(fd: int, data: bytes) -> None:
     # A nearly full disk takes part of the data first and refuses only the rest.
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+    os.fsync(fd)
 
 
 @contextlib.contextmanager

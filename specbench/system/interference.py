@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from specbench.errors import ConfigurationError
 from specbench.system.environment import allowed_cpus
 from specbench.system.noted import GpuState
@@ -111,40 +113,39 @@ class SystemMonitor:
         if first.energy_j is not None and last.energy_j is not None:
             energy = last.energy_j - first.energy_j
         load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-        return Interference(steal, waiting, others, load, _joined(first.gpu, last.gpu), energy)
+        return Interference(steal, waiting, others, load, _over_turn(first.gpu, last.gpu), energy)
 
     def _read(self) -> _Reading:
         return _Reading(
             at_ns=time.perf_counter_ns(),
             ticks=_cpu_ticks(self._proc / "stat"),
-            own_ns=time.process_time_ns() + sum(map(self._cpu_ns, self._helpers())),
+            own_ns=time.process_time_ns() + sum(map(_helper_ns, self._helpers())),
             waited_ns=_waited_ns(self._proc / "self" / "task"),
             gpu=None if self._gpus is None else self._gpus.states(),
             energy_j=self._gpus.energy_j() if self._gpus is not None and self._energy else None,
         )
 
-    def _cpu_ns(self, pid: int) -> int:
-        """CPU time of another process; 0 where it is gone."""
-        try:
-            said = (self._proc / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
-            # Behind the name, which may hold anything: state is field 3, utime 14, stime 15.
-            fields = said.rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) * 10**9 // os.sysconf("SC_CLK_TCK")
-        except (OSError, ValueError, IndexError):
-            return 0
+
+def _helper_ns(pid: int) -> int:
+    """CPU time of another process; 0 where it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0
+    return int((times.user + times.system) * 1e9)
 
 
 def _cpu_ticks(stat: Path) -> tuple[int, ...] | None:
     """CPU time since boot by kind, in clock ticks, over the CPUs that this process may use."""
     try:
         lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
-        own = {f"cpu{number}" for number in allowed_cpus()}
+        allowed = {f"cpu{number}" for number in allowed_cpus()}
         by_cpu = [
             [int(value) for value in fields[1 : 1 + _N_CPU_FIELDS]]
             for fields in lines
-            if len(fields) > _N_CPU_FIELDS and fields[0] in own
+            if len(fields) > _N_CPU_FIELDS and fields[0] in allowed
         ]
-    except (AttributeError, OSError, ValueError):
+    except (OSError, ValueError):
         return None
     return tuple(map(sum, zip(*by_cpu, strict=True))) or None
 
@@ -160,15 +161,12 @@ def _waited_ns(tasks: Path) -> int | None:
     return sum(waited) if waited else None
 
 
-def _joined(first: list[GpuState] | None, last: list[GpuState] | None) -> list[GpuState] | None:
-    if first is None or last is None:
-        return last
-    joined: list[GpuState] = []
-    for before, after in zip(first, last, strict=True):
-        reasons = dict.fromkeys([*(before["throttle"] or ()), *(after["throttle"] or ())])
-        untold = before["throttle"] is None and after["throttle"] is None
-        joined.append({**after, "throttle": None if untold else list(reasons)})
-    return joined
+def _over_turn(first: list[GpuState] | None, last: list[GpuState] | None) -> list[GpuState] | None:
+    """The states at the turn's end, with the reasons for throttling of both ends."""
+    for before, after in zip(first or (), last or (), strict=True):
+        if after["throttle"] is not None:
+            after["throttle"] = [*dict.fromkeys([*(before["throttle"] or ()), *after["throttle"]])]
+    return last
 
 
 class Gpus:

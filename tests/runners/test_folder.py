@@ -220,12 +220,6 @@ def test_a_run_is_not_resumed_elsewhere_unless_forced(part, change, named):
     assert manifest.check_resume(then, now, force=True)
 
 
-def test_a_manifest_of_before_pinning_was_noted_can_be_resumed():
-    earlier = {"cpu": "one", "cpus_usable": 2, "gpus": []}
-    then = RunManifest(**ENVIRONMENT | {"hardware": earlier})
-    assert not manifest.check_resume(then, ENVIRONMENT, force=False)
-
-
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -25,7 +25,6 @@ def test_damage_in_the_middle_is_refused_with_file_and_line(tmp_path):
         ('{"a": 1e999}', "too large"),
         ('{"a": 12345678901234567890}', "too large an integer"),
         ('{"a": ' + "1" * 5000 + "}", "4300 digits"),
-        ('{"a": ' + "[" * 65 + "]" * 65 + "}", "nested too deeply"),
         ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
         ('{"a": "\\udc00"}', r"\\udc00 is half a character"),
         ('{"\\ud83d": 1}', "half a character"),
