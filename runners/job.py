@@ -159,10 +159,9 @@ class Job:
     def groups(self, size: int) -> list[list[CaseBlock]]:
         """The blocks of this shard that are decoded ``size`` at a time, group by group.
 
-        Groups are alike: the blocks, sorted by their first question's length, fall into as many
-        strata as a group has seats, and each group takes one of every stratum, by chance. Of every
-        repeat the same cases are together. What fills no group is spread over all lengths, and
-        makes a smaller one at the end.
+        Groups are alike: each takes, by chance, one block of every stratum of questions' lengths.
+        Of every repeat the same cases are together. What fills no group is spread over all lengths,
+        and makes a smaller one at the end.
         """
         blocks = self.blocks()
         found: list[list[CaseBlock]] = []

@@ -1,8 +1,7 @@
 """Methods measured later into a finished run: ``'add=[sam]' output_dir=FOLDER``.
 
-They are measured with plain decoding again, interleaved, on the same questions, and lie below the
-run's folder in one of their own. A ratio stands on the plain decoding that was measured beside it;
-whether the two agree is said.
+They are measured with plain decoding again, interleaved, on the same questions, in a folder of
+their own below the run's.
 """
 
 from __future__ import annotations

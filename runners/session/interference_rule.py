@@ -1,20 +1,10 @@
 """Which cases something else on the machine disturbed, and which of them are measured again.
 
-A rule that judged a turn by its speed would favor what a method is fast at. Only evidence from
-outside the run counts (``measure.disturbed``), in blocks (a case's turns in a repeat, all labels
-together) of at least ``shortest_s``:
-
-- ``steal``: the hypervisor gave more than this share of the block's CPU time to other machines.
-- ``others``: other processes of this machine took more than this share of it.
-- A GPU of the run throttled in a turn for heat, power supply or hardware reasons, or another
-  process computed on it. (The ordinary power cap is no disturbance.)
-
-CPU shares are judged by block, because one burst is a larger share of a short turn than of a long
-one: a limit for turns would flag fast methods and spare the baseline. Threads of the run that wait
-for each other (``cpu_waiting``) disturb nothing.
-
-A disturbed block is measured again, whole, after all others, because a burst on a shared host lasts
-minutes. :mod:`specbench.results.statistics.summary` states how a block that stays disturbed counts.
+A rule that judged a turn by its speed would favor what a method is fast at: only evidence from
+outside the run counts (``measure.disturbed``; docs/metrics.md). CPU shares are judged by block,
+because one burst is a larger share of a short turn than of a long one: a limit for turns would flag
+fast methods and spare the baseline. A disturbed block is measured again, whole, after all others,
+because a burst on a shared host lasts minutes.
 """
 
 from __future__ import annotations

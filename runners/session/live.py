@@ -150,8 +150,6 @@ def _measure(load: Load, run: OpenRun) -> None:
             if alone:
                 reading.measure()
         finally:
-            if recorder is not None:
-                recorder.close()
             model.read_bytes_per_s = reading.bytes_per_s or None
             session.note_passes(model)
 

@@ -76,23 +76,19 @@ def make_session(
     """
     config = job.config
     _check_budget(runs, config.batch.budget)
+    checked: list[DraftConfig] = []
     for run in runs:
         with needs_of(run.entry):
             if config.batch.size > 1:
                 _check_batch(run, config.batch.size)
             run.artifacts = find_artifacts(config, run, tokenizer)
             run.heads = find_heads(config, run)
-    # Before the weights: a large target takes minutes to load.
-    checked: list[DraftConfig] = []
-    for run in runs:
-        if run.drafter.needs.draft_model and run.entry.draft not in checked:
-            with needs_of(run.entry):
+            # Before the weights: a large target takes minutes to load.
+            if run.drafter.needs.draft_model and run.entry.draft not in checked:
                 _check_draft_tokenizer(run.entry.draft, config, tokenizer)
-            checked.append(run.entry.draft)
+                checked.append(run.entry.draft)
     for draft in more_drafts:
-        if draft not in checked:
-            _check_draft_tokenizer(draft, config, tokenizer)
-            checked.append(draft)
+        _check_draft_tokenizer(draft, config, tokenizer)
     model = load()
     what = f"{weights.key_of(config.model)}={model.id}"
     self_check.check_tokenizer(model.model, tokenizer, what)
@@ -225,13 +221,10 @@ def make_target(
     drafts: bool = False,
     layouts: Sequence[tuple[int, int]] = (),
 ) -> Target:
-    """The target of the ``engine`` group, or the eager one where the machine has no other.
+    """The target of the ``engine`` group: graphs on one CUDA device, elsewhere eager passes.
 
     With ``drafts`` it is a draft model's (``DraftModel``). ``layouts`` are the batch layouts that
     ``GraphTarget`` captures beforehand.
-
-    ``engine=graph`` needs a model on one CUDA device; elsewhere passes run eagerly, and
-    ``Target.describe`` says why. ``auto`` is ``graph`` on CUDA.
     """
     reason, name = None, config.engine.name
     if name == "graph" or (name == "auto" and model.device.type == "cuda"):
@@ -240,13 +233,12 @@ def make_target(
             reason = "passes of a batch have another number of rows at each step"
         if reason is None:
             verifier = verifier_name(config.verifier.name, config.generation.temperature)
-            commits = verifier == "greedy"
             return GraphTarget(
                 model,
                 max_len=max_len,
                 max_nodes=max_nodes,
                 batch=batch,
-                commits=commits,
+                commits=verifier == "greedy",
                 drafts=drafts,
                 layouts=layouts,
                 fused=config.engine.fused_layers,

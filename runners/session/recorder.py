@@ -41,7 +41,6 @@ class Recorder:
                 "type baseline=true and generation.temperature=0, or drop record."
             )
         self._job, self._session = job, session
-        self._bytes = 0
         chosen = config.record_layers
         if chosen is None:
             asked = [layer for run in runs for layer in run.drafter.needs.hidden_layers]
@@ -66,7 +65,7 @@ class Recorder:
                 continue
             prompt = np.asarray(record.prompt_ids, dtype=np.int64)
             output = np.asarray(record.output_ids, dtype=np.int64)
-            self._bytes += states.write_states(
+            states.write_states(
                 states.path_of(self._job.folder, record.stream_index, record.turn),
                 self._session.states_along(prompt, output, self._layers),
                 n_layers=self._session.n_layers,
@@ -74,10 +73,6 @@ class Recorder:
                 output=output,
                 tokenizer_hash=self._session.tokenizer_hash,
             )
-
-    def close(self) -> None:
-        """Say what the hidden states take."""
-        log.info("hidden states: %.1f MB in %s", self._bytes / 1e6, states.FOLDER)
 
 
 def _of_heads(heads: Mapping[str, str], model: ModelConfig, n_layers: int) -> list[int]:
