@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import pandas as pd
 
@@ -10,11 +11,10 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
 from analysis.runs.leaders import standings
 from analysis.runs.settings import typed_value, varied_knobs
 from specbench.results.metrics import METRICS
-from specbench.results.records import DIFFERS, OWN_ENGINE
+from specbench.results.records import DIFFERS, OWN_ENGINE, VERDICTS
 from specbench.results.summary_schema import Standing, SummaryRow, interval, number
 from specbench.results.tasks import OVERALL
 
-WHERE = ("run", "model", "dataset", "task", "label")  # columns that name a line of the sheet
 # The sheet's columns; KNOBS: those in which labels of one name differ.
 _SHEET = (
     "run model dtype dataset hardware synthetic timing task label KNOBS method state_scope n_cases "
@@ -36,26 +36,25 @@ def records_sheet(comparisons: Sequence[ComparedRuns]) -> pd.DataFrame:
     varied: dict[str, None] = {}
     for comparison in comparisons:
         stands = standings(comparison)
-        for entry, knobs in zip(comparison.entries, knob_columns(comparison), strict=True):
-            standing = stands.get((entry.run.path, entry.label))
+        knobs = varied_knobs([(entry.run, entry.label) for entry in comparison.entries])
+        for entry, differing in zip(comparison.entries, knobs, strict=True):
+            run = entry.run
+            standing = stands.get((run.path, entry.label))
             for task, row in entry.rows.items():
-                own: dict[str, object] = {"run": names[entry.run.path], **knobs}
-                own |= {"settings": comparison.told} if comparison.told else {}
-                own |= _engine(entry, row) if engines else {}
-                varied |= dict.fromkeys(own)
-                lines.append({**own, **_numbers(row), **_facts(entry, task, row, standing)})
-    del varied["run"]
+                more: dict[str, object] = {
+                    f"method.{knob}" if knob in _SHEET.split() else knob: typed_value(value)
+                    for knob, value in differing.items()
+                }
+                if comparison.told:
+                    more["settings"] = comparison.told
+                if engines:
+                    differs = row["lossless"].get(DIFFERS, 0)
+                    more |= {"engine": run.engine, "concurrency": run.concurrency, DIFFERS: differs}
+                varied |= dict.fromkeys(more)
+                facts = _facts(entry, task, row, standing)
+                lines.append({"run": names[run.path], **more, **_numbers(row), **facts})
     before, after = (part.split() for part in _SHEET.split("KNOBS"))
     return pd.DataFrame(lines)[[*before, *varied, *after]]
-
-
-def knob_columns(comparison: ComparedRuns) -> list[dict[str, str]]:
-    """For each entry, the knobs that tell it from others of its label, by column."""
-    each = varied_knobs([(entry.run, entry.label) for entry in comparison.entries])
-    taken = _SHEET.split()
-    return [
-        {f"method.{k}" if k in taken else k: typed_value(v) for k, v in own.items()} for own in each
-    ]
 
 
 def _numbers(row: SummaryRow) -> dict[str, object]:
@@ -68,38 +67,23 @@ def _numbers(row: SummaryRow) -> dict[str, object]:
     return numbers
 
 
-def _engine(entry: ComparedLabel, row: SummaryRow) -> dict[str, object]:
-    """Where an engine of others answered."""
-    differs = row["lossless"].get(DIFFERS, 0)
-    return {"engine": entry.run.engine, "concurrency": entry.run.concurrency, DIFFERS: differs}
-
-
 def _facts(
     entry: ComparedLabel, task: str, row: SummaryRow, standing: Standing | None
 ) -> dict[str, object]:
     run, claim = entry.run, entry.claim
     whole = task == OVERALL
-    verdicts: Mapping[str, int] = row["lossless"]
+    of_row = "method state_scope n_cases n_timed n_dropped n_disturbed estimator timing task label"
     return {
+        **{key: cast("Mapping[str, object]", row)[key] for key in of_row.split()},
         "model": run.model,
         "dtype": run.dtype,
         "dataset": run.dataset,
         "hardware": run.hardware,
         "synthetic": run.synthetic,
-        "timing": row["timing"],
-        "task": task,
-        "label": entry.label,
-        "method": row["method"],
-        "state_scope": row["state_scope"],
-        "n_cases": row["n_cases"],
-        "n_timed": row["n_timed"],
-        "n_dropped": row["n_dropped"],
-        "n_disturbed": row["n_disturbed"],
-        "estimator": row["estimator"],
         "speedup_without_rule": entry.without_rule if whole else None,
         "against_the_best": standing["verdict"] if standing and whole else None,
         "p_against_the_best": standing["p"] if standing and whole else None,
-        **{kind: verdicts.get(kind, 0) for kind in ("equal", "near_tie", "bug", "not_audited")},
+        **{verdict: row["lossless"].get(verdict, 0) for verdict in VERDICTS},
         "claimed_speedup": claim and claim.value("speedup", task),
         "claimed_mat": claim and claim.value("mat", task),
         "claimed_model": claim and claim.model,

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from analysis.runs.command import reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.lines import answer_line, error_line, turn_line
+from specbench.results.lines import answer_line
 from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,
@@ -33,17 +33,10 @@ from specbench.results.records import (
     LEFT,
     STEPS,
     SUMMARY,
-    CaseRecord,
 )
 from specbench.results.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 
-# What the files of lines hold.
-_PARSERS: Mapping[str, Callable[[object], Mapping[str, object]]] = {
-    ERRORS: error_line,
-    DISTURBED: turn_line,
-    DIALOGUE: answer_line,
-}
 # What must be the same for records to stand in one table.
 _SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline")
 _MODEL = ("id", "revision", "weights_hash", "dtype", "weights", "tokenizer_hash", "template_sha")
@@ -79,23 +72,32 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
         (record for run in runs for record in run.records),
         key=lambda record: (record.stream_index, record.turn, record.position),
     )
-    _check_once(records)
-    lines = {
-        name: [line for run in runs for line in jsonl.read_jsonl(run.path / name, parse)[0]]
-        for name, parse in _PARSERS.items()
-    }
-    manifest = _manifest(runs, differing, exit_code(records, lines[ERRORS]))
+    counts = Counter(record.key for record in records)
+    if twice := [key for key, count in counts.items() if count > 1]:
+        repeat, case_id, turn, label = twice[0]
+        raise ResultsError(
+            f"{len(twice)} records are there twice, the first one: label {label}, case {case_id}, "
+            f"turn {turn}, repeat {repeat}. These are not the shards of one run."
+        )
+    errors = [error for run in runs for error in run.errors]
+    superseded = [record for run in runs for record in run.superseded]
+    answers = [
+        line for run in runs for line in jsonl.read_jsonl(run.path / DIALOGUE, answer_line)[0]
+    ]
+    manifest = _manifest(runs, differing, exit_code(records, errors))
     building = output.with_name(output.name + ".tmp")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     jsonl.rewrite_jsonl(building / CASES, (record.to_json() for record in records))
-    for name, of_file in lines.items():
-        if of_file or name == ERRORS:
-            jsonl.rewrite_jsonl(building / name, of_file)
+    jsonl.rewrite_jsonl(building / ERRORS, errors)
+    if superseded:
+        lines = (record.to_json() for record in superseded)
+        jsonl.rewrite_jsonl(building / DISTURBED, lines)
+    if answers:
+        jsonl.rewrite_jsonl(building / DIALOGUE, answers)
     steps = pa.concat_tables([pq.read_table(run.path / STEPS) for run in runs])
     pq.write_table(steps, building / STEPS)
-    superseded = [record for run in runs for record in run.superseded]
-    jsonl.write_json(building / SUMMARY, run_summary(records, lines[ERRORS], manifest, superseded))
+    jsonl.write_json(building / SUMMARY, run_summary(records, errors, manifest, superseded))
     manifest.finish(building, LEFT)
     os.replace(building, output)
     return Run(output, manifest, records, complete=True)
@@ -141,7 +143,7 @@ def _every_shard(runs: Sequence[Run]) -> list[Run]:
             raise ResultsError(
                 f"{run.path} ({_name(run)}) is incomplete. Repeat its command to finish it."
             )
-    counts = {n for run in runs for _, n in [run.manifest.shard or (0, 1)]}
+    counts = {run.manifest.shard[1] for run in runs if run.manifest.shard}
     if len(counts) > 1:
         shards = ", ".join(f"{run.path} is {_name(run)}" for run in runs)
         raise ResultsError(f"shards of different cuts cannot be joined: {shards}")
@@ -164,16 +166,6 @@ def _differing_conditions(runs: Sequence[Run]) -> list[str]:
         for run in runs[1:]
         if getattr(run.manifest, key) != getattr(runs[0].manifest, key)
     ]
-
-
-def _check_once(records: Sequence[CaseRecord]) -> None:
-    counts = Counter(record.key for record in records)
-    if twice := [key for key, count in counts.items() if count > 1]:
-        repeat, case_id, turn, label = twice[0]
-        raise ResultsError(
-            f"{len(twice)} records are there twice, the first one: label {label}, case {case_id}, "
-            f"turn {turn}, repeat {repeat}. These are not the shards of one run."
-        )
 
 
 def _manifest(runs: Sequence[Run], differing: list[str], code: int) -> RunManifest:

@@ -16,14 +16,14 @@ from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.comparisons import conditions
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.conditions import Warned
+from specbench.results.conditions import warnings
 from specbench.results.records import SUMMARY
 from specbench.results.run_summary import compare_labels
 from specbench.storage.jsonl import JsonObject, write_json
 
 
 def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
-    """What ``summary.json`` says of a run, over all of them, ``without`` the cases of some tasks.
+    """Summarise runs as ``summary.json`` does one, ``without`` the cases of some tasks.
 
     Raises:
         ResultsError: fewer than two, or they differ in labels, cases or conditions; or no case is
@@ -34,14 +34,9 @@ def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
     runs = sorted(runs, key=lambda run: run.seed)
     first = runs[0]
     for run in runs[1:]:
-        for what, own, theirs in (
-            ("labels", {*run.labels, *run.left_out}, {*first.labels, *first.left_out}),
-            ("cases", {r.case_id for r in run.records}, {r.case_id for r in first.records}),
-            ("conditions", conditions(run), conditions(first)),
-            ("code", run.manifest.code, first.manifest.code),
-        ):
-            if own != theirs:
-                raise ResultsError(f"{run.path} has other {what} than {first.path}.")
+        for name, value in _shared(run).items():
+            if value != _shared(first)[name]:
+                raise ResultsError(f"{run.path} has other {name} than {first.path}.")
     tasks = {r.task for r in first.records}
     if unknown := sorted(set(without) - tasks):
         raise ResultsError(f"no case is of {', '.join(unknown)}; tasks: {', '.join(sorted(tasks))}")
@@ -54,20 +49,30 @@ def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
     ]
     labels = [label for label in first.labels if label not in missing]
     baseline = first.baseline if first.baseline in labels else None
-    found = compare_labels(records, labels, baseline, first.seed, first.estimator)
+    compared = compare_labels(records, labels, baseline, first.seed, first.estimator)
+    errors = [error for run in runs for error in run.errors]
+    left_out = {
+        f"{label}, by {run.path.name}": why for run in runs for label, why in run.left_out.items()
+    }
+    warned = warnings(records, first.manifest, compared.rows, errors, left_out)
     return {
         "code": first.manifest.code,
         "runs": [run.manifest.run_key for run in runs],
-        "rows": found.rows,
-        "pairs": found.pairs,
-        "leaders": found.leaders,
-        "against_best": found.against_best,
-        "verdict": found.verdict,
-        "warnings": [
-            Warned("LEFT_OUT", {"label": f"{label}, by {run.path.name}", "reason": why}).to_json()
-            for run in runs
-            for label, why in run.left_out.items()
-        ],
+        "rows": compared.rows,
+        "pairs": compared.pairs,
+        "leaders": compared.leaders,
+        "against_best": compared.against_best,
+        "verdict": compared.verdict,
+        "warnings": [warning.to_json() for warning in warned],
+    }
+
+
+def _shared(run: Run) -> JsonObject:
+    return {
+        "labels": {*run.labels, *run.left_out},
+        "cases": {record.case_id for record in run.records},
+        "conditions": conditions(run),
+        "code": run.manifest.code,
     }
 
 

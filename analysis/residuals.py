@@ -4,7 +4,7 @@ LIVE is a measured run, REPLAY a replay of its outputs with a cost surface; labe
 name over the cases that both have. A residual is predicted over measured minus one; the surface's
 error is the root mean square of their logarithms. Exit code 1 where the median of the residuals'
 sizes exceeds ``--limit``. ``--keep`` notes the error where intervals of predicted speedups find it,
-``-o DIR`` draws the residuals, ``--json FILE`` writes them down.
+``-o DIR`` draws the residuals.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,54 +27,48 @@ from specbench.results.names import display_name
 from specbench.results.prediction_error import keep_error
 from specbench.results.statistics.summary import summarize
 from specbench.results.tasks import OVERALL
-from specbench.storage import jsonl
 
 _LIMIT = 0.07
 _DOTS = 16  # with names, that can be told apart; of more, methods have the names
-_NUMBERS = ["mat", "speedup", "tokens_per_s"]
+_SHOWN = ["label", "mat", "mat_predicted", "speedup", "speedup_predicted", "residual"]
 
 
 def residuals(live: Run, replay: Run) -> pd.DataFrame:
     """Return a row for each label but the baseline, in the order of the measured run.
 
-    Columns: ``label``, ``method``, ``speedup_ci`` as measured, ``mat``, ``speedup`` and
-    ``tokens_per_s`` as measured and, ending in ``_predicted``, by the replay; ``residual`` of the
-    speedup and ``residual_tokens_per_s``.
+    Columns: ``label``, ``method``, ``speedup_ci`` as measured, ``mat`` and ``speedup`` as measured
+    and, ending in ``_predicted``, by the replay; ``residual`` of the speedup.
 
     Raises:
         ResultsError: the runs do not belong together.
     """
-    for run, wanted in ((live, "measured"), (replay, "predicted")):
-        kinds = {record.timing for record in run.records}
-        if kinds != {wanted}:
+    for run, timing in ((live, "measured"), (replay, "predicted")):
+        timings = {record.timing for record in run.records}
+        if timings != {timing}:
             raise ResultsError(
-                f"{run.path} has {' and '.join(sorted(kinds))} times, not {wanted} ones. Name the "
-                "live run first, then its replay with runner.surface=FILE."
+                f"{run.path} has {' and '.join(sorted(timings))} times, not {timing} ones. Name "
+                "the live run first, then its replay with runner.surface=FILE."
             )
-    labels = [label for label in live.labels if label in replay.labels]
+    labels, baseline = [x for x in live.labels if x in replay.labels], live.baseline
     shared = {r.case_id for r in live.records} & {r.case_id for r in replay.records}
-    if live.baseline not in labels or len(labels) < 2 or not shared:
+    if baseline not in labels or len(labels) < 2 or not shared:
         raise ResultsError(
             f"{live.path} and {replay.path} have no common cases with the baseline and a method: "
             "replay the live run with the same method= and compare=."
         )
-    overall = [
+    measured, predicted = (
         pd.DataFrame(
             row
-            for row in summarize(
-                [r for r in run.records if r.case_id in shared], labels, live.baseline
-            )
-            if row["task"] == OVERALL and row["label"] != live.baseline
+            for row in summarize([r for r in run.records if r.case_id in shared], labels, baseline)
+            if row["task"] == OVERALL and row["label"] != baseline
         )
         for run in (live, replay)
-    ]
-    frame = overall[0][["label", "method", "speedup_ci", *_NUMBERS]].merge(
-        overall[1][["label", *_NUMBERS]], on="label", suffixes=("", "_predicted")
     )
-    frame = frame[frame["speedup"].notna() & frame["speedup_predicted"].notna()]
-    frame["residual"] = frame["speedup_predicted"] / frame["speedup"] - 1
-    frame["residual_tokens_per_s"] = frame["tokens_per_s_predicted"] / frame["tokens_per_s"] - 1
-    return frame
+    frame = measured[["label", "method", "speedup_ci", "mat", "speedup"]].merge(
+        predicted[["label", "mat", "speedup"]], on="label", suffixes=("", "_predicted")
+    )
+    frame = frame.dropna(subset=["speedup", "speedup_predicted"])
+    return frame.assign(residual=frame["speedup_predicted"] / frame["speedup"] - 1)
 
 
 def median_error(frame: pd.DataFrame) -> float:
@@ -86,19 +79,6 @@ def median_error(frame: pd.DataFrame) -> float:
 def surface_error(frame: pd.DataFrame) -> float:
     """Return the root mean square of the logarithms of predicted over measured speedups."""
     return float(np.sqrt(np.mean(np.log1p(frame["residual"]) ** 2)))
-
-
-def as_record(frame: pd.DataFrame, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return what ``--json`` writes; with the code of ``runs``, where all have the same."""
-    codes = {run.manifest.code for run in runs}
-    names = {"speedup": "measured", "speedup_ci": "measured_ci", "speedup_predicted": "predicted"}
-    labels = frame.rename(columns=names)[["label", *names.values(), "residual"]]
-    record: dict[str, Any] = {
-        "median_error": median_error(frame),
-        "surface_error": surface_error(frame),
-        "labels": labels.to_dict("records"),
-    }
-    return record | ({"code": codes.pop()} if len(codes) == 1 else {})
 
 
 def draw(frame: pd.DataFrame, live: Run) -> Drawing:
@@ -119,13 +99,12 @@ def draw(frame: pd.DataFrame, live: Run) -> Drawing:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0, 1 where the median error is above the limit, 2 for runs that do not match."""
-    parser = parser_of(__doc__)
+    parser = parser_of(__doc__, "analysis.residuals")
     parser.add_argument("live", help="folder of the measured run")
     parser.add_argument("replay", help="folder of its replay with a cost surface")
     parser.add_argument("--limit", type=float, default=_LIMIT, help="of the median error")
     parser.add_argument("--keep", action="store_true", help="note the error for the surface")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="draw them, into DIR")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write them into FILE")
     options = parser.parse_args(arguments)
     return reporting_errors(lambda: _compare(options))
 
@@ -134,11 +113,8 @@ def _compare(options: argparse.Namespace) -> int:
     live, replay = _only_run(options.live), _only_run(options.replay)
     frame = residuals(live, replay)
     error = median_error(frame)
-    shown = ["label", "mat", "mat_predicted", "speedup", "speedup_predicted"]
-    errors = ["residual", "residual_tokens_per_s"]
-    percent = {name: "{:+.1%}".format for name in errors}
-    text = frame[[*shown, *errors]].to_string(
-        index=False, float_format="{:.3f}".format, formatters=percent
+    text = frame[_SHOWN].to_string(
+        index=False, float_format="{:.3f}".format, formatters={"residual": "{:+.1%}".format}
     )
     sys.stdout.write(
         f"{text}\nmedian absolute residual of the speedup over {len(frame)} labels: {error:.1%} "
@@ -148,8 +124,6 @@ def _compare(options: argparse.Namespace) -> int:
     if options.keep:
         surface = replay.manifest.surface or {}
         keep_error(surface["model"], surface["machine"], surface_error(frame))
-    if options.json is not None:
-        jsonl.write_json(options.json, as_record(frame, [live, replay]))
     if options.output is not None:
         with styled():
             for path in save(draw(frame, live), options.output, "predicted_and_measured"):

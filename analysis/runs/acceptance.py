@@ -29,7 +29,7 @@ def by_depth(
     depths: Depths | None = None,
     conditional: bool = False,
 ) -> list[tuple[int, Estimate]]:
-    """Return by depth from 1 to where nothing is accepted the share of drafts that had it accepted.
+    """Return by depth the share of drafts accepted there, up to where nothing is accepted.
 
     Engines call it the marginal acceptance of a position: of the steps with a draft, those that
     accepted so many tokens. One plus the sum over all depths is the acceptance length of these
@@ -44,41 +44,32 @@ def by_depth(
             that ends before rejects nothing; of a tree, one that is as deep on another branch
             counts as drafted so deep.
     """
+
+    def steps_with(accepted: int, drafted: int) -> Callable[[CaseRecord], float | None]:
+        def count(record: CaseRecord) -> float | None:
+            committed = record.committed_per_step
+            deep = depths.get(record.key, []) if depths else [math.inf] * len(committed)
+            if len(deep) != len(committed):
+                return None  # the turn's depths are not of its steps
+            return sum(n > accepted and d >= drafted for n, d in zip(committed, deep, strict=True))
+
+        return count
+
     last = max((n - 1 for record in records for n in record.committed_per_step), default=0)
     shares = []
     for depth in range(1, min(last, deepest) + 1):
-        among = (depth - 1, depth) if conditional else (0, 1)
-        accepted, drafted = _steps_with(depth, depth, depths), _steps_with(*among, depths)
-        shares.append((depth, pooled_ratio(records, accepted, drafted, seed, 1)))
+        among = steps_with(depth - 1, depth) if conditional else steps_with(0, 1)
+        shares.append((depth, pooled_ratio(records, steps_with(depth, depth), among, seed, 1)))
     return shares
 
 
 where_the_one_before = partial(by_depth, conditional=True)
 
 
-def _steps_with(
-    accepted: int, drafted: int, depths: Depths | None
-) -> Callable[[CaseRecord], float | None]:
-    """Counts a turn's steps that accepted and drafted at least so much.
-
-    Where nobody kept depths every draft is as deep as need be; None of a turn whose depths are not
-    of its steps.
-    """
-
-    def count(record: CaseRecord) -> float | None:
-        committed = record.committed_per_step
-        deep = [math.inf] * len(committed) if not depths else depths.get(record.key, [])
-        if len(deep) != len(committed):
-            return None
-        return sum(n > accepted and d >= drafted for n, d in zip(committed, deep, strict=True))
-
-    return count
-
-
 def by_position(
     records: Sequence[CaseRecord], width: int = 16, seed: int = 0
 ) -> list[tuple[float, Estimate]]:
-    """MAT of one label's steps that begin within each stretch of the answer.
+    """Compute MAT of one label's steps that begin within each stretch of the answer.
 
     Returns:
         Middle of the stretch in tokens of the answer, and MAT.
@@ -100,14 +91,12 @@ def by_position(
             seed,
         )
 
-    return [
-        ((stretch + 0.5) * width, mat_in(stretch))
-        for stretch in range((longest + width - 1) // width)
-    ]
+    n_stretches = (longest + width - 1) // width
+    return [((stretch + 0.5) * width, mat_in(stretch)) for stretch in range(n_stretches)]
 
 
 def stream_parts(records: Sequence[CaseRecord], parts: int) -> list[tuple[float, list[CaseRecord]]]:
-    """The turns of one label in (at most) so many equal parts of the stream of requests.
+    """Cut the turns of one label into (at most) so many equal parts of the stream of requests.
 
     Returns:
         Tokens (prompt and answer) of the requests finished by the part's middle, and its turns.
@@ -116,14 +105,13 @@ def stream_parts(records: Sequence[CaseRecord], parts: int) -> list[tuple[float,
         (record for record in records if record.status != "failed"),
         key=lambda record: (record.stream_index, record.turn),
     )
-    seen = 0
-    found = []
+    seen, members_at = 0, []
     for part in np.array_split(np.arange(len(turns)), max(1, min(parts, len(turns)))):
         members = [turns[i] for i in part]
         size = sum(turn.n_prompt + turn.n_new for turn in members)
-        found.append((seen + size / 2, members))
+        members_at.append((seen + size / 2, members))
         seen += size
-    return found
+    return members_at
 
 
 def drafter_count(key: str) -> Callable[[CaseRecord], float | None]:

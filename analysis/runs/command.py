@@ -23,16 +23,15 @@ class _Parser(argparse.ArgumentParser):
     command = ""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        if self.command:
-            try:
-                refuse_words(self.command, sys.argv[1:] if args is None else args)
-            except ConfigurationError as error:
-                self.exit(error.exit_code, f"error: {error}\n")
+        try:
+            refuse_words(self.command, sys.argv[1:] if args is None else args)
+        except ConfigurationError as error:
+            self.exit(error.exit_code, f"error: {error}\n")
         return super().parse_known_args(args, namespace)
 
 
 def parser_of(about: str | None, command: str = "") -> argparse.ArgumentParser:
-    """A parser whose help shows ``about``, a module's docstring, as it was written.
+    """Make a parser whose help shows ``about``, a module's docstring, as it was written.
 
     ``command`` is the module's name: words and options that it had are then answered from the
     table of removed names.

@@ -20,75 +20,76 @@ _CONDITIONS = {"dataset", "generation", "verifier", "seed"}
 
 
 def varied_knobs(labels: Sequence[Labelled]) -> list[dict[str, object]]:
-    """For each label of a run, the knobs that tell it from other labels of its name."""
+    """Return for each label of a run the knobs that tell it from other labels of its name."""
     varied: list[dict[str, object]] = [{} for _ in labels]
-    for places in _by_label(labels):
-        each = [without_names(labels[i][0].knobs(labels[i][1])) for i in places]
-        for i, own in zip(places, apart(each), strict=True):
-            varied[i] = own
+    for indices in _by_label(labels):
+        knobs = [without_names(labels[i][0].knobs(labels[i][1])) for i in indices]
+        for i, differing in zip(indices, apart(knobs), strict=True):
+            varied[i] = differing
     return varied
 
 
 def other_settings(labels: Sequence[Labelled]) -> list[dict[str, object]]:
-    """Of each label of a run what else its run was told, as far as the runs differ in that.
+    """Return for each label what else its run was told, as far as the runs differ in that.
 
     Keys are those that a user types; a label's own knobs are left out.
     """
-    each = apart([flat(run.manifest.identity or {}) for run, _ in labels])
+    told = apart([flat(run.manifest.identity or {}) for run, _ in labels])
     others = []
-    for (run, label), settings in zip(labels, each, strict=True):
-        own = {f"method.{knob}": value for knob, value in run.knobs(label).items()}
-        keys = [key for key in settings if key.rpartition(".")[2] not in _ASIDE]
-        others.append({k: settings[k] for k in keys if k not in own or own[k] != settings[k]})
+    for (run, label), settings in zip(labels, told, strict=True):
+        knobs = {f"method.{knob}": value for knob, value in run.knobs(label).items()}
+        others.append({k: v for k, v in _told(settings).items() if k not in knobs or knobs[k] != v})
     return others
 
 
 def setting_words(labels: Sequence[Labelled]) -> list[str]:
-    """For each label of a run, what tells it from other labels of its name, as it is typed.
+    """Tell each label of a run from others of its name, as a user types it.
 
     ``leader_len=1, follower_len=3`` are the label's own knobs. Where labels have the same ones, as
     a method that runs beside another one in a sweep, what else their runs were told is added:
     ``method.leader_len=1``. "" where there is one of the name, or nothing differs.
     """
-    words = [settings_text(own) for own in varied_knobs(labels)]
-    for places in _by_label(labels):
-        if len({words[i] for i in places}) < len(places):
-            for i, more in zip(places, other_settings([labels[i] for i in places]), strict=True):
+    words = [settings_text(differing) for differing in varied_knobs(labels)]
+    for indices in _by_label(labels):
+        if len({words[i] for i in indices}) < len(indices):
+            others = other_settings([labels[i] for i in indices])
+            for i, more in zip(indices, others, strict=True):
                 words[i] = ", ".join(filter(None, [words[i], settings_text(more)]))
     return words
 
 
 def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Of each group of runs what questions or conditions set it apart from others, as it is typed.
+    """Tell each group of runs from others by its questions or conditions, as a user types them.
 
-    ``dataset.path=b.jsonl``; methods and their knobs are what labels say.
+    ``dataset.path=b.jsonl``; methods and their knobs are what labels say. A path is shown by its
+    last part where no other one has the same.
     """
     shared = []
     for runs in groups:
         first, *others = [flat(run.manifest.identity or {}) for run in runs]
-        keys = [k for k in first if k.partition(".")[0] in _CONDITIONS]
-        keys = [k for k in keys if k.rpartition(".")[2] not in _ASIDE]
-        shared.append({k: first[k] for k in keys if all(o.get(k) == first[k] for o in others)})
-    return [settings_text(own) for own in _with_short_paths(apart(shared))]
-
-
-def _with_short_paths(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """The settings with each path by its last part where no other one has the same."""
-    shorter = [dict(own) for own in each]
-    for key in {key for own in each for key in own if key.endswith(".path")}:
-        paths = {str(own[key]) for own in each if own.get(key) is not None}
+        same = {k: v for k, v in first.items() if all(o.get(k) == v for o in others)}
+        told = _told(same).items()
+        shared.append({k: v for k, v in told if k.partition(".")[0] in _CONDITIONS})
+    differing = apart(shared)
+    for key in {key for settings in differing for key in settings if key.endswith(".path")}:
+        paths = {str(s[key]) for s in differing if s.get(key) is not None}
         if len({Path(path).name for path in paths}) == len(paths):
-            for own in shorter:
-                own |= {key: Path(str(own[key])).name} if own.get(key) is not None else {}
-    return shorter
+            for settings in differing:
+                if settings.get(key) is not None:
+                    settings[key] = Path(str(settings[key])).name
+    return [settings_text(settings) for settings in differing]
+
+
+def _told(settings: Mapping[str, object]) -> dict[str, object]:
+    return {k: v for k, v in settings.items() if k.rpartition(".")[2] not in _ASIDE}
 
 
 def _by_label(labels: Sequence[Labelled]) -> list[list[int]]:
-    """The places of each label that is there more than once."""
-    places: dict[str, list[int]] = {}
+    """The indices of each label that is there more than once."""
+    indices: dict[str, list[int]] = {}
     for i, (_, label) in enumerate(labels):
-        places.setdefault(label, []).append(i)
-    return [of_label for of_label in places.values() if len(of_label) > 1]
+        indices.setdefault(label, []).append(i)
+    return [of_label for of_label in indices.values() if len(of_label) > 1]
 
 
 def apart(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:

@@ -61,7 +61,7 @@ class Surface:
         return cls(times, drafting)
 
     def slowdowns(self, context: int, seed: int) -> dict[tuple[int, int], Estimate]:
-        """By (k, w): time of a batch pass over a pass of one token at the same context.
+        """Compute by (k, w) a batch pass's time over a pass of one token at the same context.
 
         The interval is the bootstrap's, of the ratio of medians over the repeated passes.
         """
@@ -70,13 +70,13 @@ class Surface:
         samples = batch.samples_s[:, :, batch.axes["context"].index(context), :]
         repeats = batch.repeats
         drawn = np.random.default_rng(seed).integers(0, repeats, (_RESAMPLES, repeats))
-        one = samples[ks.index(1), ws.index(0)]
+        medians, resampled = np.median(samples, axis=-1), np.median(samples[..., drawn], axis=-1)
+        one = ks.index(1), ws.index(0)
+        low, high = np.quantile(resampled / resampled[one], (0.025, 0.975), axis=-1)
         cells = {}
         for i, k in enumerate(ks):
             for j, w in enumerate(ws):
-                ratios = np.median(samples[i, j][drawn], axis=-1) / np.median(one[drawn], axis=-1)
-                low, high = np.quantile(ratios, (0.025, 0.975))
                 known = repeats > 1 and (k, w) != (1, 0)
-                value = float(np.median(samples[i, j]) / np.median(one))
-                cells[k, w] = Estimate(value, (float(low), float(high)) if known else None)
+                interval = (float(low[i, j]), float(high[i, j])) if known else None
+                cells[k, w] = Estimate(float(medians[i, j] / medians[one]), interval)
         return cells

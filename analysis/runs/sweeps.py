@@ -50,34 +50,34 @@ class Sweep:
 
 
 def sweeps(comparison: ComparedRuns, *knobs: str) -> list[Sweep]:
-    """The comparison's sweeps over these knobs, each of one method with all else the same.
+    """Find the comparison's sweeps over these knobs, each of one method with all else the same.
 
     A single setting does not make a sweep.
 
     Raises:
         ResultsError: a setting was run twice; says which folders to choose from.
     """
-    found: dict[str, dict[tuple[Value, ...], ComparedLabel]] = {}
+    by_setting: dict[str, dict[tuple[Value, ...], ComparedLabel]] = {}
     others = other_settings([(entry.run, entry.label) for entry in comparison.drafting])
     for entry, told in zip(comparison.drafting, others, strict=True):
-        own = dict(entry.knobs)
-        if not set(knobs) <= own.keys():
+        fixed = dict(entry.knobs)
+        if not set(knobs) <= fixed.keys():
             continue
-        cell = tuple(_value(own.pop(knob)) for knob in knobs)
-        fixed = without_names(own) | told
-        setting = json.dumps({"method": entry.method, **fixed}, sort_keys=True)
-        first = found.setdefault(setting, {}).setdefault(cell, entry)
+        cell = tuple(_value(fixed.pop(knob)) for knob in knobs)
+        fixed = {"method": entry.method, **without_names(fixed), **told}
+        setting = json.dumps(fixed, sort_keys=True)
+        first = by_setting.setdefault(setting, {}).setdefault(cell, entry)
         if first is not entry:
-            place = ", ".join(f"{knob} {value}" for knob, value in zip(knobs, cell, strict=True))
+            values = ", ".join(f"{knob} {value}" for knob, value in zip(knobs, cell, strict=True))
             raise ResultsError(
-                f"{comparison.title}: {place} was run twice with the same settings, in "
+                f"{comparison.title}: {values} was run twice with the same settings, in "
                 f"{first.run.path} and {entry.run.path}. Name the folder of one sweep."
             )
-    several = {setting: cells for setting, cells in found.items() if len(cells) > 1}
-    settings = [json.loads(setting) for setting in several]
+    several = [(json.loads(s), cells) for s, cells in by_setting.items() if len(cells) > 1]
+    differing = apart([setting for setting, _ in several])
     return [
-        Sweep(setting["method"], ", ".join(f"{key} {own[key]}" for key in own), cells)
-        for setting, own, cells in zip(settings, apart(settings), several.values(), strict=True)
+        Sweep(setting["method"], ", ".join(f"{key} {words[key]}" for key in words), cells)
+        for (setting, cells), words in zip(several, differing, strict=True)
     ]
 
 

@@ -20,7 +20,7 @@ from runners.session.interference_rule import by_counters
 from runners.session.method_runs import MethodRun, feed
 from specbench.arrays import first_difference
 from specbench.errors import CaseFailed, WarmUpFailed, first_line
-from specbench.results.lines import ErrorLine, StepTrace
+from specbench.results.lines import ErrorLine, StepTrace, error_line
 from specbench.results.records import CaseRecord, Lossless
 from specbench.storage.jsonl import DiskError, failure
 
@@ -67,16 +67,15 @@ class BlockResult:
 
     def add_error(self, record: CaseRecord, error: Exception, during: str) -> None:
         """Keep why a turn failed; ``during`` is ``decode``, ``audit`` or ``replay``."""
-        self.errors.append(
-            {
-                **record.turn_id,
-                "during": during,
-                "type": error.kind if isinstance(error, CaseFailed) else type(error).__name__,
-                "message": str(error),
-                "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:],
-                "at": record.started_at,
-            }
-        )
+        line = {
+            **record.turn_id,
+            "during": during,
+            "type": error.kind if isinstance(error, CaseFailed) else type(error).__name__,
+            "message": str(error),
+            "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:],
+            "at": record.started_at,
+        }
+        self.errors.append(error_line(line))
 
 
 @dataclass(slots=True)

@@ -163,6 +163,7 @@ REMOVED = (
         )
     ),
     Removed("command", "analysis.tables --tasks", "type --wide, or --csv with a row for each task"),
+    Removed("command", "analysis.residuals --json", "leave it out; the numbers are printed"),
     Removed("command", "analysis.tables --columns", "type --csv, which has every column"),
     Removed(
         "command",

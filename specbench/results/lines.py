@@ -67,30 +67,19 @@ class TurnKey(Line):
         return (self.repeat, self.case_id, self.turn, self.label)
 
     @property
-    def turn_id(self) -> TurnLine:
+    def turn_id(self) -> JsonObject:
         """The key as the lines of other files spell it."""
-        return {
-            "label": self.label,
-            "case_id": self.case_id,
-            "turn": self.turn,
-            "repeat": self.repeat,
-        }
+        return {name: getattr(self, name) for name in TurnKey.model_fields}
 
 
 @with_config(STRICT | ConfigDict(extra="allow"))
-class TurnLine(TypedDict):
-    """The turn that a line of a side file is about; such a line may say more."""
+class ErrorLine(TypedDict):
+    """A line of ``errors.jsonl``: the turn, and what failed."""
 
     label: str
     case_id: str
     turn: Count
     repeat: Count
-
-
-@with_config(STRICT | ConfigDict(extra="allow"))
-class ErrorLine(TurnLine):
-    """A line of ``errors.jsonl``."""
-
     during: str
     type: str
     message: str
@@ -108,7 +97,6 @@ class AnswerLine(TypedDict):
     output_ids: Ids
 
 
-turn_line: Callable[[object], TurnLine] = TypeAdapter(TurnLine).validate_python
 error_line: Callable[[object], ErrorLine] = TypeAdapter(ErrorLine).validate_python
 answer_line: Callable[[object], AnswerLine] = TypeAdapter(AnswerLine).validate_python
 
@@ -209,7 +197,7 @@ def read_steps(path: Path) -> list[StepTrace]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    turn = ("label", "case_id", "turn", "repeat")
+    turn = (*TurnKey.model_fields,)
     traces: dict[tuple[Any, ...], dict[str, Any]] = {}
     try:
         for row in pq.read_table(path).to_pylist():

@@ -60,7 +60,22 @@ def test_a_label_that_one_process_left_out_is_left_out_with_its_reason(twice, tm
     edit_manifest(folder / "1", left_out=why, files=None)
     made = pooled(load_runs([folder / "0", folder / "1"]))
     assert {row["label"] for row in made["rows"]} == {"ar"}
-    assert warning_texts(made) == ["LEFT OUT: pld, by 1. It failed in its warm-up (made up)."]
+    assert "LEFT OUT: pld, by 1. It failed in its warm-up (made up)." in warning_texts(made)
+
+
+def test_what_decides_of_any_run_is_warned_of(twice, tmp_path):
+    folder = shutil.copytree(twice, tmp_path / "twice")
+    assert "FORCED" not in codes(pooled(load_runs([folder / "0", folder / "1"])))
+    edit_records(folder / "1", lambda record: record | {"forced_resume": True})
+    edit_manifest(folder / "1", files=None)
+    made = pooled(load_runs([folder / "0", folder / "1"]))
+    assert "FORCED" in codes(made)
+    # A draft of nothing in one process is a draft of something in both.
+    assert "NO_DRAFT" not in codes(made)
+
+
+def codes(summary):
+    return {line["code"] for line in summary["warnings"]}
 
 
 def test_a_task_is_left_out(twice):
