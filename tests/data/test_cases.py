@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from omegaconf import DictConfig
 from pyarrow import parquet
 
@@ -63,9 +65,6 @@ def test_demo_has_two_prompts_a_task_and_needs_nothing():
     assert Counter(case.task for case in cases) == dict.fromkeys(TASKS, 2)
     assert sum(len(case.turns) for case in cases) == 14
     assert len({case.case_id for case in cases}) == 12
-    words = [len(c.turns[0].split()) for c in cases if c.task == "summarization"]
-    assert all(250 <= n <= 400 for n in words)
-    assert all("Passage 2" in c.turns[0] for c in cases if c.task == "rag")
 
 
 def test_columns_turns_and_tasks(mixed):
@@ -76,113 +75,79 @@ def test_columns_turns_and_tasks(mixed):
 
 
 @pytest.mark.parametrize(
-    ("line", "number", "reason"),
+    ("line", "reason"),
     [
-        ('{"question_id": 1, "category": "qa"', 2, "not JSON"),
-        ("[1, 2]", 2, "not a JSON object but a list"),
-        ({"question_id": 1, "category": "qa"}, 2, "'turns' is missing"),
-        ({"question_id": 1, "category": "qa", "turn": ["x"]}, 2, "nearest is 'turn'"),
-        ({"category": "qa", "turns": ["x"]}, 2, "'question_id' is missing"),
-        (question(1) | {"turns": "x"}, 2, "a list of texts"),
-        (question(1) | {"turns": []}, 2, "a list of texts"),
-        (question(1) | {"turns": ["x", 3]}, 2, "turn 1"),
-        (question(1) | {"turns": ["x", "  "]}, 2, "turn 1"),
-        (question(1) | {"category": None}, 2, "category"),
-        (question(1) | {"question_id": None}, 2, "id must be"),
-        (question(1, "overall"), 2, "rename this category"),
-        (question(0), 2, "line 1 has the id '0' already"),
-        ('{"turns": ' + "[" * 100_000 + "]" * 100_000 + "}", 2, "nested too deeply"),
-        ('{"question_id": ' + "1" * 5000 + "}", 2, "digits"),
-        (question(1) | {"turns": ["a \ud83d b"]}, 2, "half a character"),
-        (question(1) | {"question_id": "\udc00"}, 2, "half a character"),
-        (question(1) | {"category": "\udc00"}, 2, "half a character"),
-        (question(1) | {"score": float("nan")}, 2, "NaN is not a JSON number"),
+        ('{"question_id": 1, "category": "qa"', "not JSON"),
+        ("[1, 2]", "not a JSON object but a list"),
+        ({"question_id": 1, "category": "qa"}, "'turns' is missing"),
+        ({"question_id": 1, "category": "qa", "turn": ["x"]}, "nearest is 'turn'"),
+        (question(1) | {"turns": "x"}, "a list of texts"),
+        (question(1) | {"turns": ["x", "  "]}, "turn 1"),
+        (question(1) | {"category": None}, "category"),
+        (question(1) | {"question_id": None}, "id must be"),
+        (question(1, "overall"), "rename this category"),
+        (question(0), "line 1 has the id '0' already"),
+        ('{"question_id": ' + "1" * 5000 + "}", "digits"),
+        (question(1) | {"question_id": "\udc00"}, "half a character"),
+        ({"prompt": 3}, "turn 0 in 'prompt'"),
+        ({"prompt": " "}, "turn 0 in 'prompt'"),
     ],
 )
-def test_malformed_line(tmp_path, line, number, reason):
+def test_malformed_line(tmp_path, line, reason):
     path = write(tmp_path / "bad.jsonl", [question(0), line, question(2)])
     with pytest.raises(DatasetError) as caught:
         load(path)
     assert caught.value.exit_code == 2
-    assert f"{path}, line {number}: " in str(caught.value)
-    assert reason in str(caught.value)
-
-
-def test_bytes_that_are_no_text_and_bytes_that_are_harmless(tmp_path):
-    path, line = tmp_path / "x.jsonl", json.dumps(question(7)).encode()
-    path.write_bytes(line + b"\n\xff\xfe\n")
-    with pytest.raises(DatasetError, match="line 2: not UTF-8"):
-        load(path)
-    path.write_bytes(b"\xef\xbb\xbf" + line + b"\n\n\n")
-    assert [case.case_id for case in load(path)] == ["7"]
+    assert f"{path}, line 2: " in str(caught.value) and reason in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["mine.jsonl", "mine.txt", "mine.jsonl.gz", "mine.txt.gz"])
-def test_byte_order_marks_are_no_part_of_a_question(tmp_path, name):
-    """Of files that were put together: each brings its own, and one may be a mark alone."""
+def test_bare_prompts_have_the_number_of_their_line_and_no_byte_order_mark(tmp_path, name):
+    """Of files that were put together: each brings its own mark, and one may be a mark alone."""
     mark, questions = "\ufeff", ["why", "", "how", "", "a\ufeffb"]
     if "json" in name:
         questions = [text and json.dumps({"prompt": text}) for text in questions]
-    write = gzip.open if name.endswith(".gz") else open
-    with write(tmp_path / name, "wb") as file:
-        file.write("\r\n".join(mark + text for text in questions).encode())
-    found = {case.case_id: case.turns for case in load(tmp_path / name)}
+    path, packed = tmp_path / name, name.endswith(".gz")
+    content = "\r\n".join(mark + text for text in questions).encode()
+    path.write_bytes(gzip.compress(content) if packed else content)
+    found = {case.case_id: case.turns for case in load(path)}
     assert found == {"1": ("why",), "3": ("how",), "5": ("a\ufeffb",)}
+    path.write_bytes(path.read_bytes()[:-12] if packed else content + b"\n\xff\xfe\n")
+    with pytest.raises(DatasetError, match="not a whole gzip" if packed else "line 6: not UTF-8"):
+        load(path)
 
 
-def test_line_number_is_the_id_where_there_is_none(tmp_path):
-    rows = ['{"question": "a", "answer": "1"}', "", '{"question": "b", "answer": "2"}']
-    write(tmp_path / "gsm8k.jsonl", rows)
-    cases = load_cases(dataset("gsm8k"), tmp_path)
-    assert [(c.case_id, c.task, c.turns, c.reference) for c in cases] == [
-        ("1", "math_reasoning", ("a",), "1"),
-        ("3", "math_reasoning", ("b",), "2"),
+def test_a_bare_prompt_may_have_a_category_and_an_id(tmp_path):
+    rows = [{"prompt": "one"}, {"prompt": "two", "category": "qa", "question_id": "b"}]
+    assert load(write(tmp_path / "mine.jsonl", rows)) == [
+        Case("1", "jsonl", "jsonl", ("one",)),
+        Case("b", "qa", "qa", ("two",)),
     ]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        (
-            "mine.jsonl",
-            '{"prompt": "one"}\n\n{"prompt": "two", "category": "qa"}\n',
-            [("1", "jsonl", ("one",)), ("3", "qa", ("two",))],
-        ),
-        ("mine.txt", "one\n\ntwo\n", [("1", "jsonl", ("one",)), ("3", "jsonl", ("two",))]),
-    ],
-)
-def test_bare_prompts_take_the_line_number_as_id(tmp_path, name, content, expected):
-    path = tmp_path / name
-    path.write_text(content)
-    assert [(case.case_id, case.category, case.turns) for case in load(path)] == expected
-
-
-@pytest.mark.parametrize("line", ['{"prompt": 3}', '{"prompt": " "}'])
-def test_a_bad_prompt_is_named_with_its_line(tmp_path, line):
-    with pytest.raises(DatasetError, match=r"line 2: .*'prompt'"):
-        load(write(tmp_path / "mine.jsonl", ['{"prompt": "one"}', line]))
 
 
 # --- where the file is ----------------------------------------------------------------------------
 
 
-def test_missing_file_says_what_to_place_where():
+@pytest.mark.parametrize(
+    ("typed", "folder", "parts"),
+    [
+        (["specbench"], None, ["spec_bench.jsonl", "data_dir=FOLDER", "fetch_data.py specbench"]),
+        (["gsm8k"], "nope", ["nope is not a folder"]),
+        (["jsonl", "dataset.path=/nope.jsonl"], None, ["dataset.path=/nope.jsonl is not a file"]),
+        (["jsonl"], None, ["Type dataset.path=FILE"]),
+        (["gsm8k"], None, ["openai/gsm8k", "no route to host", "gsm8k.jsonl", "data_dir=FOLDER"]),
+        (
+            ["gsm8k", "dataset.prompt_form=card"],
+            "",
+            ["gsm8k_shots.jsonl", "data_dir=FOLDER", "fetch_data.py gsm8k", "form=default"],
+        ),
+    ],
+)
+def test_what_is_missing_is_named_with_what_to_do(tmp_path, monkeypatch, typed, folder, parts):
+    hub(monkeypatch, ConnectionError("no route\nto host"))
     with pytest.raises(DatasetError) as caught:
-        load_cases(dataset("specbench"))
-    for part in ("spec_bench.jsonl", "data_dir=FOLDER", "scripts/fetch_data.py specbench"):
-        assert part in str(caught.value)
-
-
-def test_missing_data_dir_is_not_passed_over(tmp_path):
-    with pytest.raises(DatasetError, match=r"data_dir=.*is not a folder"):
-        load_cases(dataset("gsm8k"), tmp_path / "nope")
-
-
-def test_missing_path(tmp_path):
-    with pytest.raises(DatasetError, match=r"dataset\.path=.*is not a file"):
-        load(tmp_path / "nope.jsonl")
-    with pytest.raises(DatasetError, match=r"Type dataset\.path=FILE"):
-        load_cases(dataset("jsonl"))
+        load_cases(dataset(*typed), None if folder is None else tmp_path / folder)
+    assert all(part in str(caught.value) for part in parts)
 
 
 class FakeHub:
@@ -206,9 +171,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]] | Exception)
 
 
 def test_hub_is_asked_as_pinned_with_its_own_columns(monkeypatch):
-    fake = hub(
-        monkeypatch, [{"prompt_id": 81, "prompt": ["a", "b"], "category": "writing", "x": 1}]
-    )
+    row = {"prompt_id": 81, "prompt": ["a", "b"], "category": "writing", "x": 1}
+    fake = hub(monkeypatch, [row])
     cases = load_cases(dataset("mtbench"))
     assert cases == [Case("81", "writing", "mt_bench", ("a", "b"))]
     assert fake.calls == [
@@ -216,28 +180,11 @@ def test_hub_is_asked_as_pinned_with_its_own_columns(monkeypatch):
     ]
 
 
-def test_hub_configurations_one_after_the_other(monkeypatch):
-    rows = [{"question": f"q{i}", "answer_number": i} for i in range(25)]
-    fake = hub(monkeypatch, rows)
-    cases = load_cases(dataset("mgsm"))
-    assert len(cases) == 110
-    assert [case.case_id for case in cases] == [str(i) for i in range(1, 111)]
-    assert [call[1]["data_dir"] for call in fake.calls][:2] == ["bn", "de"]
-
-
 def test_local_file_wins_over_the_hub(tmp_path, monkeypatch):
     fake = hub(monkeypatch, RuntimeError("not to be asked"))
     write(tmp_path / "gsm8k.jsonl", [{"question": "a", "answer": "b"}])
     assert len(load_cases(dataset("gsm8k"), tmp_path)) == 1
     assert fake.calls == []
-
-
-def test_unreachable_hub(monkeypatch):
-    hub(monkeypatch, ConnectionError("no route\nto host"))
-    with pytest.raises(DatasetError) as caught:
-        load_cases(dataset("gsm8k"))
-    for part in ("openai/gsm8k", "no route to host", "gsm8k.jsonl", "data_dir=FOLDER"):
-        assert part in str(caught.value)
 
 
 def test_folders_of_parquet_files_as_the_real_library_reads_them(tmp_path, monkeypatch):
@@ -252,34 +199,49 @@ def test_folders_of_parquet_files_as_the_real_library_reads_them(tmp_path, monke
         ["dataset=mgsm", f"dataset.hub.id={tmp_path / 'repo'}", "dataset.hub.configs=[bn,de]",
          "dataset.hub.rows_per_config=2"]
     )  # fmt: skip
-    cases = load_cases(cfg.dataset)
-    assert [case.turns[0] for case in cases] == ["bn0", "bn1", "de0", "de1"]
+    cases = {case.case_id: case.turns[0] for case in load_cases(cfg.dataset)}
+    assert cases == {"1": "bn0", "2": "bn1", "3": "de0", "4": "de1"}
 
 
 # --- prompt forms ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def mbpp(tmp_path: Path) -> Path:
-    rows = [
-        {"task_id": i, "text": f"Do {i}.", "test_list": [f"assert f({i})", "assert g"], "code": "x"}
-        for i in (10, 11, 510, 511)
-    ]
-    return write(tmp_path / "mbpp.jsonl", rows).parent
+SHOTS = [{"question": "1 + 1?", "answer": "2."}, {"question": "{2} + 2?", "answer": "4."}]
+HEAD = 'def f(x: int) -> int:\n    """{x} [0]"""\n'
+GSM8K = {"question": "3 + 3?", "answer": "#### 6"}
+MGSM = {"question_id": 0, "question": "3 + 3?", "category": "en", "answer": 6}
+HUMANEVAL = {"task_id": "HumanEval/0", "prompt": HEAD}
+MBPP = {"task_id": 11, "text": "Do it. ", "test_list": ["assert f(1)", "assert g"], "code": "x"}
 
 
-def test_mbpp_keeps_the_test_split(mbpp):
-    cases = load_cases(dataset("mbpp"), mbpp)
-    assert [case.case_id for case in cases] == ["11", "510"]
-    assert cases[0].turns[0].endswith("\n\nassert f(11)\nassert g")
-    assert {case.task for case in cases} == {"code"}
-
-
-def test_mbpp_in_token_recyclings_form(mbpp):
-    own = dataset("mbpp", "dataset.prompt_form=token_recycling")
-    assert load_cases(own, mbpp)[0].turns[0] == (
-        'Create a Python script for this problem:\n```python\n"""\nDo 11.\nassert f(11)\n"""\n\n```'
-    )
+@pytest.mark.parametrize(
+    ("name", "form", "row", "prompt"),
+    [
+        ("gsm8k", "default", GSM8K, "3 + 3?"),
+        ("gsm8k", "card", GSM8K, "Q: 1 + 1?\nA: 2.\n\nQ: {2} + 2?\nA: 4.\n\nQ: 3 + 3?\nA:"),
+        ("mgsm", "default", MGSM, "3 + 3?"),
+        ("mgsm", "card", MGSM, "Question: 3 + 3?\n\nAnswer:"),
+        ("humaneval", "default", HUMANEVAL, f"the whole function.\n\n```python\n{HEAD}```"),
+        ("humaneval", "raw", HUMANEVAL, HEAD),
+        ("humaneval", "card", HUMANEVAL, HEAD.strip()),
+        ("mbpp", "default", MBPP, "pass these tests:\n\nassert f(1)\nassert g"),
+        ("mbpp", "card", MBPP, "Do it."),
+        (
+            "mbpp",
+            "token_recycling",
+            MBPP,
+            'for this problem:\n```python\n"""\nDo it. \nassert f(1)\n"""\n\n```',
+        ),
+    ],
+)
+def test_forms_of_prompts(name, form, row, prompt, tmp_path):
+    own = dataset(name, f"dataset.prompt_form={form}")
+    write(tmp_path / own.file, [row])
+    write(tmp_path / "gsm8k_shots.jsonl", SHOTS)
+    (case,) = load_cases(own, tmp_path)
+    assert case.turns[0].endswith(prompt)
+    assert case.turns[0] == prompt or not own.raw
+    assert own.raw == (form in ("card", "raw"))
 
 
 def test_mbpp_in_token_recyclings_own_file_keeps_its_name(tmp_path):
@@ -297,84 +259,26 @@ def test_mbpp_in_token_recyclings_own_file_keeps_its_name(tmp_path):
         assert {(case.task, case.category) for case in cases} == {("code", "mbpp")}
 
 
-def test_humaneval_forms(tmp_path):
-    head = 'def f(x: int) -> int:\n    """{x} [0]"""\n'
-    write(tmp_path / "humaneval.jsonl", [{"task_id": "HumanEval/0", "prompt": head}])
-    cases = load_cases(dataset("humaneval"), tmp_path)
-    assert cases[0].case_id == "HumanEval/0"
-    assert cases[0].turns[0].endswith(f"```python\n{head}```")
-    raw = dataset("humaneval", "dataset.prompt_form=raw")
-    assert load_cases(raw, tmp_path)[0].turns[0] == head
-
-
-SHOTS = [{"question": "1 + 1?", "answer": "2."}, {"question": "{2} + 2?", "answer": "4."}]
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "prompt"),
-    [
-        (
-            "gsm8k",
-            {"question": "3 + 3?", "answer": "#### 6"},
-            "Q: 1 + 1?\nA: 2.\n\nQ: {2} + 2?\nA: 4.\n\nQ: 3 + 3?\nA:",
-        ),
-        (
-            "mgsm",
-            {"question_id": 0, "question": "3 + 3?", "category": "en", "answer": 6},
-            "Question: 3 + 3?\n\nAnswer:",
-        ),
-        (
-            "humaneval",
-            {"task_id": "HumanEval/0", "prompt": "\ndef f():\n    pass\n"},
-            "def f():\n    pass",
-        ),
-        ("mbpp", {"task_id": 11, "text": "Add. ", "test_list": [], "code": ""}, "Add."),
-    ],
-)
-def test_cards_forms_are_its_code_s_and_have_no_chat_template(name, row, prompt, tmp_path):
-    own = dataset(name, "dataset.prompt_form=card")
-    write(tmp_path / own.file, [row])
-    write(tmp_path / "gsm8k_shots.jsonl", SHOTS)
-    (case,) = load_cases(own, tmp_path)
-    assert case.turns == (prompt,)
-    assert own.raw
-    assert not dataset(name).raw
-
-
-@pytest.mark.parametrize("folder", [True, False], ids=["not there", "no data_dir"])
-def test_worked_examples_that_are_missing_say_what_to_place(folder, tmp_path):
-    write(tmp_path / "gsm8k.jsonl", [{"question": "3 + 3?", "answer": "6"}])
-    own = dataset("gsm8k", "dataset.prompt_form=card")
-    with pytest.raises(DatasetError) as refused:
-        load_cases(own, tmp_path if folder else None)
-    for word in ("gsm8k_shots.jsonl", "data_dir=FOLDER", "scripts/fetch_data.py gsm8k"):
-        assert word in str(refused.value)
-    write(tmp_path / "gsm8k_shots.jsonl", [{"question": "1 + 1?"}])
-    with pytest.raises(DatasetError, match=r"gsm8k_shots.jsonl, line 1: the column 'answer'"):
-        load_cases(own, tmp_path)
-
-
-def test_rows_by_line_number(tmp_path):
-    write(tmp_path / "gsm8k.jsonl", [{"question": f"{i}?", "answer": ""} for i in range(20)])
+def test_rows_are_kept_by_a_column_or_by_the_number_of_their_line(tmp_path):
+    write(tmp_path / "mbpp.jsonl", [MBPP | {"task_id": i} for i in (10, 11, 510, 511)])
+    assert [case.case_id for case in load_cases(dataset("mbpp"), tmp_path)] == ["11", "510"]
+    write(tmp_path / "gsm8k.jsonl", [GSM8K] * 20)
     logs = compose(["experiment=card_figure6", "dataset.limit=null"]).dataset
     assert [case.case_id for case in load_cases(logs, tmp_path)] == ["11", "12", "13", "14", "15"]
 
 
 @pytest.mark.parametrize(
-    ("chosen", "row", "said"),
+    ("name", "form", "row", "said"),
     [
-        (("gsm8k",), {"query": "a", "answer": "b"}, "the column 'question' is missing"),
-        (
-            ("mbpp", "dataset.prompt_form=token_recycling"),
-            {"task_id": 11, "text": "x", "test_list": [], "code": ""},
-            "the prompt cannot be built",
-        ),
+        ("gsm8k", "default", {"query": "a", "answer": "b"}, "the column 'question' is missing"),
+        ("mbpp", "token_recycling", MBPP | {"test_list": []}, "the prompt cannot be built"),
+        ("humaneval", "card", {"task_id": "a", "prompt": " "}, "the prompt built from it is empty"),
     ],
 )
-def test_a_row_that_makes_no_prompt_is_named(tmp_path, chosen, row, said):
-    write(tmp_path / f"{chosen[0]}.jsonl", [row])
+def test_a_row_that_makes_no_prompt_is_named(tmp_path, name, form, row, said):
+    write(tmp_path / f"{name}.jsonl", [row])
     with pytest.raises(DatasetError, match=f"line 1: {said}"):
-        load_cases(dataset(*chosen), tmp_path)
+        load_cases(dataset(name, f"dataset.prompt_form={form}"), tmp_path)
 
 
 # --- selection ------------------------------------------------------------------------------------
@@ -392,48 +296,45 @@ def test_tasks_and_a_limit_choose_among_the_questions(mixed):
         load(mixed, "dataset.tasks=[]")
 
 
-@pytest.mark.parametrize("limit", [1, 2, 7, 29])
-def test_stratified_limit_is_even_over_tasks(mixed, limit):
-    cases = load(mixed, f"dataset.limit={limit}", "dataset.sample=stratified", "dataset.order=file")
-    assert len(cases) == len({c.case_id for c in cases}) == limit
-    counts = Counter(c.task for c in cases)
-    assert max(counts.values()) - min(counts.get(t, 0) for t in ("mt_bench", "qa", "rag")) <= 1
-    assert [int(c.case_id) for c in cases] == sorted(int(c.case_id) for c in cases)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    limit=st.integers(1, 40),
+    shuffle=st.sampled_from([None, 1, 2]),
+    order=st.sampled_from(["file", "interleaved"]),
+)
+def test_a_sample_is_even_over_tasks_and_spread_within_each(sizes, limit, shuffle, order, tmp_path):
+    rows = [question(10 * i + k, "abcd"[i]) for i, size in enumerate(sizes) for k in range(size)]
+    own = dataset("jsonl", "dataset.sample=stratified").copy()
+    own.path, own.limit = str(write(tmp_path / "x.jsonl", rows)), limit
+    own.shuffle, own.order = shuffle, order
+    cases = load_cases(own)
+    assert load_cases(own) == cases
+    ids = [int(case.case_id) for case in cases]
+    assert len(set(ids)) == len(ids) == min(limit, sum(sizes))
+    if shuffle is None and order == "file":
+        assert ids == sorted(ids)
+    counts = [sum(i // 10 == task for i in ids) for task in range(len(sizes))]
+    short = [count for count, size in zip(counts, sizes, strict=True) if count < size]
+    assert not short or max(counts) - min(short) <= 1
+    for task, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+        # In each of `count` equal parts lies one, at its middle.
+        spots = sorted(i % 10 for i in ids if i // 10 == task)
+        assert all(k * size // count <= spot < -(-(k + 1) * size // count)
+                   for k, spot in enumerate(spots))  # fmt: skip
 
 
-def test_stratified_limit_is_spread_within_a_task(mixed):
-    cases = load(mixed, "dataset.limit=6", "dataset.sample=stratified", "dataset.order=file")
-    assert [c.case_id for c in cases] == ["2", "7", "12", "17", "22", "27"]
-
-
-def test_stratified_limit_where_a_task_is_small(tmp_path):
-    rows = [question(0, "rag"), *(question(i, "qa") for i in range(1, 9))]
-    path = write(tmp_path / "x.jsonl", rows)
-    cases = load(path, "dataset.limit=5", "dataset.sample=stratified")
-    assert Counter(c.task for c in cases) == {"rag": 1, "qa": 4}
-
-
-def test_shuffle_is_seeded_and_before_a_head_limit(mixed):
-    once, again = (load(mixed, "dataset.shuffle=3") for _ in range(2))
-    assert once == again
-    assert once != load(mixed)
+def test_shuffles_differ_by_seed_and_come_before_a_head_limit(mixed):
+    once = load(mixed, "dataset.shuffle=3")
     assert set(once) == set(load(mixed))
-    assert load(mixed, "dataset.shuffle=4") != once
+    assert once not in (load(mixed), load(mixed, "dataset.shuffle=4"))
     assert load(mixed, "dataset.shuffle=3", "dataset.limit=5") == once[:5]
-
-
-def test_shuffle_mixes_a_stratified_sample_and_keeps_its_questions(mixed):
-    sample = ("dataset.limit=12", "dataset.sample=stratified")
-    in_order, shuffled = load(mixed, *sample), load(mixed, *sample, "dataset.shuffle=1")
-    assert set(shuffled) == set(in_order)
-    assert shuffled != in_order
 
 
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
         ((), [0, 10, 20, 1, 11, 21]),
-        (("state_scope=turn",), [0, 10, 20, 1, 11, 21]),
         # What a method learns from case to case goes by the data set's order.
         (("state_scope=paper",), [0, 1, 2, 3, 4, 5]),
         (("state_scope=run",), [0, 1, 2, 3, 4, 5]),
@@ -441,7 +342,6 @@ def test_shuffle_mixes_a_stratified_sample_and_keeps_its_questions(mixed):
         (("dataset.order=file",), [0, 1, 2, 3, 4, 5]),
         # The limit chooses the questions, whatever their order.
         (("dataset.limit=5",), [0, 1, 2, 3, 4]),
-        (("dataset.limit=13",), [0, 1, 10, 2, 3, 4]),
         # A task of two among ten: evenly spread.
         (("dataset.limit=12",), [0, 1, 2, 10, 3, 4]),
     ],
@@ -552,16 +452,6 @@ def test_real_file(name, cases, first, last):
 
 
 @real_data
-def test_real_specbench_sample_is_mixed():
-    own = dataset("specbench", "dataset.limit=24")
-    cases = load_cases(own, DATA)
-    assert Counter(case.task for case in cases) == dict.fromkeys(TASKS, 4)
-    assert all(len(case.turns) == (2 if case.task == "mt_bench" else 1) for case in cases)
-    whole = load_cases(dataset("specbench"), DATA)
-    assert Counter(case.task for case in whole) == dict.fromkeys(TASKS, 80)
-
-
-@real_data
 def test_real_token_recycling_prompts_have_our_form():
     """Where the sanitized edition left the wording as it was, our form gives the same prompt."""
     theirs = {
@@ -572,13 +462,3 @@ def test_real_token_recycling_prompts_have_our_form():
     ours = {int(case.case_id): case.turns[0] for case in load_cases(own, DATA)}
     assert set(theirs) <= set(ours)
     assert sum(theirs[i] == ours[i] for i in theirs) > 100
-
-
-def test_compressed_questions_are_read_and_broken_ones_refused(tmp_path):
-    plain = write(tmp_path / "few.jsonl", [question(1), question(2)])
-    packed = tmp_path / "few.jsonl.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert load(packed) == load(plain)
-    packed.write_bytes(packed.read_bytes()[:-12])
-    with pytest.raises(DatasetError, match="not a whole gzip file"):
-        load(packed)
