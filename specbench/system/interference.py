@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -23,10 +23,6 @@ from specbench.system.environment import allowed_cpus
 from specbench.system.noted import GpuState
 
 _PROC = Path("/proc")
-# user nice system idle iowait irq softirq steal; guest times are contained in user and nice.
-_N_CPU_FIELDS = 8
-_IDLE_FIELDS = (3, 4)
-_STEAL_FIELD = 7
 # Bits of NVML's clocks throttle reasons; bit 0 (idle) and 1 (clocks set by a user) slow nothing.
 _THROTTLE = {
     0x04: "power_cap",
@@ -60,16 +56,20 @@ class Interference:
     energy_j: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """Counters at one moment; ticks are hundredths of a second over the CPUs it may use."""
+class _Reading(NamedTuple):
+    """Counters at one moment, in seconds; None where the system does not tell.
 
-    at_ns: int
-    ticks: tuple[int, ...] | None
-    own_ns: int
-    waited_ns: int | None
-    gpu: list[GpuState] | None
+    ``total``, ``idle`` and ``stolen`` are summed over the CPUs that this process may use.
+    """
+
+    at: float
+    total: float | None
+    idle: float | None
+    stolen: float | None
+    cpu: float  # of this process and its helpers
+    waited: float | None
     energy_j: float | None
+    gpu: list[GpuState] | None
 
 
 class SystemMonitor:
@@ -86,71 +86,73 @@ class SystemMonitor:
         proc: Path = _PROC,
         helpers: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        self._helpers = helpers
-        self._gpus = gpus
-        self._energy = energy
-        self._proc = proc
+        self._gpus, self._energy, self._proc, self._helpers = gpus, energy, proc, helpers
         self._first = self._read()
 
     def begin(self) -> None:
+        """Begin a turn."""
         self._first = self._read()
 
     def end(self) -> Interference:
-        """The turn is over: what happened since :meth:`begin`."""
+        """End a turn: tell what happened since :meth:`begin`."""
         first, last = self._first, self._read()
-        elapsed_s = (last.at_ns - first.at_ns) * 1e-9
-        steal = others = waiting = energy = None
-        if first.ticks is not None and last.ticks is not None:
-            spent = [max(0, b - a) for a, b in zip(first.ticks, last.ticks, strict=True)]
-            total = sum(spent)
-            if total:  # else less time has passed than the system counts in
-                steal = round(spent[_STEAL_FIELD] / total, 4)
-                idle = sum(spent[field] for field in (*_IDLE_FIELDS, _STEAL_FIELD))
-                own = (last.own_ns - first.own_ns) * 1e-9 * os.sysconf("SC_CLK_TCK")
-                others = round(max(0.0, total - idle - own) / total, 4)
-        if first.waited_ns is not None and last.waited_ns is not None and elapsed_s > 0:
-            waiting = round(max(0, last.waited_ns - first.waited_ns) * 1e-9 / elapsed_s, 4)
-        if first.energy_j is not None and last.energy_j is not None:
-            energy = last.energy_j - first.energy_j
-        load = round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
-        return Interference(steal, waiting, others, load, _over_turn(first.gpu, last.gpu), energy)
+
+        def since(name: str) -> float | None:
+            before, after = getattr(first, name), getattr(last, name)
+            return None if before is None or after is None else max(0.0, after - before)
+
+        def share(seconds: float | None, whole: float | None) -> float | None:
+            # Without a whole less time has passed than the system counts in.
+            return None if seconds is None or not whole else round(max(0.0, seconds) / whole, 4)
+
+        total, idle, stolen = since("total"), since("idle"), since("stolen")
+        used = (since("cpu") or 0.0) + (idle or 0.0) + (stolen or 0.0)
+        return Interference(
+            cpu_steal=share(stolen, total),
+            cpu_waiting=share(since("waited"), since("at")),
+            cpu_others=share((total or 0.0) - used, total),
+            cpu_load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+            gpu=_over_turn(first.gpu, last.gpu),
+            energy_j=since("energy_j"),
+        )
 
     def _read(self) -> _Reading:
+        gpus = self._gpus
         return _Reading(
-            at_ns=time.perf_counter_ns(),
-            ticks=_cpu_ticks(self._proc / "stat"),
-            own_ns=time.process_time_ns() + sum(map(_helper_ns, self._helpers())),
-            waited_ns=_waited_ns(self._proc / "self" / "task"),
-            gpu=None if self._gpus is None else self._gpus.states(),
-            energy_j=self._gpus.energy_j() if self._gpus is not None and self._energy else None,
+            time.perf_counter_ns() * 1e-9,
+            *_cpu_times(self._proc / "stat"),
+            cpu=time.process_time_ns() * 1e-9 + sum(map(_helper_s, self._helpers())),
+            waited=_waited_s(self._proc / "self" / "task"),
+            energy_j=gpus.energy_j() if gpus is not None and self._energy else None,
+            gpu=None if gpus is None else gpus.states(),
         )
 
 
-def _helper_ns(pid: int) -> int:
+def _helper_s(pid: int) -> float:
     """CPU time of another process; 0 where it is gone."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
-        return 0
-    return int((times.user + times.system) * 1e9)
+        return 0.0
+    return float(times.user + times.system)
 
 
-def _cpu_ticks(stat: Path) -> tuple[int, ...] | None:
-    """CPU time since boot by kind, in clock ticks, over the CPUs that this process may use."""
+def _cpu_times(stat: Path) -> tuple[float | None, float | None, float | None]:
+    """Time since boot, idle and stolen part, over the CPUs that this process may use."""
+    allowed = {f"cpu{number}" for number in allowed_cpus()}
     try:
         lines = [line.split() for line in stat.read_text(encoding="ascii").splitlines()]
-        allowed = {f"cpu{number}" for number in allowed_cpus()}
-        by_cpu = [
-            [int(value) for value in fields[1 : 1 + _N_CPU_FIELDS]]
-            for fields in lines
-            if len(fields) > _N_CPU_FIELDS and fields[0] in allowed
-        ]
+        rows = [[int(ticks) for ticks in row[1:9]] for row in lines if row and row[0] in allowed]
+        # user nice system idle iowait irq softirq steal; guest times are contained in user and nice
+        *busy, idle, waiting, irq, softirq, stolen = map(sum, zip(*rows, strict=True))
     except (OSError, ValueError):
-        return None
-    return tuple(map(sum, zip(*by_cpu, strict=True))) or None
+        return None, None, None
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    total = sum(busy) + idle + waiting + irq + softirq + stolen
+    return total * tick_s, (idle + waiting) * tick_s, stolen * tick_s
 
 
-def _waited_ns(tasks: Path) -> int | None:
+def _waited_s(tasks: Path) -> float | None:
     """Time that this process's threads were ready to run but had no CPU, since they began."""
     waited: list[int] = []
     with contextlib.suppress(OSError):
@@ -158,7 +160,7 @@ def _waited_ns(tasks: Path) -> int | None:
             # A thread may end meanwhile.
             with contextlib.suppress(OSError, ValueError, IndexError):
                 waited.append(int((task / "schedstat").read_text(encoding="ascii").split()[1]))
-    return sum(waited) if waited else None
+    return sum(waited) * 1e-9 if waited else None
 
 
 def _over_turn(first: list[GpuState] | None, last: list[GpuState] | None) -> list[GpuState] | None:
@@ -177,6 +179,7 @@ class Gpus:
         self._handles = list(handles)
 
     def states(self) -> list[GpuState]:
+        """Read what each is doing."""
         return [self._state(handle) for handle in self._handles]
 
     def energy_j(self) -> float | None:
@@ -184,60 +187,56 @@ class Gpus:
 
         The counter moves every 20 to 100 ms: a turn of some seconds is exact to a few percent.
         """
-        readings = [self._ask("nvmlDeviceGetTotalEnergyConsumption", h) for h in self._handles]
+        readings = [self._ask("TotalEnergyConsumption", h) for h in self._handles]
         if not readings or any(reading is None for reading in readings):
             return None
         return float(sum(readings)) * 1e-3
 
     def close(self) -> None:
+        """Give NVML back; a second time it does nothing."""
         if self._handles:
             self._handles = []
             self._nvml.nvmlShutdown()
 
     def _state(self, handle: Any) -> GpuState:
         nvml = self._nvml
-        power = self._ask("nvmlDeviceGetPowerUsage", handle)
-        reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        power = self._ask("PowerUsage", handle)
+        reasons = self._ask("CurrentClocksThrottleReasons", handle)
         if reasons is None:  # its later name
-            reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
-        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+            reasons = self._ask("CurrentClocksEventReasons", handle)
+        active = None if reasons is None else [n for bit, n in _THROTTLE.items() if reasons & bit]
+        processes = self._ask("ComputeRunningProcesses", handle)
         return {
-            "sm_mhz": self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-            "memory_mhz": self._ask("nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
-            "temperature_c": self._ask(
-                "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
-            ),
+            "sm_mhz": self._ask("ClockInfo", handle, nvml.NVML_CLOCK_SM),
+            "memory_mhz": self._ask("ClockInfo", handle, nvml.NVML_CLOCK_MEM),
+            "temperature_c": self._ask("Temperature", handle, nvml.NVML_TEMPERATURE_GPU),
             "power_w": None if power is None else power / 1000,
-            "throttle": None
-            if reasons is None
-            else [name for bit, name in _THROTTLE.items() if reasons & bit],
+            "throttle": active,
             "other_processes": None if processes is None else _others([p.pid for p in processes]),
         }
 
     def _ask(self, name: str, handle: Any, *arguments: Any) -> Any:
         try:
-            return getattr(self._nvml, name)(handle, *arguments)
+            return getattr(self._nvml, f"nvmlDeviceGet{name}")(handle, *arguments)
         except (self._nvml.NVMLError, AttributeError):  # nvidia-ml-py drops names now and then
             return None
 
 
 def open_gpus(uuids: Sequence[str]) -> Gpus | None:
-    """The GPUs with these UUIDs; None without GPUs, nvidia-ml-py or a driver."""
+    """Open the GPUs with these UUIDs; None without GPUs, nvidia-ml-py or a driver."""
     if not uuids:
         return None
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
         return None
-    try:
+    with contextlib.suppress(nvml.NVMLError):
         nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        return Gpus(nvml, [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids])
-    except nvml.NVMLError:
-        nvml.nvmlShutdown()
-        return None
+        try:
+            return Gpus(nvml, [nvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids])
+        except nvml.NVMLError:
+            nvml.nvmlShutdown()
+    return None
 
 
 def check_energy(gpus: Gpus | None, devices: Sequence[str]) -> None:
