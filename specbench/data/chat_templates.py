@@ -63,11 +63,11 @@ class PromptTemplate:
     ) -> None:
         if template not in TEMPLATES:
             raise unknown_name("value of model.template:", template, TEMPLATES)
-        own = getattr(tokenizer, "chat_template", None)
-        self.stands_in = template == "auto" and not own
+        chat = getattr(tokenizer, "chat_template", None)
+        self.stands_in = template == "auto" and not chat
         if template == "auto":
-            template = "chat" if own else "vicuna_v1.1"
-        if template == "chat" and not own:
+            template = "chat" if chat else "vicuna_v1.1"
+        if template == "chat" and not chat:
             raise ConfigurationError(
                 "model.template=chat, but the tokenizer has no chat template. Type "
                 "model.template=auto, vicuna_v1.1 or plain."
@@ -81,7 +81,7 @@ class PromptTemplate:
         self._kwargs = dict(template_kwargs or {}) if template == "chat" else {}
         self.name = template
         rules = {
-            "chat": str(own),
+            "chat": str(chat),
             "vicuna_v1.1": _VICUNA_SYSTEM + _VICUNA_QUESTION + _VICUNA_ANSWER,
             "plain": "{user}",
         }
@@ -93,15 +93,15 @@ class PromptTemplate:
     def _check_probes(self) -> None:
         """Refuse a template that leaves a question out."""
         first, second = _PROBES
-        written = [self._chat(messages_of([(first, None)]))]
+        texts = {"the question": (first, self._chat(messages_of([(first, None)])))}
         # A template may refuse a second turn; it then says so when a data set has one.
         with suppress(ConfigurationError):
-            written.append(self._chat(messages_of([(first, "well"), (second, None)])))
-        for text, asked in zip(written, _PROBES, strict=False):
-            if asked not in text:
-                turn = "the question" if asked is first else "the question of a second turn"
+            text = self._chat(messages_of([(first, "well"), (second, None)]))
+            texts["the question of a second turn"] = second, text
+        for name, (question, text) in texts.items():
+            if question not in text:
                 raise ConfigurationError(
-                    f"the tokenizer's chat template ignores {turn}: different prompts would be the "
+                    f"the tokenizer's chat template ignores {name}: different prompts would be the "
                     "same. Correct the template, or type model.template=vicuna_v1.1 or plain."
                 )
 

@@ -20,7 +20,7 @@ from specbench.kernels.compiled_pass import packed_memory
 from specbench.kernels.panel_kernels import WIDTH, panel_gemm
 from specbench.kernels.prefetch import MEASURE_BYTES
 from specbench.kernels.weight_forms import short_bytes
-from specbench.system.clock import EventBackend, TorchEvents
+from specbench.system.clock import TorchEvents
 
 _ROUNDS, _ROUND_CALLS = 5, 12  # on CUDA: the best round of so many reads in a row
 _READ_BYTES = (1 << 20, 1 << 30)  # at least and at most
@@ -127,7 +127,7 @@ def _as_panels(memory: torch.Tensor) -> torch.Tensor:
     return memory[: count * _COLUMNS * WIDTH].view(count, _COLUMNS, WIDTH)
 
 
-def _by_events(call: Callable[[], object], events: EventBackend) -> float:
+def _by_events(call: Callable[[], object], events: TorchEvents) -> float:
     """Seconds of one call in the best round; the first calls warm up."""
     first, last = events.new_event(), events.new_event()
     call()

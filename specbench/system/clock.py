@@ -23,7 +23,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 PREFILL, SETUP, STEP, FINISH, END = "prefill", "setup", "step", "finish", "end"
 OTHER = "other"
@@ -62,7 +62,7 @@ class Timings:
         return self.prefill_s + self.decode_s
 
     def with_setup(self, seconds: float) -> Timings:
-        """These times plus drafter work done before ``begin``, such as ``reset``."""
+        """Add drafter work done before ``begin``, such as ``reset``."""
         phases = self.phase_s
         if phases is not None:
             phases = {**phases, SETUP: phases.get(SETUP, 0.0) + seconds}
@@ -84,7 +84,7 @@ class Clock:
         self._names: list[str] = []
 
     def begin(self, steps: int = 0) -> None:
-        """Start of a turn of ``steps`` at most, after the device has finished all earlier work."""
+        """Start a turn of ``steps`` at most, after the device has finished all earlier work."""
         self._names = []
         self._start(steps)
 
@@ -95,7 +95,7 @@ class Clock:
         self._mark(SETUP)
 
     def phase(self, name: str) -> None:
-        """The phase ``name``, begun at the mark before, is over; nothing without phases."""
+        """End the phase ``name``, begun at the mark before; nothing without phases."""
         if self.phases:
             self._mark(name)
 
@@ -106,7 +106,7 @@ class Clock:
         self._mark(FINISH)
 
     def end(self) -> Timings:
-        """End of the turn: waits for the device once.
+        """End the turn: wait for the device once.
 
         Raises:
             RuntimeError: the calls did not come in the order above.
@@ -115,7 +115,7 @@ class Clock:
         return _timings(self._names, self._seconds(), self.phases)
 
     def laps(self) -> list[tuple[str, float]]:
-        """End of a group of turns, whose marks may come in any order: each name with its seconds.
+        """End a group of turns, whose marks may come in any order: each name with its seconds.
 
         A stretch bears the name of the mark that ends it. Waits for the device once.
         """
@@ -154,19 +154,6 @@ class CpuClock(Clock):
         return [(b - a) * 1e-9 for a, b in itertools.pairwise(times)]
 
 
-class EventBackend(Protocol):
-    """What :class:`CudaClock` needs of a device."""
-
-    def new_event(self) -> Any: ...
-
-    def record(self, event: Any) -> None:
-        """Put the event behind all work launched so far, without waiting."""
-
-    def elapsed_s(self, first: Any, second: Any) -> float: ...
-
-    def synchronize(self) -> None: ...
-
-
 class CudaClock(Clock):
     """Marks are events in the device's stream, taken from a pool that turns share.
 
@@ -176,7 +163,7 @@ class CudaClock(Clock):
 
     __slots__ = ("_backend", "_events", "_used")
 
-    def __init__(self, backend: EventBackend, phases: bool = False) -> None:
+    def __init__(self, backend: TorchEvents, phases: bool = False) -> None:
         super().__init__(phases)
         self._backend = backend
         self._events = [backend.new_event() for _ in range(_FIRST_EVENTS)]
@@ -227,6 +214,7 @@ class TorchEvents:
         return event
 
     def record(self, event: Any) -> None:
+        """Put the event behind all work launched so far, without waiting."""
         event.record(self._cuda.current_stream(self._device))
 
     def elapsed_s(self, first: Any, second: Any) -> float:
@@ -237,7 +225,7 @@ class TorchEvents:
 
 
 def make_clock(device: str, phases: bool = False) -> Clock:
-    """The clock for a device: ``cuda`` or ``cuda:N`` by events, any other by the host's clock."""
+    """Make the clock for a device: ``cuda`` or ``cuda:N`` by events, others by the host's clock."""
     if str(device).startswith("cuda"):
         return CudaClock(TorchEvents(str(device)), phases)
     return CpuClock(phases)
