@@ -89,14 +89,11 @@ def test_a_file_of_one_model_is_no_other_models(tmp_path, builder):
 def test_elsewhere_a_missing_one_is_refused_with_the_command(tmp_path, builder):
     with pytest.raises(NeedsNotMet, match=r"python build\.py --toy"):
         resolve(tmp_path, artifact(), bundled=False)
-    assert builder.calls == []
-
-
-def test_elsewhere_one_that_was_built_is_found(tmp_path, builder):
     path = artifacts.default_path(artifact(), tokenizer=Tokenizer(), cache_dir=tmp_path)
     path.parent.mkdir(parents=True)
     path.write_text("built by hand")
     assert resolve(tmp_path, artifact(), bundled=False) == {"toy": path}
+    assert builder.calls == []
 
 
 def test_a_named_file_is_taken_and_a_missing_one_refused(tmp_path, builder):

@@ -31,25 +31,18 @@ def text(tokenizer: Any, ids: list[int]) -> str:
     return str(tokenizer.decode(ids))
 
 
-def test_vicuna_one_turn(tokenizer):
+def test_vicunas_template_stands_in_and_ends_an_answer_with_eos(tokenizer):
     template = PromptTemplate(tokenizer)
-    assert template.name == "vicuna_v1.1"
-    ids = template.render([("Hello there?", None)])
-    assert text(tokenizer, ids) == f"<s>{SYSTEM} USER: Hello there? ASSISTANT:"
+    assert template.name == "vicuna_v1.1" and template.stands_in
+    ids = template.render([("Hello {user} {0}?", None)])  # braces are text
+    assert text(tokenizer, ids) == f"<s>{SYSTEM} USER: Hello {{user}} {{0}}? ASSISTANT:"
     assert all(type(i) is int for i in ids)
-
-
-def test_vicuna_two_turns_ends_an_answer_with_eos(tokenizer):
-    ids = PromptTemplate(tokenizer, "vicuna_v1.1").render(TWO_TURNS)
-    assert text(tokenizer, ids) == (
+    template = PromptTemplate(tokenizer, "vicuna_v1.1")
+    assert not template.stands_in
+    assert text(tokenizer, template.render(TWO_TURNS)) == (
         f"<s>{SYSTEM} USER: Hello there? ASSISTANT: Good day.</s> USER: And now? ASSISTANT:"
     )
-    assert ids.count(tokenizer.eos_token_id) == 1
-
-
-def test_braces_in_a_question_are_text(tokenizer):
-    ids = PromptTemplate(tokenizer).render([("{user} {0}", None)])
-    assert "USER: {user} {0} ASSISTANT:" in text(tokenizer, ids)
+    assert template.render(TWO_TURNS).count(tokenizer.eos_token_id) == 1
 
 
 def test_tokenizers_own_template(tokenizer):
@@ -156,15 +149,10 @@ def test_from_config(tokenizer):
     assert dated.sha != PromptTemplate(tokenizer, "chat").sha
 
 
-def test_a_template_that_ignores_the_question_is_refused(tokenizer):
-    tokenizer.chat_template = "{% for m in messages %}hello{% endfor %}"
-    with pytest.raises(ConfigurationError, match="ignores the question"):
-        PromptTemplate(tokenizer)
-
-
 @pytest.mark.parametrize(
     ("template", "said"),
     [
+        ("{% for m in messages %}hello{% endfor %}", "ignores the question"),
         ("{{ messages[0]['content'] }}", "ignores the question of a second turn"),
         ("{{ messages[-1]['content'][:3] }}", "ignores the question"),
     ],
@@ -189,8 +177,3 @@ def test_a_template_that_does_not_end_is_stopped(tokenizer, monkeypatch):
     tokenizer.chat_template = "{{ messages[-1]['content'] }}" + loops
     with pytest.raises(ConfigurationError, match="did not end within 1 s"):
         PromptTemplate(tokenizer)
-
-
-def test_that_vicunas_template_stands_in_is_known(tokenizer):
-    assert PromptTemplate(tokenizer).stands_in
-    assert not PromptTemplate(tokenizer, "vicuna_v1.1").stands_in

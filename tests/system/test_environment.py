@@ -38,7 +38,7 @@ def test_the_fingerprint_leaves_out_what_may_change():
     assert environment.fingerprint({**here, "git": None})["commit"] is None
 
 
-def test_git_state(tmp_path):
+def test_git_state(tmp_path, monkeypatch):
     assert environment.git_state(tmp_path) is None
     git(tmp_path, "init")
     code = tmp_path / "a.py"
@@ -60,6 +60,8 @@ def test_git_state(tmp_path):
     code.write_text("1\n")
     (tmp_path / "new.yaml").write_text("a: 1\n")
     assert environment.git_state(tmp_path)["dirty"] is True
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    assert environment.git_state(tmp_path) is None
 
 
 def test_uncommitted_code_can_be_applied_to_its_commit(tmp_path):
@@ -121,11 +123,6 @@ def test_the_last_caches_of_the_allowed_cpus_count_once_each(tmp_path, monkeypat
     assert environment.cache_bytes(tmp_path) == 2 * 32768 * 1024
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
     assert environment.cache_bytes(tmp_path) == 32768 * 1024
-
-
-def test_a_machine_without_git(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert environment.git_state() is None
 
 
 def test_gpus_by_the_drivers_tool(tmp_path, monkeypatch):

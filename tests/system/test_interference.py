@@ -38,13 +38,8 @@ class FakeProc:
             (task / "schedstat").write_text(f"5 {waited} 1\n")
 
 
-@pytest.fixture
-def proc(tmp_path):
-    return FakeProc(tmp_path)
-
-
-def test_shares_of_the_time_of_the_cpus_it_may_use(proc, monkeypatch):
-    own = [0]
+def test_shares_of_the_time_of_the_cpus_it_may_use(tmp_path, monkeypatch):
+    own, proc = [0], FakeProc(tmp_path)
     monkeypatch.setattr(time, "process_time_ns", lambda: own[0])
     watch = SystemMonitor(proc=proc.folder)
     assert watch.end().cpu_steal is None  # less than a tick says nothing
@@ -61,8 +56,8 @@ def test_shares_of_the_time_of_the_cpus_it_may_use(proc, monkeypatch):
     assert (found.gpu, found.energy_j) == (None, None)
 
 
-def test_waiting_is_the_sum_over_threads_per_second(proc, monkeypatch):
-    now = [0]
+def test_waiting_is_the_sum_over_threads_per_second(tmp_path, monkeypatch):
+    now, proc = [0], FakeProc(tmp_path)
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
     proc.set_waited(10**9, 0)
     watch = SystemMonitor(proc=proc.folder)
@@ -187,12 +182,9 @@ def test_a_name_that_nvml_dropped_ends_no_run(fake, monkeypatch):
     name = "nvmlDeviceGetCurrentClocksEventReasons"
     monkeypatch.setattr(FakeNvml, name, lambda self, handle: 0x04, raising=False)
     assert gpus.states()[0]["throttle"] == ["power_cap"]
-
-
-@pytest.mark.parametrize(("pids", "others"), [([], 0), ([-1], 0), ([-1, -2, -3], 2)])
-def test_in_a_container_one_of_the_hosts_pids_is_ours(fake, pids, others):
-    fake.pids = pids
-    assert interference.open_gpus(["GPU-a"]).states()[0]["other_processes"] == others
+    for pids, others in ([], 0), ([-1], 0), ([-1, -2, -3], 2):
+        fake.pids = pids  # in a container the host's, one of which is ours
+        assert gpus.states()[0]["other_processes"] == others
 
 
 def test_energy_and_throttling_over_a_turn(fake):
