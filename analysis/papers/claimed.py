@@ -15,8 +15,6 @@ from specbench.results.statistics.roofline import baseline_context
 from specbench.results.summary_schema import number
 from specbench.results.tasks import OVERALL
 
-_BOUND_OF = {"up to": "upper", "less than": "upper", "more than": "lower"}
-
 
 def task_panel(comparison: ComparedRuns, key: str) -> Panel:
     """Draw bars of ``speedup`` or ``mat`` by task, the fastest label first, the whole run last.
@@ -46,11 +44,13 @@ def task_label(comparison: ComparedRuns, task: str) -> str:
 def _drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
     """The entry's claim where its ``mat`` or ``speedup`` may stand on the entry's bar.
 
-    It is about this model and hardware, the bar was measured, and a speed is the ratio that the
-    bar shows: by the same formula over the same engine's plain decoding.
+    It is a number and no bound, about this model and hardware, the bar was measured, and a speed is
+    the ratio that the bar shows: by the same formula over the same engine's plain decoding.
     """
     claim, run = entry.claim, entry.run
-    if claim is None or claim.model != run.model or run.timing != "measured":
+    if claim is None or claim.qualifier:  # "up to" is on no bar
+        return None
+    if claim.model != run.model or run.timing != "measured":
         return None
     if key == "speedup":
         plain = baseline_context(run.manifest).plain.get(claim.counting.baseline)
@@ -91,9 +91,7 @@ def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL)
     """Return what is claimed for the entry, at a place; empty where nothing may stand there."""
     claim = _drawn_claim(entry, key)
     value = claim.value(key, task) if claim else None
-    if claim is None or value is None:
-        return []
-    return [Point(x, value, bound=_BOUND_OF.get(claim.qualifier or "", ""))]
+    return [] if value is None else [Point(x, value)]
 
 
 def speedups(comparisons: Sequence[ComparedRuns]) -> list[Series]:

@@ -19,7 +19,7 @@ from analysis.papers.claimed import (
 )
 from analysis.papers.columns import SPEEDUP, cell_of_claim, cells, knob_of, setting_cell
 from analysis.plots.charts import Panel, Point, Series, bars, curves
-from analysis.plots.pictures import sweep_heatmaps
+from analysis.plots.pictures import prediction_text, sweep_heatmaps
 from analysis.plots.style import Drawing
 from analysis.runs.acceptance import hit_rate, phase_share
 from analysis.runs.captions import captions
@@ -174,7 +174,8 @@ def columns(
 def picture_text(comparisons: Sequence[ComparedRuns], words: str) -> str:
     """Return a picture's caption, which begins with what was left out for its wrong outputs."""
     wrong = " ".join(line for comparison in comparisons for line in wrong_words_of(comparison))
-    return captions(comparisons, wrong and f"Not drawn: {wrong}", words)
+    about = captions(comparisons, wrong and f"Not drawn: {wrong}", words)
+    return "\n".join(filter(None, [about, prediction_text(comparisons)]))
 
 
 def pictures(

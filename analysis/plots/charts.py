@@ -35,11 +35,6 @@ _FEW = 12  # dots whose intervals leave a picture readable
 # Of a value at most this multiple of its interval is drawn: one of two prompts may reach hundreds
 # of times its value, and would flatten everything.
 _HEADROOM = 1.6
-_CLAIMED = {
-    "": ("claimed", "D"),
-    "upper": ("claimed at most", "v"),
-    "lower": ("claimed at least", "^"),
-}
 _COSTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # of a step, in steps of plain decoding
 _GUIDE: Keywords = {"color": "#CCCCCC", "linewidth": 1.0, "zorder": 0}
 _WITHIN = 0.10  # relative distance from the diagonal that is shaded
@@ -53,14 +48,12 @@ class Point:
     """A number at a place of the horizontal axis; ``y`` None leaves a gap.
 
     Attributes:
-        bound: of a claim, whether it is but an ``upper`` bound ("up to") or a ``lower`` one.
         hollow: whether no difference from plain decoding is shown.
     """
 
     x: float
     y: float | None
     interval: Interval | None = None
-    bound: str = ""
     hollow: bool = False
 
     @classmethod
@@ -207,12 +200,11 @@ def _draw_bars(axes: Axes, panel: Panel, number: int, look: Look) -> None:
 
 
 def _draw_claims(axes: Axes, series: Series, shift: float = 0.0) -> None:
-    for point in series.claimed:
-        name, marker = _CLAIMED[point.bound]
-        axes.plot(
-            [point.x + shift], [point.y], linestyle="none", marker=marker, markersize=5, zorder=4,
-            markerfacecolor="white", markeredgecolor=REFERENCE, markeredgewidth=1.3, label=name,
-        )  # fmt: skip
+    axes.plot(
+        [point.x + shift for point in series.claimed], [point.y for point in series.claimed],
+        linestyle="none", marker="D", markersize=5, zorder=4, markerfacecolor="white",
+        markeredgecolor=REFERENCE, markeredgewidth=1.3, label="claimed" if series.claimed else None,
+    )  # fmt: skip
 
 
 def _draw_line(axes: Axes, panel: Panel, series: Series, look: Look) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from analysis.plots.charts import Panel, Point, Row, Series, curves, mat_against_speedup, ranked
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
@@ -45,7 +45,18 @@ def caption_of(comparison: ComparedRuns, drawn: bool = False) -> str:
     """
     wrong = " ".join(wrong_words_of(comparison))
     head = "" if drawn or not wrong else "Not drawn: "
-    return "\n".join(filter(None, [f"{head}{wrong}", caption(comparison)]))
+    lines = [f"{head}{wrong}", caption(comparison), prediction_text([comparison])]
+    return "\n".join(filter(None, lines))
+
+
+def prediction_text(comparisons: Iterable[ComparedRuns]) -> str:
+    """Say of predicted times whether intervals hold the predictions' error; "" of measured ones."""
+    runs = [run for c in comparisons if c.timing == "predicted" for run in c.runs]
+    errors = {r.prediction_error for run in runs for r in run.records if r.prediction_error}
+    if errors:
+        percent = ", ".join(f"{error:.1%}" for error in sorted(errors))
+        return f"Intervals hold the predictions' error, {percent}."
+    return "Intervals leave out the predictions' error, which is not known." if runs else ""
 
 
 def is_hollow(comparison: ComparedRuns, entry: ComparedLabel) -> bool:
@@ -80,7 +91,10 @@ def overview_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]
         ]
 
     speedup, mat = (unit_of(key, comparison.timing) for key in ("speedup", "mat"))
-    yield "ranked", ranked(rows("speedup"), [speedup], finding(comparison), caption)
+    together = (
+        f"{caption}\nTitle: intervals of all together. Lines: the interval of each by itself."
+    )
+    yield "ranked", ranked(rows("speedup"), [speedup], finding(comparison), together)
     first = entries[0].overall
     if first["mat"] is None:
         return

@@ -103,18 +103,16 @@ def test_bars_are_as_high_as_the_numbers_and_hollow_where_nothing_is_shown():
     assert figure.axes[0].get_ylim()[0] == 0
 
 
-def test_claims_stand_over_their_own_bars_with_their_bounds():
+def test_claims_stand_over_their_own_bars():
     figure = bar_chart(
         Series("pld", "pld", [Point(0, 1.2), Point(1, 1.4)], claimed=[Point(1, 1.5)]),
-        Series("sam", "sam", [Point(0, 1.3)], claimed=[Point(0, 1.6, bound="upper")]),
-        Series("card", "card", [Point(0, 1.3)], claimed=[Point(0, 1.2, bound="lower")]),
+        Series("sam", "sam", [Point(0, 1.3)]),
     )
     axes = figure.axes[0]
     ((x, y),) = markers(axes, "D")
     bar = containers(axes)["pld"][1]
     assert (x, y) == (pytest.approx(bar.get_x() + bar.get_width() / 2), 1.5)
-    assert [markers(axes, marker)[0][1] for marker in "v^"] == [1.6, 1.2]
-    assert {"claimed", "claimed at most", "claimed at least"} <= set(legend(figure))
+    assert "claimed" in legend(figure)
 
 
 def test_lines_have_their_intervals_gaps_marks_and_claims():

@@ -10,7 +10,12 @@ from analysis import figures, residuals
 from analysis.figures import pictures_of, task_bars
 from analysis.papers import REPRODUCTIONS
 from analysis.papers.claimed import speedups
-from analysis.plots.pictures import acceptance_picture, budget_picture, load_picture
+from analysis.plots.pictures import (
+    acceptance_picture,
+    budget_picture,
+    caption_of,
+    load_picture,
+)
 from analysis.runs import leaders
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, usable_runs
@@ -191,6 +196,8 @@ def test_an_error_that_all_predictions_share_leaves_no_cell_undecided(swept):
     assert sweep.leaders("speedup") == [(5, 2)]
     everyone = leaders.leaders(list(sweep.entries.values()), "speedup")
     assert len(everyone) == 4, "by itself each may be anywhere within its prediction's error"
+    assert "the predictions' error, 30.0%" in caption_of(found)
+    assert "error, which is not known" in caption_of(swept)
 
 
 # --- budgets, heads, loads ------------------------------------------------------------------------
