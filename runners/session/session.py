@@ -90,6 +90,7 @@ class Session:
             Engine,
             eos_ids=model.eos_ids,
             context_length=model.context_length,
+            vocab_size=target.vocab_size,
             overlap=config.engine.overlap,
         )
         phases, size = config.measure.phases, config.batch.size
