@@ -155,31 +155,33 @@ def _missing(
 def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
     packed = path.suffix == ".gz"
     kind = path.with_suffix("").suffix if packed else path.suffix
-    with cast("IO[bytes]", gzip.open(path) if packed else path.open("rb")) as handle:
-        for number, line in enumerate(_lines(handle, path), start=1):
-            row = _Row(str(path), number, {}, columns)
-            try:
-                text = line.decode().strip(BYTE_ORDER_MARK).strip()
-                if not text:
-                    continue
-                values = {"prompt": text} if kind == ".txt" else parse_json(line)
-            except UnicodeDecodeError as error:
-                raise row.error(f"not UTF-8 ({error.reason})") from error
-            except ValueError as error:
-                raise row.error(
-                    f'not JSON ({error}). A line must be as {{"prompt": "..."}}; only in FILE.txt '
-                    "it is the prompt itself."
-                ) from error
-            if not isinstance(values, dict):
-                raise row.error(f"not a JSON object but a {type(values).__name__}")
-            yield replace(row, values=values)
-
-
-def _lines(handle: IO[bytes], path: Path) -> Iterator[bytes]:
     try:
-        yield from handle
+        with cast("IO[bytes]", gzip.open(path) if packed else path.open("rb")) as handle:
+            for number, line in enumerate(handle, start=1):
+                row = _Row(str(path), number, {}, columns)
+                if (values := _values(row, line, kind)) is not None:
+                    yield replace(row, values=values)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DatasetError(f"{path}: not a whole gzip file ({error}).") from error
+
+
+def _values(row: _Row, line: bytes, kind: str) -> dict[str, Any] | None:
+    """What a line holds; None where it is blank."""
+    try:
+        text = line.decode().strip(BYTE_ORDER_MARK).strip()
+        if not text or kind == ".txt":
+            return {"prompt": text} if text else None
+        values = parse_json(line)
+    except UnicodeDecodeError as error:
+        raise row.error(f"not UTF-8 ({error.reason})") from error
+    except ValueError as error:
+        raise row.error(
+            f'not JSON ({error}). A line must be as {{"prompt": "..."}}; only in FILE.txt it is '
+            "the prompt itself."
+        ) from error
+    if not isinstance(values, dict):
+        raise row.error(f"not a JSON object but a {type(values).__name__}")
+    return values
 
 
 def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Iterator[_Row]:

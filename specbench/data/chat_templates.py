@@ -218,19 +218,15 @@ def turns_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[tuple
     Raises:
         ConfigurationError: they are not texts of user and assistant in turns.
     """
-    users, answers = messages[::2], messages[1::2]
-    if (
-        len(messages) % 2 == 0
-        or any(message["role"] != "user" for message in users)
-        or any(message["role"] != "assistant" for message in answers)
-        or not all(isinstance(message["content"], str) for message in messages)
-    ):
+    roles = [str(message["role"]) for message in messages]
+    texts = [message["content"] for message in messages]
+    alternating = roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
+    if not alternating or not all(isinstance(text, str) for text in texts):
         raise ConfigurationError(
             f"model.template={template} takes texts of user and assistant in turns, the user's "
-            f"last, got roles {', '.join(str(message['role']) for message in messages)}. Pass such "
-            "messages, or a tokenizer with a chat template."
+            f"last, got roles {', '.join(roles)}. Pass such messages, or a tokenizer with a chat "
+            "template."
         )
-    texts = [str(message["content"]) for message in messages]
     return list(zip(texts[::2], [*texts[1::2], None], strict=True))
 
 

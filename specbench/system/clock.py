@@ -111,8 +111,7 @@ class Clock:
         Raises:
             RuntimeError: the calls did not come in the order above.
         """
-        self._mark(END)
-        return _timings(self._names, self._seconds(), self.phases)
+        return _timings(self.laps(), self.phases)
 
     def laps(self) -> list[tuple[str, float]]:
         """End a group of turns, whose marks may come in any order: each name with its seconds.
@@ -231,17 +230,16 @@ def make_clock(device: str, phases: bool = False) -> Clock:
     return CpuClock(phases)
 
 
-def _timings(names: Sequence[str], seconds: Sequence[float], phases: bool) -> Timings:
+def _timings(laps: list[tuple[str, float]], phases: bool) -> Timings:
     """Add up the stretches: each belongs to the step, and to the phase, that its last mark ends."""
-    if PREFILL not in names or len(seconds) != len(names):
-        raise RuntimeError(
-            f"the clock must be driven begin, prefill_done, …, end, but saw begin, {names[:4]}"
-        )
+    names = [name for name, _ in laps]
+    if PREFILL not in names:
+        raise RuntimeError(f"the clock must be driven begin, prefill_done, …, end, got {names[:4]}")
     prefill = setup = decode = step = 0.0
     steps: list[float] = []
     by_phase = {PREFILL: 0.0, SETUP: 0.0}
     section = PREFILL
-    for name, stretch in zip(names, seconds, strict=True):
+    for name, stretch in laps:
         if section == PREFILL:
             prefill += stretch
             phase = PREFILL

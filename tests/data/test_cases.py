@@ -79,6 +79,7 @@ def test_columns_turns_and_tasks(mixed):
     [
         ('{"question_id": 1, "category": "qa"', "not JSON"),
         ("[1, 2]", "not a JSON object but a list"),
+        ("{}", "'question_id' is missing"),
         ({"question_id": 1, "category": "qa"}, "'turns' is missing"),
         ({"question_id": 1, "category": "qa", "turn": ["x"]}, "nearest is 'turn'"),
         (question(1) | {"turns": "x"}, "a list of texts"),
