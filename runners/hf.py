@@ -37,23 +37,15 @@ from runners.session.method_runs import MethodRun
 from runners.session.session import Session
 from specbench.arrays import IntArray
 from specbench.config.draft import draft_weights
-from specbench.config.schema import HfConfig, RunConfig
+from specbench.config.schema import LOOPS, HfConfig, RunConfig
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, Needs
 from specbench.decoding.turn import DecodeResult, StopRules
-from specbench.errors import (
-    ConfigurationError,
-    NeedsNotMet,
-    WeightsNotFound,
-    unknown_name,
-)
+from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
 from specbench.models import loading
 from specbench.models.draft.loading import ID_MAP_FILE, load_draft_model
 from specbench.results.manifest import ModelInfo
 from specbench.system.clock import make_clock
-
-LOOPS = ("generate", "assisted", "prompt_lookup")
-SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +74,6 @@ class Hf(Runner):
 def _peers(job: Job) -> list[Entry]:
     assert isinstance(job.config.runner, HfConfig)
     knobs = job.config.runner.hf
-    if knobs.schedule is not None and knobs.schedule not in SCHEDULES:
-        raise unknown_name("value of runner.hf.schedule:", knobs.schedule, SCHEDULES)
-    for loop in knobs.loops or ():
-        if loop not in LOOPS:
-            raise unknown_name("loop in runner.hf.loops:", loop, LOOPS)
     loops = list(knobs.loops or LOOPS)
     reason = _no_assistant(job) if "assisted" in loops else ""
     if reason and knobs.loops:

@@ -43,6 +43,8 @@ DRAFT_WEIGHTS = (FLOAT32_WEIGHTS, Q8_0_WEIGHTS)
 PER_SEQUENCE, _ = BATCH_BUDGETS = ("per_sequence", "global")
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "block", "typical")
+LOOPS = ("generate", "assisted", "prompt_lookup")  # of transformers, under runner=hf
+SCHEDULES = ("constant", "heuristic", "heuristic_transient")  # of the assistant's draft length
 RECORD_STATES = "states"  # of ``record``
 TUNED, PUBLISHED = BUDGETS = ("tuned", "published")  # values of ``budgets``
 TYPED = "typed"  # what a label's knobs are besides: set by hand
@@ -196,9 +198,9 @@ class BatchConfig(Group):
 class LoopsConfig(Group):
     """transformers' own decoding."""
 
-    loops: list[str] | None = None
+    loops: list[Annotated[str, OneOf(*LOOPS)]] | None = None
     num_assistant_tokens: Positive | None = None
-    schedule: str | None = None
+    schedule: Annotated[str | None, OneOf(None, *SCHEDULES)] = None
     confidence: NotNegative | None = None
     prompt_lookup_num_tokens: Positive = 10
     max_matching_ngram_size: Positive | None = None

@@ -101,7 +101,10 @@ def test_where_no_draft_can_assist_the_loop_is_left_out_and_says_why(
         (["pair=none", "runner.hf.loops=[assisted]"], "pair=random_draft"),
         (["runner.hf.loops=[assistd]"], "Did you mean 'assisted'"),
         (["runner.hf.schedule=heuristc"], "Did you mean 'heuristic'"),
-        (["runner.hf.num_assistant_tokens=0"], "runner.hf.num_assistant_tokens=0"),
+        (
+            ["runner.hf.num_assistant_tokens=0"],
+            "`runner.hf.num_assistant_tokens` must be at least 1",
+        ),
         (["generation.temperature=1"], "generation.temperature=0"),
         (["compare=[{method: pld, label: hf_generate}]"], "'hf_generate' is taken"),
     ],

@@ -190,7 +190,7 @@ def test_methods_that_need_the_model_are_tried_live(again, typed):
 
 
 def test_texts_are_replayed_one_at_a_time(again, surface):
-    with pytest.raises(ConfigurationError, match=r"Type batch.size=1, or runner=offline") as error:
+    with pytest.raises(ConfigurationError, match=r"Type batch.size=1 or runner=offline") as error:
         again(f"runner.surface={surface}", "batch.size=2")
     assert error.value.exit_code == 2
 
