@@ -373,6 +373,11 @@ def test_published_trees():
     assert [len(x.inner) for x in load_tree(TREES["eagle_25"]).layers()] == [4, 4, 1, 1, 0]
 
 
+def test_a_byte_order_mark_is_no_part_of_a_tree(tmp_path):
+    (tmp_path / "tree.json").write_text("\ufeff[[0], [1], [0, 0]]", encoding="utf-8")
+    assert load_tree(tmp_path / "tree.json").level_sizes == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("target", "tree"),
     [

@@ -188,7 +188,7 @@ def test_the_first_prompts_of_a_training_stay_what_they_are():
 def test_a_text_that_repeats_a_question_of_any_form_is_found(tmp_path):
     said = " ".join(f"word{i}" for i in range(14))
     for form in ({"turns": ["a", said]}, {"question": said}):
-        (tmp_path / "q.jsonl").write_text(json.dumps(form))
+        (tmp_path / "q.jsonl").write_text("\ufeff" + json.dumps(form), encoding="utf-8")
         told = ["other", f"Look: {said.upper()}", said.removeprefix("word0 word1 ")]
         assert texts_of.near_a_question(told, [tmp_path / "q.jsonl"]) == {1}
 
