@@ -11,7 +11,9 @@ Strategies:
                      first, ties to the later one; only whole windows count.
     mixed            as many context rows as there are, the rest extended bigrams: the paper's.
 Layouts: ``batch`` runs the k rows as a batch, each with the whole text in its own cache, as in the
-    paper; ``tree`` runs the same rows as one tree below the root, which accepts the same tokens.
+    paper; ``tree`` runs the same rows as one tree below the root, which accepts the same tokens but
+    where ``context`` finds fewer than k rows: the batch then repeats rows or the last token (MAT
+    1.30 in the batch layout, 1.22 as a tree, on texts without matches).
 Model table: next tokens after every single token, made by running the model once over its
     vocabulary: on first use for the bundled model, elsewhere by ``scripts/build_artifact.py``.
 Where ours differs, and why:

@@ -7,7 +7,8 @@ need more of the target than its tokens (`needs_a_target`) are played elsewhere,
 
 import functools
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -217,10 +218,19 @@ def check_tree(tree: DraftTree, needs: Needs) -> None:
         assert (tree.survival <= np.append(tree.survival, 1.0)[parents] + 1e-12).all()
 
 
-def play(drafter: Drafter, prompt: IntArray, output: IntArray, seen: IntArray = NO_TOKENS) -> Trace:
+def play(
+    drafter: Drafter,
+    prompt: IntArray,
+    output: IntArray,
+    seen: IntArray = NO_TOKENS,
+    *,
+    times: int = 1,
+) -> Trace:
     """One turn, from ``begin`` to ``end``; nobody's tokens change later, the drafts' neither.
 
-    ``seen`` is the text of the dialogue's earlier turns, with which the prompt begins.
+    Args:
+        seen: the text of the dialogue's earlier turns, with which the prompt begins.
+        times: proposals of a step, all from the same random numbers; the last one counts.
     """
     trace = Trace()
     text = [*prompt.tolist(), *output.tolist()]
@@ -233,7 +243,12 @@ def play(drafter: Drafter, prompt: IntArray, output: IntArray, seen: IntArray = 
     show_prompt(drafter, prompt)
     drafter.begin(state)
     while state.remaining:
+        before = state.buffer.copy()
+        for _ in range(times - 1):
+            with same_random_numbers(drafter):
+                drafter.propose(state)
         tree = drafter.propose(state)
+        assert np.array_equal(state.buffer, before), "a method only reads the text"
         check_tree(tree, needs)
         done = state.length - state.n_prompt
         path = accepted_path(tree, output[done:])
@@ -261,6 +276,18 @@ def play(drafter: Drafter, prompt: IntArray, output: IntArray, seen: IntArray = 
     return trace
 
 
+@contextmanager
+def same_random_numbers(drafter: Drafter) -> Iterator[None]:
+    """What its generators draw within it, they draw again behind it."""
+    holders = [drafter, *getattr(drafter, "parts", ())]
+    values = [value for holder in holders for value in vars(holder).values()]
+    found = [value for value in values if isinstance(value, np.random.Generator)]
+    before = [generator.bit_generator.state for generator in found]
+    yield
+    for generator, state in zip(found, before, strict=True):
+        generator.bit_generator.state = state
+
+
 def show_prompt(drafter: Drafter, prompt: IntArray) -> None:
     """The hidden states of the prompt, where a drafter asks for some."""
     if layers := drafter.needs.hidden_layers:
@@ -274,20 +301,25 @@ def states_of_committed(drafter: Drafter, state: DecodeState, count: int) -> Map
     return tiny_heads.states_of(tokens, layers) if layers else None
 
 
-def toy_text(seed: int, length: int) -> IntArray:
-    """Tokens with the repetitions of a text: copies of earlier stretches between new words."""
+def toy_text(seed: int, length: int, words: int = VOCABULARY) -> IntArray:
+    """Tokens with the repetitions of a text: copies of earlier stretches between new words.
+
+    Few ``words`` make contexts of several tokens come again with other continuations.
+    """
     random = np.random.default_rng(seed)
-    text = random.integers(3, VOCABULARY, 12).tolist()
+    text = random.integers(3, words, 12).tolist()
     while len(text) < length:
         if random.random() < 0.6:
             start, size = random.integers(0, len(text)), random.integers(2, 9)
             text += text[start : start + size]
         else:
-            text += random.integers(3, VOCABULARY, random.integers(1, 4)).tolist()
+            text += random.integers(3, words, random.integers(1, 4)).tolist()
     return np.array(text[:length], dtype=np.int64)
 
 
-def toy_turn(seed: int, n_prompt: int = 40, n_new: int = 60) -> tuple[IntArray, IntArray]:
+def toy_turn(
+    seed: int, n_prompt: int = 40, n_new: int = 60, words: int = VOCABULARY
+) -> tuple[IntArray, IntArray]:
     """Prompt and output of one made-up turn."""
-    text = toy_text(seed, n_prompt + n_new)
+    text = toy_text(seed, n_prompt + n_new, words)
     return text[:n_prompt], text[n_prompt:]
