@@ -2,9 +2,8 @@
 
 import itertools
 
-import numpy as np
 import pytest
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_hex
 from matplotlib.patches import Rectangle
 from PIL import Image
 
@@ -58,32 +57,6 @@ def test_a_color_stands_for_a_family_and_markers_tell_its_methods_apart():
     for one, other in itertools.combinations(found.values(), 2):
         assert (one.color, one.marker) != (other.color, other.marker)
         assert (one.color, one.hatch) != (other.color, other.hatch)
-
-
-def _seen(color, matrix):
-    """A color in Lab (D65) as somebody with that matrix for eyes sees it."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
-    seen = np.clip(np.asarray(matrix) @ linear, 0, 1)
-    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
-    xyz = np.asarray(to_xyz) @ seen / (0.9505, 1.0, 1.089)
-    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
-    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
-
-
-# Machado, Oliveira and Fernandes 2009, severity 1: deuteranopia, protanopia, tritanopia.
-EYES = (
-    np.eye(3),
-    [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]],
-    [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
-    [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]],
-)
-
-
-def test_families_have_colors_that_any_eye_tells_apart():
-    methods = ("pld", "token_recycling", "medusa", "sps", "union", "ar", "mine")
-    colors = [color_of(family_of(method)) for method in methods]
-    for one, other in itertools.combinations(colors, 2):
-        assert min(np.linalg.norm(_seen(one, m) - _seen(other, m)) for m in EYES) > 12, (one, other)
 
 
 # --- bars and lines -------------------------------------------------------------------------------

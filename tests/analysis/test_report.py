@@ -105,11 +105,6 @@ def test_rows_are_sorted_by_speedup_with_the_tables_numbers(text):
         assert str(entry.measured("speedup")) in words(text)
 
 
-def test_no_row_is_of_a_method_that_was_not_run(text):
-    assert "not run" not in text
-    assert "medusa" not in text
-
-
 def test_all_numbers_are_a_csv_file_too(read, run):
     ((address,),) = ([a["href"]] for a in read.all("a") if "download" in a)
     kind, _, data = address.partition(",")
@@ -204,20 +199,6 @@ def look(text, folder):
 @needs_browser
 def test_in_a_browser(text, tmp_path):
     look(text, tmp_path)
-
-
-@needs_browser
-def test_the_browser_tells_a_page_that_is_too_wide(tmp_path):
-    """The checks above can fail."""
-    bad = (
-        '<meta name="viewport" content="width=device-width">'
-        '<div style="width: 900px">wide</div><img src="data:image/png;base64,AAAA">'
-        "<script>console.error('no')</script>"
-    )
-    layout, complaints = browser.look(bad, LAYOUT, [390], tmp_path)
-    assert layout["390"]["overflow"] > 0
-    assert layout["390"]["broken"] == 1
-    assert complaints
 
 
 @pytest.mark.slow
