@@ -34,11 +34,18 @@ def device_name(name: str) -> str:
     return name
 
 
+def _draft_device(name: str) -> str:
+    if name == "auto":
+        raise ValueError("cpu, cuda, cuda:N or null for the target's")
+    return device_name(name)
+
+
 Count = Annotated[int, Ge(0)]
 Positive = Annotated[int, Ge(1)]
 NotNegative = Annotated[float, Ge(0)]
 Probability = Annotated[float, Gt(0), Le(1)]
 Device = Annotated[str, AfterValidator(device_name)]
+DraftDevice = Annotated[str, AfterValidator(_draft_device)]
 Text = Annotated[str, MinLen(1)]
 Place = Annotated[Text, ASIDE]
 

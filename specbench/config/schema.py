@@ -22,6 +22,7 @@ from specbench.config.limits import (
     ASIDE,
     Count,
     Device,
+    DraftDevice,
     Group,
     NotNegative,
     OneOf,
@@ -113,7 +114,7 @@ class DraftConfig(Group):
     id: Text | None = None  # a hub id
     revision: str | None = "main"
     dtype: Annotated[str | None, OneOf(None, *DTYPES)] = None  # null: the target's
-    device: Device | None = None  # null: the target's
+    device: DraftDevice | None = None  # null: the target's
     # The target's own, or another is refused; intersection: the tokens that both have are drafted.
     vocabulary: Annotated[str, OneOf("same", "intersection")] = "same"
     random: RandomDraftConfig | None = field(default_factory=RandomDraftConfig)

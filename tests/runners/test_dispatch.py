@@ -150,8 +150,8 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
         (["method.num_tokens=1000000"], "drafts of up to 1000000 nodes"),
         (["shard=0/2", "method.state_scope=run"], "shard=0/2 cannot be combined"),
         (["generation.temperature=0.7", "verifier=greedy"], "Type verifier=rejection"),
-        (["verifier=typical"], "Type verifier=greedy"),
-        (["verifier=typical", "generation.temperature=1", "verifier.delta=0"], "verifier.delta=0"),
+        (["verifier=typical"], "or verifier=auto"),
+        (["verifier=typical", "generation.temperature=1", "verifier.delta=0"], "`verifier.delta`"),
         (["verifier.name=rejektion"], "Did you mean 'rejection'"),
         (["compare=[{method: sam, verifier: match}]"], "Type generation=sampling batch.size=1"),
         (
