@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.search.space import shown
-from specbench.results.estimate import FEWEST, Cell, Estimate, Interval
+from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Interval
 from specbench.results.manifest import BASELINE
 from specbench.storage import jsonl
 
@@ -34,7 +34,7 @@ class Speed:
         return f"{self.value:.2f} [{self.interval[0]:.2f}, {self.interval[1]:.2f}]"
 
     @property
-    def cell(self) -> Cell:
+    def cell(self) -> Estimate:
         return Estimate(self.value, self.interval, few=self.prompts < FEWEST, compares=True)
 
 
@@ -157,25 +157,25 @@ class Advice:
             speed = f"predicted {option.predicted}" if option.predicted else f"{option.score:.2f}"
             lines = [f"Not confirmed: {option.method} may be the fastest ({speed}), not run live."]
         else:
-            prompts = f"{option.measured.prompts} prompts that it was not chosen by"
-            speeds = f"{option.measured} times plain decoding's speed on {prompts}"
+            speeds = (
+                f"{option.measured} times plain decoding's speed on {option.measured.prompts} "
+                "prompts that it was not chosen by"
+            )
             speeds += f"; predicted {option.predicted}" if option.predicted else ""
-            lines = [
-                f"Use {option.method}: measured {speeds}."
-                if self.decision == USE
-                else f"Use plain decoding: {option.method} was measured at {speeds}."
-                if self.decision == PLAIN
-                else f"Undecided: {option.method} may pay, measured {speeds}."
-            ]
+            begins = {
+                USE: f"Use {option.method}: measured",
+                PLAIN: f"Use plain decoding: {option.method} was measured at",
+                UNDECIDED: f"Undecided: {option.method} may pay, measured",
+            }
+            lines = [f"{begins[self.decision]} {speeds}."]
         if option is not None and self.decision != PLAIN:
             lines.append(f"Setting: {shown(option.knobs)}")
         if self.command:
             purpose = {USE: "To use it", PLAIN: "To use it", UNCONFIRMED: "To confirm it"}
             label = purpose.get(self.decision, "To decide")
             if self.decision == UNDECIDED and option and (enough := option.prompts_to_decide):
-                label += (
-                    f", with about {2 * enough} prompts ({self.choosing + self.confirming} now)"
-                )
+                prompts = self.choosing + self.confirming
+                label += f", with about {2 * enough} prompts ({prompts} now)"
             lines.append(f"{label}:\n    {self.command}")
         return lines
 
@@ -218,10 +218,8 @@ def show(advice: Advice, console: Console) -> None:
     rows: list[dict[str, Cell]] = [
         {
             "method": option.method,
-            "measured speedup [95 %]": option.measured.cell if option.measured else Estimate(None),
-            "PREDICTED speedup [95 %]": option.predicted.cell
-            if option.predicted
-            else Estimate(None),
+            "measured speedup [95 %]": option.measured.cell if option.measured else ABSENT,
+            "PREDICTED speedup [95 %]": option.predicted.cell if option.predicted else ABSENT,
             "setting": shown(option.knobs),
         }
         for option in advice.options
