@@ -115,7 +115,7 @@ def environment() -> dict[str, str]:
     }
 
 
-def in_process(work, job):
+def in_process(work, job, variables=None):
     return work(job)
 
 
