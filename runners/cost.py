@@ -199,7 +199,7 @@ def _measure(
     loaded: LoadedModel,
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
-    from runners.session.loading import earlier_checks, make_target
+    from runners.session.loading import make_target
     from specbench.models.checks import self_check
     from specbench.models.graph_target import GraphTarget
 
@@ -214,7 +214,6 @@ def _measure(
         what=f"model={config.model.name}",
         longest=longest,
         nodes=most,
-        earlier=earlier_checks(config, loaded),
     )
     model = ModelInfo(
         name=config.model.name,

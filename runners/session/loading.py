@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -28,7 +27,6 @@ from specbench.kernels.architectures import usable_context
 from specbench.models import loading
 from specbench.models.checkpoints import weights
 from specbench.models.checks import self_check
-from specbench.models.checks.earlier import Earlier
 from specbench.models.draft.loading import check_same_tokenizer, load_draft_model
 from specbench.models.graph_target import GraphTarget, no_graphs
 from specbench.models.loading import LoadedModel
@@ -110,7 +108,6 @@ def make_session(
         what=what,
         longest=max_len,
         nodes=max_nodes,
-        earlier=earlier_checks(config, model),
     )
     model = replace(
         model,
@@ -148,14 +145,6 @@ def _check_batch(run: MethodRun, size: int) -> None:
             f"batch.size={size} cases are decoded at once, each with a drafter of its own. Type "
             "state_scope=prompt, and method.state_scope=prompt where it keeps its own. " + remedy
         )
-
-
-def earlier_checks(config: RunConfig, model: LoadedModel) -> Earlier | None:
-    """Self-checks of the model in the run's cache; None for weights whose content is not known."""
-    weights_are = model.weights_hash or model.revision
-    if weights_are is None or weights_are.startswith(loading.SAMPLED):
-        return None
-    return Earlier(Path(config.cache_dir), weights_are, asdict(config.engine))
 
 
 def _check_draft_tokenizer(
@@ -207,7 +196,6 @@ def _load_drafts(
                 weights=config.engine.draft_weights
                 if packed_bytes(config.engine.packed)
                 else FLOAT32_WEIGHTS,
-                earlier=partial(earlier_checks, config),
             )
 
 

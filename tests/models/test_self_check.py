@@ -1,7 +1,6 @@
 """A model that decodes otherwise here than in transformers is refused, and no other."""
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from specbench.errors import ConfigurationError
 from specbench.kernels.attention import AttentionPlan, attend
 from specbench.models.checks import check_text, self_check
-from specbench.models.checks.earlier import Earlier
 from specbench.models.checks.own_passes import measure_spread
 from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
@@ -73,34 +71,6 @@ def test_features_that_are_not_computed_here_are_refused_by_name(name):
 )
 def test_what_decodes_rightly_is_not_refused(name, dtype):
     assert why_refused(name, dtype) == ""
-
-
-def test_a_check_is_not_made_again_until_something_changes(tmp_path, monkeypatch):
-    known = Earlier(tmp_path, "weights", {"packed": True})
-    again = partial(check, earlier=known)
-    with pytest.raises(ConfigurationError):
-        again(tiny_model("llama"), OnePositionOff)
-    assert not [*tmp_path.rglob("*.json")], "what failed is not kept"
-    first = again(tiny_model("llama"))
-
-    def made(*_):
-        raise ConfigurationError("made")
-
-    monkeypatch.setattr(self_check, "own_rows", made)
-    assert again(tiny_model("llama")) == first
-    for other in (replace(known, weights="others"), replace(known, engine={"packed": False}), None):
-        with pytest.raises(ConfigurationError, match="made"):
-            check(tiny_model("llama"), earlier=other)
-    with pytest.raises(ConfigurationError, match="made"):
-        again(tiny_model("llama"), nodes=4)  # what checked no tree says nothing of trees
-    changed = tiny_model("llama")
-    changed.config.rope_parameters = {"rope_type": "default", "rope_theta": 7.0}
-    with pytest.raises(ConfigurationError, match="made"):
-        again(changed)
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
-    with pytest.raises(ConfigurationError, match="made"):
-        again(tiny_model("llama"))
 
 
 class SeesAll(Target):

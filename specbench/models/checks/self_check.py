@@ -26,7 +26,6 @@ from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError, SpecBenchError, first_line
 from specbench.kernels.architectures import ELSE, is_mixture
 from specbench.models.checks.check_text import PARENTS, CheckText, make_text
-from specbench.models.checks.earlier import Earlier
 from specbench.models.checks.own_passes import OwnRows, difference, differences, own_rows
 from specbench.models.target import Target
 
@@ -75,7 +74,6 @@ def checked(
     longest: int,
     drafts: bool = False,
     nodes: int = 0,
-    earlier: Earlier | None = None,
 ) -> tuple[Target, SelfCheck]:
     """The target that ``make`` makes of ``model``, and what its self-check found.
 
@@ -85,17 +83,11 @@ def checked(
         longest: tokens of the longest text that will be read.
         drafts: the target is a draft model's, whose trees grow without a root.
         nodes: what a tree of the target may have; a check reads no larger ones.
-        earlier: checks of these weights, of which a like one is not made again; None: make it.
 
     Raises:
         ConfigurationError: logits differ, or a pass fails; names the layer or the feature.
     """
     text, lengths = make_text(model, longest)
-    attention = model.config._attn_implementation
-    read = [len(text.prompt), lengths, attention, drafts, min(nodes, len(PARENTS))]
-    if earlier is not None and (known := earlier.read(model, read)) is not None:
-        target = _attempt(lambda: make(model), f"{what} does not decode here")
-        return target, SelfCheck(**known)
     own = _attempt(lambda: own_rows(model, text), f"{what}: transformers' own pass fails")
     failing = f"{what} does not decode here"
     if own.finite:
@@ -127,7 +119,7 @@ def checked(
             f"{failing} as it does in transformers: {row} differs from its own attention and cache "
             f"in each of {_TEXTS} texts, which no router's near tie explains. {ELSE}"
         )
-    check = SelfCheck(
+    return target, SelfCheck(
         prompt=len(text.prompt),
         spread=spread.value,
         tolerance=spread.tolerance,
@@ -136,9 +128,6 @@ def checked(
         moved=own.moved,
         positions=own.positions,
     )
-    if earlier is not None:
-        earlier.keep(model, read, check.to_json())
-    return target, check
 
 
 def _rows_apart(ours: Mapping[str, torch.Tensor], own: OwnRows) -> dict[str, torch.Tensor]:

@@ -27,10 +27,8 @@ from specbench.kernels.architectures import usable_context
 from specbench.kernels.weight_forms import round_to
 from specbench.models import loading
 from specbench.models.checks import self_check
-from specbench.models.checks.earlier import Earlier
 from specbench.models.draft.model import DraftModel
 from specbench.models.draft.vocabulary import SharedVocabulary, shared_vocabulary
-from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.results.manifest import DraftInfo
 
@@ -53,14 +51,12 @@ def load_draft_model(
     max_nodes: int,
     make_target: Callable[..., Target] = Target,
     weights: str = FLOAT32_WEIGHTS,
-    earlier: Callable[[LoadedModel], Earlier | None] = lambda _: None,
 ) -> tuple[DraftModel, DraftInfo]:
     """Load the draft model of a run's ``pair`` group, and say what the manifest says about it.
 
     ``model`` and ``tokenizer`` are the target's; ``make_target`` makes the run's engine from a
     network, ``max_len`` and ``max_nodes``, the largest draft tree that is held at once. On a CPU
-    the network is rounded to ``weights`` (``engine.draft_weights``). ``earlier`` finds self-checks
-    that were made of a loaded model before.
+    the network is rounded to ``weights`` (``engine.draft_weights``).
 
     Raises:
         NeedsNotMet: its tokenizer is not the target's; names the first differing token.
@@ -74,7 +70,6 @@ def load_draft_model(
     node.device = str(device)
     id_map: IntArray | None = None
     shared: SharedVocabulary | None = None
-    known: Earlier | None = None
     if node.shape:
         assert draft.random is not None
         network = _random_network(draft.random, node, target.vocab_size, device)
@@ -112,7 +107,6 @@ def load_draft_model(
                     f"{node.remedy}."
                 )
             log.info("%s: %d of its %d ids are the target's too", what, count, len(shared.ids))
-        known = earlier(loaded)
     if panel_kernels.available():
         round_to(network, weights)
     own, check = self_check.checked(
@@ -122,7 +116,6 @@ def load_draft_model(
         longest=min(max_len, context_length or max_len),
         drafts=True,
         nodes=max_nodes,
-        earlier=known,
     )
     drafter = DraftModel(
         own,
