@@ -89,13 +89,13 @@ class OpenRun:
     ) -> None:
         self._left_out, self._begun = left_out, begun
         self.finished, self.exit_code = False, 1
-        self.job, self.runs = job.without(left_out), list[MethodRun]()
-        while not self.runs:
+        while True:
+            self.job = job.without(left_out)
             try:
                 self.runs = build_method_runs(self.job, given)
+                break
             except MethodCannotRun as error:
                 self._leave_out(error)
-                self.job = job.without(left_out)
         self.manifest = _open_manifest(self.job, self.runs, begun)
         self.manifest.left_out = left_out or None
         # Before any other file: a folder with records and no manifest is nobody's.

@@ -38,7 +38,7 @@ def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_p
         seen["session"] = load_session(job, seen["runs"])
         return 0
 
-    compare = "compare=[{method: ar, eager: true, label: ar_eager}]"
+    compare = "compare=[{method: ar, eager: true, label: slow}]"
     extra = ["engine=graph", "measure.exclusive=false", compare]
     run_here([*small, *extra, f"output_dir={tmp_path}/run"], launch=prepare)
     made = seen["session"]
