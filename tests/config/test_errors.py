@@ -95,6 +95,7 @@ BEYOND = [
     ("seed", "-1", "at least 0"),
     ("pair.draft.random.seed", "-1", "at least 0"),
     ("pair.draft.random.hidden", "0", "at least 1"),
+    ("pair.draft.random.heads", "0", "at least 1"),
     ("dataset.limit", "0", "at least 1"),
     ("dataset.limit", "abc", "a whole number"),
     ("generation.max_new_tokens", "0", "at least 1"),

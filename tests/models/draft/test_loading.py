@@ -88,14 +88,6 @@ def test_random_weights_need_no_checkpoint(load):
     assert not torch.equal(draft.catch_up(text), other.catch_up(text))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("heads", 0), ("hidden", 65), ("hidden", 0)], ids=lambda v: str(v)
-)
-def test_a_random_model_out_of_range(load, key, value):
-    with pytest.raises(ConfigurationError, match=f"pair.draft.random.{key}={value}"):
-        load("pair=random_draft", f"pair.draft.random.{key}={value}")
-
-
 def test_another_tokenizer_is_refused_with_the_first_token_that_differs(load, folder):
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text(encoding="utf-8"))

@@ -11,12 +11,9 @@ from methods.card import Card
 from methods.opt_tree import OptTree
 from methods.pearl import Pearl
 from methods.sps import Sps
-from specbench.config.draft import draft_weights
-from specbench.config.schema import DraftConfig, ModelConfig
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import DecodeState, DraftContext
-from specbench.errors import ConfigurationError
 from specbench.models.draft.model import DraftModel
 from specbench.models.draft.vocabulary import shared_vocabulary, token_texts
 from specbench.models.target import Target
@@ -203,9 +200,3 @@ def test_the_law_given_to_the_verifier_is_the_masked_one(sampling):
     known = np.flatnonzero(SHARED.ids >= 0)
     assert (q[SHARED.ids[known]] - law[known].double()).abs().max() < 1e-6
     assert float(q.sum()) == pytest.approx(1.0)
-
-
-def test_an_unknown_vocabulary_is_refused():
-    draft = DraftConfig(vocabulary="txt")
-    with pytest.raises(ConfigurationError, match=r"pair\.draft\.vocabulary"):
-        draft_weights(draft, ModelConfig(name="m", id="m"))
