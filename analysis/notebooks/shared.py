@@ -24,6 +24,7 @@ from analysis.plots.style import RC, Drawing, save
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run, usable_runs
+from specbench.errors import SpecBenchError
 from specbench.paths import PROJECT
 from specbench.results.estimate import Estimate
 from specbench.results.tasks import OVERALL
@@ -44,11 +45,15 @@ def runs(
     Where there is none, a line says what the notebook ``needs`` and which ``command`` makes it.
 
     Raises:
-        SpecBenchError: a folder cannot be read.
+        SystemExit: a folder cannot be read; stderr says why.
     """
     names = os.environ.get("RUNS", "results").split(os.pathsep)
     paths = [Path(n) if Path(n).exists() else PROJECT / n for n in names]
-    usable = [run for run in usable_runs(paths)[0] if where(run)]
+    try:
+        usable = [run for run in usable_runs(paths)[0] if where(run)]
+    except SpecBenchError as error:
+        sys.stderr.write(f"error: RUNS: {error}\n")
+        raise SystemExit(error.exit_code) from None
     if not usable:
         folders = ", ".join(map(str, paths))
         sys.stdout.write(
