@@ -77,9 +77,8 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(render(summary))
     if rows := load_rows(served):
         console.print(FittedTable(columns_of(rows)))
-    if batched := summary.get("batched", []):
-        cells = columns_of([batched_cells(row) for row in batched])
-        console.print(FittedTable(cells, "", BATCHED_TEXT))
+    if batched := [batched_cells(row) for row in summary.get("batched", [])]:
+        console.print(FittedTable(columns_of(batched), "", BATCHED_TEXT))
     console.print()
 
 

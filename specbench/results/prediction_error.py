@@ -24,7 +24,7 @@ UNKNOWN = 0.15  # where nothing was measured
 def stated_error(
     model: Mapping[str, Any], machine: Machine, claimed: float, path: Path | None = None
 ) -> tuple[float, str]:
-    """The relative standard error of speedups that a surface predicts, and words that state it.
+    """Return the relative standard error of a surface's speedups, and words that state it.
 
     Args:
         model, machine: of the surface.
@@ -33,11 +33,11 @@ def stated_error(
     Raises:
         ResultsError: the file of errors is damaged.
     """
-    found = [line["error"] for line in _read(path or KEPT) if line["of"] == _key(model, machine)]
-    error = max(found[-1] if found else UNKNOWN, claimed)
+    errors = [line["error"] for line in _read(path or KEPT) if line["of"] == _key(model, machine)]
+    error = max(errors[-1] if errors else UNKNOWN, claimed)
     how = (
         "measured with this model on the surface's machine"
-        if found
+        if errors
         else "a cautious guess: no live run was compared with its replay on the surface's machine "
         "(python -m analysis.residuals LIVE REPLAY --keep)"
     )

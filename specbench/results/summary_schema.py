@@ -11,19 +11,15 @@ from specbench.results.estimate import Interval
 class SummaryRow(TypedDict):
     """What a label reached on a task, or over the whole run (``overall``).
 
-    None stands for what cannot be had: no baseline, no case left, an interval of too few cases.
+    :data:`specbench.results.metrics.METRICS` says what the metrics are. None stands for what cannot
+    be had: no baseline, no case left, an interval of too few cases.
 
     Attributes:
         n_cases: cases that MAT and verdicts are about; ``n_timed``: those that speeds are about.
         n_dropped: cases left out for all labels because one failed.
         n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: they are timed all
             the same.
-        mat: pooled; ``mat_per_request``, ``mat_token_weighted``: the two other means in use, over
-            turns and over tokens (docs/metrics.md).
         phase_share: each phase's part of the wall time, under ``measure=phases``.
-        speedup_eager, speedup_graph: over plain decoding by that engine.
-        end_to_end_speedup: of all new tokens over all time, the prompt's pass included.
-        bandwidth_share: part of the memory's speed that plain decoding takes.
         lossless: turns by verdict.
     """
 
@@ -77,19 +73,17 @@ def n_of(row: SummaryRow, key: str) -> int:
 
 
 class Pair(TypedDict):
-    """Two labels on the same cases.
+    """Two labels on the same timed cases.
 
     Attributes:
         family: ``ar``: the second is the baseline; ``best``: the second was the fastest method,
             and the interval is over whichever truly is (:mod:`.statistics.multiple`).
-        n_cases: timed ones.
-        ratio: speed of the first over the second's; above 1 the first is faster.
-        p: of this pair by itself; ``p_family``: among its family, as its interval (Bonferroni
-            against the baseline, multiple comparisons with the best).
+        ratio: speed of the first over the second's.
+        p: of this pair by itself; ``p_family``: among its family, as its interval.
         verdict: ``faster``, ``slower`` (the first is), ``tie``, ``undecided`` or ``too few`` cases.
         margin: a ratio from 1/(1 + margin) to 1 + margin is a tie.
         detectable: the smallest ratio that the sample shows with a power of 80 %.
-        needed: cases that would show the measured ratio with that power; of ``too few`` the fewest
+        needed: cases that would show the measured ratio with that power, of ``too few`` the fewest
             that an interval is made of; None where more cases would not do.
     """
 
@@ -111,12 +105,10 @@ class Standing(TypedDict):
     """How a label stands against the fastest method.
 
     Attributes:
-        verdict: of the fastest method itself ``best`` where all others and plain decoding are shown
-            slower, ``slower than ar`` where plain decoding is shown faster, else ``highest``; where
-            plain decoding was faster, but is not shown to be, the verdict on the two. Of others as
-            of a pair, plain decoding being the first of its pair here.
-            Of all of them ``too few`` where there are too few cases for an interval.
-        p: of the pair, among its family; None of the fastest method.
+        verdict: of the fastest method ``best`` (all others and plain decoding are shown slower),
+            ``slower than ar``, or ``highest``; where plain decoding was faster, but is not shown to
+            be, the verdict on the two. Of others as of a pair, plain decoding being its first.
+        p: of the pair, among its family; None of the fastest method, and of too few cases.
     """
 
     verdict: str
