@@ -22,6 +22,7 @@ def twice(small, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow  # over a second
 def test_they_count_as_repeats_of_one_run(twice):
     runs = load_runs([twice / "0", twice / "1"])
     made = pooled(runs)

@@ -92,6 +92,7 @@ def test_a_setting_measured_twice_leaves_other_figures_to_be_drawn(runs_of, capl
     assert "leader_len 2 was run twice with the same settings" in caplog.text
 
 
+@pytest.mark.slow  # over a second
 def test_a_sweep_over_two_knobs_ends_in_a_table_and_heatmaps(runs_of, results, capsys, monkeypatch):
     monkeypatch.setattr("analysis.figures.FIGURES", {})  # bars by task take long and are not asked
     runs_of(*[({"leader_len": ll, "follower_len": fl}, {}) for ll in (1, 2) for fl in (10, 9)])

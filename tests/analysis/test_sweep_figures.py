@@ -61,6 +61,7 @@ def with_verdicts(monkeypatch, **verdicts):
     monkeypatch.setattr("analysis.plots.pictures.over_plain", over_plain)
 
 
+@pytest.mark.slow  # over a second
 def test_the_command_writes_pictures_and_says_what_went(results, capsys):
     assert figures.main([str(results)]) == 0
     stems = {f"vicuna7b_specbench_{n}" for n in ("speedup_by_task", "mat", "ranked", "mat_speedup")}

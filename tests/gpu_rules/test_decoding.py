@@ -92,6 +92,7 @@ def test_methods_that_draft_text(gpu, plain, dtype):
     assert not target.reasons
 
 
+@pytest.mark.slow  # over a second
 def test_methods_with_a_draft_model(gpu, plain, dtype):
     target = decoders.target(max_nodes=31, dtype=dtype)
     for name in DRAFTED.keys() - DRAFTS_COMPARED:

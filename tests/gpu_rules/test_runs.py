@@ -53,6 +53,7 @@ def warmed_up():
     assert ready and not found[ready[-1] :]
 
 
+@pytest.mark.slow  # over a second
 def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu):  # noqa: F811
     head = "{method: eagle3, total: 9, depth: 2, top_k: 3}"  # its files say which layers it reads
     typed = [f"compare=[token_recycling, {head}]", "dataset.limit=1", "measure.warmup=1"]
@@ -67,6 +68,7 @@ def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu):  # noq
     assert manifest["cuda_settings"]["cudnn_attention"] is False
 
 
+@pytest.mark.slow  # over a second
 def test_what_is_read_behind_the_warm_up_needs_no_graph_of_its_own(small, tmp_path, gpu):
     """The audit's texts are longer than short answers, and buffers that grow are captured anew."""
     (questions := tmp_path / "single.jsonl").write_text(
@@ -80,6 +82,7 @@ def test_what_is_read_behind_the_warm_up_needs_no_graph_of_its_own(small, tmp_pa
     assert found
 
 
+@pytest.mark.slow  # over a second
 def test_a_lost_gpu_ends_the_run_with_the_first_error(small, tmp_path, pretended, monkeypatch):
     asked, propose = [], TokenRecycling.propose
 

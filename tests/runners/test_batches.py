@@ -89,6 +89,7 @@ def test_a_run_in_groups_is_the_run_alone_whether_interrupted_or_not(small, tmp_
         assert batch.pass_s > 0 and batch.pass_s + batch.model_s < steps_s
 
 
+@pytest.mark.slow  # over a second
 def test_a_group_that_was_cut_off_within_its_last_write_is_measured_again_whole(small, tmp_path):
     folder = tmp_path / "run"
     typed = [*small, "batch.size=2", "dataset.limit=4", f"output_dir={folder}"]
@@ -149,6 +150,7 @@ def test_a_text_for_which_there_is_no_memory_fails_alone(small, tmp_path, monkey
         assert (row["n_cases"], row["n_dropped"]) == (4 - len(dropped), len(dropped))
 
 
+@pytest.mark.slow  # over a second
 def test_what_cannot_be_decoded_beside_others_is_left_out_or_refused(small, tmp_path):
     folder = tmp_path / "run"
     compare = "compare=[pearl,{method: pld, label: kept, state_scope: run}]"

@@ -210,6 +210,7 @@ def test_bad_input_says_what_to_type(lent, options, prompts, drafters, says):
         compare(*lent, prompts, drafters, **options)
 
 
+@pytest.mark.slow  # over a second
 def test_advice_on_a_model_in_memory_which_comes_back_as_it_was(lent, options, monkeypatch):
     model, tokenizer = lent
     grid = {

@@ -126,7 +126,7 @@ def damage(path, rng):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("n", [50, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [20, pytest.param(2000, marks=pytest.mark.slow)])
 def test_no_damage_ends_in_a_traceback(job, finished, tmp_path, n):
     rng = random.Random(n)
     refused, tracebacks = 0, []

@@ -45,6 +45,7 @@ def other(tmp_path):
     process.join()
 
 
+@pytest.mark.slow  # over a second
 def test_a_second_job_waits_and_says_for_whom(tmp_path, other, caplog, monkeypatch):
     monkeypatch.setattr(folder, "_LOOK_EVERY_S", 0.02)
     held = threading.Event()

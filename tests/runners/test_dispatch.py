@@ -114,6 +114,7 @@ def test_a_complete_folder_is_printed_and_nothing_is_measured(execute, tmp_path,
     assert (tmp_path / "run-2" / records.DONE).exists()
 
 
+@pytest.mark.slow  # over a second
 def test_folders_are_named_by_experiment_label_and_key(execute, tmp_path, small):
     key = run_key(compose.compose([*small, "dataset.limit=1"]))[:8]
     root = f"paths.results={tmp_path}"
@@ -128,6 +129,7 @@ def test_folders_are_named_by_experiment_label_and_key(execute, tmp_path, small)
     assert groups == (f"pld-{key}", "sweep", "own"), "of W&B: of a sweep its folder"
 
 
+@pytest.mark.slow  # over a second
 def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
     for i in range(2):
         assert execute(f"paths.results={tmp_path}", f"shard={i}/2") == 0
@@ -191,6 +193,7 @@ def test_the_baseline_may_be_the_method_or_be_left_out(execute, tmp_path):
     assert len(lines(tmp_path / "pld", records.DIALOGUE)) == 2
 
 
+@pytest.mark.slow  # over a second
 def test_at_a_temperature_outputs_of_a_seed_repeat_plain_sampling(execute, tmp_path, capsys):
     """float64, and drafts that were not drawn: nothing but rounding could tell the labels apart."""
     drafters = "compare=[lookahead,jacobi,token_recycling,{method: cacheback, table: dynamic}]"
@@ -302,6 +305,7 @@ def test_a_resumed_run_asks_for_panels_as_far_ahead_as_its_first_start(
     assert jsonl.read_json(path)["model"]["packed"]["ahead"] == chosen
 
 
+@pytest.mark.slow  # over a second
 def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path):
     """Three jobs: one complete, one half done, one not begun."""
     launched = []
@@ -333,6 +337,7 @@ def test_a_repeated_sweep_does_only_the_missing_jobs(execute, tmp_path):
     assert found == {1: [0], 2: [0, 6], 3: [0]}
 
 
+@pytest.mark.slow  # over a second
 def test_resuming_on_another_machine_must_be_forced_and_marks_the_records(
     execute, tmp_path, monkeypatch
 ):
@@ -387,6 +392,7 @@ def test_a_run_that_left_a_method_out_resumes_without_it(execute, tmp_path):
     assert Counter(r.label for r in records.read_records(tmp_path)[0]) == {"ar": 7, "pld": 7}
 
 
+@pytest.mark.slow  # over a second
 def test_a_method_is_added_to_a_finished_run_and_its_ar_is_compared(execute, tmp_path, capfd):
     capsys = capfd  # the whole table is another process's
     out = f"output_dir={tmp_path}"

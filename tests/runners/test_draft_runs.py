@@ -82,6 +82,7 @@ def test_all_of_them_run_and_say_what_they_took(execute):
         assert all(0 < r.phase_s["draft"] < r.decode_s for r in own)
 
 
+@pytest.mark.slow  # over a second
 def test_who_drafted_during_the_pass_is_said_where_the_clock_cannot_tell(execute):
     card = f"compare=[{{method: card, {KNOBS['card']}}}]"
     _, _, manifest = execute(card, "measure=phases", "engine.overlap=thread", "dataset.limit=1")
@@ -90,6 +91,7 @@ def test_who_drafted_during_the_pass_is_said_where_the_clock_cannot_tell(execute
     assert "overlapping" not in manifest["model"]
 
 
+@pytest.mark.slow  # over a second
 def test_at_a_temperature_all_but_the_ratio_test_repeat_plain_sampling(execute):
     code, found, _ = execute("generation=sampling", "generation.max_new_tokens=16")
     assert code == 0
@@ -104,6 +106,7 @@ def test_at_a_temperature_all_but_the_ratio_test_repeat_plain_sampling(execute):
     assert all(len(set(r.committed_per_step[:-1])) <= 1 for r in by_ratio if r.label == "sps")
 
 
+@pytest.mark.slow  # over a second
 def test_entries_may_have_verifiers_of_their_own(execute):
     """Side by side each decides as it does in a run by itself; ``match`` is plain sampling."""
     sampled = ["generation=sampling", "generation.temperature=0.9", "verifier=rejection"]
@@ -132,6 +135,7 @@ def test_one_device_where_two_were_asked_for_stands_in_every_record(execute, cap
     assert set(devices) == {(1, 2)}
 
 
+@pytest.mark.slow  # over a second
 def test_a_resumed_run_goes_on_with_what_its_first_start_measured(execute, monkeypatch, tmp_path):
     """r and gamma would come out otherwise at every start; a run has one of each."""
     methods = "compare=[{method: card, k: 6, r: auto, max_depth: 12}, {method: pearl, gamma: auto}]"

@@ -56,6 +56,7 @@ def left(folder):
     return Counter(r.label for r in made), rows, " ".join(notes)
 
 
+@pytest.mark.slow  # over a second
 @pytest.mark.parametrize("extra", [[], [BATCHED]], ids=str)
 def test_who_fails_its_warm_up_is_left_out_before_anything_is_measured(
     typed, tmp_path, failing, extra

@@ -25,6 +25,7 @@ def done(tmp_path):
     return records.read_records(tmp_path / "run")[0]
 
 
+@pytest.mark.slow  # over a second
 def test_the_peers_run_beside_the_method_and_are_audited(execute, tmp_path):
     chosen = ("pair=random_draft", "dataset.limit=3", "generation.max_new_tokens=24")
     assert execute(*chosen) == 0
@@ -78,6 +79,7 @@ def test_the_assistants_passes_are_counted_as_ours(execute, tmp_path):
         assert counts["draft_forwards"] <= counts["draft_tokens"] <= passes
 
 
+@pytest.mark.slow  # over a second
 def test_where_no_draft_can_assist_the_loop_is_left_out_and_says_why(
     execute, checkpoint, tmp_path, caplog
 ):

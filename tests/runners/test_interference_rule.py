@@ -235,6 +235,7 @@ def test_a_busy_machine_is_named_before_anything_is_timed(small, tmp_path, monke
     assert busy < warming
 
 
+@pytest.mark.slow  # over a second
 @pytest.mark.parametrize("killed_at", ["steps", "cases"])
 def test_a_process_killed_while_replacing_leaves_one_measurement(run_noisy, monkeypatch, killed_at):
     """Killed after the copy to disturbed.jsonl, or after the new traces were written."""

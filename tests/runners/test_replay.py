@@ -195,6 +195,7 @@ def test_texts_are_replayed_one_at_a_time(again, surface):
     assert error.value.exit_code == 2
 
 
+@pytest.mark.slow  # over a second
 def test_plain_decoding_alone_is_recorded_for_replays(small, tmp_path):
     """By hand, and as the first half of a replay."""
     base = [*small, f"paths.results={tmp_path}", "dataset.limit=1"]

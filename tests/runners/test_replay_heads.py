@@ -95,6 +95,7 @@ def test_steps_of_heads_are_the_live_runs(live, again, monkeypatch):
     assert manifest["model"]["artefacts"]["eagle2"]["head eagle"]["sha256"]
 
 
+@pytest.mark.slow  # over a second
 def test_another_tree_is_replayed_from_the_same_states(live, with_heads, again, tmp_path):
     tree = "compare=[{method: eagle2, total: 6, depth: 1, top_k: 3}]"
     fresh = tmp_path / "fresh"

@@ -126,6 +126,7 @@ def test_what_asking_again_does_not_help_fails_the_case_alone(tmp_path, faults, 
     assert len(fake.asked) == requests + 1
 
 
+@pytest.mark.slow  # over a second
 def test_a_slow_server_is_given_up(tmp_path):
     with serving(wait_s=0.2, faults=[]) as (url, _):
         out = tmp_path / "r"
@@ -251,6 +252,7 @@ def test_a_server_that_never_ends_fails_the_case_alone(tmp_path):
 ECHOES = ["key in an event", "key cut by us", "key in pieces", "key in counters", "key in a reason"]
 
 
+@pytest.mark.slow  # over a second
 @pytest.mark.parametrize("echo", ECHOES)
 def test_the_key_is_not_in_a_file_or_on_the_terminal(tmp_path, monkeypatch, capsys, caplog, echo):
     monkeypatch.setenv("MY_KEY", KEY)
@@ -279,8 +281,7 @@ def test_missing_counters_leave_mat_out_and_say_so(tmp_path, capsys):
     assert "did not say its steps" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("first", [3, 8, 11])
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "other"])
+@pytest.mark.parametrize(("engine", "first"), [("vllm", 8), ("sglang", 11), ("other", 3)])
 def test_tokens_that_come_together_first_make_no_speedup(tmp_path, engine, first):
     with (
         serving(engine=engine, wait_s=0.01) as (plain, _),
@@ -297,6 +298,7 @@ def test_tokens_that_come_together_first_make_no_speedup(tmp_path, engine, first
     )
 
 
+@pytest.mark.slow  # over a second
 @pytest.mark.parametrize("engine", ["vllm", "other"])
 def test_answers_whose_tokens_come_together_count_in_no_decode_speed(tmp_path, engine):
     def asked(folder, n_together):

@@ -89,6 +89,7 @@ def fake_vllm(answers, broken):
     return found
 
 
+@pytest.mark.slow  # over a second
 def test_drafters_in_vllm_stand_beside_our_engine(small, monkeypatch, tmp_path, capsys):
     run, out = tmp_path / "run", tmp_path / "vllm.json"
     chain = "total_draft_len: 12, chaining_reserved: 2"

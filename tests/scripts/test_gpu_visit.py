@@ -33,6 +33,7 @@ def visit(monkeypatch, out, *parts, words=()):
     return gpu_visit.main(["--device", "cpu", "--out", str(out), *words])
 
 
+@pytest.mark.slow  # over a second
 def test_after_a_kill_at_any_moment_the_next_call_runs_what_is_left(tmp_path):
     ran, out = tmp_path / "ran", tmp_path / "out"
     command = [sys.executable, "-c", RUN, str(ran), str(out)]
@@ -92,6 +93,7 @@ def test_without_a_gpu_or_the_versions_it_says_what_to_type(tmp_path, monkeypatc
     assert "(here 4.40). Type make setup" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # over a second
 @pytest.mark.timeout(300)  # two processes that import torch
 def test_a_short_trial_on_the_cpu(tmp_path, monkeypatch):
     asked = [p for p in PARTS if p.name in ("bandwidth", "kernels")]

@@ -30,6 +30,7 @@ def calls(monkeypatch, tmp_path):
     return made
 
 
+@pytest.mark.slow  # over a second
 def test_one_artifact_is_run_and_drawn(calls, tmp_path, capsys):
     words = ["token_recycling_table1", "data_dir=D", "dataset.limit=2"]
     assert reproduce.main([*words, "--results", str(tmp_path)]) == 0

@@ -82,6 +82,7 @@ def pupil_of(name, loaded, texts, **changes):
     return family(replace(RECIPES[name], **changes), loaded, texts, texts[1:])
 
 
+@pytest.mark.slow  # over a second
 @pytest.mark.parametrize("name", RECIPES)
 def test_what_is_written_has_the_names_and_keys_of_the_shipped_weights(name, trained):
     shipped = draft.FOLDER if name == "draft" else heads.FOLDER / name
@@ -153,6 +154,7 @@ def test_a_killed_training_goes_on_and_gives_the_same_weights(
         assert torch.equal(weight, again.module.state_dict()[key]), key
 
 
+@pytest.mark.slow  # over a second
 def test_texts_are_the_target_s_with_what_it_says_everywhere(author, loaded, texts):
     again = author.write("texts", 1)
     assert any(torch.equal(again[0].tokens, text.tokens) for text in texts)

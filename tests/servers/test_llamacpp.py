@@ -264,6 +264,7 @@ def test_a_label_that_drafts_decodes_as_the_baseline(tmp_path, knob):
     assert [entry.label for entry in Serve().entries(cfg)] == ["ar", "p"]
 
 
+@pytest.mark.slow  # over a second
 def test_the_real_server_takes_several_kinds_of_drafts_and_its_own_knobs(tmp_path):
     """Its log would tell of a key that it does not know by not starting."""
     words = ["dataset.tasks=[qa]", "dataset.limit=1", "generation.max_new_tokens=8"]

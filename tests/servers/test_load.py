@@ -114,6 +114,7 @@ def _line(event):
     return f"data: {json.dumps(event)}\n\n".encode()
 
 
+@pytest.mark.slow  # over a second
 def test_a_sweep_of_loads_says_where_drafting_pays(tmp_path):
     with (
         serving(wait_s=0.004) as (plain, _),
@@ -131,6 +132,7 @@ def test_a_sweep_of_loads_says_where_drafting_pays(tmp_path):
     assert "2" in figure.title.partition("too few prompts to tell at ")[2]
 
 
+@pytest.mark.slow  # over a second
 def test_every_point_by_load_is_of_all_users_and_of_whole_batches(tmp_path):
     wanted = []
     with (
