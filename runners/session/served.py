@@ -18,8 +18,8 @@ from specbench.arrays import first_difference
 from specbench.config.server_schema import SERVERS, LlamacppConfig
 from specbench.errors import CaseFailed, ConfigurationError, field_error
 from specbench.models.checkpoints.bundled import find_gguf
-from specbench.results.records import DIFFERS, CaseRecord, Lossless, Said, Served
-from specbench.servers.asking import NOT_PLAIN, Asked, AskedAtOnce, Servers
+from specbench.results.records import DIFFERS, CaseRecord, Lossless, Served
+from specbench.servers.asking import NOT_PLAIN, Asked, Servers
 from specbench.servers.counters import Counts
 from specbench.system.interference import Interference, SystemMonitor
 
@@ -124,21 +124,24 @@ class ServedAnswers(Answers):
         label = turns[0].run.label
         self._servers.use(label)
         self._watch.begin()
-        batch = self._servers.ask(label, [asked for _, asked in asking])
+        seconds = self._servers.ask(label, [asked for _, asked in asking])
         around = self._watch.end()
         if not self._servers.local or not self._servers.pids:
             # Whose CPU time a server takes that was not started here, nobody can tell.
             around = replace(around, cpu_others=None)
-        finished = {}
+        finished = []
         for turn, asked in asking:
             try:
-                finished[turn.seat] = self._finished(turn, asked, around)
+                turn.record = self._finished(turn, asked, around)
+                finished.append(turn)
             except CaseFailed as error:
                 turn.error = error
-        if len(finished) == len(turns):  # without all tokens a batch's time says nothing
-            finished = {seat: _of_batch(record, batch) for seat, record in finished.items()}
-        for turn in turns:
-            turn.record = finished.get(turn.seat, turn.record)
+        # Without all tokens a batch's time says nothing.
+        if len(finished) < len(turns):
+            seconds = None
+        for turn in finished:
+            served = turn.record.served
+            turn.record = turn.record.replace(served=served and served.replace(batch_s=seconds))
 
     def _finished(self, turn: Turn, asked: Asked, around: Interference) -> CaseRecord:
         """A turn's record; CaseFailed: its answer did not come whole, or counts what cannot be."""
@@ -156,8 +159,6 @@ class ServedAnswers(Answers):
             counted=asked.counts is not None,
             where=self._servers.by_label[turn.run.label].where,
             counters=answer.counters,
-            accepted_by_position=[*counts.by_position],
-            said=_said(asked.counts),
         )
         whole = len(answer.output_ids) == answer.n_new
         try:
@@ -214,25 +215,6 @@ class ServedAnswers(Answers):
         if self._servers.comparable(record.label, plain.label):
             return compare(record, plain)
         return record.lossless
-
-
-def _said(counts: Counts | None) -> Said:
-    """How closely a server says what its steps did."""
-    if counts is None:
-        return "nothing"
-    if counts.committed or not counts.steps:
-        return "steps"
-    return "positions" if counts.by_position else "totals"
-
-
-def _of_batch(record: CaseRecord, batch: AskedAtOnce) -> CaseRecord:
-    """The record with what is known of all questions that were asked with it."""
-    assert record.served is not None
-    served = record.served.replace(batch_s=batch.seconds, batch_passes=batch.passes)
-    if batch.accepted:
-        said = "positions" if served.said == "totals" else served.said
-        served = served.replace(accepted_by_position=[*batch.accepted], said=said)
-    return record.replace(served=served)
 
 
 def _messages(turn: Turn) -> list[dict[str, str]]:

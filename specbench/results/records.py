@@ -66,7 +66,6 @@ Verdict: TypeAlias = Literal["equal", "near_tie", "bug", "not_audited", "differs
 DIFFERS: Verdict = "differs"
 VERDICTS: tuple[Verdict, ...] = tuple(v for v in get_args(Verdict) if v != DIFFERS)  # of our engine
 OWN_ENGINE = "specbench"
-Said: TypeAlias = Literal["", "steps", "positions", "totals", "nothing"]
 LOSSY_VERIFIERS = ("typical",)  # their outputs do not follow the target's distribution
 _ROUNDING = 1e-6
 _FIELDS_SET: set[str] = set()  # of every record, see `CaseRecord._check_counts`; nobody asks for it
@@ -122,14 +121,6 @@ class Served(Line):
     counters: dict[str, Any] = Field(default_factory=dict)
     bursts: list[Seconds] = Field(default_factory=list)
     """Seconds from the request to each arrival of tokens, those of a step together."""
-
-    batch_passes: Count | None = None
-    """Of the server for the whole batch, its prompts' included, where it says so."""
-
-    accepted_by_position: list[Count] = Field(default_factory=list)
-    """Draft tokens of the whole batch, where the server counts those."""
-
-    said: Said = ""
 
 
 _NOT_DECODED: dict[str, Any] = {

@@ -155,7 +155,6 @@ class ServedLabel(TypedDict):
         together: turns whose tokens came all at once.
         latency: seconds by name and percentile, see ``specbench.results.statistics.latency``.
         good_requests_per_s: requests/s within ``limits``, None without one.
-        tokens_per_pass: new tokens by the server's passes, where it says them.
     """
 
     label: str
@@ -176,7 +175,6 @@ class ServedLabel(TypedDict):
     latency: dict[str, dict[str, float]]
     good_requests_per_s: float | None
     limits: str
-    tokens_per_pass: float | None
 
 
 class BatchedLabel(TypedDict):

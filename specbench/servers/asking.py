@@ -25,7 +25,6 @@ from specbench.servers import counters, llamacpp
 from specbench.servers.client import Client, NoAnswer
 from specbench.servers.counters import Counts
 from specbench.servers.engines import (
-    STOP_RULES,
     EngineInfo,
     Messages,
     Question,
@@ -43,22 +42,6 @@ _METRICS_EVERY_S = 0.05
 _LONGEST_WAIT_S = 60.0
 _STARTS = 3  # of a server that is killed while it starts
 _SETTLING = [{"role": "user", "content": "Hello"}]
-
-
-@dataclass(frozen=True, slots=True)
-class AskedAtOnce:
-    """Questions that were asked at once.
-
-    Attributes:
-        seconds: from the first request to the last token; None where one failed or was repeated.
-        passes: of the server for all of them together, their prompts' included; None where it does
-            not say, or others may have asked meanwhile.
-        accepted: draft tokens of all of them by position of their draft; as ``passes``.
-    """
-
-    seconds: float | None = None
-    passes: int | None = None
-    accepted: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -144,13 +127,8 @@ class StartedServer(Server):
     @property
     def flags(self) -> Mapping[str, object]:
         wheel = f"{llamacpp.WHEEL} {llamacpp.wheel_version()}"
-        built = {"wheel": wheel, "simd": self._process.simd}
-        return {
-            **self._flags,
-            "model": Path(str(self._flags["model"])).name,
-            **built,
-            **self.info.flags,
-        }
+        model = Path(str(self._flags["model"])).name
+        return {**self._flags, "model": model, "wheel": wheel, "simd": self._process.simd}
 
     def ready(self) -> bool:
         if self._process.alive:
@@ -162,8 +140,7 @@ class StartedServer(Server):
                 self.client = Client(self._process.url, config.timeout_s, config.answer_mb)
                 if not hasattr(self, "info"):
                     info = identify(self.client, "llamacpp", None, None)
-                    rules = {key: value for key, value in info.flags.items() if key == STOP_RULES}
-                    self.info = replace(info, version=llamacpp.wheel_version(), flags=rules)
+                    self.info = replace(info, version=llamacpp.wheel_version())
                 break
             except SpecBenchError:
                 if not (self._process.killed and left):  # it would only fail again
@@ -287,7 +264,7 @@ class Servers:
         a, b = self.by_label[label].info, self.by_label[other].info
         return (a.engine, a.version, a.numerics) == (b.engine, b.version, b.numerics)
 
-    def ask(self, label: str, asked: Sequence[Asked], longest: int | None = None) -> AskedAtOnce:
+    def ask(self, label: str, asked: Sequence[Asked], longest: int | None = None) -> float | None:
         """Ask a label's questions at once, and again those whose answers did not come whole.
 
         A request is repeated ``server.retries`` times where that may help: the connection was
@@ -297,8 +274,11 @@ class Servers:
 
         Args:
             longest: tokens at most; None: the run's.
+
+        Returns:
+            Seconds from the first request to the last token; None where one failed or was repeated.
         """
-        batch = AskedAtOnce()
+        seconds = None
         for attempt in range(1 + self._shared.retries):
             left = [one for one in asked if one.open]
             if not left:
@@ -316,12 +296,12 @@ class Servers:
                     self._request(server, one)
             else:
                 list(self._pool.map(partial(self._request, server), left))
-            seconds = time.perf_counter() - start
+            seconds = None if attempt else time.perf_counter() - start
             for one in left:
                 _count(server, one)
-            passes, accepted = self._count_metrics(server, before, left)
-            batch = AskedAtOnce() if attempt else AskedAtOnce(seconds, passes, accepted)
-        return batch if all(one.answer is not None for one in asked) else AskedAtOnce()
+            if before is not None and left[0].counts is None and left[0].answer is not None:
+                left[0].counts = self._count_by_metrics(server, before, left[0].answer)
+        return seconds if all(one.answer is not None for one in asked) else None
 
     def _prepare(self, server: Server, asked: Sequence[Asked], longest: int | None) -> None:
         """Put prompts into ids where the server is given those; never timed."""
@@ -351,60 +331,29 @@ class Servers:
             one.error = error
 
     def _metrics(self, server: Server) -> Mapping[str, float] | None:
-        """Prometheus counters, where their rise is that of these questions alone.
-
-        Nobody else asks a server of ours; of another one, a question at a time is recognised by its
-        number of tokens.
-        """
-        alone = self._pool is None and not server.plain
-        if server.info.kind.metrics is None or (server.pid is None and not alone):
+        """Prometheus counters, where a rise by an answer's tokens can be that answer's."""
+        if server.plain or self._pool is not None or server.info.kind.metrics is None:
             return None
         try:
             return counters.read_metrics(server.client.get("/metrics"))
         except NoAnswer:
             return None
 
-    def _count_metrics(
-        self, server: Server, before: Mapping[str, float] | None, asked: Sequence[Asked]
-    ) -> tuple[int | None, tuple[int, ...]]:
-        """Complete counts by what /metrics says; passes and accepted tokens of all questions."""
-        kind = server.info.kind
-        if before is None or kind.metrics is None:
-            return None, ()
-        if server.pid is None:
-            self._count_alone(server, before, asked[0])
-            return None, ()
-        after = self._metrics(server)
-        if after is None or kind.passes not in after:
-            return None, ()
-        passes = counters.whole(after[kind.passes] - before.get(kind.passes, 0.0))
-        risen = counters.difference(kind.metrics, before, after)
-        accepted = [one.counts.accepted for one in asked if one.counts]
-        if not risen or None in accepted:
-            return passes, ()
-        return passes, counters.by_position(kind.metrics, risen, sum(n or 0 for n in accepted))
-
-    def _count_alone(self, server: Server, before: Mapping[str, float], one: Asked) -> None:
-        """Take what the server's counters rose by, if by this answer's tokens alone."""
-        words, answer = server.info.kind.metrics, one.answer
-        if words is None or answer is None:
-            return
-        if one.counts and (one.counts.committed or not words.positions):
-            return
-        end, risen = time.monotonic() + _METRICS_S, None
+    def _count_by_metrics(
+        self, server: Server, before: Mapping[str, float], answer: Answer
+    ) -> Counts | None:
+        """What the server's counters rose by, if by this answer's tokens and nothing else's."""
+        words = server.info.kind.metrics
+        assert words is not None
+        end = time.monotonic() + _METRICS_S
         while True:
             risen = counters.difference(words, before, self._metrics(server) or {})
+            if risen is not None and risen[words.new_tokens] == answer.n_new:
+                answer.counters["/metrics"] = risen
+                return counters.convert(words, risen, answer.n_new, answer.arrived)
             if risen is None or time.monotonic() > end:
-                return
-            if risen[words.new_tokens] == answer.n_new:
-                break
+                return None
             time.sleep(_METRICS_EVERY_S)
-        answer.counters["/metrics"] = risen
-        counted = counters.convert(words, risen, answer.n_new, answer.arrived)
-        if one.counts is None:
-            one.counts = counted
-        elif counted is not None:
-            one.counts = replace(one.counts, by_position=counted.by_position)
 
 
 def _count(server: Server, one: Asked) -> None:

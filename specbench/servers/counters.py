@@ -28,8 +28,6 @@ class Words:
             prompt's pass, also without a draft.
         per_step: its word for the accepted draft tokens of each step with a draft.
         by_event: whether a step's tokens arrive in one event, so that there were no fewer steps.
-        positions: its word for the accepted draft tokens of each position of a draft, a counter
-            for each with a label ``position``.
         new_tokens: its word for new tokens.
         says_zero: a word that is there also where nothing was drafted, and the others are not.
     """
@@ -41,7 +39,6 @@ class Words:
     all_passes: bool = False
     per_step: str = ""
     by_event: bool = False
-    positions: str = ""
     new_tokens: str = ""
     says_zero: str = ""
 
@@ -54,14 +51,12 @@ class Counts:
         steps: target passes after the prompt's.
         drafted, accepted: draft tokens; None where the server does not say.
         committed: tokens of each step, bonus included; empty where these are not known.
-        by_position: accepted draft tokens by position of their draft, where a server says those.
     """
 
     steps: int
     drafted: int | None = None
     accepted: int | None = None
     committed: tuple[int, ...] = ()
-    by_position: tuple[int, ...] = ()
 
 
 def plain_counts(n_new: int) -> Counts:
@@ -101,21 +96,7 @@ def convert(words: Words, said: Said, n_new: int, arrived: Sequence[int] = ()) -
     if accepted is not None and steps + accepted < n_new - 1:
         return None  # a step commits one token more than it accepts: these made fewer
     committed = _committed(words, said, n_new, steps, arrived)
-    return Counts(steps, drafted, accepted, committed, by_position(words, said, accepted))
-
-
-def by_position(words: Words, said: Said, accepted: int | None) -> tuple[int, ...]:
-    """Accepted draft tokens by position, up to the last that has some.
-
-    Args:
-        accepted: how many they are in all. Where the server's positions do not add up to it, or a
-            later one has more than an earlier one, nothing.
-    """
-    found: list[int] = []
-    while n := whole(said.get(f'{words.positions}{{position="{len(found)}"}}')):
-        found.append(n)
-    agrees = sum(found) == accepted and found == sorted(found, reverse=True)
-    return tuple(found) if agrees else ()
+    return Counts(steps, drafted, accepted, committed)
 
 
 def _committed(
@@ -172,14 +153,13 @@ def difference(
     names = [*words.drafted, *words.accepted, words.passes, words.new_tokens]
     if any(name not in after for name in names):
         return None
-    names += [name for name in after if name.startswith(f"{words.positions or None}{{")]
     # A counter that nothing has touched yet may not be there at first.
     risen = {name: whole(after[name] - before.get(name, 0.0)) for name in names}
     return None if None in risen.values() else {name: n or 0 for name, n in risen.items()}
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Prometheus' text format: values by name, added up over a name's labels but ``position``."""
+    """Prometheus' text format: values by name, added up over a name's labels."""
     values: dict[str, float] = {}
     for line in text.splitlines():
         match = re.fullmatch(r"([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)(?:\s+\S+)?", line.strip())
@@ -189,9 +169,7 @@ def read_metrics(text: str) -> dict[str, float]:
             value = float(match[3])
         except ValueError:
             continue
-        place = re.search(r'[{,]\s*(position="\d+")', match[2] or "")
-        name = f"{match[1]}{{{place[1]}}}" if place else match[1]
-        values[name] = values.get(name, 0.0) + value
+        values[match[1]] = values.get(match[1], 0.0) + value
     return values
 
 

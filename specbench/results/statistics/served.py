@@ -9,7 +9,6 @@ Definitions:
         disturbed). Nobody can say what a batch would have taken without one of its questions.
     goodput: useful tokens/s are the system's, since rejected drafts and failed requests are no
         tokens; good requests/s are the turns within the limits over the same batches' time.
-    tokens per pass: new tokens of these batches over the server's passes, prompts' included.
 """
 
 from __future__ import annotations
@@ -79,7 +78,6 @@ def served_labels(
                 latency=latencies(in_time),
                 good_requests_per_s=_good(in_time, whole, batches, limits),
                 limits=limits.words(),
-                tokens_per_pass=_per_pass(answered, whole),
             )
         )
     return rows
@@ -145,15 +143,6 @@ def _good(
     """Requests/s within the limits, of the batches that count."""
     good = sum(limits.met(r) for r in in_time if _place(r) in whole)
     return _per(good, _totals(batches)[1]) if limits else None
-
-
-def _per_pass(own: Sequence[CaseRecord], whole: _Whole) -> float | None:
-    """New tokens of a pass of the server, of a label's batches that count."""
-    counted = [r for r in own if _place(r) in whole]
-    passes = {(*_place(r), r.turn): _of(r).batch_passes for r in counted}
-    known = [n for n in passes.values() if n]
-    tokens = sum(r.n_new for r in counted)
-    return tokens / sum(known) if known and len(known) == len(passes) else None
 
 
 def system_verdict(
