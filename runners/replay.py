@@ -19,8 +19,9 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Job
+from runners.run_folder.resumable_files import BlockResult
 from runners.runner import Runner
-from runners.session.blocks import Answers, BlockResult, Turn
+from runners.session.blocks import Answers, Turn
 from runners.session.method_runs import (
     MethodRun,
     build_method_runs,

@@ -8,21 +8,58 @@ in lock-step.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from runners.job import CaseBlock, Job
+from specbench.errors import CaseFailed
 from specbench.results import records
-from specbench.results.lines import StepTrace, error_line, read_steps, write_steps
+from specbench.results.lines import ErrorLine, StepTrace, error_line, read_steps, write_steps
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord
 from specbench.results.summary_schema import Summary
 from specbench.storage import jsonl
 
-if TYPE_CHECKING:
-    from runners.session.blocks import BlockResult, Place
-
 log = logging.getLogger(__name__)
+
+_TRACEBACK_CHARACTERS = 4000
+
+Place = tuple[int, str]
+
+
+@dataclass(slots=True)
+class BlockResult:
+    """What blocks leave: records, lines for ``errors.jsonl``, step traces."""
+
+    records: list[CaseRecord] = field(default_factory=list)
+    errors: list[ErrorLine] = field(default_factory=list)
+    steps: list[StepTrace] = field(default_factory=list)
+
+    def extend(self, other: BlockResult) -> None:
+        self.records += other.records
+        self.errors += other.errors
+        self.steps += other.steps
+
+    def of(self, places: set[Place]) -> BlockResult:
+        """The part of some blocks."""
+        return BlockResult(
+            [r for r in self.records if (r.repeat, r.case_id) in places],
+            [e for e in self.errors if (e["repeat"], e["case_id"]) in places],
+            [s for s in self.steps if (s.repeat, s.case_id) in places],
+        )
+
+    def add_error(self, record: CaseRecord, error: Exception, during: str) -> None:
+        """Keep why a turn failed; ``during`` is ``decode``, ``audit`` or ``replay``."""
+        line = {
+            **record.turn_id,
+            "during": during,
+            "type": error.kind if isinstance(error, CaseFailed) else type(error).__name__,
+            "message": str(error),
+            "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:],
+            "at": record.started_at,
+        }
+        self.errors.append(error_line(line))
 
 
 def _trace_line(line: jsonl.JsonObject) -> jsonl.JsonObject:

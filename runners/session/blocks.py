@@ -8,7 +8,6 @@ with plain decoding are the same for all of them.
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,11 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from runners.job import CaseBlock, Job, derive_seed
+from runners.run_folder.resumable_files import BlockResult, Place
 from runners.session.interference_rule import by_counters
 from runners.session.method_runs import MethodRun, feed
 from specbench.arrays import first_difference
 from specbench.errors import CaseFailed, WarmUpFailed, first_line
-from specbench.results.lines import ErrorLine, StepTrace, error_line
+from specbench.results.lines import StepTrace
 from specbench.results.records import CaseRecord, Lossless
 from specbench.storage.jsonl import DiskError, failure
 
@@ -39,43 +39,6 @@ line: a ship that stands in the first book but not in the second is still in the
 numbers do not agree, he walks along the quay and counts the ships himself, because a book can be
 wrong and a ship cannot. Then he corrects the books, signs both, and begins a new page.
 """
-_TRACEBACK_CHARACTERS = 4000
-
-Place = tuple[int, str]
-
-
-@dataclass(slots=True)
-class BlockResult:
-    """What blocks leave: records, lines for ``errors.jsonl``, step traces."""
-
-    records: list[CaseRecord] = field(default_factory=list)
-    errors: list[ErrorLine] = field(default_factory=list)
-    steps: list[StepTrace] = field(default_factory=list)
-
-    def extend(self, other: BlockResult) -> None:
-        self.records += other.records
-        self.errors += other.errors
-        self.steps += other.steps
-
-    def of(self, places: set[Place]) -> BlockResult:
-        """The part of some blocks."""
-        return BlockResult(
-            [r for r in self.records if (r.repeat, r.case_id) in places],
-            [e for e in self.errors if (e["repeat"], e["case_id"]) in places],
-            [s for s in self.steps if (s.repeat, s.case_id) in places],
-        )
-
-    def add_error(self, record: CaseRecord, error: Exception, during: str) -> None:
-        """Keep why a turn failed; ``during`` is ``decode``, ``audit`` or ``replay``."""
-        line = {
-            **record.turn_id,
-            "during": during,
-            "type": error.kind if isinstance(error, CaseFailed) else type(error).__name__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(error))[-_TRACEBACK_CHARACTERS:],
-            "at": record.started_at,
-        }
-        self.errors.append(error_line(line))
 
 
 @dataclass(slots=True)

@@ -24,9 +24,9 @@ from runners.run_folder.manifest import (
     close,
 )
 from runners.run_folder.repeat import leave_repeat
-from runners.run_folder.resumable_files import ResultFiles
+from runners.run_folder.resumable_files import Place, ResultFiles
 from runners.session import interference_rule
-from runners.session.blocks import Answers, BlockRunner, Place
+from runners.session.blocks import Answers, BlockRunner
 from runners.session.method_runs import MethodRun, build_method_runs
 from specbench.decoding.drafter import Drafter
 from specbench.errors import MethodCannotRun, WarmUpFailed

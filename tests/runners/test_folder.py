@@ -13,9 +13,8 @@ import pytest
 
 from runners.run_folder import folder, manifest
 from runners.run_folder.repeat import leave_repeat
-from runners.run_folder.resumable_files import ResultFiles
+from runners.run_folder.resumable_files import BlockResult, ResultFiles
 from runners.session import open_run
-from runners.session.blocks import BlockResult
 from specbench.errors import OutputRefused
 from specbench.results import records
 from specbench.results.manifest import ModelInfo, RunManifest

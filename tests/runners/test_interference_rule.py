@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from runners.run_folder.resumable_files import ResultFiles
+from runners.run_folder.resumable_files import BlockResult, ResultFiles
 from runners.session import interference_rule
-from runners.session.blocks import BlockResult
 from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records
 from specbench.results.records import CaseRecord
