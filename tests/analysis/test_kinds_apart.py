@@ -86,6 +86,7 @@ def test_no_table_of_a_paper_has_both(runs):
     assert sum(found == {"measured", "predicted"} for found in kinds.values()) > 5
 
 
+@pytest.mark.slow  # over a second
 def test_no_figure_has_both_and_no_golden_bar_bears_a_claim(runs):
     """The golden runs' processor is none that a claim is about."""
     claimed: set[str] = set()

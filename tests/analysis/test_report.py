@@ -196,6 +196,7 @@ def look(text, folder):
             }  # fmt: skip
 
 
+@pytest.mark.slow  # over a second
 @needs_browser
 def test_in_a_browser(text, tmp_path):
     look(text, tmp_path)

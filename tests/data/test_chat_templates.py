@@ -171,6 +171,7 @@ def test_a_template_of_one_turn_may_refuse_a_second(tokenizer):
     assert PromptTemplate(tokenizer).render([("a", None)])
 
 
+@pytest.mark.slow  # over a second
 def test_a_template_that_does_not_end_is_stopped(tokenizer, monkeypatch):
     monkeypatch.setattr(chat_templates, "_RENDER_S", 1)
     loops = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3

@@ -159,6 +159,7 @@ def test_graphs_that_are_replaced_go_at_once(gpu, tmp_path, name):
         gc.enable()
 
 
+@pytest.mark.slow  # over a second
 @pytest.mark.parametrize(
     ("overlap", "names"),
     [("stream", ["pearl", "card"]), ("thread", ["card"]), ("serial", ["pearl", "sps"])],

@@ -106,6 +106,7 @@ def test_a_lost_gpu_ends_the_run_with_the_first_error(small, tmp_path, pretended
         assert len(asked) == 1
 
 
+@pytest.mark.slow  # over a second
 def test_a_lost_gpu_of_a_draft_model_ends_the_run(small, tmp_path, pretended, monkeypatch):
     def fails(self, state):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -143,6 +144,7 @@ def test_bandwidth_is_measured_with_events(gpu):
     assert seconds(lambda: torch.ones(4, device=device), device) > 0
 
 
+@pytest.mark.slow  # over a second
 def test_a_gpu_that_others_use_has_no_floor(small, tmp_path, pretended):
     run = [f"model.device={DEVICE}", "dataset.limit=1", f"output_dir={tmp_path}/run"]
     assert run_here(small, *run, "measure.exclusive=false") == 0

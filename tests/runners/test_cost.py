@@ -175,6 +175,7 @@ def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
     assert made.isdisjoint(events[timed:])
 
 
+@pytest.mark.slow  # over a second
 def test_of_random_weights_without_a_hub_an_interrupted_measurement_keeps_its_rounds(
     tmp_path, monkeypatch
 ):

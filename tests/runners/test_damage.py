@@ -211,6 +211,7 @@ def test_a_block_without_its_steps_is_measured_again(job, run):
     assert {record.case_id for record in records.read_records(run)[0]} == {"81"}
 
 
+@pytest.mark.slow  # over a second
 def test_questions_that_changed_are_noticed_wherever_they_lie(small, questions, tmp_path):
     """Also in data_dir, of a finished run, and of one that lacks nothing but its end."""
     file = tmp_path / "spec_bench.jsonl"

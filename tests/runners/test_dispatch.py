@@ -184,6 +184,7 @@ def test_what_a_method_cannot_allocate_is_a_matter_of_its_knobs(allocate):
         raise RuntimeError("boom")
 
 
+@pytest.mark.slow  # over a second
 def test_the_baseline_may_be_the_method_or_be_left_out(execute, tmp_path):
     assert execute(f"output_dir={tmp_path}/ar", "dataset.limit=1", "method=ar") == 0
     assert {r.label for r in records.read_records(tmp_path / "ar")[0]} == {"ar"}

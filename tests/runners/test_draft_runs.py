@@ -127,6 +127,7 @@ def test_entries_may_have_verifiers_of_their_own(execute):
     assert texts["block"] == alone
 
 
+@pytest.mark.slow  # over a second
 def test_one_device_where_two_were_asked_for_stands_in_every_record(execute, caplog):
     code, found, _ = execute("pair.draft.device=cuda:7", "dataset.limit=1")
     assert code == 0

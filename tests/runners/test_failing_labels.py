@@ -126,6 +126,7 @@ def test_a_label_that_breaks_later_keeps_what_was_measured_and_costs_the_others_
     assert "LEFT OUT: pld. It failed in 3 of 5 cases" in notes
 
 
+@pytest.mark.slow  # over a second
 def test_without_plain_decoding_the_others_have_all_but_speedups(typed, tmp_path, failing):
     failing(Autoregressive)
     assert run_here([*typed, "measure.warmup=1"]) == 1

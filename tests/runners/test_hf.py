@@ -57,6 +57,7 @@ def test_the_peers_run_beside_the_method_and_are_audited(execute, tmp_path):
     assert execute(*chosen) == 0  # nothing is left
 
 
+@pytest.mark.slow  # over a second
 def test_the_assistants_passes_are_counted_as_ours(execute, tmp_path):
     """Each draft token costs a pass, in both; a turn's first came from the prompt's pass."""
     chosen = ("method=sps", "method.gamma=3", "pair=random_draft", "generation.max_new_tokens=24")
@@ -118,6 +119,7 @@ def test_bad_input_is_refused(execute, tmp_path, overrides, said):
     assert not (tmp_path / "run" / records.CASES).exists()
 
 
+@pytest.mark.slow  # over a second
 def test_the_heuristic_schedule_starts_afresh_in_every_turn(execute, tmp_path, monkeypatch):
     """It writes its last value into the assistant's configuration, where the next turn reads it."""
     starts = []

@@ -86,6 +86,7 @@ def test_other_runners_and_named_files_are_left_alone():
         assert ensure(cfg, Execute(code=1)) is cfg
 
 
+@pytest.mark.slow  # over a second
 def test_an_experiment_that_runs_live_in_the_paper_s_size_makes_nothing_first():
     files = (CONF_DIR / "experiment").glob("*.yaml")
     replays = [path.stem for path in files if "/runner: replay_" in path.read_text()]

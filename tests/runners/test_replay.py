@@ -250,6 +250,7 @@ def test_a_folder_belongs_to_the_ids_and_not_to_their_place(again, live, tmp_pat
         again(f"runner.traces={other}")
 
 
+@pytest.mark.slow  # over a second
 def test_an_interrupted_replay_goes_on_to_the_same_files(live, again, monkeypatch):
     monkeypatch.setattr(replay, "_BLOCKS_PER_WRITE", 2)
     with interrupted_after(2):

@@ -185,6 +185,7 @@ def test_a_run_warns_of_a_head_that_was_trained_on_other_layers(
     assert {r.lossless.verdict for r in done} == {"equal"}
 
 
+@pytest.mark.slow  # over a second
 def test_what_was_not_recorded_is_refused(live, with_heads, again, tmp_path):
     plain = tmp_path / "plain"
     shutil.copytree(live, plain)

@@ -205,6 +205,7 @@ def test_a_folder_keeps_the_labels_it_was_begun_with(small, tmp_path, on_graphs)
     assert len(again.splitlines()) == len(kept)
 
 
+@pytest.mark.slow  # over a second
 @pytest.mark.usefixtures("without_cache")
 def test_the_memory_s_fastest_read_is_that_of_all_the_run_s_starts(small, tmp_path):
     command = [*small, "dataset.limit=2", f"output_dir={tmp_path}"]
