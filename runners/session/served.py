@@ -11,7 +11,7 @@ from pathlib import Path
 from runners.job import CaseBlock, Job, label_order
 from runners.run_folder.manifest import check_subject
 from runners.session import device_lock
-from runners.session.blocks import WARM_UP_TEXT, Answers, Turn, answered
+from runners.session.blocks import WARM_UP_TEXT, Answers, Turn, answered, without_reasoning
 from runners.session.method_runs import MethodRun
 from runners.session.open_run import OpenRun, attempts
 from specbench.arrays import first_difference
@@ -209,7 +209,7 @@ class ServedAnswers(Answers):
         shared = self.job.baseline if self.job.config.dataset.dialogue == "ar" else None
         served = answered(turn.beside[shared or turn.run.label].record).served
         assert served is not None  # it was answered
-        return without_thoughts(served.text[served.n_thought :])
+        return without_reasoning(served.text[served.n_thought :])
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
         if self._servers.comparable(record.label, plain.label):
@@ -223,17 +223,6 @@ def _messages(turn: Turn) -> list[dict[str, str]]:
     return [
         {"role": roles[i % 2], "content": text} for i, text in enumerate([*texts, turn.question])
     ]
-
-
-def without_thoughts(text: str) -> str:
-    """An answer without the reasoning that its model wrote between marks before it.
-
-    The first mark may be the prompt's last word; without the second one all of it is reasoning.
-    """
-    _, mark, answer = text.rpartition("</think>")
-    if mark:
-        return answer.lstrip()
-    return "" if text.lstrip().startswith("<think>") else text
 
 
 def compare(record: CaseRecord, plain: CaseRecord) -> Lossless:
