@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,8 @@ from specbench.config.schema import DTYPES
 from specbench.config.validate import check_values
 from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError
-from specbench.paths import CONF_DIR, PROJECT
+from specbench.paths import CONF_DIR
+from tests.contract import driver
 
 ROOT = CONF_DIR.parent
 GROUPS = (
@@ -401,10 +401,7 @@ def test_tables_of_heads_run_their_published_trees_whatever_the_pair_says(experi
 
 
 def test_the_run_of_all_methods_has_all():
-    """All that README names: a method of your own is in no list of ours."""
-    named = {path.stem for path in (CONF_DIR / "method").glob("[!_]*.yaml")}
-    table = (PROJECT / "README.md").read_text(encoding="utf-8").partition("## Methods")[2]
-    named &= set(re.findall(r"`(\w+)`", table.partition("\n## ")[0]))
+    named = driver.named_in_readme()
     found = [method.name for method in methods_of("all_methods")]
     assert sorted(found) == sorted(named - {"ar", "oracle", "random_drafts"})
 

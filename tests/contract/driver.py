@@ -6,6 +6,7 @@ need more of the target than its tokens (`needs_a_target`) are played elsewhere,
 """
 
 import functools
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,7 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
+from specbench.paths import PROJECT
 from tests.conftest import tiny_draft, tiny_model
 from tests.models.heads import tiny_heads
 
@@ -94,6 +96,13 @@ def methods_that_need(what: str) -> list[str]:
         for name, node in alone.items()
         if getattr(hydra.utils.get_class(node["_target_"])().needs, what)
     ]
+
+
+def named_in_readme() -> set[str]:
+    """The methods of README's table: one of your own is in no list of ours."""
+    table = (PROJECT / "README.md").read_text(encoding="utf-8").partition("\n## Methods")[2]
+    words = re.findall(r"`(\w+)`", table.partition("\n## ")[0])
+    return {*option_names("method")} & {*words}
 
 
 def with_draft_model() -> dict[str, Callable[[], Drafter]]:
