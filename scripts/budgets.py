@@ -22,6 +22,7 @@ from specbench.paths import PROJECT
 
 FILE = "budgets.toml"
 KINDS = ("source", "code", "tests")
+SLACK = 1.05
 TABLES = (".yaml", ".jinja", ".json", ".jsonl")
 OTHER_TESTS = "tests"  # of no room: contract, documents, golden tables, shared parts
 
@@ -74,12 +75,18 @@ def _add(counts: dict[str, int], files: Iterable[Path], lines: str, code: str = 
 
 
 def over(found: Lines, budgets: Lines) -> list[str]:
-    """What is above its budget, a sentence each; a room without one may have nothing."""
+    """What is above its budget, a sentence each; a room without one may have nothing.
+
+    A room may exceed its number by `SLACK`, so that a method of your own fits.
+    """
+    most = {
+        (name, kind): int(SLACK * n) for name, kinds in budgets.items() for kind, n in kinds.items()
+    }
     return [
-        f"{name}: {kind} must be at most {budgets.get(name, {}).get(kind, 0)} lines, got {n}"
+        f"{name}: {kind} must be at most {most.get((name, kind), 0)} lines, got {n}"
         for name, kinds in found.items()
         for kind, n in kinds.items()
-        if n > budgets.get(name, {}).get(kind, 0)
+        if n > most.get((name, kind), 0)
     ]
 
 

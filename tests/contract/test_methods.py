@@ -154,7 +154,10 @@ def test_steps_after_another_case_are_those_after_none_unless_kept_for_the_run(
         drafter.setup(driver.toy_context(drafter, cache, monkeypatch))
         drafter.reset()
         found.append([steps_of(drafter, logits, prompt) for prompt in (*before, own)][-1])
-    assert (found[0] == found[1]) == (scope == "prompt")
+    if scope == "prompt":
+        assert found[0] == found[1]
+    elif method in driver.named_in_readme():  # what another method learned need not show here
+        assert found[0] != found[1]
 
 
 def test_observing_an_empty_outcome_is_harmless(make):

@@ -24,7 +24,7 @@ from specbench.arrays import first_difference
 from specbench.results.estimate import ABSENT, Cell, Estimate, number
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DIFFERS, CaseRecord, Served
-from specbench.results.statistics.bootstrap import LogRatios, log_ratios
+from specbench.results.statistics.bootstrap import log_ratios
 from specbench.results.statistics.counted import rankable, wrong_outputs
 from specbench.results.statistics.latency import NO_LIMITS, Limits, latencies
 from specbench.results.statistics.pairs import Ranking
@@ -44,7 +44,7 @@ def served_labels(
     """Describe the labels of a run that servers answered; none of a run of our own engine."""
     timed = timed_turns(records, labels)
     whole = _whole(records, labels, timed)
-    methods, _, ranking = _system_ranking(records, labels, baseline, seed)
+    methods, ranking = _system_ranking(records, labels, baseline, seed)
     system = dict(zip(methods, ranking.over_plain, strict=True))
     standing = dict(zip(methods, ranking.plain_verdicts, strict=True))
     rows = []
@@ -152,7 +152,7 @@ def system_verdict(
 
     "" where nothing can be compared.
     """
-    methods, _, ranking = _system_ranking(records, labels, baseline, seed)
+    methods, ranking = _system_ranking(records, labels, baseline, seed)
     if not methods:
         return ""
     users = max(_of(r).concurrency for r in records if r.served)
@@ -164,25 +164,27 @@ def system_speedups(
 ) -> dict[str, tuple[Estimate, str]]:
     """Give by label all users' tokens/s over plain decoding's, and its verdict.
 
-    Intervals are of a bootstrap over batches; with too few batches there is no number.
+    Intervals are those that decide: a bootstrap over batches, for all methods together. With too
+    few batches there is no number.
     """
-    methods, over, ranking = _system_ranking(records, labels, baseline, seed)
-    values = [] if over is None else np.exp(over.values).tolist()
-    estimates = [Estimate(value, over.interval(i, value)) for i, value in enumerate(values) if over]
-    estimates = estimates or [Estimate(None)] * len(methods)
+    methods, ranking = _system_ranking(records, labels, baseline, seed)
+    estimates = [
+        Estimate(None) if over is None else Estimate(math.exp(over.log_ratio), over.interval)
+        for over in ranking.over_plain
+    ]
     return dict(zip(methods, zip(estimates, ranking.plain_verdicts, strict=True), strict=True))
 
 
 def _system_ranking(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
-) -> tuple[list[str], LogRatios | None, Ranking]:
-    """Methods, the logarithms of their speeds over plain decoding's, of common batches, ranked."""
+) -> tuple[list[str], Ranking]:
+    """Methods, and how their speeds over plain decoding's, of common batches, stand."""
     whole = _whole(records, labels, timed_turns(records, labels))
     batches = {label: _of_label(records, label, whole) for label in labels}
     ranked = rankable(labels, wrong_outputs(records, labels), baseline)
     methods = [label for label in ranked if label != baseline and batches[label]]
     if baseline is None or not batches.get(baseline) or not methods:
-        return [], None, Ranking([], [], {})
+        return [], Ranking([], [], {})
     shown = [baseline, *methods]
     units = sorted(set.intersection(*(set(batches[label]) for label in shown)))
     over = None
@@ -192,7 +194,7 @@ def _system_ranking(
         ratios = log_ratios(above, below, np.zeros(len(units), dtype=np.int64), seed)
         contrasts = np.eye(len(shown))[1:] - np.eye(len(shown))[0]
         over = None if ratios is None else ratios.of(contrasts)
-    return methods, over, Ranking.of(over, over, [0.0] * len(methods))
+    return methods, Ranking.of(over, over, [0.0] * len(methods))
 
 
 def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> str:
