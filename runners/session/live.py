@@ -172,7 +172,7 @@ def _name_busy_machine(loading: Interference, limit: float | None) -> None:
     if loading.cpu_others and limit is not None and loading.cpu_others > limit:
         log.warning(
             "this machine is busy: other programs take %.0f %% of its CPU time (load %s). Cases "
-            "are measured again, and the run takes longer. End the other work first.",
+            "may be measured again (measure.rerun_share). End the other work first.",
             100 * loading.cpu_others,
             loading.cpu_load,
         )

@@ -104,6 +104,11 @@ def _missing_option(error: MissingConfigException) -> ConfigurationError:
 def _no_override(error: OverrideParseException) -> ConfigurationError:
     """A word that is no ``key=value``: a verb, a group or an option by itself, or bad syntax."""
     word = str(error.override)
+    key, given, value = word.partition("=")
+    if given and not value.isascii() and value.isprintable():
+        return ConfigurationError(
+            f"`{key}` must be quoted where it is no ASCII: type '{key}=\"{value}\"'."
+        )
     if "=" in word or not re.fullmatch(r"[\w.-]+", word):
         return ConfigurationError(
             f"{word!r} cannot be read as key=value: {_first_line(error)}. {_QUOTING}"

@@ -227,6 +227,10 @@ def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
     columns = row.columns
     # A file of the user's own may hold bare prompts: the rest is then optional.
     bare = dataset.file is None and "prompt" in row.values and columns["turns"] not in row.values
+    if dataset.file is None and not bare and columns["turns"] not in row.values:
+        close = nearest("prompt", row.values)
+        if close is not None:
+            raise row.error(f"the column {close!r} is unknown: did you mean 'prompt'?")
     if bare:
         columns = {key: name if name in row.values else None for key, name in columns.items()}
     case_id = row.number if columns["id"] is None else row.column(columns["id"])

@@ -289,3 +289,8 @@ def test_a_method_s_file_that_cannot_be_imported_names_its_line(
     monkeypatch.setattr(knobs, "PROJECT", tmp_path)
     said = refusal("method._target_=methods.unfinished.Method")
     assert f"methods/unfinished.py, {line}" in said
+
+
+def test_a_value_that_is_no_ascii_is_answered_with_its_quotes():
+    with pytest.raises(ConfigurationError, match=r"type 'method\.label=\"草稿\"'"):
+        compose(["method.label=草稿"])

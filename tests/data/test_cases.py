@@ -463,3 +463,10 @@ def test_real_token_recycling_prompts_have_our_form():
     ours = {int(case.case_id): case.turns[0] for case in load_cases(own, DATA)}
     assert set(theirs) <= set(ours)
     assert sum(theirs[i] == ours[i] for i in theirs) > 100
+
+
+def test_a_mistyped_prompt_is_named(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"promt": "hi"}\n')
+    dataset = compose(["dataset=jsonl", f"dataset.path={tmp_path}/mine.jsonl"]).dataset
+    with pytest.raises(DatasetError, match=r"line 1: .*'promt'.* did you mean 'prompt'"):
+        load_cases(dataset, None)
