@@ -1,7 +1,5 @@
 """Sampling with real passes: repeated token for token in float64, and by chi-square at contexts."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -121,7 +119,7 @@ def test_the_bundled_model_at_fixed_contexts():
     sampling = Sampling(1.0, top_k=WIDTH)
     for case in list(load_cases(config.dataset, None))[:2]:
         prompt = np.array(template.render([(case.turns[0], None)]))
-        target = Target(model.model, max_len=len(prompt) + 8, cache_dir=Path(config.cache_dir))
+        target = Target(model.model, max_len=len(prompt) + 8)
         known = PathTarget(target, prompt)
         drafter = HotterDrafts(known, Sampling(2.0, top_k=WIDTH))
         joint = np.zeros((WIDTH,) * N_TOKENS)

@@ -2,7 +2,6 @@
 
 import gc
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +39,6 @@ def loaded():
         model.model,
         max_len=max(map(len, prompts)) + NEW_TOKENS,
         packed_bytes=4 << 30,
-        cache_dir=Path(config.cache_dir),
     )
     return model, target, [np.array(p) for p in prompts[::2]]
 
