@@ -60,7 +60,7 @@ class CompiledHead(CompiledCall):
         return self._layer_words(
             getattr(before, "weight", None),
             layer.post_attention_layernorm.weight,
-            list(map(Product.of, linears_of_layer(layer))),
+            _products(layer),
             [getattr(norm, "weight", None) for norm in own],
             beside,
         )
@@ -91,6 +91,20 @@ class CompiledHead(CompiledCall):
         words[pass_kernels.BESIDE] = beside.data_ptr()
         self._call(states, rows.cos, rows.sin, rows.segments)
         return states
+
+
+def _products(layer: Any) -> list[Product]:
+    """The layer's products, packed once: each text, and a cache that grows, make their own call.
+
+    A linear that stands alone is packed already.
+    """
+    if "packed_products" not in vars(layer):
+        groups = linears_of_layer(layer)
+        layer.packed_products = [
+            group[0].product if len(group) == 1 else Product.of(group) for group in groups
+        ]
+    packed: list[Product] = layer.packed_products
+    return packed
 
 
 def compiled_head(
