@@ -213,7 +213,6 @@ def _measure(
         partial(make_target, config=config, max_len=longest, max_nodes=most),
         what=f"model={config.model.name}",
         longest=longest,
-        nodes=most,
     )
     model = ModelInfo(
         name=config.model.name,

@@ -107,7 +107,6 @@ def make_session(
         make,
         what=what,
         longest=max_len,
-        nodes=max_nodes,
     )
     model = replace(
         model,

@@ -26,7 +26,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DraftContext
 from specbench.errors import ConfigurationError, message_line
 from specbench.kernels.architectures import usable_context
-from specbench.models.checks import own_passes, self_check
+from specbench.models.checks import self_check
 from specbench.models.loading import offered_attention
 from specbench.models.target import Target
 from tests.conftest import engine
@@ -389,7 +389,7 @@ def page(findings):
         refuse_too=pd.DataFrame(too).to_markdown(index=False),
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         versions=f"transformers {transformers.__version__}, torch {torch.__version__}",
-        times=own_passes._TIMES,
+        times=self_check.TIMES,
         dtypes=", ".join(DTYPES),
         tokens=NEW_TOKENS,
         prompts=PROMPTS,

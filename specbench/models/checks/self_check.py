@@ -12,23 +12,31 @@ apart than roundings can be is refused.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specbench.arrays import IntArray
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import visibility
 from specbench.errors import ConfigurationError, SpecBenchError, first_line
-from specbench.kernels.architectures import ELSE, is_mixture
-from specbench.models.checks.check_text import PARENTS, CheckText, make_text
-from specbench.models.checks.own_passes import OwnRows, difference, differences, own_rows
+from specbench.kernels.architectures import ELSE, is_mixture, scaled_every, window_sizes
+from specbench.models.hidden_states import HiddenStates, decoder_layers
 from specbench.models.target import Target
 
+# What may differ, in spreads of the model's own passes. Of right random models up to 1,024 wide,
+# with saturated attention, ours reach 4.4.
+TIMES = 8
+# Of the largest logit. In float16 passes of 34 tiny architectures differ by up to 3.9 where the
+# model's own do not, of SmolLM2 by 2.4: half of what is then allowed.
+_ROUNDINGS = 2
 # What a model's own passes may differ by, as a share of what the logits of a row vary by (their
 # standard deviation). Of 50 architectures, widths to 1,024 and initial ranges to .4, right ones
 # reach .0007 in float32 and .12 in half precision; attention that looks ahead .03 to 3.
@@ -36,6 +44,16 @@ _CEILING = {torch.float32: 0.01, torch.float64: 0.01}
 _CEILING_OF_HALVES = 0.5
 
 _TEXTS = 4  # that a mixture of experts reads; a router's near tie is in one or the other
+_PROMPT, _CHAIN = 16, 6  # tokens
+# Most nodes have an earlier one that they must not see, and depths do not follow the order.
+_PARENTS: IntArray = np.array([-1, -1, 0, 1, 1, 2, 4, 3], dtype=np.int64)
+_ROWS = 1 + len(_PARENTS)
+# The last row's number in its pass, less what it may be at most by its depth: a step in what
+# positions do shall lie between both.
+_BEFORE_STEP = 5
+# Work of one prompt's pass, so that the text outgrows a window or reaches a step. It is read up to
+# five times: some three seconds on two cores.
+FLOPS = {"cpu": 5e10, "cuda": 2e14}
 
 T = TypeVar("T")
 
@@ -66,6 +84,46 @@ class SelfCheck:
         return dataclasses.asdict(self)
 
 
+class Spread(NamedTuple):
+    """How far logits of the same tokens lie apart in passes of one row and of many.
+
+    ``rounding`` is what roundings of the largest logit may come to: passes that happen to be the
+    same to the last bit have no spread, and others may still round.
+    """
+
+    value: float
+    rounding: float
+
+    def tolerance(self, times: int) -> float:
+        """What may differ: the larger of both, so many times."""
+        return times * max(self)
+
+
+class _Text(NamedTuple):
+    """A prompt, and behind its last token, the root, a chain and a tree."""
+
+    prompt: IntArray
+    root: int
+    chain: IntArray  # [_CHAIN]
+    nodes: IntArray  # [len(_PARENTS)]
+
+    def trees(self, most: int) -> dict[str, DraftTree]:
+        """Chain and tree, each cut to its first ``most`` nodes."""
+        return {
+            "chain": DraftTree.chain(self.chain[:most]),
+            "tree": DraftTree(self.nodes[:most], _PARENTS[:most]),
+        }
+
+
+class _OwnRows(NamedTuple):
+    """Of a model's own passes over the text; the root is in both parts."""
+
+    logits: dict[str, torch.Tensor]  # by part, [rows, vocab]
+    hidden: dict[str, list[torch.Tensor]]  # by part and layer, [rows, hidden]
+    spread: Spread
+    moved: int  # of `_CHAIN` and the root, where not all passes choose the same token
+
+
 def checked(
     model: PreTrainedModel,
     make: Callable[[PreTrainedModel], Target],
@@ -73,102 +131,63 @@ def checked(
     what: str,
     longest: int,
     drafts: bool = False,
-    nodes: int = 0,
 ) -> tuple[Target, SelfCheck]:
-    """The target that ``make`` makes of ``model``, and what its self-check found.
+    """Make a target of ``model`` and compare it with the model's own passes.
 
     Args:
         model: as transformers loaded it, on its device; ``make`` gives it another attention.
         what: the model in the words of its user, e.g. ``model.id=FOLDER``.
         longest: tokens of the longest text that will be read.
         drafts: the target is a draft model's, whose trees grow without a root.
-        nodes: what a tree of the target may have; a check reads no larger ones.
 
     Raises:
         ConfigurationError: logits differ, or a pass fails; names the layer or the feature.
     """
-    text, lengths = make_text(model, longest)
-    own = _attempt(lambda: own_rows(model, text), f"{what}: transformers' own pass fails")
     failing = f"{what} does not decode here"
-    if own.finite:
-        _check_ceiling(own, failing)
     mixture = is_mixture(model)
-    more_texts = [make_text(model, longest, seed)[0] for seed in range(1, _TEXTS if mixture else 1)]
-    others = [(more, own_rows(model, more)) for more in more_texts]
-    target = _attempt(lambda: make(model), failing)
-    ours = _attempt(lambda: _our_rows(target, text, drafts), failing)
-    if not own.finite:  # as after an overflow: its cases will fail, and say so
-        return target, SelfCheck(len(text.prompt), None, None, {}, lengths)
-    found = {part: difference(ours[part], own.logits[part], mixture) for part in ours}
-    part, largest = max(found.items(), key=lambda item: item[1])
-    spread = own.spread
-    if largest > spread.tolerance:
+    made = [make_text(model, longest, seed) for seed in range(_TEXTS if mixture else 1)]
+    texts, lengths = [text for text, _ in made], made[0][1]
+    owns = [
+        _attempt(partial(_own_rows, model, text), f"{what}: transformers' own pass fails")
+        for text in texts
+    ]
+    spread, logits = owns[0].spread, owns[0].logits
+    finite = not any((rows.isnan() | rows.isposinf()).any() for rows in logits.values())
+    if finite:
+        _check_ceiling(spread, logits["chain"], failing)
+    target = _attempt(partial(make, model), failing)
+    # In a mixture of experts a rounding sends a row at a near tie to another expert, so that rows
+    # of one text say nothing; a row that is apart in every text is wrong.
+    tolerance = spread.tolerance(TIMES)
+    apart: dict[str, torch.Tensor] = {}
+    for text, own in zip(texts, owns, strict=True):
+        ours = _attempt(partial(_our_rows, target, text, drafts), failing)
+        for part, rows in ours.items():
+            found = _differences(rows, own.logits[part])
+            apart[part] = torch.minimum(found, apart.get(part, found))
+        if not any((rows > tolerance).any() for rows in apart.values()):
+            break
+    if not finite:  # as after an overflow: its cases will fail, and say so
+        return target, SelfCheck(len(texts[0].prompt), None, None, {}, lengths)
+    difference = {part: float(rows.max()) for part, rows in apart.items()}
+    part, largest = max(difference.items(), key=lambda item: item[1])
+    if largest > tolerance:
+        packed = target.packed_weights["products"]
         raise ConfigurationError(
             f"{failing} as it does in transformers: logits of a {part} differ by {largest:.2g} "
             f"from its own attention's and cache's, whose passes of one row and of many "
-            f"differ by {spread.value:.2g} (allowed: {spread.tolerance:.2g}). First to "
-            f"differ: {_first_to_differ(target, text, own)}. {_remedy(target)}"
-        )
-    apart = _rows_apart(ours, own)
-    for more, rows in others:  # most mixtures have no such row, and read no other text here
-        if any(bool(rows_apart.any()) for rows_apart in apart.values()):
-            again = _rows_apart(_our_rows(target, more, drafts), rows)
-            apart = {part: apart[part] & again[part] for part in apart}
-    if mixture and (row := _first_row(apart)):
-        raise ConfigurationError(
-            f"{failing} as it does in transformers: {row} differs from its own attention and cache "
-            f"in each of {_TEXTS} texts, which no router's near tie explains. {ELSE}"
+            f"differ by {spread.value:.2g} (allowed: {tolerance:.2g}). First to "
+            f"differ: {_first_to_differ(target, texts[0], owns[0])}. "
+            f"{'Type engine.packed.enabled=false to do without one call.' if packed else ELSE}"
         )
     return target, SelfCheck(
-        prompt=len(text.prompt),
+        prompt=len(texts[0].prompt),
         spread=spread.value,
-        tolerance=spread.tolerance,
-        difference=found,
+        tolerance=tolerance,
+        difference=difference,
         lengths=lengths,
-        moved=own.moved,
-        positions=own.positions,
-    )
-
-
-def _rows_apart(ours: Mapping[str, torch.Tensor], own: OwnRows) -> dict[str, torch.Tensor]:
-    """By part, ``[rows]`` that differ by more than is allowed.
-
-    In a mixture of experts a rounding sends a row at a near tie to another expert, so that single
-    rows of one text say nothing; a row that is apart in every text is wrong.
-    """
-    return {
-        part: (differences(rows, own.logits[part]) > own.spread.tolerance).cpu()
-        for part, rows in ours.items()
-    }
-
-
-def _first_row(wrong: Mapping[str, torch.Tensor]) -> str:
-    """The first row that is marked, in words; "" for none."""
-    named = [(part, int(rows.nonzero()[0])) for part, rows in wrong.items() if bool(rows.any())]
-    return f"row {named[0][1]} of a {named[0][0]}" if named else ""
-
-
-def _remedy(target: Target) -> str:
-    packed = target.packed_weights["products"]
-    return "Type engine.packed.enabled=false to do without one call." if packed else ELSE
-
-
-def _check_ceiling(own: OwnRows, failing: str) -> None:
-    """Refuse a spread that is no rounding.
-
-    Raises:
-        ConfigurationError: it says what the logits vary by.
-    """
-    ceiling = _CEILING.get(own.logits["chain"].dtype, _CEILING_OF_HALVES)
-    value, scale = own.spread.value, own.scale
-    if value <= max(ceiling * scale, own.spread.rounding):
-        return
-    raise ConfigurationError(
-        f"{failing}: in transformers itself, passes of one row and of many over the same text "
-        f"differ by {value:.2g}, where logits of a row vary by {scale:.2g}; roundings come to "
-        f"{ceiling * scale:.2g} at most. What it answers depends on how a text is cut into passes, "
-        "as where attention looks ahead (use_bidirectional_attention) or a cache is not exact. "
-        f"{ELSE}"
+        moved=owns[0].moved,
+        positions=1 + _CHAIN,
     )
 
 
@@ -183,45 +202,157 @@ def _attempt(call: Callable[[], T], failing: str) -> T:
         raise ConfigurationError(f"{failing}: {first_line(error)}. {ELSE}") from error
 
 
-def _trees(text: CheckText, most: int) -> dict[str, DraftTree]:
-    """Chain and tree, each cut to its first ``most`` nodes."""
-    return {
-        "chain": DraftTree.chain(text.chain[:most]),
-        "tree": DraftTree(text.nodes[:most], PARENTS[:most]),
-    }
+def _check_ceiling(spread: Spread, logits: torch.Tensor, failing: str) -> None:
+    """Refuse a spread that is no rounding, of ``logits [rows, vocab]``."""
+    # Ids that are ruled out left aside.
+    scale = float(torch.stack([row[row.isfinite()].double().std() for row in logits]).median())
+    ceiling = _CEILING.get(logits.dtype, _CEILING_OF_HALVES) * scale
+    if spread.value > max(ceiling, spread.rounding):
+        raise ConfigurationError(
+            f"{failing}: in transformers itself, passes of one row and of many over the same text "
+            f"differ by {spread.value:.2g}, where logits of a row vary by {scale:.2g}; roundings "
+            f"come to {ceiling:.2g} at most. What it answers depends on how a text is cut into "
+            "passes, as where attention looks ahead (use_bidirectional_attention) or a cache is "
+            f"not exact. {ELSE}"
+        )
+
+
+# -- the text ------------------------------------------------------------------------------------
+
+
+def make_text(model: PreTrainedModel, longest: int, seed: int = 0) -> tuple[_Text, dict[str, str]]:
+    """Draw random ids; as many as windows and steps of position need, where that is cheap."""
+    per_token = 2 * sum(p.numel() for p in model.parameters())
+    length = max(1, min(_PROMPT, longest - _ROWS))
+    lengths: dict[str, str] = {}
+    cheap = max(length, int(FLOPS.get(model.device.type, 0) / per_token))
+
+    def grow(name: str, wanted: int, fits: bool) -> int:
+        lengths[name] = "not reached by this run's texts"
+        if fits:
+            lengths[name] = "reached" if wanted <= cheap else "not reached: it would take too long"
+        return max(length, wanted) if fits and wanted <= cheap else length
+
+    for window in window_sizes(model):
+        wanted = min(window + max(window // 2, _ROWS), longest - _ROWS)
+        length = grow(f"window of {window}", wanted, wanted > window)
+    for step in scaled_every(model):
+        wanted = -(-(length + _BEFORE_STEP) // step) * step - _BEFORE_STEP
+        length = grow(f"attention scaled anew every {step}", wanted, wanted < longest)
+    tables: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+    vocab = min(int(table.weight.shape[0]) for table in tables)
+    # Special tokens, and ids that stand for images, are at the ends of vocabularies.
+    ids = np.random.default_rng(seed).integers(vocab // 16, vocab // 2 + 1, length + _CHAIN + _ROWS)
+    prompt, root, chain, nodes = np.split(ids, np.cumsum([length, 1, _CHAIN]))
+    return _Text(prompt, int(root[0]), chain, nodes), lengths
+
+
+def _path_to(node: int) -> list[int]:
+    """Nodes from below the root down to ``node``."""
+    return [*_path_to(int(_PARENTS[node])), node] if node >= 0 else []
+
+
+# -- transformers' attention and cache, one branch at a time -------------------------------------
 
 
 @torch.inference_mode()
-def _our_rows(target: Target, text: CheckText, drafts: bool) -> dict[str, torch.Tensor]:
+def _own_rows(model: PreTrainedModel, text: _Text) -> _OwnRows:
+    begun = _read(model, text.prompt, keep=1)
+    if getattr(begun, "past_key_values", None) is None:
+        raise ConfigurationError(
+            f"{type(model).__name__} keeps a state instead of keys and values, which cannot go "
+            f"back where a draft is rejected. {ELSE}"
+        )
+    tokens = [text.root, *text.chain]
+    cache = copy.deepcopy(begun.past_key_values)
+    one = torch.cat([_read(model, [token], cache).logits[0] for token in tokens])
+    # Not by transformers' own option, which would leave a hook in every layer for the whole run.
+    layers = decoder_layers(model)
+    states, numbers = HiddenStates(model, layers, model.device), range(len(layers) + 1)
+
+    def behind(ids: list[int]) -> list[torch.Tensor]:
+        """Logits, and hidden states by layer, of rows behind the prompt."""
+        with states.collected(numbers) as hidden:
+            logits = _read(model, ids, copy.deepcopy(begun.past_key_values)).logits[0]
+        return [logits, *(hidden[i] for i in numbers)]
+
+    chain, *chain_states = behind(tokens)
+    paths = [_path_to(node) for node in range(len(_PARENTS)) if node not in _PARENTS]
+    branches = [behind([text.root, *text.nodes[path]]) for path in paths]
+    tree = [rows.new_empty(_ROWS, rows.shape[1]) for rows in branches[0]]
+    for path, branch in zip(paths, branches, strict=True):
+        for whole, rows in zip(tree, branch, strict=True):
+            whole[[0, *(node + 1 for node in path)]] = rows
+    many = [chain, _read(model, [*text.prompt, *tokens], keep=len(tokens)).logits[0]]
+    same = torch.stack([one.argmax(-1) == other.argmax(-1) for other in many]).all(0)
+    return _OwnRows(
+        logits={"chain": torch.cat([begun.logits[0], chain]), "tree": tree[0]},
+        hidden={"chain": chain_states, "tree": tree[1:]},
+        spread=measure_spread(one, *many, typical=is_mixture(model)),
+        moved=int((~same).sum()),
+    )
+
+
+def _read(model: PreTrainedModel, ids: Iterable[int], cache: Any = None, *, keep: int = 0) -> Any:
+    row = torch.tensor([list(ids)], device=model.device)
+    return model(input_ids=row, past_key_values=cache, use_cache=True, logits_to_keep=keep)
+
+
+def measure_spread(one: torch.Tensor, *many: torch.Tensor, typical: bool = False) -> Spread:
+    """Measure the spread of logits ``[rows, vocab]`` of one-row passes and of others.
+
+    Most models compute norms and softmax in float32, in float64 too: a difference of float32
+    roundings is then right in any dtype. With ``typical``, the median row's in place of the
+    largest.
+    """
+    unit = max(torch.finfo(one.dtype).eps, torch.finfo(torch.float32).eps)
+    largest = float(one.abs().nan_to_num(0.0, 0.0).max())
+    rows = [_differences(one, other) for other in many]
+    value = max(float(row.median() if typical else row.max()) for row in rows)
+    return Spread(value, _ROUNDINGS * unit * largest)
+
+
+def _differences(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``[rows]`` the largest between two numbers of each row that both have; inf for no number."""
+    rows = min(len(a), len(b))
+    a, b = a[:rows].double(), b[:rows].to(a.device).double()
+    return torch.where(a == b, 0.0, (a - b).abs()).nan_to_num(torch.inf).amax(1)
+
+
+# -- our attention, cache and masks --------------------------------------------------------------
+
+
+@torch.inference_mode()
+def _our_rows(target: Target, text: _Text, drafts: bool) -> dict[str, torch.Tensor]:
     """Logits by part; fewer rows where the target's largest tree has fewer nodes."""
+    # Cloned, since a captured pass overwrites the logits of the pass before.
     prompt = target.prefill(text.prompt).logits[-1:].clone()
-    found, trees = {}, _trees(text, target.max_nodes)
-    if not drafts:
-        # Cloned, since a captured pass overwrites the logits of the pass before.
-        for part, tree in trees.items():
-            found[part] = target.forward(text.root, tree).logits.clone()
-        return {**found, "chain": torch.cat([prompt, found["chain"]])}
-    root = target.append(torch.tensor([text.root], device=target.device)).logits.clone()
+    rows, trees = {}, text.trees(target.max_nodes)
+    if drafts:
+        root = target.append(torch.tensor([text.root], device=target.device)).logits.clone()
     for part, tree in trees.items():
+        if not drafts:
+            rows[part] = target.forward(text.root, tree).logits.clone()
+            continue
         visible, depths = visibility(torch.from_numpy(tree.parents).to(target.device))
         ids = torch.as_tensor(tree.tokens, device=target.device)
-        rows = target.extend(ids, visible[1:, 1:], depths[1:] - 1).logits
-        found[part] = torch.cat([root, rows])
+        below = target.extend(ids, visible[1:, 1:], depths[1:] - 1).logits
+        rows[part] = torch.cat([root, below])
         target.cache.retained = 0
-    return {**found, "chain": torch.cat([prompt, found["chain"]])}
+    return {**rows, "chain": torch.cat([prompt, rows["chain"]])}
 
 
 @torch.inference_mode()
-def _first_to_differ(target: Target, text: CheckText, own: OwnRows) -> str:
+def _first_to_differ(target: Target, text: _Text, own: _OwnRows) -> str:
     """The layer where our hidden states leave the model's own."""
     layers = tuple(range(len(own.hidden["chain"])))
     target.prefill(text.prompt)
     apart = np.zeros(len(layers))
-    for part, tree in _trees(text, target.max_nodes).items():
+    for part, tree in text.trees(target.max_nodes).items():
         hidden = target.forward(text.root, tree, hidden_layers=layers).hidden or {}
         for i, wanted in enumerate(own.hidden[part]):
             scale = float(wanted.abs().max()) or 1.0
-            apart[i] = max(apart[i], difference(hidden[i], wanted) / scale)
+            apart[i] = max(apart[i], float(_differences(hidden[i], wanted).max()) / scale)
     # Rounding grows from layer to layer, and a fault is far larger.
     first = int(np.argmax(apart >= apart.max() / 10)) if layers else 0
     if first == 0:

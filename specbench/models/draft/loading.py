@@ -115,7 +115,6 @@ def load_draft_model(
         what=what,
         longest=min(max_len, context_length or max_len),
         drafts=True,
-        nodes=max_nodes,
     )
     drafter = DraftModel(
         own,
