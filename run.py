@@ -38,7 +38,8 @@ def advised() -> bool:
         return False
     from runners.advice import command  # loads torch
 
-    return command.shown(sys.argv[1:])
+    command.main(sys.argv[2:])
+    return True
 
 
 def answered() -> None:

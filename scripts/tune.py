@@ -31,10 +31,17 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
-from runners.search.halving import Candidate, Measure, mixed, successive_halving
 from runners.search.live import Bench, LiveRuns
 from runners.search.replayed import Replays
-from runners.search.space import Entries, load_spaces, shown
+from runners.search.space import (
+    Candidate,
+    Entries,
+    Measure,
+    load_spaces,
+    mixed,
+    shown,
+    successive_halving,
+)
 from specbench import paths
 from specbench.config import compose
 from specbench.config.compare import is_part

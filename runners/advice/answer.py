@@ -33,10 +33,6 @@ class Speed:
             return f"{self.value:.2f} (too few prompts for an interval)"
         return f"{self.value:.2f} [{self.interval[0]:.2f}, {self.interval[1]:.2f}]"
 
-    @property
-    def cell(self) -> Estimate:
-        return Estimate(self.value, self.interval, few=self.prompts < FEWEST, compares=True)
-
 
 @dataclass
 class Option:
@@ -79,7 +75,7 @@ class Option:
 
 @dataclass
 class Advice:
-    """What `advise` found. Printed, it is the decision, the command and the table.
+    """What `advise` decides. Printed, it is the decision, the command and the table.
 
     Attributes:
         options: the methods that were tried, the best first.
@@ -116,10 +112,8 @@ class Advice:
     def decision(self) -> str:
         """Use it, use plain decoding, undecided, not confirmed, or nothing was tried."""
         option = self.option
-        if option is None:
-            return UNTRIED
-        if option.measured is None:
-            return UNCONFIRMED
+        if option is None or option.measured is None:
+            return UNCONFIRMED if option else UNTRIED
         return USE if option.ends[0] > 1 else PLAIN if option.ends[1] < 1 else UNDECIDED
 
     @property
@@ -130,9 +124,8 @@ class Advice:
     @property
     def item(self) -> dict[str, Any]:
         """What ``compare`` takes for the decision: a method with its knobs, or plain decoding."""
-        return (
-            {"method": self.best.method, **self.best.knobs} if self.best else {"method": BASELINE}
-        )
+        best = self.best
+        return {"method": best.method, **best.knobs} if best else {"method": BASELINE}
 
     @property
     def undecided(self) -> list[str]:
@@ -149,7 +142,7 @@ class Advice:
     @property
     def lines(self) -> list[str]:
         """The decision with its numbers, its setting, the command and what that is for."""
-        option = self.option
+        option, decision = self.option, self.decision
         if option is None:
             why = "the minutes ended first" if self.more else "the reasons are below"
             lines = [f"Undecided: no method was tried ({why})."]
@@ -157,23 +150,22 @@ class Advice:
             speed = f"predicted {option.predicted}" if option.predicted else f"{option.score:.2f}"
             lines = [f"Not confirmed: {option.method} may be the fastest ({speed}), not run live."]
         else:
-            speeds = (
-                f"{option.measured} times plain decoding's speed on {option.measured.prompts} "
-                "prompts that it was not chosen by"
-            )
-            speeds += f"; predicted {option.predicted}" if option.predicted else ""
             begins = {
                 USE: f"Use {option.method}: measured",
                 PLAIN: f"Use plain decoding: {option.method} was measured at",
                 UNDECIDED: f"Undecided: {option.method} may pay, measured",
             }
-            lines = [f"{begins[self.decision]} {speeds}."]
-        if option is not None and self.decision != PLAIN:
+            predicted = f"; predicted {option.predicted}" if option.predicted else ""
+            lines = [
+                f"{begins[decision]} {option.measured} times plain decoding's speed on "
+                f"{option.measured.prompts} prompts that it was not chosen by{predicted}."
+            ]
+        if option is not None and decision != PLAIN:
             lines.append(f"Setting: {shown(option.knobs)}")
         if self.command:
             purpose = {USE: "To use it", PLAIN: "To use it", UNCONFIRMED: "To confirm it"}
-            label = purpose.get(self.decision, "To decide")
-            if self.decision == UNDECIDED and option and (enough := option.prompts_to_decide):
+            label = purpose.get(decision, "To decide")
+            if decision == UNDECIDED and option and (enough := option.prompts_to_decide):
                 prompts = self.choosing + self.confirming
                 label += f", with about {2 * enough} prompts ({prompts} now)"
             lines.append(f"{label}:\n    {self.command}")
@@ -214,12 +206,17 @@ def show(advice: Advice, console: Console) -> None:
     def write(lines: list[str]) -> None:
         console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
+    def cell(speed: Speed | None) -> Cell:
+        if speed is None:
+            return ABSENT
+        return Estimate(speed.value, speed.interval, few=speed.prompts < FEWEST, compares=True)
+
     write(["", *advice.lines, ""])
     rows: list[dict[str, Cell]] = [
         {
             "method": option.method,
-            "measured speedup [95 %]": option.measured.cell if option.measured else ABSENT,
-            "PREDICTED speedup [95 %]": option.predicted.cell if option.predicted else ABSENT,
+            "measured speedup [95 %]": cell(option.measured),
+            "PREDICTED speedup [95 %]": cell(option.predicted),
             "setting": shown(option.knobs),
         }
         for option in advice.options

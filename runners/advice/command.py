@@ -1,4 +1,4 @@
-"""``python run.py advise model=… prompts=FILE minutes=10``: words to advice and its files."""
+"""Advice as it is typed (``python run.py advise prompts=FILE minutes=10``) and from Python."""
 
 from __future__ import annotations
 
@@ -6,34 +6,46 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated, Any
 
+from annotated_types import Gt, Lt
+from pydantic import TypeAdapter
 from rich.console import Console
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runners.advice import answer
 from runners.advice.answer import Advice
 from runners.advice.steps import Budget, find, subject_key
+from runners.caller_input import CallerInput, call, read_input
+from runners.cost import Cost
+from runners.job import Job
+from runners.launch.dispatch import entry_of
 from runners.run_folder.folder import is_complete, make_folder
-from runners.search.live import Bench
+from runners.search.live import Bench, surface_job
 from runners.search.space import typed
 from specbench.config import compose
+from specbench.config.run_key import key_of, run_identity
+from specbench.config.schema import RECORD_STATES
 from specbench.config.validate import check_values
-from specbench.data import cases as questions
-from specbench.data.cases import prompt_set_hash
+from specbench.data.cases import Case, load_cases, prompt_set_hash
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.models import loading
+from specbench.models.given_back import given_back
 from specbench.paths import file_name, typed_path
 from specbench.replay.traces import Traces, load_traces
 from specbench.results.manifest import BASELINE, RunManifest
+from specbench.results.records import SURFACE
 
-WORD = "advise"
 MINUTES = 10.0
 MAX_NEW_TOKENS = 64  # where nothing else is typed: a prompt then takes seconds
 
-_OWN = ("prompts", "run", "minutes", "methods")
+_WORD = "advise"
+_KEYS = ("prompts", "run", "minutes", "methods", "output_dir")
+_TOKENS_KEY = "generation.max_new_tokens"
 _USAGE = (
     'Type python run.py advise prompts=FILE (a prompt a line, or {"prompt": ...}), dataset=NAME, '
     "or run=DIR (a finished run), and model=..., minutes=10, methods=[pld,sam], output_dir=DIR as "
@@ -64,69 +76,64 @@ class Request:
     output_dir: Path | None = None
 
 
-def shown(arguments: Sequence[str]) -> bool:
-    """Give advice, if the arguments begin with the word for it; whether they did."""
-    if list(arguments[:1]) != [WORD]:
-        return False
+def main(arguments: Sequence[str]) -> None:
+    """Give the advice that is asked for, or help."""
     if {"--help", "-h"} & set(arguments):
         sys.stdout.write(f"{_USAGE}\n")
-        return True
-    give(read(arguments[1:]))
-    return True
+    else:
+        give(read(arguments))
 
 
 def read(arguments: Sequence[str]) -> Request:
-    """The request that words on the command line make.
+    """Read the request that words on the command line make.
 
     Raises:
         ConfigurationError: they contradict each other, or one is for another command.
     """
-    own: dict[str, str] = {}
+    keys: dict[str, str] = {}
     words: list[str] = []
     for text in arguments:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigurationError(f"{text!r} is not KEY=VALUE. {_USAGE}")
-        if key in (*_OWN, "output_dir"):
-            own[key] = value
+        if key in _KEYS:
+            keys[key] = value
         elif key.lstrip("+~").partition(".")[0] in _DECIDED:
             raise ConfigurationError(f"{text}: advise decides that itself. Leave it out. {_USAGE}")
-        elif get_close_matches(key, _OWN, cutoff=0.8):  # no key of a run is spelled like these
-            raise unknown_name("key", key, [*_OWN, "output_dir"])
+        elif get_close_matches(key, _KEYS, cutoff=0.8):  # no key of a run is spelled like these
+            raise unknown_name("key", key, _KEYS)
         else:
             words.append(text)
-    minutes = _minutes(own.get("minutes", str(MINUTES)))
-    asked: list[str] = [key for key in ("prompts", "run") if key in own]
-    asked += ["dataset"] if any(re.match(r"dataset=", word) for word in words) else []
-    if len(asked) > 1:
-        raise ConfigurationError(f"{' and '.join(asked)} both name prompts. Leave one out.")
-    if "prompts" in own:
-        words += ["dataset=jsonl", f"dataset.path={_quoted(own['prompts'])}"]
-    run = Path(own["run"]) if "run" in own else None
+    sources: list[str] = [key for key in ("prompts", "run") if key in keys]
+    sources += ["dataset"] if any(word.startswith("dataset=") for word in words) else []
+    if len(sources) > 1:
+        raise ConfigurationError(f"{' and '.join(sources)} both name prompts. Leave one out.")
+    minutes = _minutes(keys.get("minutes", str(MINUTES)))
+    if "prompts" in keys:
+        words += ["dataset=jsonl", f"dataset.path={_quoted(keys['prompts'])}"]
+    run = Path(keys["run"]) if "run" in keys else None
     if run is not None:
         words = [*_words_of(run, {word.partition("=")[0] for word in words}), *words]
-    if not any(word.startswith("generation.max_new_tokens=") for word in words):
-        words.append(f"generation.max_new_tokens={MAX_NEW_TOKENS}")
-    methods = own.get("methods")
+    if not any(word.startswith(f"{_TOKENS_KEY}=") for word in words):
+        words.append(f"{_TOKENS_KEY}={MAX_NEW_TOKENS}")
     return Request(
         typed=tuple(arguments),
         words=tuple(words),
-        prompts=own.get("prompts"),
+        prompts=keys.get("prompts"),
         minutes=minutes,
         run=run,
-        methods=None if methods is None else tuple(re.findall(r"\w+", methods)),
-        output_dir=Path(own["output_dir"]) if own.get("output_dir") else None,
+        methods=tuple(re.findall(r"\w+", keys["methods"])) if "methods" in keys else None,
+        output_dir=Path(keys["output_dir"]) if keys.get("output_dir") else None,
     )
 
 
 def _minutes(text: str) -> float:
     try:
-        minutes = float(text)
+        return TypeAdapter(Annotated[float, Gt(0), Lt(1e5)]).validate_python(text)
     except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < 1e5:
-        raise ConfigurationError(f"minutes must be a number above 0, got {text}. Type minutes=10.")
-    return minutes
+        raise ConfigurationError(
+            f"minutes must be a number above 0, got {text}. Type minutes=10."
+        ) from None
 
 
 def _quoted(path: str) -> str:
@@ -142,16 +149,15 @@ def _words_of(run: Path, typed_keys: set[str]) -> list[str]:
             "prompts=FILE."
         )
     manifest = RunManifest.read(run)
-    kept = [
+    words = [
         word
         for word in manifest.overrides
         if re.match(r"\+{0,2}(model|dataset|generation|engine|seed|data_dir|pair)\b", word)
         and word.partition("=")[0] not in typed_keys
     ]
-    if not any(word.startswith("generation.max_new_tokens=") for word in kept):
-        tokens = manifest.setting("generation", "max_new_tokens")
-        kept.append(f"generation.max_new_tokens={tokens}")
-    return kept
+    if not any(word.startswith(f"{_TOKENS_KEY}=") for word in words):
+        words.append(f"{_TOKENS_KEY}={manifest.setting('generation', 'max_new_tokens')}")
+    return words
 
 
 def give(request: Request) -> Advice:
@@ -175,14 +181,14 @@ def give(request: Request) -> Advice:
         )
     config = compose.typed(cfg)
     loading.model_files_present(config)
-    cases = questions.load_cases(config.dataset, config.data_dir)
+    cases = load_cases(config.dataset, config.data_dir)
     traces = None if request.run is None else _recording(request.run, cases)
     name = f"{file_name(cfg.model.name)}-{subject_key(cfg, cases)}"
     folder = request.output_dir or Path(cfg.paths.results) / "advice" / name
     make_folder(folder)
-    asked = str(cfg.dataset.path or f"dataset={cfg.dataset.name}")
-    budget.say(f"{len(cases)} prompts of {asked}, model {cfg.model.name}")
-    advice = find(cases, asked, Bench(cfg), folder, budget, traces, request.methods)
+    questions = str(cfg.dataset.path or f"dataset={cfg.dataset.name}")
+    budget.say(f"{len(cases)} prompts of {questions}, model {cfg.model.name}")
+    advice = find(cases, questions, Bench(cfg), folder, budget, traces, request.methods)
     advice.command = command_of(advice, request)
     advice.write(folder)
     console = Console()
@@ -191,7 +197,7 @@ def give(request: Request) -> Advice:
     return advice
 
 
-def _recording(run: Path, cases: Sequence[questions.Case]) -> Traces:
+def _recording(run: Path, cases: Sequence[Case]) -> Traces:
     """A finished run's recording, of these very questions."""
     if RunManifest.read(run).prompt_set_hash != prompt_set_hash(cases):
         raise ConfigurationError(
@@ -204,13 +210,86 @@ def _recording(run: Path, cases: Sequence[questions.Case]) -> Traces:
 
 def command_of(advice: Advice, request: Request) -> str:
     """Write the line that uses what is advised on these prompts, or the one that decides more."""
-    option = advice.option
     if advice.decision in (answer.USE, answer.PLAIN):
         item = advice.item
         words = [f"method={item.pop('method')}", *typed(item), *request.words]
     else:
-        replaced = ("minutes=", "methods=") if option else ("minutes=",)
-        words = [WORD, *(word for word in request.typed if not word.startswith(replaced))]
-        words += [f"methods=[{','.join(advice.undecided)}]"] if option else []
+        replaced = ("minutes=", "methods=") if advice.option else ("minutes=",)
+        words = [_WORD, *(word for word in request.typed if not word.startswith(replaced))]
+        words += [f"methods=[{','.join(advice.undecided)}]"] if advice.option else []
         words += [f"minutes={advice.minutes_to_decide}"]
     return shlex.join(["python", "run.py", *words])
+
+
+class InMemory(Bench):
+    """Makes the runs in this process, of a model that the caller lent."""
+
+    def __init__(self, given: CallerInput) -> None:
+        super().__init__(given.cfg)
+        self._given = given
+
+    def surface(self) -> Path:
+        node, path = surface_job(self.cfg)
+        identity, config = run_identity(node), compose.typed(node)
+        with given_back(self._given.model):
+            loaded = loading.in_memory(config.model, self._given.model, self._given.tokenizer)
+            # Two models in memory may have one name.
+            path = path.with_name(f"{path.name}-{(loaded.weights_hash or '')[:8]}")
+            if not is_complete(path):
+                make_folder(path)
+                identity = {**identity, "shard": None}
+                job = Job(config, (), identity, key_of(identity), path, (entry_of(node),), ())
+                Cost(lambda _: loaded).run(job)
+        return path / SURFACE
+
+    def record(self, cases: Sequence[Case], path: Path) -> None:
+        self._given.measure([], path, cases, record=RECORD_STATES, strict=False)
+
+    def live(self, items: Sequence[Mapping[str, Any]], cases: Sequence[Case], path: Path) -> None:
+        self._given.measure(items, path, cases, strict=False)
+
+
+def advise(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Iterable[Any],
+    *,
+    name: str | None = None,
+    minutes: float = MINUTES,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    seed: int = 0,
+    methods: Sequence[str] | None = None,
+    output_dir: str | Path | None = None,
+    overrides: Sequence[str] = (),
+) -> Advice:
+    """Find the drafting method for these prompts on this machine, as ``run.py advise`` does.
+
+    Args:
+        model, tokenizer, prompts, name, overrides: as for `runners.compare`.
+        minutes: for everything; a step that was begun is finished.
+        max_new_tokens, seed: as on the command line.
+        methods: by name; None takes all that have a search space.
+        output_dir: keeps files there, and goes on there. None keeps none but the cost surface.
+
+    Raises:
+        ComparisonRefused: a ValueError; something cannot be used, the message says what to type.
+    """
+    budget = Budget(minutes)
+    arguments = ["generation=greedy", "verifier=auto", f"seed={seed}"]
+    arguments += [f"{_TOKENS_KEY}={max_new_tokens}"]
+    with call(output_dir) as path:
+        given = read_input(model, tokenizer, prompts, name, arguments, overrides)
+        make_folder(path)
+        questions = f"{len(given.cases)} prompts"
+        advice = find(given.cases, questions, InMemory(given), path, budget, methods=methods)
+        if advice.decision == answer.USE:
+            advice.command = f"compare(model, tokenizer, prompts, [{advice.item!r}])"
+        elif advice.decision != answer.PLAIN:
+            chosen = f", methods={advice.undecided!r}" if advice.option else ""
+            more = f"minutes={advice.minutes_to_decide}{chosen}"
+            advice.command = f"advise(model, tokenizer, prompts, {more})"
+        if output_dir is None:
+            advice.folder = ""
+        else:
+            advice.write(path)
+    return advice

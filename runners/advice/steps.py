@@ -15,16 +15,23 @@ from scipy import stats
 
 from runners.advice.answer import Advice, Option, Speed
 from runners.run_folder.folder import is_complete
-from runners.search.halving import Candidate, halves, mixed, successive_halving
 from runners.search.live import Bench, LiveRuns
 from runners.search.replayed import OUT_OF_TIME, Replays
-from runners.search.space import Entries, Space, load_spaces
+from runners.search.space import (
+    Candidate,
+    Entries,
+    Space,
+    halves,
+    load_spaces,
+    mixed,
+    successive_halving,
+)
 from specbench.config.run_key import key_of, run_identity
 from specbench.data.cases import Case, prompt_set_hash
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.traces import Traces, load_traces
-from specbench.results.estimate import FEWEST, Interval
+from specbench.results.estimate import FEWEST
 from specbench.results.records import SUMMARY
 from specbench.results.statistics.bootstrap import LEVEL, log_ratios, strata_of
 from specbench.results.statistics.counted import WRONG, rankable
@@ -101,8 +108,8 @@ def find(
 def subject_key(cfg: DictConfig, cases: Sequence[Case]) -> str:
     """Hash the model, the prompts and how they are answered."""
     identity = run_identity(cfg)
-    kept = {key: identity[key] for key in ("model", "generation", "engine", "seed")}
-    return key_of([kept, prompt_set_hash(cases)])
+    subject = {key: identity[key] for key in ("model", "generation", "engine", "seed")}
+    return key_of([subject, prompt_set_hash(cases)])
 
 
 def _check_count(n: int, otherwise: str) -> None:
@@ -135,8 +142,7 @@ class _Steps:
         recorded = [case for case in cases if case.case_id in traces.cases()]
         _check_count(len(recorded), f"plain decoding answered {len(recorded)}. Shorten the others.")
         self._choosing, self._confirming = halves(recorded, self._seed)
-        self._choosing_ids = [case.case_id for case in self._choosing]
-        self._tasks = {case.case_id: case.task for case in recorded}
+        self._ids = [case.case_id for case in self._choosing]
         file = folder / f"replayed-{traces.sha[:8]}-{file_sha256(surface)[:8]}.jsonl"
         self._replays = Replays(self._entries, traces, self._surface, file)
         self._best: dict[str, Candidate] = {}
@@ -182,66 +188,66 @@ class _Steps:
 
     def search(self, spaces: Mapping[str, Space]) -> None:
         """Replay the settings of each method, more of them while there is time."""
-        looked_at = self._entries.candidates(spaces, _LOOKED_AT, self._seed)
+        first = self._entries.candidates(spaces, _LOOKED_AT, self._seed)
         chosen: dict[str, Space] = {}
         for method, space in spaces.items():
             if why := self._entries.why_not(method) or self._replays.slow_build(method):
                 self.advice.not_run[method] = why
-            elif any(self._replays.kind(method, c.knobs) for c in looked_at[method]):
+            elif any(self._replays.kind(method, c.knobs) for c in first[method]):
                 chosen[method] = space
             else:
                 self._live_only.append(Candidate(method, {}))
+        if not chosen:
+            return
         minutes_s = 60 * self._budget.minutes
-        kept_s = self._confirm_s + _FOR_PREDICTIONS * minutes_s
-        if kept_s + self._live_s <= _FOR_LIVE * minutes_s:
-            kept_s += self._live_s
-        search_s = self._budget.left_s - kept_s - _ONE_TRIAL_S
-        self._replays.until = time.monotonic() + search_s
+        later_s = self._confirm_s + _FOR_PREDICTIONS * minutes_s
+        if later_s + self._live_s <= _FOR_LIVE * minutes_s:
+            later_s += self._live_s
+        self._replays.until = time.monotonic() + self._budget.left_s - later_s - _ONE_TRIAL_S
         complete = 0
-        for count in SETTINGS if chosen else ():
+        for count in SETTINGS:
             tried = self._entries.candidates(chosen, count, self._seed)
             self._budget.say(f"replaying {len(tried)} methods, up to {count} settings of each")
-            best = successive_halving(tried, self._choosing_ids, self._replays)
+            best = successive_halving(tried, self._ids, self._replays)
             late = any(c.refused == OUT_OF_TIME for cs in tried.values() for c in cs)
             if late and complete:
                 break  # the smaller search before it has even effort
-            self._best = {method: found[0] for method, found in best.items() if found}
+            self._best = {method: finalists[0] for method, finalists in best.items() if finalists}
             complete = count
             if late:
                 break
         for method in chosen:
             self._add(self._best.get(method) or tried[method][0])
-        if chosen and complete < SETTINGS[-1]:
+        if complete < SETTINGS[-1]:
             self.advice.more.append(f"try more settings of each method ({complete} now)")
 
     def _add(self, candidate: Candidate) -> None:
         if candidate.refused:
             self.advice.not_run[candidate.method] = candidate.refused
         else:
-            score = candidate.speedup(self._choosing_ids)
+            score = candidate.speedup(self._ids)
             self.advice.options.append(Option(candidate.method, candidate.knobs, score))
 
     def predict(self) -> None:
         """Predict speedups on the prompts that nothing was chosen by."""
-        ids = [case.case_id for case in self._confirming]
+        if not self._best:
+            return
         self._replays.until = math.inf
-        self._replays([*self._best.values()], ids)
+        self._replays([*self._best.values()], [case.case_id for case in self._confirming])
         error, words = self._surface.stated_error
         for option in self.advice.options:
             candidate = self._best[option.method]
             if not candidate.refused:
-                value, interval = predicted(candidate, ids, self._tasks, error, self._seed)
-                option.predicted = Speed(value, interval, len(ids))
-        if self._best:
-            self.advice.notes.append(f"PREDICTED: {words}.")
+                option.predicted = predicted(candidate, self._confirming, error, self._seed)
+        self.advice.notes.append(f"PREDICTED: {words}.")
 
     def try_live(self) -> None:
         """Run the methods that cannot be replayed on a few prompts, at their own settings."""
-        cases, ids = self._choosing[:_LIVE_PROMPTS], self._choosing_ids[:_LIVE_PROMPTS]
+        if not self._live_only:
+            return
+        cases, ids = self._choosing[:_LIVE_PROMPTS], self._ids[:_LIVE_PROMPTS]
         names = [candidate.method for candidate in self._live_only]
         runs = LiveRuns(self._bench, cases, self._folder / f"live-{self._key}")
-        if not names:
-            return
         fits = self._live_s + self._confirm_s <= self._budget.left_s
         if not fits and not runs.is_done(self._live_only, ids):
             minutes = math.ceil(2 * self._budget.minutes)
@@ -287,25 +293,22 @@ class _Steps:
                 )
 
 
-def predicted(
-    candidate: Candidate, cases: Sequence[str], tasks: Mapping[str, str], error: float, seed: int
-) -> tuple[float, Interval | None]:
+def predicted(candidate: Candidate, cases: Sequence[Case], error: float, seed: int) -> Speed:
     """Estimate the speedup on the cases and its 95 % interval, None of fewer than three cases.
 
-    Args:
-        tasks: of each case.
-        error: relative error of the prediction, see `CostSurface.stated_error`.
+    ``error``: relative error of the prediction, see `CostSurface.stated_error`.
     """
-    value, costs = candidate.speedup(cases), [candidate.costs[case] for case in cases]
+    ids = [case.case_id for case in cases]
+    value, costs = candidate.speedup(ids), [candidate.costs[case] for case in ids]
     plain = np.array([c.tokens / c.plain_tokens * c.plain_seconds for c in costs])
-    own = np.array([c.seconds for c in costs])
-    above, below = (np.stack([times[:, None]] * 2) for times in (plain, own))  # in its only repeat
-    ratios = log_ratios(above, below, strata_of([tasks[case] for case in cases]), seed)
+    drafted = np.array([c.seconds for c in costs])
+    above, below = (np.stack([s[:, None]] * 2) for s in (plain, drafted))  # in its only repeat
+    ratios = log_ratios(above, below, strata_of([case.task for case in cases]), seed)
     if ratios is None:
-        return value, None
+        return Speed(value, None, len(ids))
     t = float(stats.t.ppf((1 + LEVEL) / 2, ratios.freedom[0])) * float(ratios.errors[0])
     half = math.hypot(t, float(stats.norm.ppf((1 + LEVEL) / 2)) * error)
-    return value, (value * math.exp(-half), value * math.exp(half))
+    return Speed(value, (value * math.exp(-half), value * math.exp(half)), len(ids))
 
 
 def _note_measured(option: Option, summary: Summary) -> None:

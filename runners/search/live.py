@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from runners.launch import prerequisites
 from runners.launch.dispatch import Invocation, execute
 from runners.run_folder.folder import is_complete
-from runners.search.halving import Candidate, CaseCost
+from runners.search.space import Candidate, CaseCost
 from specbench.config import compose
 from specbench.config.run_key import key_of, run_key
 from specbench.config.schema import RECORD_STATES
@@ -115,7 +115,7 @@ def _execute(job: DictConfig, path: Path, what: str, may_fail: bool = False) -> 
 
 
 class LiveRuns:
-    """Measures candidates by runs of their own; a `runners.search.halving.Measure`.
+    """Measures candidates by runs of their own; a `runners.search.space.Measure`.
 
     Args:
         cases: all that there are.

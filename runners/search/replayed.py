@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from runners.search.halving import Candidate, CaseCost
-from runners.search.space import Entries
+from runners.search.space import Candidate, CaseCost, Entries
 from runners.session.method_runs import MethodRun, find_heads, fitting, instantiated
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
@@ -27,7 +26,7 @@ OUT_OF_TIME = "the minutes ended before it was tried"
 
 
 class Replays:
-    """Measures candidates on recorded cases; a `runners.search.halving.Measure`.
+    """Measures candidates on recorded cases; a `runners.search.space.Measure`.
 
     What is measured is kept on disk: a search that was interrupted goes on.
 

@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from methods.medusa import Medusa
-from runners.search.halving import Candidate
 from runners.search.replayed import Replays
-from runners.search.space import Entries
+from runners.search.space import Candidate, Entries
 from specbench.config import compose
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading
