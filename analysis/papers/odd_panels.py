@@ -54,11 +54,11 @@ def slowdown_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTabl
             "k": str(k),
             "w": str(w),
             "slow-down [95 %]": slowdown,
-            "passes": str(run.surface.passes["batch"].repeats),
+            "passes": str(run.surface.repeats),
         }
         for run in runs
         if run.surface is not None
-        for context in run.surface.passes["batch"].axes["context"]
+        for context in run.surface.axes["context"]
         for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items()
     ]
     text = "\n".join(_slowdown_caption(run, of.text) for run in runs)
@@ -71,7 +71,7 @@ def slowdown_pictures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
         assert run.surface is not None
         grids = [
             HeatmapGrid(f"context of {context} tokens", run.surface.slowdowns(context, run.seed))
-            for context in run.surface.passes["batch"].axes["context"]
+            for context in run.surface.axes["context"]
         ]
         title, text = after(of.place, display_name(run.model)), _slowdown_caption(run, of.text)
         across, unit = "w (draft tokens in a row)", "time over one token's"
@@ -84,7 +84,7 @@ def _slowdown_caption(run: Run, text: str) -> str:
     made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
     return (
         f"{made_up}{text} {run.model} ({run.dtype}), random ids. Hardware: {run.hardware}. Medians "
-        f"of {run.surface.passes['batch'].repeats} passes; intervals: 95 %, bootstrap over passes. "
+        f"of {run.surface.repeats} passes; intervals: 95 %, bootstrap over passes. "
         f"Code: {run.code}."
     )
 

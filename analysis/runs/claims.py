@@ -7,21 +7,11 @@ Beside a row of the same model, which it judges, the terms must agree too: preci
 form of the prompts, questions, draft model, and what a store was built from. Where the file has
 claims about the run's own model, other models' stand for nothing.
 
-A verdict is an equivalence test for a claim about the same model, data set, task and settings. A
-number ``agrees`` where its whole 95 % interval lies within the margin of the claimed value, it
-``disagrees`` where the whole interval lies outside; else, and without an interval, as of fewer than
-three cases, the run ``cannot tell``. Few sources state the error of a claim: it counts for nothing.
-
-- MAT's margin is 5 % (a factor of 1.05 either way). Where the source counts the prompt's pass and
-  its token as a step, so does the verdict.
-- Speed's is 10 %. It is compared only where it was measured, on the same hardware, by the source's
-  formula (end to end, or Spec-Bench's ``speed.py``) and over plain decoding as the source ran it,
-  which is eager: ``ar_eager`` beside CUDA graphs, ``ar`` itself on a CPU, where there are none.
-  Where the run lacks one of these, the verdict says what to run.
-- Where a claim states both, and the two verdicts differ or one number is not compared, the verdict
-  names what it is about: ``MAT agrees``, ``MAT agrees, speed disagrees``.
-- ``not compared``: there is nothing to compare; ``other model``: the claim is about another model,
-  the nearest in size that is stated, and stands there for orientation.
+A verdict is an equivalence test for a claim about the same model, data set, task and settings:
+:data:`VERDICT_RULE`. MAT counts the prompt's pass as a step where the source does. Speed is
+compared only where it was measured, on the same hardware, by the source's formula and over plain
+decoding as the source ran it (eager or graphs); where the run lacks one of these, the verdict says
+what to run. Where two numbers are claimed and the verdicts differ, each is named.
 """
 
 from __future__ import annotations
@@ -29,10 +19,9 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
@@ -47,8 +36,7 @@ from specbench.results.summary_schema import SummaryRow, interval, n_of, number
 from specbench.results.tasks import OVERALL
 
 CLAIMS_FILE = Path(__file__).with_name("claims.yaml")
-MAT_MARGIN = 0.05
-SPEED_MARGIN = 0.10
+MARGINS = {"mat": 0.05, "speedup": 0.10}
 
 AGREES, DISAGREES, CANNOT_TELL = "agrees", "disagrees", "cannot tell"
 NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
@@ -56,9 +44,9 @@ NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
 # For the foot of a table: the rule of the verdicts, and their words.
 VERDICT_RULE = (
     f'Verdict: "{AGREES}" where the whole 95 % interval, measured for the same model, data, '
-    f"settings and (for speed) hardware, lies within {100 * MAT_MARGIN:.0f} % of the claimed MAT "
-    f'and {100 * SPEED_MARGIN:.0f} % of the claimed speed; "{DISAGREES}" where it lies outside; '
-    f'else "{CANNOT_TELL}". Both are counted as the claim\'s source counts them.'
+    f"settings and (for speed) hardware, lies within {100 * MARGINS['mat']:.0f} % of the claimed "
+    f'MAT and {100 * MARGINS["speedup"]:.0f} % of the claimed speed; "{DISAGREES}" where it lies '
+    f'outside; else "{CANNOT_TELL}". Both are counted as the claim\'s source counts them.'
 )
 VERDICT_WORDS = (
     f'"MAT {AGREES}" alone: speed is not compared, as on other hardware. "{OTHER_MODEL}": no claim '
@@ -72,16 +60,13 @@ _TO_RUN = {
 _UNCOUNTED = "for speed run again: these records lack Spec-Bench's count of ar's tokens"
 
 # What a verdict is about; speed in tokens/s alone stands there for orientation.
-_COMPARED = ("speedup", "mat")
+_COMPARED = {"mat": "MAT", "speedup": "speed"}
 # Metrics that compare with the method in `over`.
 _OVER = {"gain", "speed_ratio", "load_ratio", "mat_gain"}
 # A model that no table of ours can show.
 _NO_MODEL = re.compile(r"all|unspecified.*")
 _FORMULAS = {"end_to_end": "end to end", "specbench_exact": "by Spec-Bench's speed.py"}
 _ABSENT = Estimate(None)
-
-
-# --- the file -------------------------------------------------------------------------------------
 
 
 class _Part(BaseModel):
@@ -128,7 +113,6 @@ class Claim(_Part):
     """What else the numbers were made with (`analysis.runs.load.Run.terms`)."""
     size: float | None = None
     """Of the model, nominal, in billions of parameters; None where it is not stated."""
-    draft: str | None = None
     temperature: float = 0.0
     setting: str | None = None
     qualifier: Literal["up to", "about", "more than", "less than"] | None = None
@@ -145,6 +129,10 @@ class Claim(_Part):
 
     def value(self, metric: str, task: str = OVERALL) -> float | None:
         return self.values.get(metric, {}).get(task)
+
+    def states(self, *metrics: str) -> bool:
+        """Return whether it has one of these numbers for the whole data set."""
+        return any(self.value(metric) is not None for metric in metrics)
 
     def fits(self, knobs: Mapping[str, object]) -> bool:
         """Return whether the claim may be shown in the row of a label with these settings.
@@ -168,97 +156,11 @@ class Claim(_Part):
         """Return where the numbers come from that a row of this name shows."""
         title = self.title.partition(":")[0]
         words = [title, self.source, self.model, self.dataset, self.hardware]
-        if any(self.value(metric) is not None for metric in _COMPARED):
-            words.append(self.counting.words(self.method))
+        words += [self.counting.words(self.method)] if self.states(*_COMPARED) else []
         return f"{who}: {how} by {'; '.join(words)}."
 
 
-class _Hardware(_Part):
-    text: str
-    gpu: str | None
-    count: int
-
-
-class _Paper(_Part):
-    title: str
-    where: str
-    terms: dict[str, object] = {}
-
-
-class _Exhibit(_Part):
-    paper: str
-    exhibit: str
-    source: str
-    hardware: str
-    dataset: str
-    claims: list[dict[str, object]]
-    columns: list[str | dict[str, object]] | None = None
-    metrics: list[str] = []
-    own: bool = False
-    own_of: list[str] = []
-    counting: Counting | None = None
-    settings: dict[str, dict[str, object] | None] = {}
-    terms: dict[str, object] = {}
-
-    def rows(self) -> list[dict[str, object]]:
-        """The claims; of a table with ``columns`` one for each cell, with its data set."""
-        if self.columns is None:
-            return self.claims
-        rows = []
-        for claim in self.claims:
-            rest = {key: value for key, value in claim.items() if key != "cells"}
-            for column, cell in zip(self.columns, str(claim["cells"]).split(), strict=True):
-                numbers = zip(self.metrics, map(float, cell.split("/")), strict=True)
-                own = {"dataset": column} if isinstance(column, str) else column
-                rows += [{**rest, **own, **dict(numbers)}] if cell != "-" else []
-        return rows
-
-
-class _File(_Part):
-    schema_version: int
-    settings: dict[str, dict[str, object] | None]
-    drafts: dict[str, str]
-    counting: dict[str, Counting]
-    sizes: dict[str, float]
-    metrics: dict[str, str]
-    hardware: dict[str, _Hardware]
-    papers: dict[str, _Paper]
-    exhibits: list[_Exhibit]
-
-    def claim(self, exhibit: _Exhibit, row: dict[str, object]) -> Claim:
-        """A claim of a row (or of a cell of it), with what the file says of its place and method.
-
-        A name that the file does not describe is a KeyError.
-        """
-        metrics = row.keys() & self.metrics.keys()
-        values = {key: v if isinstance(v := row[key], dict) else {OVERALL: v} for key in metrics}
-        method, model = str(row["method"]), str(row["model"])
-        hardware, paper = self.hardware[exhibit.hardware], self.papers[exhibit.paper]
-        usual = dict({**self.settings, **exhibit.settings}.get(method) or {})
-        terms = {**paper.terms, "corpus": usual.pop("corpus", None)}
-        terms |= {"draft": self.drafts[str(row["draft"])] if "draft" in row else None}
-        terms |= exhibit.terms
-        if isinstance(questions := terms.get("questions"), str):
-            first, last = map(int, questions.split(".."))
-            terms["questions"] = [str(number) for number in range(first, last + 1)]
-        about: dict[str, object] = {
-            "paper": exhibit.paper,
-            "title": paper.title,
-            "exhibit": exhibit.exhibit,
-            "source": exhibit.source,
-            "hardware": hardware.text,
-            "gpu": hardware.gpu,
-            "gpu_count": hardware.count,
-            "dataset": exhibit.dataset,
-            "values": values,
-            "counting": exhibit.counting
-            or self.counting.get(exhibit.paper, self.counting["default"]),
-            "usual": usual,
-            "terms": {key: value for key, value in terms.items() if value is not None},
-            "size": None if _NO_MODEL.fullmatch(model) else self.sizes[model],
-            "own": exhibit.own or method in exhibit.own_of,
-        }
-        return Claim.model_validate(about | {k: row[k] for k in row if k not in metrics})
+# --- the file -------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -268,25 +170,69 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
     Raises:
         ResultsError: the file does not follow its own rules; names the place.
     """
-    place = path.name
+    # The compiled parser where there is one: the other takes a second.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    file = yaml.load(path.read_text(encoding="utf-8"), loader)
     claims = []
-    try:
-        # The compiled parser where there is one: the other takes a second.
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        file = _File.model_validate(yaml.load(path.read_text(encoding="utf-8"), loader))
-        for exhibit in file.exhibits:
-            place = f"{path.name}, {exhibit.paper}, {exhibit.exhibit}"
-            for i, row in enumerate(exhibit.rows(), start=1):
-                place = f"{path.name}, {exhibit.paper}, {exhibit.exhibit}, claim {i}"
-                claims.append(file.claim(exhibit, row))
-    except ValidationError as error:
-        reasons = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ResultsError(f"{place}: {'; '.join(reasons)}.") from error
-    except KeyError as error:
-        raise ResultsError(f"{place}: {error} is not described in the file.") from error
-    except ValueError as error:
-        raise ResultsError(f"{place}: {error}.") from error
+    for exhibit in file["exhibits"]:
+        place = f"{path.name}, {exhibit['paper']}, {exhibit['exhibit']}"
+        try:
+            for i, row in enumerate([*_rows(exhibit)], start=1):
+                place = f"{path.name}, {exhibit['paper']}, {exhibit['exhibit']}, claim {i}"
+                claims.append(_claim(file, exhibit, row))
+        except ValidationError as error:
+            reasons = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+            raise ResultsError(f"{place}: {'; '.join(reasons)}.") from error
+        except KeyError as error:
+            raise ResultsError(f"{place}: {error} is not described in the file.") from error
+        except ValueError as error:
+            raise ResultsError(f"{place}: {error}.") from error
     return tuple(claims)
+
+
+def _rows(exhibit: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """The claims; of a table with ``columns`` one for each cell, with its data set."""
+    for claim in exhibit["claims"]:
+        if "columns" not in exhibit:
+            yield claim
+            continue
+        rest = {key: value for key, value in claim.items() if key != "cells"}
+        for column, cell in zip(exhibit["columns"], str(claim["cells"]).split(), strict=True):
+            if cell != "-":
+                numbers = zip(exhibit["metrics"], map(float, cell.split("/")), strict=True)
+                own = {"dataset": column} if isinstance(column, str) else column
+                yield {**rest, **own, **dict(numbers)}
+
+
+def _claim(file: dict[str, Any], exhibit: dict[str, Any], row: dict[str, Any]) -> Claim:
+    """A claim of a row (or of a cell of it), with what the file says of its place and method.
+
+    A name that the file does not describe is a KeyError.
+    """
+    about = {k: v for k, v in exhibit.items() if k not in ("claims", "columns", "metrics")} | row
+    method, model = about["method"], about["model"]
+    hardware, paper = file["hardware"][about["hardware"]], file["papers"][about["paper"]]
+    usual = dict({**file["settings"], **about.pop("settings", {})}.get(method) or {})
+    terms = {**paper.get("terms", {}), "corpus": usual.pop("corpus", None)}
+    terms |= {"draft": file["drafts"][about.pop("draft")]} if "draft" in about else {}
+    terms |= about.pop("terms", {})
+    if isinstance(questions := terms.get("questions"), str):
+        first, last = map(int, questions.split(".."))
+        terms["questions"] = [str(number) for number in range(first, last + 1)]
+    values = {metric: about.pop(metric) for metric in file["metrics"] if metric in about}
+    made = {
+        "title": paper["title"],
+        "hardware": hardware["text"],
+        "gpu": hardware["gpu"],
+        "gpu_count": hardware["count"],
+        "values": {k: v if isinstance(v, dict) else {OVERALL: v} for k, v in values.items()},
+        "usual": usual,
+        "terms": {key: value for key, value in terms.items() if value is not None},
+        "size": None if _NO_MODEL.fullmatch(model) else file["sizes"][model],
+        "own": method in about.pop("own_of", ()) or about.get("own", False),
+    }
+    counting = file["counting"].get(about["paper"], file["counting"]["default"])
+    return Claim.model_validate({"counting": counting, **about, **made})
 
 
 # --- beside which label ---------------------------------------------------------------------------
@@ -311,10 +257,7 @@ def _agree(wanted: Mapping[str, object], recorded: Mapping[str, object]) -> bool
 
 
 def _distance(claim: Claim, run: Run) -> float:
-    """0 for the same model, else how many times one is as large as the other (logarithm, above 0).
-
-    Larger than any where a size is not known.
-    """
+    """0 for the same model, else above 0: the logarithm of how many times as large one is."""
     if claim.model == run.model:
         return 0.0
     parameters = run.parameters()
@@ -325,11 +268,9 @@ def _distance(claim: Claim, run: Run) -> float:
 
 def _applies(claim: Claim, run: Run) -> bool:
     return (
-        claim.dataset == run.dataset
-        and claim.temperature == run.temperature
-        and claim.over is None
+        (claim.dataset, claim.temperature, claim.over) == (run.dataset, run.temperature, None)
         and not _NO_MODEL.fullmatch(claim.model)
-        and any(claim.value(metric) is not None for metric in (*_COMPARED, "tokens_per_s"))
+        and claim.states(*_COMPARED, "tokens_per_s")
     )
 
 
@@ -357,7 +298,7 @@ def find_claim(run: Run, label: str, method: str, claims: Sequence[Claim]) -> Cl
         fitting,
         key=lambda claim: (
             claim.setting != label,
-            all(claim.value(metric) is None for metric in _COMPARED),
+            not claim.states(*_COMPARED),
             _distance(claim, run),
             not claim.same_hardware(gpus),
             claim.quoted,
@@ -391,68 +332,55 @@ def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict ("" without a claim), and the numbers on the claim's terms that it is about."""
+class Judgement(NamedTuple):
+    """A verdict, and the numbers on the claim's terms that it is about."""
 
-    verdict: str = ""
+    verdict: str
     mat: Estimate = _ABSENT
     speedup: Estimate = _ABSENT
 
-    def __str__(self) -> str:
-        """The numbers that were judged, for a note below a table; "" where none was."""
-        numbers = {"MAT": self.mat, "speedup": self.speedup}
-        return ", ".join(f"{name} {number}" for name, number in numbers.items() if number.value)
+
+def judge(run: Run, claim: Claim, row: SummaryRow) -> Judgement:
+    """Return the verdict on a task's row of a run, by the rule at the head of this module."""
+    if claim.model != run.model:
+        return Judgement(OTHER_MODEL)
+    if claim.qualifier is not None:
+        return Judgement(NOT_COMPARED)
+    task = row["task"]
+    mat = _mat(run, claim, row) if claim.value("mat", task) is not None else _ABSENT
+    speedup, lacking = _ABSENT, ""
+    timed = run.timing == "measured" and not run.phases and claim.same_hardware(run.gpus)
+    if timed and claim.value("speedup", task) is not None:
+        speedup, lacking = _speedup(run, claim, row)
+    return Judgement(compare(claim, task, mat, speedup, lacking), mat, speedup)
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Verdicts on the rows of a run; what sources count in other ways is worked out once."""
+def _mat(run: Run, claim: Claim, row: SummaryRow) -> Estimate:
+    if row["method"] not in claim.counting.mat_counts_prompt:
+        return _estimate(row, "mat")
+    records = [
+        record
+        for record in counted_turns(run.records, run.labels)
+        if record.label == row["label"] and row["task"] in (OVERALL, record.task)
+    ]
+    return pooled_ratio(records, lambda r: r.n_new, lambda r: steps(r) + 1, run.seed)
 
-    run: Run
-    _rows: dict[tuple[str, str], list[SummaryRow]] = field(default_factory=dict)
 
-    def judge(self, claim: Claim | None, row: SummaryRow) -> Judgement:
-        """Return the verdict on a task's row, by the rule at the head of this module."""
-        if claim is None:
-            return Judgement()
-        if claim.model != self.run.model:
-            return Judgement(OTHER_MODEL)
-        if claim.qualifier is not None:
-            return Judgement(NOT_COMPARED)
-        run, task = self.run, row["task"]
-        mat = self._mat(claim, row) if claim.value("mat", task) is not None else _ABSENT
-        speedup, lacking = _ABSENT, ""
-        timed = run.timing == "measured" and not run.phases and claim.same_hardware(run.gpus)
-        if timed and claim.value("speedup", task) is not None:
-            speedup, lacking = self._speedup(claim, row)
-        return Judgement(compare(claim, task, mat, speedup, lacking), mat, speedup)
+def _speedup(run: Run, claim: Claim, row: SummaryRow) -> tuple[Estimate, str]:
+    """Speedup on the claim's terms; without it what to run."""
+    counting = claim.counting
+    plain = baseline_context(run.manifest).plain.get(counting.baseline)
+    if plain not in run.labels:
+        return _ABSENT, _TO_RUN[counting.baseline]
+    place = (row["label"], row["task"])
+    rows = _rows_over(run, plain, counting.speed)
+    speedup = _estimate(next(r for r in rows if (r["label"], r["task"]) == place), "speedup")
+    return speedup, _UNCOUNTED if speedup.value is None else ""
 
-    def _mat(self, claim: Claim, row: SummaryRow) -> Estimate:
-        if row["method"] not in claim.counting.mat_counts_prompt:
-            return _estimate(row, "mat")
-        records = [
-            record
-            for record in counted_turns(self.run.records, self.run.labels)
-            if record.label == row["label"] and row["task"] in (OVERALL, record.task)
-        ]
-        return pooled_ratio(records, lambda r: r.n_new, lambda r: steps(r) + 1, self.run.seed)
 
-    def _speedup(self, claim: Claim, row: SummaryRow) -> tuple[Estimate, str]:
-        """Speedup on the claim's terms; without it what to run."""
-        run, counting = self.run, claim.counting
-        plain = baseline_context(run.manifest).plain.get(counting.baseline)
-        if plain not in run.labels:
-            return _ABSENT, _TO_RUN[counting.baseline]
-        key = (counting.speed, plain)
-        if key not in self._rows:
-            self._rows[key] = summarize(
-                run.records, run.labels, plain, run.seed, estimator=counting.speed
-            )
-        place = (row["label"], row["task"])
-        own = next(r for r in self._rows[key] if (r["label"], r["task"]) == place)
-        speedup = _estimate(own, "speedup")
-        return speedup, _UNCOUNTED if speedup.value is None else ""
+@functools.lru_cache(maxsize=64)
+def _rows_over(run: Run, plain: str, speed: str) -> list[SummaryRow]:
+    return summarize(run.records, run.labels, plain, run.seed, estimator=speed)
 
 
 def _estimate(row: SummaryRow, key: str) -> Estimate:
@@ -462,29 +390,24 @@ def _estimate(row: SummaryRow, key: str) -> Estimate:
 
 def compare(claim: Claim, task: str, mat: Estimate, speedup: Estimate, lacking: str = "") -> str:
     """Return the verdict on numbers that are counted as the claim's; a speed may be ``lacking``."""
-    both = {
-        "MAT": _equivalent(claim.value("mat", task), mat, MAT_MARGIN),
-        "speed": _equivalent(claim.value("speedup", task), speedup, SPEED_MARGIN),
-    }
-    known = {name: word for name, word in both.items() if word is not None}
+    verdicts = {}
+    for metric, measured in (("mat", mat), ("speedup", speedup)):
+        claimed = claim.value(metric, task)
+        if claimed is not None and measured.value is not None:
+            verdicts[_COMPARED[metric]] = _equivalent(claimed, measured, 1 + MARGINS[metric])
     n_claimed = sum(claim.value(metric, task) is not None for metric in _COMPARED)
-    if len(known) == n_claimed and len(set(known.values())) == 1:
-        verdict = next(iter(known.values()))
+    if len(verdicts) == n_claimed and len(set(verdicts.values())) == 1:
+        verdict = next(iter(verdicts.values()))
     else:
-        verdict = ", ".join(f"{name} {word}" for name, word in known.items()) or NOT_COMPARED
+        verdict = ", ".join(f"{name} {word}" for name, word in verdicts.items()) or NOT_COMPARED
     return f"{verdict}; {lacking}" if lacking else verdict
 
 
-def _equivalent(claimed: float | None, measured: Estimate, margin: float) -> str | None:
-    """Whether a number is the claimed one, up to a factor of ``1 + margin`` either way.
-
-    None where it is not claimed or not measured.
-    """
-    if claimed is None or measured.value is None:
-        return None
-    low, high = claimed / (1 + margin), claimed * (1 + margin)
+def _equivalent(claimed: float, measured: Estimate, factor: float) -> str:
+    """Whether a number is the claimed one, up to a factor either way."""
     if measured.interval is None:
         return CANNOT_TELL
-    if low <= measured.interval[0] and measured.interval[1] <= high:
+    low, high = measured.interval
+    if claimed / factor <= low and high <= claimed * factor:
         return AGREES
-    return DISAGREES if measured.interval[1] < low or high < measured.interval[0] else CANNOT_TELL
+    return DISAGREES if high < claimed / factor or claimed * factor < low else CANNOT_TELL

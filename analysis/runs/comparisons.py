@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.claims import Claim, Judge, claims_not_run, find_claim, load_claims
+from analysis.runs.claims import Claim, claims_not_run, find_claim, judge, load_claims
 from analysis.runs.load import Run
 from analysis.runs.settings import run_words, setting_words
 from specbench.results.decision import measured
@@ -34,7 +34,6 @@ class ComparedLabel:
     label: str
     rows: Mapping[str, SummaryRow]
     claim: Claim | None
-    judge: Judge
     disturbed: Disturbance | None
 
     @property
@@ -81,16 +80,19 @@ class ComparedLabel:
         return Estimate(row["tokens_per_s"], row["tokens_per_s_ci"], 1, n_of(row, "speed") < FEWEST)
 
     def verdict(self, task: str = OVERALL, claim: Claim | None = None) -> str:
-        """The verdict on the label's claim, or on another one about it."""
-        return self.judge.judge(claim or self.claim, self.rows[task]).verdict
+        """The verdict on the label's claim, or on another one about it; "" without one."""
+        claim = claim or self.claim
+        return judge(self.run, claim, self.rows[task]).verdict if claim else ""
 
     def note(self, name: str, claim: Claim | None = None) -> str:
-        """Where the claim beside the label comes from, and what was judged; "" without a claim."""
+        """Where the label's claim, or another, comes from, and what was judged; "" without one."""
         claim = claim or self.claim
         if claim is None:
             return ""
-        judged = str(self.judge.judge(claim, self.overall))
-        return claim.note(name) + (f" Counted so here: {judged}." if judged else "")
+        judged = judge(self.run, claim, self.overall)
+        numbers = {"MAT": judged.mat, "speedup": judged.speedup}
+        words = ", ".join(f"{key} {number}" for key, number in numbers.items() if number.value)
+        return claim.note(name) + (f" Counted so here: {words}." if words else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,11 +138,7 @@ class ComparedRuns:
     @property
     def drafting(self) -> list[ComparedLabel]:
         """The labels that draft: all but plain decoding, by whichever engine."""
-        return [
-            entry
-            for entry in self.entries
-            if entry.label != entry.run.baseline and entry.method != BASELINE
-        ]
+        return [e for e in self.entries if e.label != e.run.baseline and e.method != BASELINE]
 
     @property
     def ranked(self) -> list[ComparedLabel]:
@@ -196,29 +194,31 @@ def make_comparisons(
         kind = estimator or run.estimator
         key = (run.model, run.dataset, *conditions(run), len(questions), questions, kind)
         by_key.setdefault(key, []).append(run)
+    # Comparisons that share model, data and machine say what sets them apart.
+    alike: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    for key in sorted(by_key):
+        run = by_key[key][0]
+        same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.timing)
+        alike.setdefault((*same, key[-1]), []).append(key)
+    told = {
+        key: words
+        for keys in alike.values()
+        for key, words in zip(keys, run_words([by_key[key] for key in keys]), strict=True)
+    }
     comparisons = []
     for key in sorted(by_key):
         members, kind = by_key[key], key[-1]
         entries = [entry for run in members for entry in _entries(run, kind, claims)]
         methods = {entry.method for entry in entries} | {BASELINE}
         not_run = claims_not_run(members[0], methods, claims)
-        comparisons.append(ComparedRuns(members, entries, not_run, kind))
-    # Where several share model, data and machine, they say what sets them apart.
-    alike: dict[tuple[Any, ...], list[int]] = {}
-    for i, comparison in enumerate(comparisons):
-        run = comparison.runs[0]
-        same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.timing)
-        alike.setdefault((*same, comparison.estimator), []).append(i)
-    for indices in alike.values():
-        settings = run_words([comparisons[i].runs for i in indices])
-        for i, told in zip(indices, settings, strict=True):
-            comparisons[i] = replace(comparisons[i], told=told)
+        comparisons.append(ComparedRuns(members, entries, not_run, kind, told[key]))
     return comparisons
 
 
 def conditions(run: Run) -> tuple[Any, ...]:
     """Tell what runs in one table share besides model and data; may be sorted."""
-    made = (run.verifier, run.timing, run.imported or "", run.max_new_tokens or 0)
+    source = (run.manifest.imported or {}).get("from") or ""
+    made = (run.verifier, run.timing, source, run.max_new_tokens or 0)
     answered = (run.engine, run.concurrency)
     return (run.batch, run.dtype, run.hardware, run.temperature, run.synthetic, *made, *answered)
 
@@ -263,12 +263,11 @@ def _entries(run: Run, estimator: str, claims: Sequence[Claim]) -> list[Compared
         run.records, run.labels, run.baseline, run.seed, estimator=estimator, context=context
     )
     disturbed = disturbance(run.records, run.superseded, rows, run.baseline, run.seed)
-    judge = Judge(run)
     entries = []
     for label in run.labels:
         by_task = {row["task"]: row for row in rows if row["label"] == label}
         claim = None  # plain decoding is what claims are relative to
         if label != run.baseline:
             claim = find_claim(run, label, by_task[OVERALL]["method"], claims)
-        entries.append(ComparedLabel(run, label, by_task, claim, judge, disturbed))
+        entries.append(ComparedLabel(run, label, by_task, claim, disturbed))
     return entries

@@ -10,14 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from analysis.runs.surfaces import Surface
+import numpy as np
+
+from specbench.arrays import FloatArray
 from specbench.errors import ResultsError
-from specbench.results.conditions import (
-    code_text,
-    gpu_names,
-    hardware_text,
-    thinking,
-)
+from specbench.results.conditions import code_text, gpu_names, hardware_text, thinking
+from specbench.results.estimate import Estimate
 from specbench.results.lines import ErrorLine, error_line, read_steps
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import (
@@ -35,14 +33,57 @@ from specbench.results.records import (
 from specbench.results.statistics.counted import WrongOutputs, left_out, wrong_outputs
 from specbench.results.statistics.roofline import number_format
 from specbench.storage.hashes import ids_sha256
-from specbench.storage.jsonl import PACKED, JsonObject, read_jsonl
+from specbench.storage.jsonl import PACKED, JsonObject, read_json, read_jsonl
 
 # Two folders and more, or a file in the home folder, from the file system's root.
 _PATH = re.compile(r"(?<![\w.:/])(?:~|/[^\s/,;:'\"\]})]+)(?:/[^\s/,;:'\"\]})]+)+/?")
 _NO_DTYPE = "dtype not recorded"
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
+class Surface:
+    """How long batch passes of a run take, of its ``surface.json``.
+
+    Attributes:
+        axes: values of ``k``, ``w`` and ``context``; empty where no batch was measured.
+        samples_s: seconds ``[k, w, context, repeat]``.
+    """
+
+    axes: Mapping[str, Sequence[int]]
+    samples_s: FloatArray
+
+    @classmethod
+    def read(cls, path: Path) -> Surface:
+        batch = read_json(path).get("batch") or {"axes": {}, "samples_s": []}
+        return cls(batch["axes"], np.asarray(batch["samples_s"], dtype=float))
+
+    @property
+    def repeats(self) -> int:
+        return int(self.samples_s.shape[-1])
+
+    def slowdowns(self, context: int, seed: int) -> dict[tuple[int, int], Estimate]:
+        """Compute by (k, w) a batch pass's time over a pass of one token at the same context.
+
+        The interval is the bootstrap's, of the ratio of medians over the repeated passes.
+        """
+        ks, ws, repeats = self.axes["k"], self.axes["w"], self.repeats
+        samples = self.samples_s[:, :, self.axes["context"].index(context), :]
+        drawn = np.random.default_rng(seed).integers(0, repeats, (_RESAMPLES, repeats))
+        medians, resampled = np.median(samples, axis=-1), np.median(samples[..., drawn], axis=-1)
+        one = ks.index(1), ws.index(0)
+        low, high = np.quantile(resampled / resampled[one], (0.025, 0.975), axis=-1)
+        cells = {}
+        for i, k in enumerate(ks):
+            for j, w in enumerate(ws):
+                interval = (float(low[i, j]), float(high[i, j]))
+                known = repeats > 1 and (k, w) != (1, 0)
+                ratio = float(medians[i, j] / medians[one])
+                cells[k, w] = Estimate(ratio, interval if known else None)
+        return cells
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
     """One run folder.
 
@@ -59,12 +100,13 @@ class Run:
     complete: bool
     surface: Surface | None = None
 
+    # --- what was set -----------------------------------------------------------------------------
+
     @property
     def model(self) -> str:
         """The model's name in ``conf/model``; a cost run has no record that says it."""
-        return (
-            self.records[0].model if self.records else str(self.manifest.setting("model", "name"))
-        )
+        named = self.records[0].model if self.records else self.manifest.setting("model", "name")
+        return str(named)
 
     @property
     def dataset(self) -> str:
@@ -106,74 +148,10 @@ class Run:
         limit = self.manifest.setting("generation", "max_new_tokens")
         return None if limit is None else int(limit)
 
-    @functools.cached_property
-    def superseded(self) -> Sequence[CaseRecord]:
-        """The measurements that were made again, in the order they were given up."""
-        return _read(self.path / DISTURBED, self.manifest)[0]
-
-    @functools.cached_property
-    def depths(self) -> Mapping[tuple[int, str, int, str], Sequence[int]]:
-        """Depth of each step's draft by turn; empty where the run's steps were not kept."""
-        path = self.path / STEPS
-        return {trace.key: trace.depth for trace in read_steps(path)} if path.exists() else {}
-
-    @functools.cached_property
-    def questions(self) -> Mapping[str, int]:
-        """The cases that were asked, by id, each with a checksum of its first turn's prompt."""
-        first = [record for record in self.records if not record.turn]
-        # A turn that failed early has no prompt, another label's has.
-        prompts = {r.case_id: r for r in sorted(first, key=lambda r: bool(r.n_prompt))}
-        hashes = {case: r.prompt_sha or ids_sha256(r.prompt_ids) for case, r in prompts.items()}
-        return {case: zlib.crc32(digest.encode()) for case, digest in hashes.items()}
-
-    def tells_draft_time(self, label: str) -> bool:
-        """Whether the clock could tell a label's drafting from the target's passes."""
-        overlapping = self._loaded.overlapping
-        serial = self._loaded.overlap == "serial"
-        return serial or (overlapping is not None and label not in overlapping)
-
     @property
     def experiment(self) -> str | None:
         typed = (o.lstrip("+").partition("=") for o in self.manifest.overrides)
         return next((value for key, _, value in typed if key == "experiment"), None)
-
-    @property
-    def verifier(self) -> str:
-        """Who decided acceptance of the labels that draft; several in one run side by side."""
-        drafting = [record for record in self.records if record.label != self.baseline]
-        return " and ".join(sorted({r.verifier for r in drafting or self.records[:1]}))
-
-    @functools.cached_property
-    def left_out(self) -> Mapping[str, str]:
-        """The labels that do not count, with their reasons."""
-        return left_out(self.records, self.manifest, self.errors)
-
-    @functools.cached_property
-    def errors(self) -> Sequence[ErrorLine]:
-        """The lines of ``errors.jsonl``."""
-        return read_jsonl(self.path / ERRORS, error_line)[0]
-
-    @functools.cached_property
-    def counted(self) -> Sequence[CaseRecord]:
-        """The records of the labels that count."""
-        return [record for record in self.records if record.label not in self.left_out]
-
-    @functools.cached_property
-    def wrong_outputs(self) -> Mapping[str, WrongOutputs]:
-        """The labels that may not be ranked because of their outputs."""
-        return wrong_outputs(self.records, self.labels)
-
-    @functools.cached_property
-    def labels(self) -> list[str]:
-        """Those that count, in the order of the run, the baseline first."""
-        recorded = dict.fromkeys(record.label for record in self.counted)
-        return [label for label in {**self.manifest.labels, **recorded} if label in recorded]
-
-    @property
-    def baseline(self) -> str | None:
-        """The label that speedups refer to, where the run has it."""
-        baseline = self.manifest.baseline
-        return baseline if baseline in self.labels else None
 
     @property
     def seed(self) -> int:
@@ -188,23 +166,9 @@ class Run:
         return bool(self.manifest.synthetic)
 
     @property
-    def imported(self) -> str | None:
-        """Whose files the records were read from, None for a run of ours."""
-        return (self.manifest.imported or {}).get("from")
-
-    @property
     def phases(self) -> bool:
         """Whether the clock looked into the steps, which makes speeds no headline numbers."""
         return bool(self.manifest.setting("measure", "phases"))
-
-    @property
-    def timing(self) -> str:
-        """Where the times come from: ``measured``, ``predicted`` by a cost surface, or ``none``."""
-        return self.records[0].timing if self.records else "measured"
-
-    @property
-    def _loaded(self) -> ModelInfo:
-        return self.manifest.model or ModelInfo()
 
     @property
     def gpus(self) -> list[str]:
@@ -218,16 +182,29 @@ class Run:
     def code(self) -> str:
         return code_text(self.manifest)
 
+    @property
+    def _loaded(self) -> ModelInfo:
+        return self.manifest.model or ModelInfo()
+
     def parameters(self, label: str | None = None) -> int | None:
         """Of the target, or of a label's draft model, where the manifest knows them."""
-        if label is None:
-            return self._loaded.parameters
-        draft = self._loaded.drafts.get(label)
-        return draft.parameters if draft else None
+        model = self._loaded if label is None else self._loaded.drafts.get(label)
+        return model.parameters if model else None
 
     def memory(self, label: str) -> Mapping[str, int]:
         """Bytes of weights and caches by model (``target``, ``draft``)."""
         return self._loaded.memory.get(label, {})
+
+    def tells_draft_time(self, label: str) -> bool:
+        """Whether the clock could tell a label's drafting from the target's passes."""
+        overlapping = self._loaded.overlapping
+        serial = self._loaded.overlap == "serial"
+        return serial or (overlapping is not None and label not in overlapping)
+
+    def knobs(self, label: str) -> JsonObject:
+        knobs = self.manifest.labels.get(label, LabelInfo()).knobs
+        server = knobs.get("server")  # a server's way of drafting has the server's keys
+        return server if isinstance(server, dict) else knobs
 
     def terms(self, label: str) -> Mapping[str, object]:
         """Tell what a label's numbers depend on besides its knobs, as far as the run recorded it.
@@ -251,10 +228,69 @@ class Run:
         }
         return {key: value for key, value in terms.items() if value is not None}
 
-    def knobs(self, label: str) -> JsonObject:
-        knobs = self.manifest.labels.get(label, LabelInfo()).knobs
-        server = knobs.get("server")  # a server's way of drafting has the server's keys
-        return server if isinstance(server, dict) else knobs
+    # --- what its records say ---------------------------------------------------------------------
+
+    @property
+    def timing(self) -> str:
+        """Where the times come from: ``measured``, ``predicted`` by a cost surface, or ``none``."""
+        return self.records[0].timing if self.records else "measured"
+
+    @property
+    def verifier(self) -> str:
+        """Who decided acceptance of the labels that draft; several in one run side by side."""
+        drafting = [record for record in self.records if record.label != self.baseline]
+        return " and ".join(sorted({r.verifier for r in drafting or self.records[:1]}))
+
+    @functools.cached_property
+    def errors(self) -> Sequence[ErrorLine]:
+        """The lines of ``errors.jsonl``."""
+        return read_jsonl(self.path / ERRORS, error_line)[0]
+
+    @functools.cached_property
+    def superseded(self) -> Sequence[CaseRecord]:
+        """The measurements that were made again, in the order they were given up."""
+        return _records(self.path / DISTURBED, self.manifest)[0]
+
+    @functools.cached_property
+    def depths(self) -> Mapping[tuple[int, str, int, str], Sequence[int]]:
+        """Depth of each step's draft by turn; empty where the run's steps were not kept."""
+        path = self.path / STEPS
+        return {trace.key: trace.depth for trace in read_steps(path)} if path.exists() else {}
+
+    @functools.cached_property
+    def questions(self) -> Mapping[str, int]:
+        """The cases that were asked, by id, each with a checksum of its first turn's prompt."""
+        first = [record for record in self.records if not record.turn]
+        # A turn that failed early has no prompt, another label's has.
+        prompts = {r.case_id: r for r in sorted(first, key=lambda r: bool(r.n_prompt))}
+        hashes = {case: r.prompt_sha or ids_sha256(r.prompt_ids) for case, r in prompts.items()}
+        return {case: zlib.crc32(digest.encode()) for case, digest in hashes.items()}
+
+    @functools.cached_property
+    def left_out(self) -> Mapping[str, str]:
+        """The labels that do not count, with their reasons."""
+        return left_out(self.records, self.manifest, self.errors)
+
+    @functools.cached_property
+    def counted(self) -> Sequence[CaseRecord]:
+        """The records of the labels that count."""
+        return [record for record in self.records if record.label not in self.left_out]
+
+    @functools.cached_property
+    def wrong_outputs(self) -> Mapping[str, WrongOutputs]:
+        """The labels that may not be ranked because of their outputs."""
+        return wrong_outputs(self.records, self.labels)
+
+    @functools.cached_property
+    def labels(self) -> list[str]:
+        """Those that count, in the order of the run, the baseline first."""
+        recorded = dict.fromkeys(record.label for record in self.counted)
+        return [label for label in {**self.manifest.labels, **recorded} if label in recorded]
+
+    @property
+    def baseline(self) -> str | None:
+        """The label that speedups refer to, where the run has it."""
+        return self.manifest.baseline if self.manifest.baseline in self.labels else None
 
 
 def find_runs(paths: Iterable[Path | str], names: Sequence[str] = (CASES, MANIFEST)) -> list[Path]:
@@ -290,13 +326,13 @@ def load_runs(paths: Iterable[Path | str]) -> list[Run]:
         done = (path / DONE).exists()
         if done:
             manifest.check_files(path)
-        records, truncated = _read(path / CASES, manifest)
+        records, truncated = _records(path / CASES, manifest)
         if records:
             runs.append(Run(path, manifest, records, done and not truncated))
     return runs
 
 
-def _read(path: Path, manifest: RunManifest) -> tuple[list[CaseRecord], bool]:
+def _records(path: Path, manifest: RunManifest) -> tuple[list[CaseRecord], bool]:
     return read_records(path, run_key=manifest.run_key, labels=manifest.labels)
 
 
@@ -319,8 +355,8 @@ def usable_runs(
 ) -> tuple[list[Run], list[Run]]:
     """Read the runs to show, and the incomplete ones that are not.
 
-    A run whose records another one here has too stands in no table (:func:`_is_part`); cost
-    surfaces are runs without records.
+    A run whose records another one here has too stands in no table: a merged shard, or a recording
+    of plain decoding alone that another one replays. Cost surfaces are runs without records.
 
     Raises:
         ResultsError: nothing is left to show; says what to type.
@@ -328,33 +364,26 @@ def usable_runs(
     runs = load_runs(paths)
     merged = {run.manifest.run_key for run in runs if run.manifest.merged_from}
     replayed = {run.manifest.traces.get("run_key") for run in runs if run.manifest.traces}
-    runs = [run for run in runs if not _is_part(run, merged, replayed)]
-    shown = [run for run in runs if run.complete or include_incomplete]
-    hidden = [run for run in runs if not (run.complete or include_incomplete)]
+    shown: list[Run] = []
+    hidden: list[Run] = []
+    for run in runs:
+        key = run.manifest.run_key
+        shard = run.manifest.shard is not None and key in merged
+        if not shard and not (key in replayed and run.labels == [run.baseline]):
+            (shown if run.complete or include_incomplete else hidden).append(run)
     shown += load_surfaces(paths) if surfaces else []
-    if not shown:
-        where = ", ".join(map(str, paths))
-        if hidden:
-            names = ", ".join(str(run.path) for run in hidden)
-            raise ResultsError(
-                f"no complete run at or below {where}; incomplete: {names}. Repeat their commands "
-                "to finish them, or add --incomplete."
-            )
+    if shown:
+        return shown, hidden
+    where = ", ".join(map(str, paths))
+    if hidden:
         raise ResultsError(
-            f"no run at or below {where}: a run folder holds {MANIFEST} and {CASES} with at least "
-            "one record. Make one: python run.py"
+            f"no complete run at or below {where}; incomplete: "
+            f"{', '.join(str(run.path) for run in hidden)}. Repeat their commands to finish them, "
+            "or add --incomplete."
         )
-    return shown, hidden
-
-
-def _is_part(run: Run, merged: set[str | None], replayed: set[str | None]) -> bool:
-    """Whether a run would count twice: a merged shard, or a replay's recorded plain decoding.
-
-    A recording that has other labels as well is a measurement of its own.
-    """
-    key = run.manifest.run_key
-    return (run.manifest.shard is not None and key in merged) or (
-        key in replayed and run.labels == [run.baseline]
+    raise ResultsError(
+        f"no run at or below {where}: a run folder holds {MANIFEST} and {CASES} with at least one "
+        "record. Make one: python run.py"
     )
 
 

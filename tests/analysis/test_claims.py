@@ -125,8 +125,8 @@ class TestFile:
             (0, 1, {"model": "m"}, "claim 2: 'm' is not described"),
             (EAGLE2, 0, {"cells": "1.82/2.36 1.99/2.61"}, "eagle2_table1: zip"),
             (3, None, {"hardware": "abacus"}, "'abacus' is not described"),
-            (3, None, {"unheard_of": 1}, "exhibits.3.unheard_of: Extra inputs are not permitted"),
-            (1, None, {"counting": COUNTING | {"speed": "wall"}}, "exhibits.1.counting.speed"),
+            (3, None, {"unheard_of": 1}, "claim 1: unheard_of: Extra inputs are not permitted"),
+            (1, None, {"counting": COUNTING | {"speed": "wall"}}, "claim 1: counting.speed"),
         ],
     )
     def test_a_mistake_is_refused_with_its_place(self, tmp_path, exhibit, row, change, message):
