@@ -36,8 +36,7 @@ from runners.session.loading import load_session
 from runners.session.method_runs import MethodRun
 from runners.session.session import Session
 from specbench.arrays import IntArray
-from specbench.config.draft import draft_weights
-from specbench.config.schema import LOOPS, HfConfig, RunConfig
+from specbench.config.schema import LOOPS, HfConfig, RunConfig, draft_weights
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, Needs
 from specbench.decoding.turn import DecodeResult, StopRules

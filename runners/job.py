@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from specbench.config.schema import (
+    PLAIN,
     DraftConfig,
     PairConfig,
     RunConfig,
     VerifierConfig,
     verifier_name,
 )
-from specbench.config.server_schema import PLAIN
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
 from specbench.results.lines import Batched

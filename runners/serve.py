@@ -21,8 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from runners.job import Entry, Job, refuse_doubled
 from runners.runner import Runner
 from specbench.config import compose
-from specbench.config.schema import RunConfig
-from specbench.config.server_schema import (
+from specbench.config.schema import (
     DECODING_KEYS,
     DRAFT_FILE_NEEDED,
     KV_TYPES,
@@ -33,6 +32,7 @@ from specbench.config.server_schema import (
     SHARED_KEYS,
     LlamacppConfig,
     OpenaiConfig,
+    RunConfig,
     ServerConfig,
     parts_of,
 )

@@ -36,8 +36,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, n
 from analysis.runs.command import add_command, parser_of, reporting_errors
 from analysis.runs.load import load_runs
 from specbench.config.compose import compose, typed
-from specbench.config.schema import FLOAT32_WEIGHTS, WEIGHTS, RunConfig, packed_bytes
-from specbench.config.server_schema import LlamacppConfig
+from specbench.config.schema import (
+    FLOAT32_WEIGHTS,
+    WEIGHTS,
+    LlamacppConfig,
+    RunConfig,
+    packed_bytes,
+)
 from specbench.data.chat_templates import PromptTemplate
 from specbench.decoding.device import seconds, synchronize
 from specbench.decoding.drafter import Drafter

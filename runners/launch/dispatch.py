@@ -6,7 +6,6 @@ import functools
 import importlib
 import logging
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -143,11 +142,6 @@ def execute(
     runner = _runner(cfg)
     check_values(cfg)
     publish.check(OmegaConf.to_container(cfg.logger, resolve=True) if cfg.logger else {})
-    if cfg.server is not None and cfg.runner.name != "serve":
-        raise ConfigurationError(
-            f"server={cfg.server.name} answers with runner=serve only. Type runner=serve, or leave "
-            "server out."
-        )
     for first in prerequisites.missing(cfg):
         if execute(first, Invocation(), launch)[0]:
             raise SpecBenchError(f"{first.output_dir} failed, which this run was to read.")
@@ -189,6 +183,7 @@ def resolve(cfg: DictConfig, runner: Runner, invocation: Invocation) -> Job:
     key, own = key_of(identity), {**identity, "shard": cfg.shard}
     config = compose.typed(cfg)
     path = _output_folder(config, invocation, key)
+    i, n = map(int, (config.shard or "0/1").split("/"))
     folder.check_cache(Path(config.cache_dir))
     if cfg.fresh:
         path = folder.fresh_folder(path)
@@ -201,7 +196,7 @@ def resolve(cfg: DictConfig, runner: Runner, invocation: Invocation) -> Job:
         folder=path,
         entries=entries,
         cases=(),
-        shard=_parse_shard(cfg.shard),
+        shard=(i, n),
         swept=invocation.multirun,
         optional=frozenset() if config.strict else frozenset(entry.label for entry in optional),
     )
@@ -275,17 +270,6 @@ def _output_folder(config: RunConfig, invocation: Invocation, run_key: str) -> P
         return Path(config.paths.results) / (invocation.experiment or "runs") / name
     root = Path(config.output_dir)
     return root / name if invocation.multirun else root
-
-
-def _parse_shard(shard: str | None) -> tuple[int, int]:
-    if shard is None:
-        return (0, 1)
-    match = re.fullmatch(r"(\d+)/(\d+)", str(shard))
-    if match is None or not int(match[1]) < int(match[2]):
-        raise ConfigurationError(
-            f"shard={shard} must be i/n with i from 0 to n - 1, e.g. shard=0/4."
-        )
-    return (int(match[1]), int(match[2]))
 
 
 def _report(error: Exception, verbose: bool = False) -> tuple[int, str]:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from runners.job import Job
 from runners.run_folder.folder import LockHeld, hold_lock
-from specbench.config.draft import draft_weights
-from specbench.config.schema import DraftConfig
+from specbench.config.schema import DraftConfig, draft_weights
 from specbench.errors import OutputRefused
 from specbench.models import loading
 from specbench.paths import file_name

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from runners.job import Job
 from runners.session.method_runs import MethodRun, find_artifacts, find_heads, needs_of
 from runners.session.session import Session
-from specbench.config.draft import draft_weights
 from specbench.config.schema import (
     FLOAT32_WEIGHTS,
     PER_SEQUENCE,
     DraftConfig,
     RunConfig,
+    draft_weights,
     packed_bytes,
     verifier_name,
 )

@@ -18,8 +18,7 @@ from specbench import paths
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
 from specbench.config.compose import build_model
-from specbench.config.draft import draft_weights
-from specbench.config.schema import RunConfig
+from specbench.config.schema import RunConfig, draft_weights
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
 from specbench.errors import (

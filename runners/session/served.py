@@ -15,7 +15,7 @@ from runners.session.blocks import WARM_UP_TEXT, Answers, Turn, answered, withou
 from runners.session.method_runs import MethodRun
 from runners.session.open_run import OpenRun, attempts
 from specbench.arrays import first_difference
-from specbench.config.server_schema import SERVERS, LlamacppConfig
+from specbench.config.schema import SERVERS, LlamacppConfig
 from specbench.errors import CaseFailed, ConfigurationError, field_error
 from specbench.models.checkpoints.bundled import find_gguf
 from specbench.results.records import DIFFERS, CaseRecord, Lossless, Served

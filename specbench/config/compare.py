@@ -11,8 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.compose import has_yaml, option_names, pair_name
-from specbench.config.draft import draft_weights
-from specbench.config.knobs import check_method
 from specbench.config.removed import removed_key
 from specbench.config.schema import (
     PAPER_SCOPE,
@@ -22,7 +20,9 @@ from specbench.config.schema import (
     PairConfig,
     RunConfig,
     VerifierConfig,
+    draft_weights,
 )
+from specbench.config.validate import check_method
 from specbench.errors import ConfigurationError, unknown_name
 
 PART_KNOBS = ("auxiliary", "drafter", "drafters")  # knobs of a method that name others

@@ -21,8 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from specbench import paths
 from specbench.config.hydra_errors import translate_hydra_error
-from specbench.config.schema import LOGGERS, PUBLISHED, RUNNERS, ModelConfig, RunConfig
-from specbench.config.server_schema import SERVERS
+from specbench.config.schema import LOGGERS, PUBLISHED, RUNNERS, SERVERS, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError, unknown_name
 
 _PAIR = re.compile(r"[+~]{0,2}pair(=|$)")  # a choice of the group, as it is typed

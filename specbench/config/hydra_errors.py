@@ -19,8 +19,7 @@ from omegaconf.errors import (
 )
 
 from specbench.config.removed import removed_key
-from specbench.config.schema import RUNNERS
-from specbench.config.server_schema import SERVERS
+from specbench.config.schema import RUNNERS, SERVERS
 from specbench.errors import ConfigurationError, message_line, nearest, unknown_name
 from specbench.paths import CONF_DIR
 

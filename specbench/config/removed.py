@@ -15,15 +15,12 @@ from specbench.errors import ConfigurationError
 
 
 class Removed(NamedTuple):
-    """A name that is answered with what to type instead.
+    """A name that is answered by "NAME is gone: INSTEAD.".
 
     Attributes:
-        kind: ``key`` of a configuration, with ``=VALUE`` where only that value or option of a
-            group went; ``command``, the words that begin a command line or an option with its
-            value (``run.py VERB``, ``analysis.tables --OPTION``); ``module``, as ``python -m`` has
-            it; or ``target`` of make.
-        name: what was typed.
-        instead: the end of the sentence "NAME is gone: …", without its full stop.
+        kind: ``key`` of a configuration, with ``=VALUE`` where only that value went; ``module``,
+            as ``python -m`` has it; ``target`` of make; or ``command``: the words that begin a
+            command line, or an option with its value (``analysis.tables --OPTION``).
     """
 
     kind: str
@@ -35,151 +32,77 @@ class Removed(NamedTuple):
         return f"{shown} is gone: {self.instead}."
 
 
-REMOVED = (
-    Removed(
-        "key",
-        "pair.tuned",
-        "it is called budgets now, one key for all labels; type budgets=published where it was "
-        "false, and leave it out where it was true",
-    ),
-    Removed(
-        "key",
-        "record=true",
-        "every greedy run can be replayed without it; leave it out, or type record=states to "
-        "replay trained heads",
-    ),
-    Removed(
-        "key",
-        "pair.draft.vocabulary=text",
-        "type pair.draft.vocabulary=intersection, which drafts the tokens that both tokenizers "
-        "have (method=sps, opt_tree, card, pearl)",
-    ),
-    Removed(
-        "key",
-        "measure.disturbed.slowdown",
-        "only counters disturb a case; leave it out (measure.disturbed.steal and .others stay)",
-    ),
-    Removed(
-        "key",
-        "engine.weights=bfloat16",
-        "type engine.weights=stored for the bundled model's own blocks, or model.dtype=bfloat16",
-    ),
-    Removed(
-        "key",
-        "engine.packed.one_call",
-        "packed models always run in one call; type engine.packed.enabled=false for "
-        "transformers' layers",
-    ),
-    Removed("module", "scripts.draft_model.train", "type python -m scripts.training draft"),
-    Removed("module", "scripts.draft_model.train_heads", "type python -m scripts.training heads"),
-    Removed(
-        "module",
-        "scripts.verifier_conformance",
-        "type pytest tests/decoding/test_enumerated_law.py",
-    ),
-    Removed(
-        "module",
-        "scripts.training.gguf_file",
-        "llama.cpp drafts with a GGUF file of the model's own vocabulary; name one in "
-        "server.draft_gguf",
-    ),
-    Removed("module", "scripts.gpu_check", "type make gpu-check"),
-    Removed(
-        "module",
-        "analysis.rivals",
-        "python -m analysis.tables RUN --pairs compares each method with the best of the others",
-    ),
-    Removed(
-        "module",
-        "analysis.export",
-        "python scripts/spec_bench.py export RUN OUT writes Spec-Bench's files; for AIPerf's "
-        "records and speculation profiles read steps.parquet, which has every step",
-    ),
-    Removed(
-        "command",
-        "scripts.bench predicted_pairs",
-        "type python -m analysis.residuals LIVE REPLAY --keep, which states the error of a "
-        "surface's predictions",
-    ),
-    Removed(
-        "target",
-        "check-verifiers",
-        "it is a test now: python -m pytest tests/decoding/test_enumerated_law.py; verifiers of "
-        "other programs are no longer checked",
-    ),
-    Removed(
-        "target",
-        "bench-engine",
-        "type python -m scripts.bench passes, or python -m scripts.bench steps for the host's work",
-    ),
-    Removed("target", "bench-drafters", "type python run.py measure=phases 'compare=[...]'"),
-    Removed("target", "bench-kernels", "type python -m scripts.bench gpu kernels on a GPU"),
-    Removed("command", "scripts.bench engine", "type python -m scripts.bench passes or steps"),
-    Removed("command", "scripts.bench drafters", "type python run.py measure=phases"),
-    Removed("command", "scripts.bench undrafted", "type python -m scripts.bench steps"),
-    Removed("command", "scripts.bench kernels", "type python -m scripts.bench gpu kernels"),
-    Removed("command", "scripts.bench gpu products", "type python -m scripts.bench gpu kernels"),
-    Removed("command", "scripts.bench start", "type time python run.py dataset.limit=1"),
-    Removed("command", "scripts.spec_bench --flag", "take the refused question out of its file"),
-    Removed("module", "scripts.weight_pieces", "type split -b 40M FILE PIECE- and cat PIECE-*"),
-    Removed("command", "scripts.gpu_visit --archive", "type --out FOLDER, which has all results"),
-    Removed("command", "scripts.gpu_visit --weights", "join pieces with cat PIECE-* > FILE"),
-    Removed("command", "scripts.gpu_visit --quick", "type --visit 1 --seconds 560"),
-    Removed("command", "scripts.gpu_visit --minutes", "type --seconds with sixty times as many"),
-    Removed("command", "scripts.gpu_visit --only", "type --visit 1 or 2; what is done is skipped"),
-    Removed("command", "scripts.gpu_visit --dry-run", "docs/gpu.md lists the parts"),
-    Removed("command", "scripts.gpu_visit --models", "type python run.py runner=cost model=NAME"),
-    Removed(
-        "target",
-        "gpu-lines",
-        "type make test, which runs what a GPU runs on a pretended one, or make gpu-check on a GPU",
-    ),
-    Removed(
-        "target",
-        "gpu-steps",
-        "make test refuses a second wait in a step; a profiler counts launches, in make gpu-check",
-    ),
-    *(
-        Removed("command", f"scripts.training --{name}", "type --scale X, times as many texts")
-        for name in ("groups", "asked", "read", "visits", "epochs")
-    ),
-    *(
-        Removed(
-            "command",
-            f"scripts.training --{name}",
-            "name a head instead (python -m scripts.training eagle), again where it was stopped",
-        )
-        for name in ("stage", "only", "minutes")
-    ),
-    Removed("command", "scripts.training --data", "leave it out; installed documentation is read"),
-    Removed(
-        "command", "scripts.training --evaluate", "type python run.py method=sps, which says MAT"
-    ),
-    *(
-        Removed("command", f"analysis.figures {option}", why)
-        for option, why in (
-            ("--width", "every figure is 7.2 inches wide; the PDF scales"),
-            ("--caption", "every figure has its title and caption; leave it out"),
-        )
-    ),
-    Removed("command", "analysis.tables --tasks", "type --wide, or --csv with a row for each task"),
-    Removed("command", "analysis.residuals --json", "leave it out; the numbers are printed"),
-    Removed("command", "analysis.tables --columns", "type --csv, which has every column"),
-    Removed(
-        "command",
-        "analysis.report --estimator",
-        "type python -m analysis.tables RUNS --estimator NAME, or estimator=NAME with a run",
-    ),
-    Removed(
-        "command",
-        "analysis.dashboards --output",
-        "W&B has the workspace and the report; type --push to save them there",
-    ),
-    Removed(
-        "command",
-        "analysis.dashboards -o",
-        "W&B has the workspace and the report; type --push to save them there",
-    ),
+_KEYS = {
+    "pair.tuned": "type budgets=published where it was false, and leave it out where it was true",
+    "record=true": "every greedy run can be replayed without it; for trained heads record=states",
+    "pair.draft.vocabulary=text": "type pair.draft.vocabulary=intersection",
+    "measure.disturbed.slowdown": "only counters disturb a case; leave it out",
+    "engine.weights=bfloat16": "type engine.weights=stored, or model.dtype=bfloat16",
+    "engine.packed.one_call": "type engine.packed.enabled=false for transformers' layers",
+}
+_MODULES = {
+    "scripts.draft_model.train": "type python -m scripts.training draft",
+    "scripts.draft_model.train_heads": "type python -m scripts.training heads",
+    "scripts.verifier_conformance": "type pytest tests/decoding/test_enumerated_law.py",
+    "scripts.training.gguf_file": "name a GGUF file of the model's vocabulary in server.draft_gguf",
+    "scripts.gpu_check": "type make gpu-check",
+    "analysis.rivals": "type python -m analysis.tables RUN --pairs",
+    "analysis.export": "type python scripts/spec_bench.py export RUN OUT, or read steps.parquet",
+    "scripts.weight_pieces": "type split -b 40M FILE PIECE- and cat PIECE-*",
+}
+_TARGETS = {
+    "check-verifiers": "type python -m pytest tests/decoding/test_enumerated_law.py",
+    "bench-engine": "type python -m scripts.bench passes, or steps for the host's work",
+    "bench-drafters": "type python run.py measure=phases 'compare=[...]'",
+    "bench-kernels": "type python -m scripts.bench gpu kernels on a GPU",
+    "gpu-lines": "type make test, or make gpu-check on a GPU",
+    "gpu-steps": "type make test, or make gpu-check, where a profiler counts launches",
+}
+_HEAD = "name a head instead (python -m scripts.training eagle), again where it was stopped"
+_COMMANDS = {
+    "scripts.bench predicted_pairs": "type python -m analysis.residuals LIVE REPLAY --keep",
+    "scripts.bench engine": "type python -m scripts.bench passes or steps",
+    "scripts.bench drafters": "type python run.py measure=phases",
+    "scripts.bench undrafted": "type python -m scripts.bench steps",
+    "scripts.bench kernels": "type python -m scripts.bench gpu kernels",
+    "scripts.bench gpu products": "type python -m scripts.bench gpu kernels",
+    "scripts.bench start": "type time python run.py dataset.limit=1",
+    "scripts.spec_bench --flag": "take the refused question out of its file",
+    "scripts.gpu_visit --archive": "type --out FOLDER, which has all results",
+    "scripts.gpu_visit --weights": "join pieces with cat PIECE-* > FILE",
+    "scripts.gpu_visit --quick": "type --visit 1 --seconds 560",
+    "scripts.gpu_visit --minutes": "type --seconds with sixty times as many",
+    "scripts.gpu_visit --only": "type --visit 1 or 2; what is done is skipped",
+    "scripts.gpu_visit --dry-run": "docs/gpu.md lists the parts",
+    "scripts.gpu_visit --models": "type python run.py runner=cost model=NAME",
+    "scripts.training --groups": "type --scale X, times as many texts",
+    "scripts.training --asked": "type --scale X, times as many texts",
+    "scripts.training --read": "type --scale X, times as many texts",
+    "scripts.training --visits": "type --scale X, times as many texts",
+    "scripts.training --epochs": "type --scale X, times as many texts",
+    "scripts.training --stage": _HEAD,
+    "scripts.training --only": _HEAD,
+    "scripts.training --minutes": _HEAD,
+    "scripts.training --data": "leave it out; installed documentation is read",
+    "scripts.training --evaluate": "type python run.py method=sps, which says MAT",
+    "analysis.figures --width": "every figure is 7.2 inches wide; the PDF scales",
+    "analysis.figures --caption": "every figure has its title and caption; leave it out",
+    "analysis.tables --tasks": "type --wide, or --csv with a row for each task",
+    "analysis.residuals --json": "leave it out; the numbers are printed",
+    "analysis.tables --columns": "type --csv, which has every column",
+    "analysis.report --estimator": "type python -m analysis.tables RUNS --estimator NAME",
+    "analysis.dashboards --output": "type --push, which saves the workspace and report in W&B",
+    "analysis.dashboards -o": "type --push, which saves the workspace and report in W&B",
+}
+REMOVED = tuple(
+    Removed(kind, name, instead)
+    for kind, rows in (
+        ("key", _KEYS),
+        ("module", _MODULES),
+        ("target", _TARGETS),
+        ("command", _COMMANDS),
+    )
+    for name, instead in rows.items()
 )
 
 
@@ -198,10 +121,13 @@ def refuse_words(command: str, arguments: Sequence[str]) -> None:
     Raises:
         ConfigurationError: one of the arguments went, which says what to type.
     """
-    words = [word for text in arguments for word in _words(text)]
+    words = [w for text in arguments for w in (text.split("=", 1) if text[:2] == "--" else [text])]
     for row in REMOVED:
         name, *gone = row.name.split()
-        if row.kind == "command" and name == command and _holds(words, gone):
+        if row.kind != "command" or name != command:
+            continue
+        starts = range(len(words)) if gone[0][0] == "-" else [0]  # a verb begins the line
+        if any(words[start : start + len(gone)] == gone for start in starts):
             raise ConfigurationError(str(row))
 
 
@@ -231,16 +157,6 @@ def refuse_overrides(arguments: Sequence[str]) -> None:
             )
         if error := removed_key(key, value):
             raise error
-
-
-def _words(text: str) -> list[str]:
-    return text.split("=", 1) if text.startswith("--") else [text]
-
-
-def _holds(words: list[str], gone: list[str]) -> bool:
-    """Whether ``gone`` stands in ``words``, a verb at their beginning."""
-    places = range(len(words)) if gone[0].startswith("-") else range(1)
-    return any(words[at : at + len(gone)] == gone for at in places)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,9 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specbench import paths
 from specbench.config.compose import option_names
-from specbench.config.limits import ASIDE
-from specbench.config.schema import BatchConfig, RunConfig
-from specbench.config.server_schema import SERVERS
+from specbench.config.schema import ASIDE, SERVERS, BatchConfig, RunConfig
 
 
 def run_identity(cfg: DictConfig) -> dict[str, Any]:

@@ -1,47 +1,82 @@
-"""Types of the shared configuration groups.
+"""Types of the configuration: its groups, and what their values may be.
 
 The root node is registered as a structured config, so every yaml and every override is checked
 while Hydra composes: a key that does not exist or a value of the wrong type never reaches a run.
-Limits of values are checked once (`specbench.config.validate`). ``method`` stays open here; a
-method's knobs are the fields of its class. Groups without comments have them in ``conf``.
-
-Nothing heavy is imported: composing must stay quick.
+Limits of values are types, which pydantic checks once (`specbench.config.validate`). ``method``
+stays open here; a method's knobs are the fields of its class. Groups without comments have them in
+``conf``. Nothing heavy is imported: composing must stay quick.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le, MinLen
 from omegaconf import MISSING
-from pydantic import SkipValidation
+from pydantic import AfterValidator, SkipValidation
+from pydantic_core import CoreSchema, core_schema
 
-from specbench.config.dataset_schema import DatasetConfig
-from specbench.config.limits import (
-    ASIDE,
-    Count,
-    Device,
-    DraftDevice,
-    Group,
-    NotNegative,
-    OneOf,
-    Place,
-    Positive,
-    Probability,
-    Text,
-)
-from specbench.config.server_schema import ServerConfig
+from specbench.paths import PROJECT, typed_path
+
+# Marks a field that says where files lie or how a run is started, and can move no number.
+ASIDE = "aside"
+
+
+class OneOf:
+    """One of a few values. OmegaConf takes no ``Literal``."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.literal_schema(list(self.values))
+
+
+def device_name(name: str) -> str:
+    """Return a device's name, or raise a ValueError: passes are written for the CPU and CUDA."""
+    if not re.fullmatch(r"auto|cpu|cuda(:(0|[1-9]\d?))?", name):
+        raise ValueError("auto, cpu, cuda or cuda:N")
+    return name
+
+
+def _draft_device(name: str) -> str:
+    if name == "auto":
+        raise ValueError("cpu, cuda, cuda:N or null for the target's")
+    return device_name(name)
+
+
+def _shard(part: str | None) -> str | None:
+    if part is not None:
+        numbers = re.fullmatch(r"(\d+)/(\d+)", part)
+        if numbers is None or int(numbers[1]) >= int(numbers[2]):
+            raise ValueError("i/n with i from 0 to n - 1, e.g. 0/4")
+    return part
+
+
+Count = Annotated[int, Ge(0)]
+Positive = Annotated[int, Ge(1)]
+NotNegative = Annotated[float, Ge(0)]
+Probability = Annotated[float, Gt(0), Le(1)]
+Device = Annotated[str, AfterValidator(device_name)]
+DraftDevice = Annotated[str, AfterValidator(_draft_device)]
+Text = Annotated[str, MinLen(1)]
+Place = Annotated[Text, ASIDE]
+
+
+class Group:
+    """A group of keys, others than which are refused."""
+
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
+
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 TEMPLATES = ("auto", "chat", "vicuna_v1.1", "plain")
 ATTENTIONS = ("sdpa", "eager")
-DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-ENGINES = ("auto", "eager", "graph")
 FLOAT32_WEIGHTS, STORED_WEIGHTS = WEIGHTS = ("float32", "stored")
 Q8_0_WEIGHTS = "q8_0"
-DRAFT_WEIGHTS = (FLOAT32_WEIGHTS, Q8_0_WEIGHTS)
-PER_SEQUENCE, _ = BATCH_BUDGETS = ("per_sequence", "global")
+PER_SEQUENCE = "per_sequence"  # of ``batch.budget``
 OVERLAP_MODES = ("auto", "serial", "thread", "stream")
 VERIFIERS = ("auto", "greedy", "match", "rejection", "block", "typical")
 LOOPS = ("generate", "assisted", "prompt_lookup")  # of transformers, under runner=hf
@@ -53,6 +88,20 @@ STATE_SCOPES = ("turn", "prompt", "run")  # how long a method keeps what it lear
 PAPER_SCOPE = "paper"  # of these the one that the method's paper has
 # See ``specbench.results.statistics.summary``.
 ESTIMATORS = ("paired", "end_to_end", "specbench", "specbench_exact")
+SPECIAL_TOKENS = ("parse", "text")
+PARTS = ("all", "selection")
+ORDERS = ("interleaved", "file")
+PLAIN = "none"  # of ``server.speculation``: the server's own plain decoding, the baseline
+# llama.cpp's own kinds of drafts that the wheel's server can be started with, by our names.
+DRAFT_FILE_NEEDED = ("draft", "eagle3", "mtp", "dflash")
+LLAMACPP_SPECULATIONS = (
+    *(PLAIN, "ngram_simple", "ngram_map_k", "ngram_map_k4v", "ngram_mod", "ngram_cache"),
+    *DRAFT_FILE_NEEDED,
+)
+# These keep n-grams of earlier requests: a table of all slots, and one that a new request does not
+# empty (ggml-org/llama.cpp#27852).
+LEARN_FROM_REQUESTS = ("ngram_mod", "ngram_cache")
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
 def verifier_name(chosen: str, temperature: float) -> str:
@@ -79,7 +128,9 @@ class ModelConfig(Group):
     dtype: Annotated[str, OneOf(*DTYPES)] = "float16"  # of the weights
     device: Device = "auto"  # auto: the first GPU if there is one
     # auto: spread over all GPUs, which must hold all of it; null: on `device`.
-    device_map: Annotated[str | None, OneOf(None, *DEVICE_MAPS)] = None
+    device_map: Annotated[
+        str | None, OneOf(None, "auto", "balanced", "balanced_low_0", "sequential")
+    ] = None
     # transformers' implementation that takes a 4-D mask.
     attention: Annotated[str, OneOf(*ATTENTIONS)] = "sdpa"
     # How prompts are built; auto: by the tokenizer's own where it has one.
@@ -140,6 +191,108 @@ class PairConfig(Group):
     left_out: bool = False  # no file holds, for any label: pair=none
 
 
+def draft_weights(draft: DraftConfig, model: ModelConfig) -> DraftWeights | None:
+    """Which weights the draft model of a target has; None where no draft model is named.
+
+    The target's dtype and device hold unless the draft names its own.
+    """
+    weights = DraftWeights(
+        name=f"the draft of {model.name}",
+        key="pair.draft.path" if draft.path else "pair.draft.id",
+        remedy="pair.draft.path=FOLDER, or pair=random_draft, which needs no weights",
+        id=draft.id or "",
+        revision=draft.revision,
+        dtype=draft.dtype or model.dtype,
+        device=draft.device or model.device,
+        attention=model.attention,
+        cache_dir=model.cache_dir,
+    )
+    if draft.path:
+        path = typed_path(draft.path)
+        own = PROJECT / path
+        weights.id = str(path.absolute() if path.exists() or not own.exists() else own)
+    elif not draft.id:
+        if draft.random is None or not draft.random.layers:
+            return None
+        weights.id, weights.shape, weights.seed = "random", True, draft.random.seed
+    return weights
+
+
+@dataclass
+class HubConfig(Group):
+    """Where a data set lies on the hub."""
+
+    id: str = MISSING
+    revision: str = "main"
+    split: str = "test"
+    configs: list[str | None] = field(default_factory=lambda: [None])  # read one after the other
+    configs_are_folders: bool = False  # folders of data files, not named configurations
+    rows_per_config: int | None = None  # to keep of each; null: all
+    columns: dict[str, str | None] = field(default_factory=dict)  # other than `dataset.columns`
+
+
+@dataclass
+class ColumnsConfig(Group):
+    """Which column holds what; null: there is none."""
+
+    id: str | None = None  # becomes `case_id`; null: the line number, from 1
+    turns: str | None = None  # the user's turns, a list of texts; null: one turn by a prompt form
+    category: str | None = None
+    reference: str | None = None
+
+
+@dataclass
+class RowsConfig(Group):
+    """Keeps the rows whose integer ``column`` (null: line number) lies in ``first .. last``."""
+
+    column: str | None = None
+    first: int = MISSING
+    last: int = MISSING
+
+
+@dataclass
+class DatasetConfig(Group):
+    """The questions."""
+
+    name: str = MISSING
+    path: Text | None = None  # a file of one JSON object a line; wins over `file` and the hub
+    file: str | None = None  # its name below `data_dir`
+    shipped: bool = False  # `file` comes with the project, below `assets`
+    hub: HubConfig | None = None
+    fetch: Annotated[str | None, ASIDE] = None  # how a missing file is brought here
+    columns: ColumnsConfig = field(default_factory=ColumnsConfig)
+    rows: RowsConfig | None = None  # null: all
+    prompt_form: str = "default"  # which of `prompts` builds the turn
+    prompts: dict[str, str] = field(default_factory=dict)  # `str.format` over a row's columns
+    # Worked examples, which stand where a prompt form has {shots}: a file below `data_dir`, one
+    # JSON object a line, and a template over its columns.
+    shots: str | None = None
+    shot: str = ""
+    raw: bool = False  # the model is given turns as they are, without a chat template
+    task: str | None = None  # of every case; null: derived from the category
+    category: str | None = None  # of every case where there is no such column
+    tasks: list[str] | None = None  # those to keep; null: all
+    limit: Positive | None = None  # cases at most
+    # How `limit` chooses: the first, or evenly over the tasks and evenly spaced within each.
+    sample: Annotated[str, OneOf("head", "stratified")] = "head"
+    selection: list[int] = field(default_factory=list)  # questions that settings are chosen by
+    # `all`: of it a limit below the number of questions takes none of `selection`.
+    part: Annotated[str, OneOf(*PARTS)] = "all"
+    # Seed of a shuffle. It comes before a `head` sample, which is then a random one, and after a
+    # `stratified` one, which keeps its questions.
+    shuffle: int | None = None
+    # interleaved: tasks mixed evenly, so that a machine that slows down meanwhile slows all tasks
+    # alike; file: as in the file or as shuffled, for methods that learn from case to case.
+    order: Annotated[str, OneOf(*ORDERS)] = (
+        "${specbench.case_order:${state_scope},${dataset.shuffle}}"
+    )
+    # What a special token's text in a question is: that token, as in transformers, or characters.
+    special_tokens: Annotated[str, OneOf(*SPECIAL_TOKENS)] = "parse"
+    # ar: later turns see the plain greedy answers; own: the method's own.
+    dialogue: Annotated[str, OneOf("ar", "own")] = "ar"
+    source: Annotated[str, ASIDE] = ""
+
+
 @dataclass
 class GenerationConfig(Group):
     """How many tokens are made and how they are chosen."""
@@ -172,12 +325,12 @@ class PackedConfig(Group):
 class EngineConfig(Group):
     """How target passes are run."""
 
-    name: Annotated[str, OneOf(*ENGINES)] = MISSING
+    name: Annotated[str, OneOf("auto", "eager", "graph")] = MISSING
     # It only adds a label, and a folder keeps the labels it began with.
     eager_baseline: Annotated[bool, ASIDE] = True
     fused_layers: bool = True
     weights: Annotated[str, OneOf(*WEIGHTS)] = FLOAT32_WEIGHTS
-    draft_weights: Annotated[str, OneOf(*DRAFT_WEIGHTS)] = Q8_0_WEIGHTS
+    draft_weights: Annotated[str, OneOf(FLOAT32_WEIGHTS, Q8_0_WEIGHTS)] = Q8_0_WEIGHTS
     overlap: Annotated[str, OneOf(*OVERLAP_MODES)] = "auto"
     packed: PackedConfig = field(default_factory=PackedConfig)
 
@@ -187,7 +340,7 @@ class BatchConfig(Group):
     """How many texts are decoded in lock-step."""
 
     size: Positive = 1
-    budget: Annotated[str, OneOf(*BATCH_BUDGETS)] = PER_SEQUENCE
+    budget: Annotated[str, OneOf(PER_SEQUENCE, "global")] = PER_SEQUENCE
 
     @property
     def shared(self) -> bool:
@@ -212,11 +365,6 @@ class RunnerConfig(Group):
     """How cases are walked through; each runner has its own keys besides ``name``."""
 
     name: str = MISSING
-
-
-@dataclass
-class OfflineConfig(RunnerConfig):
-    """All labels, case by case, on a loaded model."""
 
 
 @dataclass
@@ -251,18 +399,85 @@ class CostConfig(RunnerConfig):
     passes: Positive = 5
 
 
-@dataclass
-class ServeConfig(RunnerConfig):
-    """Another engine over HTTP; its keys are the ``server`` group's."""
-
-
 RUNNERS: dict[str, type[RunnerConfig]] = {
-    "offline": OfflineConfig,
+    "offline": RunnerConfig,
     "replay": ReplayConfig,
     "cost": CostConfig,
     "hf": HfConfig,
-    "serve": ServeConfig,
+    "serve": RunnerConfig,
 }
+
+
+_Size = Annotated[int, Ge(1), Le(2**20)]
+_Limit = Annotated[float | None, Ge(1e-6), Le(604_800), ASIDE]  # judges, and moves no time
+
+
+def parts_of(speculation: str) -> list[str]:
+    """The kinds of drafts that ``ngram_mod+draft`` names, in the order in which they are asked."""
+    return speculation.split("+")
+
+
+@dataclass
+class ServerConfig(Group):
+    """What every server has."""
+
+    name: str = MISSING
+    speculation: str = PLAIN
+    label: str | None = None
+    concurrency: Annotated[int, Ge(1), Le(256)] = 1
+    timeout_s: Annotated[float, Ge(0.01), Le(604_800), ASIDE] = 300.0
+    answer_mb: Annotated[float, Ge(0.01), Le(16_384), ASIDE] = 64.0
+    retries: Annotated[int, Ge(0), Le(100), ASIDE] = 2
+    retry_wait_s: Annotated[float, Ge(0), Le(3600), ASIDE] = 1.0
+    restart: bool = False
+    limit_ttft_s: _Limit = None
+    limit_tpot_s: _Limit = None
+
+
+@dataclass
+class LlamacppConfig(ServerConfig):
+    """llama.cpp's server, started here from the wheel ``xllamacpp``."""
+
+    gguf: str | None = None
+    draft_gguf: str | None = None
+    threads: _Size | None = None
+    context: _Size = 4096
+    size_n: _Size = 3
+    size_m: _Size = 8
+    min_hits: _Size = 1
+    draft_max: Annotated[int, Ge(0), Le(2**20)] = 8
+    draft_min: Annotated[int, Ge(0), Le(2**20)] = 0
+    draft_p_min: Annotated[float, Ge(0), Le(1)] = 0.0
+    flash_attention: bool | None = None
+    kv_type: Annotated[str | None, OneOf(None, *KV_TYPES)] = None
+    batch: _Size | None = None
+    ubatch: _Size | None = None
+    reuse: Annotated[int | None, Ge(0), Le(2**20)] = None
+
+
+@dataclass
+class OpenaiConfig(ServerConfig):
+    """Any running server with OpenAI's interface."""
+
+    base_url: str | None = None
+    plain_url: str | None = None
+    model: str | None = None
+    engine: str = "auto"
+    api_key_env: Annotated[str, ASIDE] = "OPENAI_API_KEY"
+    numerics: str | None = None
+
+
+SERVERS: dict[str, type[ServerConfig]] = {"llamacpp": LlamacppConfig, "openai": OpenaiConfig}
+# Keys that hold for the whole run; an entry of ``compare`` may set the others.
+SHARED_KEYS = (
+    *("name", "concurrency", "timeout_s", "answer_mb"),
+    *("retries", "retry_wait_s", "restart", "limit_ttft_s", "limit_tpot_s"),
+)
+# Keys of llama.cpp that its plain decoding depends on as well: a label that drafts has the
+# baseline's, or its speedup would be theirs too.
+DECODING_KEYS = (
+    *("gguf", "threads", "context", "flash_attention", "kv_type", "batch", "ubatch", "reuse"),
+)
 
 
 @dataclass
@@ -351,7 +566,7 @@ class RunConfig(Group):
     record_layers: list[int] | None = None
     seed: Count = 0
     # It cuts one run into parts that belong together.
-    shard: Annotated[str | None, ASIDE] = None
+    shard: Annotated[str | None, AfterValidator(_shard), ASIDE] = None
     fresh: Annotated[bool, ASIDE] = False
     resume: Annotated[str, OneOf("auto", "force"), ASIDE] = "auto"
     estimator: Annotated[str, OneOf(*ESTIMATORS)] = "paired"

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
+import inspect
+import json
 import math
 import os
 import re
-from collections.abc import Iterator
+import traceback
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from specbench.config import schema
 from specbench.config.hydra_errors import unknown_key
-from specbench.config.knobs import check_method
 from specbench.config.removed import removed_key
-from specbench.errors import ConfigurationError, nearest, unknown_name, what_it_must_be
+from specbench.errors import ConfigurationError, first_line, nearest, unknown_name, what_it_must_be
+from specbench.paths import PROJECT
 
 # Below it, logits divided by the temperature are as good as greedy, and soon no numbers any more.
 _LEAST_TEMPERATURE = 1e-9
+_NOT_KNOBS = ("_target_", "label")  # keys of a method's node that are not fields of its class
+# Where a method's class may lie: to import a module is to run it, and a yaml must not choose which.
+_OWN_PACKAGES = ("methods", "specbench")
 
 
 def check_values(cfg: DictConfig) -> None:
@@ -29,8 +38,7 @@ def check_values(cfg: DictConfig) -> None:
     Raises:
         ConfigurationError: with the key, what it must be and the nearest valid name.
     """
-    plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    for key, value in _leaves(plain):
+    for key, value in _leaves(OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)):
         _check_leaf(key, value)
     check_limits(cfg, schema.RunConfig)
     for group in ("runner", "server", "logger"):
@@ -62,15 +70,14 @@ def check_limits(node: DictConfig, kind: Any, prefix: str = "") -> None:
         path = [str(part) for part in first["loc"]]
         if first["type"] == "unexpected_keyword_argument":
             parent = OmegaConf.select(node, ".".join(path[:-1])) if path[1:] else node
-            owner: Any = OmegaConf.get_type(parent)
-            known = [field.name for field in dataclasses.fields(owner)]
-            raise unknown_key(prefix + ".".join(path), known) from None
-        wanted, value = what_it_must_be(error).replace("None", "null"), first["input"]
-        close = nearest(str(value), re.findall(r"'([^']+)'", wanted))
+            fields = dataclasses.fields(OmegaConf.get_type(parent))  # type: ignore[arg-type]
+            names = [field.name for field in fields]
+            raise unknown_key(prefix + ".".join(path), names) from None
+        limit, value = what_it_must_be(error).replace("None", "null"), first["input"]
+        close = nearest(str(value), re.findall(r"'([^']+)'", limit))
         hint = f" Did you mean {close!r}?" if close else ""
-        raise ConfigurationError(
-            f"`{prefix}{'.'.join(path)}` must be {wanted}, got {value!r}.{hint}"
-        ) from None
+        key = prefix + ".".join(path)
+        raise ConfigurationError(f"`{key}` must be {limit}, got {value!r}.{hint}") from None
 
 
 @functools.cache
@@ -107,6 +114,11 @@ def _check_leaf(key: str, value: Any) -> None:
 def _combinations(cfg: DictConfig) -> Iterator[tuple[bool, str]]:
     """What excludes each other, in the order in which it is refused, and what to type instead."""
     runner, model, packed = cfg.runner.name, cfg.model, cfg.engine.packed
+    yield (
+        cfg.server is not None and runner != "serve",
+        f"server={cfg.server and cfg.server.name} answers with runner=serve only. Type "
+        "runner=serve, or leave server out.",
+    )
     yield (
         cfg.record_layers is not None and not cfg.record,
         f"record_layers={cfg.record_layers} needs record=states: type it, or leave both out.",
@@ -161,3 +173,106 @@ def _combinations(cfg: DictConfig) -> Iterator[tuple[bool, str]]:
         "verifier=typical judges samples by two numbers. Type generation.temperature=0.7 "
         "verifier.epsilon=0.09 verifier.delta=0.3, or verifier=auto.",
     )
+
+
+def check_method(method: Mapping[str, Any] | DictConfig) -> None:
+    """Check a method's knobs against its class, before anything heavy happens.
+
+    Raises:
+        ConfigurationError: the class cannot be imported, the state scope is none, or a knob is
+            unknown, missing or of the wrong type.
+    """
+    node: Any = method
+    if isinstance(method, DictConfig):
+        node = OmegaConf.to_container(method, resolve=True)
+    if not isinstance(node, Mapping):
+        raise ConfigurationError(
+            f"method={node!r} is not the name of a file in conf/method. Type e.g. method=pld."
+        )
+    name = str(node.get("name", "?"))
+    for key, value in node.items():
+        _refuse_targets(f"method.{key!s}", value)
+    if isinstance(node.get("label"), Mapping | list):
+        raise ConfigurationError(f"`method.label` must be a text, got {node['label']!r}.")
+    fields = _constructor_fields(str(node.get("_target_")), name)
+    scopes = (*schema.STATE_SCOPES, schema.PAPER_SCOPE)
+    if (scope := node.get("state_scope", schema.PAPER_SCOPE)) not in scopes:
+        raise unknown_name("method.state_scope", str(scope), scopes)
+    for key in (key for key in node if key not in _NOT_KNOBS):
+        if key not in fields:
+            close = nearest(str(key), fields)
+            hint = f" Did you mean method.{close}?" if close else ""
+            raise ConfigurationError(
+                f"method={name} has no key {key!r}.{hint} Valid: {', '.join(sorted(fields))}."
+            )
+        if limit := _refusal(node[key], fields[key][0]):
+            raise ConfigurationError(
+                f"`method.{key}` must be {limit} for method={name}, got {node[key]!r}."
+            )
+    missing = [key for key, (_, required) in fields.items() if required and key not in node]
+    if missing:
+        raise ConfigurationError(
+            f"method={name} lacks {', '.join(missing)}: add them to conf/method/{name}.yaml."
+        )
+
+
+def _refuse_targets(key: str, value: Any) -> None:
+    """Refuse keys below a knob that would have any class or function called (``_target_``)."""
+    if isinstance(value, Mapping):
+        if call := next((name for name in map(str, value) if re.fullmatch("_.*_", name)), None):
+            raise ConfigurationError(
+                f"{key} holds {call!r}, which calls code by its name. Name a method instead: "
+                "{method: NAME, <knob>: ...}."
+            )
+        value = list(value.values())
+    for part in value if isinstance(value, list | tuple) else ():
+        _refuse_targets(key, part)
+
+
+def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
+    """``{field: (annotation, required)}`` of the class at the dotted path ``target``."""
+    module_name, _, class_name = target.rpartition(".")
+    if module_name.partition(".")[0] not in _OWN_PACKAGES:
+        raise ConfigurationError(
+            f"method={name}: _target_={target!r} must be a class of this project. A method's class "
+            "lies in methods/NAME.py, and its yaml says methods.NAME.CLASS."
+        )
+    try:
+        cls = getattr(importlib.import_module(module_name), class_name)
+        if not isinstance(cls, type):
+            raise AttributeError(f"{class_name!r} is not a class")
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except Exception as error:  # the file may be the user's own and unfinished
+        raise ConfigurationError(
+            f"method={name}: _target_ {target!r} in conf/method/{name}.yaml cannot be imported: "
+            f"{_line_of_method(error)}{first_line(error)}"
+        ) from error
+    return {
+        key: (hints.get(key, Any), parameter.default is inspect.Parameter.empty)
+        for key, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+
+
+def _line_of_method(error: Exception) -> str:
+    """Where one of the project's methods could not be run: ``methods/x.py, line 2: ``."""
+    lines = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        lines.append((str(error.filename), error.lineno))
+    for file, line in reversed(lines):
+        if (path := Path(file)).is_relative_to(PROJECT / "methods"):
+            return f"{path.relative_to(PROJECT)}, line {line}: "
+    return ""
+
+
+def _refusal(value: Any, annotation: Any) -> str:
+    """What a yaml value must be to stand for ``annotation``; "" where it can."""
+    try:
+        # Through JSON, where a list may stand for a tuple as in yaml, and 1 but not true for 1.0.
+        _adapter(annotation).validate_json(json.dumps(value, default=str), strict=True)
+    except PydanticSchemaGenerationError:
+        return ""  # a type that yaml does not know takes everything
+    except ValidationError as error:
+        null = " or null" if type(None) in typing.get_args(annotation) else ""
+        return what_it_must_be(error) + null
+    return ""

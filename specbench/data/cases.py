@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
-from specbench.config.dataset_schema import DatasetConfig, RowsConfig
+from specbench.config.schema import DatasetConfig, RowsConfig
 from specbench.errors import DatasetError, nearest, unknown_name
 from specbench.paths import ASSETS, typed_path
 from specbench.results.tasks import OVERALL, task_of

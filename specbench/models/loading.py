@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.config.limits import device_name
-from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig, RunConfig
+from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig, RunConfig, device_name
 from specbench.errors import ConfigurationError
 from specbench.models.checkpoints import bundled, room, weights
 from specbench.system.environment import gpus

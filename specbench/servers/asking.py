@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from specbench.config.schema import GenerationConfig
-from specbench.config.server_schema import (
+from specbench.config.schema import (
     LEARN_FROM_REQUESTS,
     PLAIN,
+    GenerationConfig,
     LlamacppConfig,
     OpenaiConfig,
     ServerConfig,

@@ -17,7 +17,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from specbench import paths
-from specbench.config.server_schema import PLAIN, LlamacppConfig, parts_of
+from specbench.config.schema import PLAIN, LlamacppConfig, parts_of
 from specbench.errors import ConfigurationError, NeedsNotMet
 from specbench.system.environment import cpus_usable
 

@@ -15,9 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from runners.launch import dispatch
 from specbench.config.compose import compose, option_names, typed
-from specbench.config.dataset_schema import DatasetConfig
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import run_key
+from specbench.config.schema import DatasetConfig
 from specbench.config.validate import check_values
 from specbench.data.cases import load_cases
 from specbench.errors import ConfigurationError, DatasetError

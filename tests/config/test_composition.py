@@ -62,6 +62,7 @@ def together():
     pairs, methods = option_names("pair"), option_names("method")
     own = {p: m for p in pairs for m in methods if p.startswith(f"{m}_")}  # whose knobs it has
     others = iter([method for method in methods if method not in own.values()])
+    options["server"] = [None] * len(options["runner"]) + options["server"]
     options["pair"] = pairs
     options["method"] = [own.get(pair) or next(others, None) for pair in pairs] + [*others]
     rows = []
@@ -69,6 +70,8 @@ def together():
         chosen = {group: name for group, name in zip(options, row, strict=True) if name}
         # A lossy verifier judges samples.
         lossy = chosen.get("verifier") == "typical"
+        if "server" in chosen:
+            chosen["runner"] = "serve"
         rows.append(chosen | {"generation": "sampling" if lossy else "greedy"})
     return rows
 

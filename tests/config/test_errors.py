@@ -7,12 +7,11 @@ from omegaconf import OmegaConf
 import methods
 import methods.ar
 from runners.launch import dispatch
-from specbench.config import knobs
+from specbench.config import validate
 from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import compose, typed
 from specbench.config.hydra_errors import translate_hydra_error
-from specbench.config.knobs import check_method
-from specbench.config.validate import check_values
+from specbench.config.validate import check_method, check_values
 from specbench.errors import ConfigurationError
 
 
@@ -286,7 +285,7 @@ def test_a_method_s_file_that_cannot_be_imported_names_its_line(
     (tmp_path / "methods").mkdir()
     (tmp_path / "methods/unfinished.py").write_text(source)
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "methods")])
-    monkeypatch.setattr(knobs, "PROJECT", tmp_path)
+    monkeypatch.setattr(validate, "PROJECT", tmp_path)
     said = refusal("method._target_=methods.unfinished.Method")
     assert f"methods/unfinished.py, {line}" in said
 

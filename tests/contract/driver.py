@@ -23,7 +23,7 @@ from specbench.arrays import IntArray
 from specbench.artifacts import documentation, resolve
 from specbench.config.compare import PART_KNOBS, with_parts
 from specbench.config.compose import compose, option_names
-from specbench.config.knobs import check_method
+from specbench.config.validate import check_method
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling
 from specbench.decoding.structs import (

@@ -13,8 +13,7 @@ import pytest
 from runners.advice import command as advice_command
 from specbench.config import compose
 from specbench.config.compare import compose_entry
-from specbench.config.knobs import check_method
-from specbench.config.validate import check_values
+from specbench.config.validate import check_method, check_values
 from tests.docs.pages import PAGES, ROOT, commands, text
 
 # Not run: what sets up, many minutes, seven billion weights, and a program that may be missing.

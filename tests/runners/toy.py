@@ -8,8 +8,8 @@ from runners.job import Entry, Job
 from runners.session.blocks import BlockRunner
 from runners.session.live import EngineAnswers
 from runners.session.method_runs import MethodRun
-from specbench.config.dataset_schema import DatasetConfig
 from specbench.config.schema import (
+    DatasetConfig,
     GenerationConfig,
     MeasureConfig,
     ModelConfig,

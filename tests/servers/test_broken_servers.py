@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.config.compose import compose, typed
-from specbench.config.server_schema import OpenaiConfig
+from specbench.config.schema import OpenaiConfig
 from specbench.errors import ConfigurationError
 from specbench.servers import asking
 from specbench.servers.asking import Asked, Servers

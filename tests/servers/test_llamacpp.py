@@ -16,7 +16,7 @@ from methods.pld import PromptLookup
 from runners.launch.dispatch import Invocation, execute
 from runners.serve import Serve
 from specbench.config.compose import compose, typed
-from specbench.config.server_schema import LEARN_FROM_REQUESTS
+from specbench.config.schema import LEARN_FROM_REQUESTS
 from specbench.errors import ConfigurationError
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import load_traces

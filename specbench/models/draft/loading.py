@@ -13,13 +13,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specbench.arrays import IntArray
-from specbench.config.draft import draft_weights
 from specbench.config.schema import (
     FLOAT32_WEIGHTS,
     DraftConfig,
     DraftWeights,
     ModelConfig,
     RandomDraftConfig,
+    draft_weights,
 )
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound, first_line
 from specbench.kernels import panel_kernels

@@ -16,8 +16,7 @@ from runners.launch.dispatch import resolve_entries
 from runners.session.method_runs import build_method_runs
 from specbench.config.compare import compose_entry
 from specbench.config.compose import compose, typed
-from specbench.config.draft import draft_weights
-from specbench.config.schema import DraftConfig
+from specbench.config.schema import DraftConfig, draft_weights
 from specbench.config.validate import check_values
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
 from specbench.models import loading
