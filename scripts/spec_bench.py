@@ -38,10 +38,16 @@ from specbench.errors import (
 from specbench.paths import file_name
 from specbench.results.lines import Committed, Count, Line, Seconds
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
-from specbench.results.records import CASES, ERRORS, LEFT, SUMMARY, CaseRecord
-from specbench.results.statistics.summary import (
+from specbench.results.records import (
+    CASES,
+    ERRORS,
+    LEFT,
+    SUMMARY,
     BlockKey,
-    by_block,
+    CaseRecord,
+    grouped,
+)
+from specbench.results.statistics.summary import (
     is_complete,
     summarize,
     untimed_blocks,
@@ -113,7 +119,8 @@ def export_run(options: argparse.Namespace) -> None:
     if why := _no_answers(run, records):
         raise ResultsError(f"{run.path} {why}.")
     decode = (lambda _: "") if options.no_text else _decoder(run.manifest.config["model"])
-    blocks, untimed = by_block(records), untimed_blocks(records)
+    blocks = grouped(records, lambda turn: turn.block)
+    untimed = untimed_blocks(records)
     # Their format has no word for a turn that went wrong.
     whole = [key for key, turns in blocks.items() if is_complete(turns, run.labels)]
     timed = [key for key in whole if key not in untimed]
@@ -171,7 +178,7 @@ def to_answers(
     decode: Callable[[Sequence[int]], str],
 ) -> list[JsonObject]:
     """The lines of one label's file, a question for each of ``blocks``."""
-    turns_of, lines = by_block(records), []
+    turns_of, lines = grouped(records, lambda turn: turn.block), []
     for key in blocks:
         turns = sorted(turns_of[key], key=lambda record: record.turn)
         first = turns[0]

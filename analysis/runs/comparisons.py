@@ -42,7 +42,7 @@ class ComparedLabel:
 
     @property
     def method(self) -> str:
-        return self.overall["method"]
+        return str(self.overall["method"])
 
     @property
     def ranked(self) -> bool:

@@ -17,9 +17,9 @@ Definitions:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -59,6 +59,7 @@ LEFT = (CASES, ERRORS, DISTURBED, STEPS, SUMMARY)  # what tables are made of
 # Counts in ``CaseRecord.drafter``: passes that ran eagerly where a CUDA graph was meant to be.
 EAGER_PASSES, EAGER_DRAFT_PASSES = "eager_passes", "eager_draft_passes"
 LAUNCHED_DRAFTS = "launched_drafts"  # of a trained head, where its own work was no graph
+BlockKey: TypeAlias = tuple[int, str]  # repeat and case, or the group that it was decoded in
 Timing: TypeAlias = Literal["measured", "predicted", "none"]
 TIMINGS: tuple[Timing, ...] = get_args(Timing)
 PHASES = ("draft", "verify", "accept", "cache", "observe")  # of a step; ``other`` is the rest
@@ -277,6 +278,11 @@ class CaseRecord(TurnKey):
         """What is measured by itself, and drawn in a bootstrap: the case, or its group."""
         return self.case_id if self.batch is None else f"group {self.batch.group}"
 
+    @property
+    def block(self) -> BlockKey:
+        """The unit in its repeat, which counts whole or not at all."""
+        return self.repeat, self.unit
+
     @field_validator("drafter")
     @classmethod
     def _check_counted(cls, drafter: dict[str, Any]) -> dict[str, Any]:
@@ -327,6 +333,19 @@ class CaseRecord(TurnKey):
             raise ValueError(f"wall_s is {self.wall_s}, prefill_s + decode_s is {parts}")
         if parts and self.n_target_passes and self.n_decoded and not self.decode_s:
             raise ValueError(f"decode_s is 0, and {self.n_target_passes} steps take time")
+
+
+Key = TypeVar("Key")
+
+
+def grouped(
+    records: Iterable[CaseRecord], key: Callable[[CaseRecord], Key]
+) -> dict[Key, list[CaseRecord]]:
+    """Put records together that have the same key, in their order."""
+    groups: dict[Key, list[CaseRecord]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return groups
 
 
 def read_records(

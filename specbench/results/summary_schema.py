@@ -3,73 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
 from specbench.results.estimate import Interval
 
-
-class SummaryRow(TypedDict):
-    """What a label reached on a task, or over the whole run (``overall``).
-
-    :data:`specbench.results.metrics.METRICS` says what the metrics are. None stands for what cannot
-    be had: no baseline, no case left, an interval of too few cases.
-
-    Attributes:
-        n_cases: cases that MAT and verdicts are about; ``n_timed``: those that speeds are about.
-        n_dropped: cases left out for all labels because one failed.
-        n_disturbed: cases that hold a disturbed turn; ``disturbed_counted``: they are timed all
-            the same.
-        phase_share: each phase's part of the wall time, under ``measure=phases``.
-        lossless: turns by verdict.
-    """
-
-    label: str
-    method: str
-    task: str
-    n_cases: int
-    n_timed: int
-    n_dropped: int
-    n_disturbed: int
-    disturbed_counted: bool
-    mat: float | None
-    mat_ci: Interval | None
-    mat_per_request: float | None
-    mat_token_weighted: float | None
-    tokens_per_s: float | None
-    tokens_per_s_ci: Interval | None
-    end_to_end_tokens_per_s: float | None
-    joules_per_token: float | None
-    phase_share: dict[str, float] | None
-    estimator: str
-    speedup: float | None
-    speedup_ci: Interval | None
-    geomean_speedup: float | None
-    geomean_speedup_ci: Interval | None
-    end_to_end_speedup: float | None
-    end_to_end_speedup_ci: Interval | None
-    speedup_eager: float | None
-    speedup_graph: float | None
-    speedup_eager_ci: Interval | None
-    speedup_graph_ci: Interval | None
-    bandwidth_share: float | None
-    lossless: Mapping[str, int]
-    state_scope: str | None
-    timing: str
+# What a label reached on a task, or over the whole run (``overall``): each of
+# :data:`specbench.results.metrics.METRICS` with its interval (``NAME_ci``), None where it cannot be
+# had, and beside these
+#   label, method, task, estimator, state_scope, timing;
+#   n_cases: cases that MAT and verdicts are about; n_timed: those that speeds are about;
+#   n_dropped: cases left out for all labels because one failed;
+#   n_disturbed: cases that hold a disturbed turn; disturbed_counted: they are timed all the same;
+#   phase_share: each phase's part of the wall time, under ``measure=phases``;
+#   lossless: turns by verdict.
+SummaryRow: TypeAlias = dict[str, Any]
 
 
 def number(row: SummaryRow | ServedLabel, key: str) -> float | None:
-    """A number by a key that is a variable."""
+    """Give a number by a key that is a variable."""
     return cast("Mapping[str, float | None]", row)[key]
 
 
 def interval(row: SummaryRow, key: str) -> Interval | None:
-    """The 95 % interval of a number; None too where it has none by nature."""
-    return cast("Mapping[str, Interval | None]", row).get(f"{key}_ci")
+    """Give the 95 % interval of a number; None too where it has none by nature."""
+    bounds: Interval | None = row.get(f"{key}_ci")
+    return bounds
 
 
 def n_of(row: SummaryRow, key: str) -> int:
-    """Cases that a number of a row is about: MAT all, speeds the timed ones."""
-    return row["n_cases"] if key == "mat" else row["n_timed"]
+    """Count the cases that a number of a row is about: MAT all, speeds the timed ones."""
+    return int(row["n_cases"] if key == "mat" else row["n_timed"])
 
 
 class Pair(TypedDict):

@@ -42,7 +42,7 @@ _BLOCK = 4_000_000
 
 
 def ratio_of_totals(numerators: Iterable[float], denominators: Iterable[float]) -> float:
-    """Sum of the numerators over the sum of the denominators; nan where that is 0 / 0."""
+    """Divide the sum of the numerators by the denominators'; nan where that is 0 / 0."""
     above, below = math.fsum(numerators), math.fsum(denominators)
     if below == 0:
         return math.nan if above == 0 else math.inf
@@ -50,16 +50,15 @@ def ratio_of_totals(numerators: Iterable[float], denominators: Iterable[float]) 
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
-    """The geometric mean of positive ratios; nan of none."""
+    """Compute the geometric mean of positive ratios; nan of none."""
     return math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if len(ratios) else math.nan
 
 
 def strata_of(categories: Sequence[str]) -> IntArray:
-    """Number of the stratum of each prompt ``[n]``, from 0.
+    """Number the stratum of each prompt ``[n]``, from 0.
 
-    A category with a single prompt says nothing about its own spread. Such categories are put
-    together; a last one that remains alone joins the smallest of the others. So every stratum has
-    two prompts or more if there are two at all.
+    Categories of a single prompt, which says nothing of its spread, are put together; one that
+    remains alone joins the smallest of the others.
     """
     sizes = Counter(categories)
     lone = sorted(name for name, size in sizes.items() if size == 1)
@@ -73,47 +72,30 @@ def strata_of(categories: Sequence[str]) -> IntArray:
     return np.array([number[name] for name in categories], dtype=np.int64)
 
 
-class Resamples:
-    """Bootstrap weights over prompts; all statistics of one table row share them.
+def degrees_of_freedom(strata: IntArray) -> int:
+    """Prompts beyond one per stratum ``[n]``; 0: no interval can be given."""
+    sizes = np.unique(strata, return_counts=True)[1]
+    return 0 if (sizes < 2).any() else len(strata) - len(sizes)
 
-    Args:
-        strata: ``[n]`` stratum of each prompt, see :func:`strata_of`.
-        seed: of a generator of its own.
-        n_resamples: how many.
 
-    Attributes:
-        degrees_of_freedom: prompts beyond one per stratum; 0 means no interval can be given.
-    """
-
-    def __init__(self, strata: IntArray, seed: int, n_resamples: int = N_RESAMPLES) -> None:
-        self._members = [np.flatnonzero(strata == s) for s in np.unique(strata)]
-        self.degrees_of_freedom = len(strata) - len(self._members)
-        if any(len(members) < 2 for members in self._members):
-            self.degrees_of_freedom = 0
-        self._seed = seed
-        self._n_resamples = n_resamples
-
-    def totals(self, columns: FloatArray) -> FloatArray:
-        """Weighted sums ``[n_resamples, k]`` of columns ``[n, k]``; the same weights at every call.
-
-        Raises:
-            ValueError: there are no degrees of freedom.
-        """
-        if not self.degrees_of_freedom:
-            raise ValueError("a single prompt cannot be resampled")
-        generator = np.random.default_rng(self._seed)
-        totals = np.zeros((self._n_resamples, columns.shape[1]))
-        for members in self._members:
-            n = len(members)
-            rows = max(1, _BLOCK // n)
-            values = columns[members] * (n / (n - 1))
-            for start in range(0, self._n_resamples, rows):
-                count = min(rows, self._n_resamples - start)
-                drawn = generator.integers(0, n, size=(count, n - 1))
-                drawn += np.arange(count)[:, None] * n
-                times = np.bincount(drawn.ravel(), minlength=count * n).reshape(count, n)
-                totals[start : start + count] += times @ values
-        return totals
+def resampled_totals(
+    columns: FloatArray, strata: IntArray, seed: int, n_resamples: int = N_RESAMPLES
+) -> FloatArray:
+    """Weighted sums ``[n_resamples, k]`` of columns ``[n, k]``; the seed decides the weights."""
+    generator = np.random.default_rng(seed)
+    totals = np.zeros((n_resamples, columns.shape[1]))
+    for stratum in np.unique(strata):
+        members = np.flatnonzero(strata == stratum)
+        n = len(members)
+        rows = max(1, _BLOCK // n)
+        values = columns[members] * (n / (n - 1))
+        for start in range(0, n_resamples, rows):
+            count = min(rows, n_resamples - start)
+            drawn = generator.integers(0, n, size=(count, n - 1))
+            drawn += np.arange(count)[:, None] * n
+            times = np.bincount(drawn.ravel(), minlength=count * n).reshape(count, n)
+            totals[start : start + count] += times @ values
+    return totals
 
 
 @dataclass(frozen=True)
@@ -138,7 +120,7 @@ class LogRatios:
     predictions: FloatArray | None = None
 
     def of(self, contrasts: FloatArray) -> LogRatios:
-        """Of ``[m, k]`` sums and differences of them."""
+        """Return ``[m, k]`` sums and differences of them."""
         return replace(
             self,
             values=contrasts @ self.values,
@@ -166,17 +148,13 @@ class LogRatios:
     def freedom(self) -> FloatArray:
         """``[k]`` degrees of freedom of the errors (Satterthwaite)."""
         prompts, repeats = np.diag(self.prompts), np.diag(self.repeats)
-        if not repeats.any() and self.predictions is None:
-            return np.full(len(self.values), float(self.prompts_freedom))
         parts = prompts**2 / self.prompts_freedom + repeats**2 / max(1, self.repeats_freedom)
-        known = np.where(parts > 0, parts, 1.0)
-        found: FloatArray = np.where(
-            parts > 0, (prompts + self.fixed) ** 2 / known, float(self.prompts_freedom)
-        )
-        return found
+        freedom = np.full(len(self.values), float(self.prompts_freedom))
+        np.divide((prompts + self.fixed) ** 2, parts, out=freedom, where=parts > 0)
+        return freedom
 
     def interval(self, i: int, value: float, level: float = LEVEL) -> Interval:
-        """Of the i-th ratio, whose value is given because a logarithm rounds."""
+        """Return the i-th ratio's, whose value is given because a logarithm rounds."""
         half = float(special.stdtrit(self.freedom[i], (1 + level) / 2) * self.errors[i])
         return value * math.exp(-half), value * math.exp(half)
 
@@ -190,7 +168,7 @@ def log_ratios(
     *,
     means: bool = False,
 ) -> LogRatios | None:
-    """Logarithms of ratios of totals over prompts; None where no interval can be given.
+    """Estimate logarithms of ratios of totals over prompts; None where no interval can be given.
 
     That is so of fewer than :data:`specbench.results.estimate.FEWEST` prompts, and where a total,
     or a resample's, is not positive.
@@ -199,21 +177,19 @@ def log_ratios(
         above, below: ``[1 + R, n, k]`` what each prompt adds to the totals of k ratios: first over
             all repeats, then in each of the R.
         strata: ``[n]`` stratum of each prompt.
-        seed: of the bootstrap.
-        n_resamples: of the bootstrap.
+        seed, n_resamples: of the bootstrap.
         means: the ratios are means of logarithms already.
     """
 
     def logs(up: FloatArray, down: FloatArray) -> FloatArray:
         with np.errstate(invalid="ignore", divide="ignore"):
-            found: FloatArray = up / down if means else np.log(up / down)
-        return found
+            return up / down if means else np.log(up / down)
 
     n, k = above.shape[1:]
-    resamples = Resamples(strata, seed, n_resamples)
-    if n < FEWEST or not resamples.degrees_of_freedom:
+    freedom = degrees_of_freedom(strata)
+    if n < FEWEST or not freedom:
         return None
-    sums = resamples.totals(np.column_stack([above[0], below[0]]))
+    sums = resampled_totals(np.column_stack([above[0], below[0]]), strata, seed, n_resamples)
     resampled = logs(sums[:, :k], sums[:, k:])
     values = logs(above[0].sum(axis=0), below[0].sum(axis=0))
     if not (np.isfinite(values).all() and np.isfinite(resampled).all()):
@@ -223,7 +199,6 @@ def log_ratios(
     by_repeat = logs(above[1:, always].sum(axis=1), below[1:, always].sum(axis=1))
     n_repeats = len(by_repeat) if always.any() and np.isfinite(by_repeat).all() else 1
     repeats = _covariance(by_repeat) / n_repeats if n_repeats > 1 else np.zeros((k, k))
-    freedom = resamples.degrees_of_freedom
     return LogRatios(values, _covariance(resampled), repeats, n, freedom, max(0, n_repeats - 1))
 
 

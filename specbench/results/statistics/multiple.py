@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from specbench.arrays import FloatArray, IntArray
+from specbench.arrays import FloatArray
 from specbench.results.estimate import Interval
 from specbench.results.statistics.bootstrap import LEVEL, N_RESAMPLES, LogRatios
 
@@ -55,77 +55,63 @@ class Against:
         return math.exp(self.low), math.exp(self.high)
 
 
-@dataclass(frozen=True)
-class _Family:
-    """Comparisons of which ``m`` must hold together; arrays ``[k]``."""
+def _against(
+    ratios: LogRatios, m: int, i: int, interval: tuple[float, float], p_family: float
+) -> Against:
+    """The i-th of ``[k]`` comparisons of which ``m`` must hold together."""
+    reach = float(_critical(ratios, m)[i] + special.stdtrit(ratios.freedom[i], POWER))
+    value = float(ratios.values[i])
+    prompts, fixed = float(ratios.prompts[i, i]), float(ratios.fixed[i])
+    left = (value / reach) ** 2 - fixed  # of the variance, for prompts
+    return Against(
+        value,
+        *interval,
+        float(_p_values(ratios)[i]),
+        min(1.0, float(p_family)),
+        math.exp(reach * float(ratios.errors[i])),
+        math.ceil(ratios.n * prompts / left) if left > 0 else None,
+    )
 
-    ratios: LogRatios
-    m: int
 
-    @property
-    def p(self) -> FloatArray:
-        values, errors = self.ratios.values, self.ratios.errors
-        sure = np.where(values == 0, 0.0, np.inf)  # where nothing varies
-        t = np.divide(np.abs(values), errors, out=sure, where=errors > 0)
-        p: FloatArray = 2 * special.stdtr(self.ratios.freedom, -t)
-        return p
+def _critical(ratios: LogRatios, m: int) -> FloatArray:
+    t: FloatArray = special.stdtrit(ratios.freedom, 1 - (1 - LEVEL) / (2 * m))
+    return t
 
-    @property
-    def critical(self) -> FloatArray:
-        found: FloatArray = special.stdtrit(self.ratios.freedom, 1 - (1 - LEVEL) / (2 * self.m))
-        return found
 
-    @property
-    def halves(self) -> FloatArray:
-        return self.critical * self.ratios.errors
-
-    def against(self, i: int, low: float, high: float, p_family: float) -> Against:
-        """The i-th comparison with its interval."""
-        reach = float(self.critical[i] + special.stdtrit(self.ratios.freedom[i], POWER))
-        value = float(self.ratios.values[i])
-        prompts, fixed = float(self.ratios.prompts[i, i]), float(self.ratios.fixed[i])
-        left = (value / reach) ** 2 - fixed  # of the variance, for prompts
-        return Against(
-            value,
-            low,
-            high,
-            float(self.p[i]),
-            p_family,
-            math.exp(reach * float(self.ratios.errors[i])),
-            math.ceil(self.ratios.n * prompts / left) if left > 0 else None,
-        )
+def _p_values(ratios: LogRatios) -> FloatArray:
+    values, errors = ratios.values, ratios.errors
+    sure = np.where(values == 0, 0.0, np.inf)  # where nothing varies
+    t = np.divide(np.abs(values), errors, out=sure, where=errors > 0)
+    p: FloatArray = 2 * special.stdtr(ratios.freedom, -t)
+    return p
 
 
 def against(ratios: LogRatios) -> list[Against]:
-    """Comparisons with a reference that was fixed beforehand, one for each of the ratios."""
+    """Compare each of ``[k]`` ratios with a reference that was fixed beforehand."""
     m = len(ratios.values)
-    family = _Family(ratios, m)
-    low, high = ratios.values - family.halves, ratios.values + family.halves
-    p = np.minimum(1.0, m * family.p)
-    return [family.against(i, float(low[i]), float(high[i]), float(p[i])) for i in range(m)]
+    halves = _critical(ratios, m) * ratios.errors
+    ends = zip(ratios.values - halves, ratios.values + halves, strict=True)
+    p = m * _p_values(ratios)
+    return [_against(ratios, m, i, (float(a), float(b)), p[i]) for i, (a, b) in enumerate(ends)]
 
 
 def against_best(speeds: LogRatios) -> dict[int, Against]:
-    """Every one of ``[k]`` methods but the fastest against the best of the others.
+    """Compare every one of ``[k]`` methods but the fastest with the best of the others.
 
     The ratio is over the one that was fastest here, the interval over whichever truly is the best.
     """
-    everyone = np.arange(len(speeds.values))
+    k = len(speeds.values)
     top = int(np.argmax(speeds.values))
-    return {i: over_best(speeds, i, np.delete(everyone, i)) for i in everyone.tolist() if i != top}
-
-
-def over_best(speeds: LogRatios, i: int, others: IntArray) -> Against:
-    """One of ``[k]`` methods against the best of some others.
-
-    The ratio is over the one that was fastest here, the interval over whichever truly is the best.
-    """
-    k, m = len(speeds.values), len(others)
-    family = _Family(speeds.of(np.eye(k)[i] - np.eye(k)[others]), m)
-    values, halves = family.ratios.values, family.halves
-    p = np.where(values < 0, m * family.p, 1.0).min()
-    low, high = float((values - halves).min()), float((values + halves).min())
-    return family.against(int(values.argmin()), low, high, min(1.0, float(p)))
+    compared = {}
+    for i in range(k):
+        if i == top:
+            continue
+        over = speeds.of(np.eye(k)[i] - np.delete(np.eye(k), i, axis=0))
+        halves = _critical(over, k - 1) * over.errors
+        p = np.where(over.values < 0, (k - 1) * _p_values(over), 1.0).min()
+        interval = float((over.values - halves).min()), float((over.values + halves).min())
+        compared[i] = _against(over, k - 1, int(over.values.argmin()), interval, p)
+    return compared
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,13 @@
 
 Ratios point as speedups do: above 1 the first is faster than the second. They are of the same
 estimator as the speedups of the rows, over the same timed cases; of a single method the interval
-is that of its speedup. :mod:`specbench.results.statistics.multiple` says how intervals hold
-together, and what makes the comparison with the best honest although the data picked it.
+is that of its speedup. How intervals hold together: :mod:`specbench.results.statistics.multiple`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,9 +39,8 @@ def verdict(interval: Interval | None, margin: float = MARGIN) -> str:
     """Say what an interval of a speed ratio, the first's over the second's, shows.
 
     Returns:
-        ``tie``: the whole interval lies within the margin, whether or not it contains 1;
-        ``faster`` or ``slower``: it excludes 1; ``undecided``: it does not; ``too few``: there is
-        none, because of fewer than :data:`specbench.results.estimate.FEWEST` cases.
+        ``tie``: it lies within the margin, whether or not it contains 1; ``faster`` or ``slower``:
+        it excludes 1; ``undecided``: it does not; ``too few``: there is none.
     """
     if interval is None:
         return "too few"
@@ -64,8 +62,8 @@ class Ranking:
     """
 
     order: list[int]
-    over_plain: list[Against | None]
-    over_best: dict[int, Against | None]
+    over_plain: Sequence[Against | None]
+    over_best: Mapping[int, Against | None]
     selection: Selection | None = None
 
     @classmethod
@@ -85,12 +83,10 @@ class Ranking:
             values: their numbers, for the order where there are too few cases.
             plain: whether plain decoding was measured.
         """
+        order = np.argsort(-np.asarray(speeds.values if speeds else values), kind="stable").tolist()
         if speeds is None:
-            order = np.argsort(-np.asarray(values), kind="stable").tolist()
-            few: list[Against | None] = [None] * len(values)
-            return cls(order, few if plain else [], dict.fromkeys(order[1:]))
-        order = np.argsort(-speeds.values, kind="stable").tolist()
-        best: dict[int, Against | None] = {**against_best(speeds)} if len(order) > 1 else {}
+            return cls(order, [None] * len(order) * plain, dict.fromkeys(order[1:]))
+        best = against_best(speeds)
         if over_plain is None:
             return cls(order, [], best)
         return cls(order, [*against(over_plain)], best, selection(over_plain))
@@ -98,11 +94,8 @@ class Ranking:
     @property
     def leaders(self) -> list[int]:
         """The methods that may be the best: the fastest first, without those shown slower."""
-        return [
-            i
-            for i in self.order
-            if i not in self.over_best or _standing(self.over_best[i])["verdict"] != "slower"
-        ]
+        slower = {i for i, over in self.over_best.items() if _standing(over)["verdict"] == "slower"}
+        return [i for i in self.order if i not in slower]
 
     @property
     def plain_verdicts(self) -> list[str]:
@@ -110,11 +103,7 @@ class Ranking:
         return [_standing(comparison)["verdict"] for comparison in self.over_plain]
 
     def standings(self, plain: str = BASELINE) -> tuple[dict[int, Standing], Standing | None]:
-        """Give the methods' standings against the fastest, and plain decoding's.
-
-        Args:
-            plain: what plain decoding is called.
-        """
+        """Give the methods' standings against the fastest, then that of plain decoding."""
         if not self.over_plain and not self.over_best:
             return {}, None
         top, *others = self.order
@@ -176,16 +165,16 @@ class Ranking:
             head = f"Nothing is shown faster than plain decoding; {fastest}{together}"
             return f"{head}.{self._bias(names[top])}"
         first = next((i for i in leaders if i in faster), faster[0])
-        words = f"{names[first]} is {self._times(first)} as fast"
+        text = f"{names[first]} is {self._times(first)} as fast"
         if first == top:
-            words += f" as plain decoding{together}"
+            text += f" as plain decoding{together}"
         else:
-            words = f"{fastest} as plain decoding, so no gain is shown; {words}{together}"
+            text = f"{fastest} as plain decoding, so no gain is shown; {text}{together}"
         if others := [names[i] for i in leaders if i not in (first, top)]:
-            words += f"; {listed(others)} may be as fast"
+            text += f"; {listed(others)} may be as fast"
         elif len(leaders) == 1 and len(names) > 1:
-            words += "; the other methods are slower than it"
-        return f"{words}.{self._bias(names[top])}"
+            text += "; the other methods are slower than it"
+        return f"{text}.{self._bias(names[top])}"
 
     def _times(self, i: int) -> str:
         comparison = self.over_plain[i]
@@ -237,36 +226,35 @@ class RankedLabels:
     @property
     def pairs(self) -> list[Pair]:
         """Every method against plain decoding, then against the fastest of them."""
-        ranking, rows = self.ranking, list[Pair]()
+        methods, ranking, rows = self.methods, self.ranking, list[Pair]()
         if self.baseline is not None:
             rows = [
                 self._pair(method, self.baseline, comparison, BASELINE)
-                for method, comparison in zip(self.methods, ranking.over_plain, strict=False)
+                for method, comparison in zip(methods, ranking.over_plain, strict=False)
             ]
-        top, *others = ranking.order or [0]
         return rows + [
-            self._pair(self.methods[i], self.methods[top], ranking.over_best[i], "best")
-            for i in others
+            self._pair(methods[i], methods[ranking.order[0]], ranking.over_best[i], "best")
+            for i in ranking.order[1:]
         ]
 
-    def _pair(self, first: str, second: str, found: Against | None, family: str) -> Pair:
-        sample = self.sample
-        interval, needed = (found.interval, found.needed) if found else (None, FEWEST)
+    def _pair(self, first: str, second: str, over: Against | None, family: str) -> Pair:
+        n_timed, needed = self.sample.n_timed, over.needed if over else FEWEST
         if needed is not None:
-            needed = math.ceil(needed * sample.unit_size)
+            needed = math.ceil(needed * self.sample.unit_size)
+        interval = over.interval if over else None
         return {
             "first": first,
             "second": second,
             "family": family,
-            "n_cases": sample.n_timed,
-            "ratio": sample.speedup_over(first, second)[0],
+            "n_cases": n_timed,
+            "ratio": self.sample.ratio(first, second),
             "ratio_ci": interval,
-            "p": found.p if found else 1.0,
-            "p_family": found.p_family if found else 1.0,
+            "p": over.p if over else 1.0,
+            "p_family": over.p_family if over else 1.0,
             "verdict": verdict(interval),
             "margin": MARGIN,
-            "detectable": found.detectable if found else None,
-            "needed": needed if (needed and needed > sample.n_timed) or not found else None,
+            "detectable": over.detectable if over else None,
+            "needed": needed if (needed and needed > n_timed) or not over else None,
         }
 
 
@@ -284,9 +272,8 @@ def rank_labels(
         records: of one run.
         labels: of its table; plain decoding's are not methods.
         baseline: what speedups refer to; None: only the best.
-        seed: of the bootstrap.
+        seed, n_resamples: of the bootstrap.
         estimator: of the speeds, as for :func:`specbench.results.statistics.summary.summarize`.
-        n_resamples: of the bootstrap.
     """
     sample = Sample(pool(records, labels), estimator, seed, n_resamples)
     return rank_sample(sample, wrong_outputs(records, labels), baseline)
@@ -296,8 +283,7 @@ def rank_sample(
     sample: Sample, wrong: Collection[str], baseline: str | None = BASELINE
 ) -> RankedLabels:
     """Rank the methods of a sample; ``wrong``: labels that have no standing."""
-    labels = sample.pooled.labels
-    last = sample.pooled.last.items()
+    labels, last = sample.pooled.labels, sample.pooled.last.items()
     plain = {baseline} | {label for label, turn in last if turn.method == BASELINE}
     ranked = rankable(labels, wrong, baseline)
     methods = [label for label in ranked if label not in plain] if sample.n_timed else []
@@ -312,6 +298,6 @@ def rank_sample(
         speeds = sample.speeds.of(of_method)
         if baseline is not None:
             over_plain = sample.speeds.of(of_method - rows[labels.index(baseline)])
-    values = [sample.tokens_per_s(label)[0] or 0.0 for label in methods]
+    values = [sample.speed(label) or 0.0 for label in methods]
     ranking = Ranking.of(speeds, over_plain, values, plain=baseline is not None)
     return RankedLabels(methods, baseline, ranking, sample)

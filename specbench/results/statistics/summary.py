@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from specbench.config.schema import ESTIMATORS as ESTIMATORS  # for analysis too
 from specbench.results.estimate import FEWEST, Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.metrics import METRICS, Measured
-from specbench.results.records import DIFFERS, VERDICTS, CaseRecord
+from specbench.results.records import DIFFERS, VERDICTS, BlockKey, CaseRecord, grouped
 from specbench.results.statistics.bootstrap import (
     N_RESAMPLES,
     LogRatios,
@@ -53,8 +53,6 @@ from specbench.results.tasks import OVERALL, TASKS
 
 NO_CONTEXT = BaselineContext()
 
-BlockKey: TypeAlias = tuple[int, str]  # repeat and case, or the group that it was decoded in
-
 # Of the blocks, how many may be left out of times; in a small run one.
 LEFT_OUT_SHARE = 0.05
 
@@ -65,8 +63,7 @@ LEFT_OUT_SHARE = 0.05
 ) = range(12)  # fmt: skip
 
 # What each case adds above and below the line of a ratio, of totals ``[..., n, L, 12]``.
-Part: TypeAlias = tuple[FloatArray, FloatArray]
-Parts: TypeAlias = Callable[[FloatArray], Part]
+Parts: TypeAlias = Callable[[FloatArray], tuple[FloatArray, FloatArray]]
 
 
 # -- which turns count -----------------------------------------------------------------------------
@@ -74,7 +71,7 @@ Parts: TypeAlias = Callable[[FloatArray], Part]
 
 def noisy_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
     """Return every block that holds a disturbed turn."""
-    return {(r.repeat, r.unit) for r in records if r.status == "disturbed"}
+    return {record.block for record in records if record.status == "disturbed"}
 
 
 def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
@@ -83,22 +80,15 @@ def untimed_blocks(records: Iterable[CaseRecord]) -> set[BlockKey]:
     Where more than :func:`most_left_out` are disturbed, all count: what takes long is hit more
     often, so a run without many of them, or without the worst, is one of shorter answers.
     """
-    turns = by_block(records)
-    noisy = {block for block, of_block in turns.items() if noisy_blocks(of_block)}
-    return noisy if len(noisy) <= most_left_out(len(turns)) else set()
+    records = list(records)
+    noisy = noisy_blocks(records)
+    n_blocks = len({record.block for record in records})
+    return noisy if len(noisy) <= most_left_out(n_blocks) else set()
 
 
 def most_left_out(n_blocks: int) -> int:
     """Compute how many disturbed blocks of a run its times may leave out."""
     return max(1, math.floor(LEFT_OUT_SHARE * n_blocks)) if n_blocks > FEWEST else 0
-
-
-def by_block(records: Iterable[CaseRecord]) -> dict[BlockKey, list[CaseRecord]]:
-    """Group the turns of all labels by case, or group of cases, and repeat."""
-    blocks: dict[BlockKey, list[CaseRecord]] = {}
-    for record in records:
-        blocks.setdefault((record.repeat, record.unit), []).append(record)
-    return blocks
 
 
 def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
@@ -110,13 +100,13 @@ def timed_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[Ca
     """
     counted = counted_turns(records, labels)
     untimed = untimed_blocks(counted)
-    return [turn for turn in counted if (turn.repeat, turn.unit) not in untimed]
+    return [turn for turn in counted if turn.block not in untimed]
 
 
 def counted_turns(records: Iterable[CaseRecord], labels: Sequence[str]) -> list[CaseRecord]:
     """Return the turns of cases that did not drop out: all numbers but times come from them."""
-    by_case = _by_case(records, labels)
-    return [turn for turns in by_case.values() if is_complete(turns, labels) for turn in turns]
+    by_unit = grouped((r for r in records if r.label in labels), lambda turn: turn.unit)
+    return [turn for turns in by_unit.values() if is_complete(turns, labels) for turn in turns]
 
 
 def is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
@@ -127,19 +117,10 @@ def is_complete(turns: Sequence[CaseRecord], labels: Sequence[str]) -> bool:
     return all(keys == {t.key[:3] for t in turns if t.label == label} for label in labels)
 
 
-def _by_case(records: Iterable[CaseRecord], labels: Sequence[str]) -> dict[str, list[CaseRecord]]:
-    by_case: dict[str, list[CaseRecord]] = {}
-    for record in records:
-        if record.label in labels:
-            by_case.setdefault(record.unit, []).append(record)
-    return by_case
-
-
 def task_order(task: str) -> tuple[int, str]:
-    """Sorting key of tasks: Spec-Bench's order, others by name, the whole run last."""
-    if task == OVERALL:
-        return (len(TASKS) + 1, task)
-    return (TASKS.index(task) if task in TASKS else len(TASKS), task)
+    """Give a key that sorts tasks: Spec-Bench's order, others by name, the whole run last."""
+    order = [*TASKS, None, OVERALL]
+    return (order.index(task if task in order else None), task)
 
 
 # -- cases added up --------------------------------------------------------------------------------
@@ -193,33 +174,32 @@ class Pooled:
 
 def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
     """Add up turns and repeats; find what drops out."""
-    by_case = _by_case(records, labels)
-    turns = [turn for of_case in by_case.values() for turn in of_case]
+    turns = [record for record in records if record.label in labels]
     in_time = timed_turns(turns, labels)
-    timed = {(turn.repeat, turn.unit) for turn in in_time}
-    grouped = any(turn.batch is not None for turn in turns)
-    mixed = grouped and len({turn.task for turn in turns}) > 1
+    timed = {turn.block for turn in in_time}
+    batched = any(turn.batch for turn in turns)
+    mixed = batched and len({turn.task for turn in turns}) > 1
     repeats = sorted({turn.repeat for turn in turns})
-    units = []
-    totals: list[list[list[list[float]]]] = []
-    dropped, noisy = [], []
+    units, totals = [], []
+    dropped, noisy = list[str](), list[str]()
     # Sorted, so that a run that was interrupted and resumed gives the same intervals.
-    for case, of_case in sorted(by_case.items()):
-        size = len({turn.case_id for turn in of_case})
-        task = OVERALL if mixed else of_case[0].task
-        if not is_complete(of_case, labels):
+    for name, of_unit in sorted(grouped(turns, lambda turn: turn.unit).items()):
+        size = len({turn.case_id for turn in of_unit})
+        task = OVERALL if mixed else of_unit[0].task
+        if not is_complete(of_unit, labels):
             dropped += [task] * size
             continue
-        if noisy_blocks(of_case):
+        if noisy_blocks(of_unit):
             noisy += [task] * size
         # Groups are of all lengths, whatever their categories.
-        units.append(Unit(case, task, OVERALL if grouped else of_case[0].category, size))
-        in_repeats = [
-            [_totals([t for t in of_case if t.repeat == r and t.label == x], timed) for x in labels]
-            for r in repeats
-        ]
-        whole = [_totals([t for t in of_case if t.label == x], timed) for x in labels]
-        totals.append([whole, *in_repeats])
+        units.append(Unit(name, task, OVERALL if batched else of_unit[0].category, size))
+        totals.append(
+            [
+                _totals([t for t in of_unit if t.label == x and t.repeat in r], timed)
+                for r in (repeats, *([repeat] for repeat in repeats))
+                for x in labels
+            ]
+        )
     shape = (len(units), 1 + len(repeats), len(labels), TOKEN_MATS + 1)
     return Pooled(
         labels=list(labels),
@@ -240,16 +220,18 @@ def pool(records: Iterable[CaseRecord], labels: Sequence[str]) -> Pooled:
 
 
 def _totals(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[float]:
-    timed = [turn for turn in turns if (turn.repeat, turn.unit) in timed_blocks]
+    timed = [turn for turn in turns if turn.block in timed_blocks]
     # A turn whose server did not say its steps counts in no MAT.
     lengths = [(t.n_new - 1, t.n_target_passes) for t in turns if t.n_target_passes]
+    # Texts decoded at once share their group's time.
+    slots = grouped(timed, lambda turn: (turn.turn, turn.block)).values()
     return [
         sum(committed for committed, _ in lengths),
         sum(steps for _, steps in lengths),
         sum(turn.n_decoded for turn in timed),
-        math.fsum(_of_groups(timed, lambda turn: turn.decode_s)),
+        math.fsum(max(turn.decode_s for turn in together) for together in slots),
         sum(turn.n_new for turn in timed),
-        math.fsum(_of_groups(timed, lambda turn: turn.wall_s)),
+        math.fsum(max(turn.wall_s for turn in together) for together in slots),
         math.fsum(turn.energy_j or 0.0 for turn in timed),
         sum(turn.n_new for turn in timed if turn.energy_j is not None),
         sum(_spec_bench_new(turn) for turn in timed),
@@ -257,15 +239,6 @@ def _totals(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[fl
         math.fsum(committed / steps for committed, steps in lengths),
         math.fsum(committed**2 / steps for committed, steps in lengths),
     ]
-
-
-def _of_groups(turns: Iterable[CaseRecord], seconds: Callable[[CaseRecord], float]) -> list[float]:
-    """Seconds of each turn; of those decoded at once the longest, which is the group's time."""
-    longest: dict[tuple[object, ...], float] = {}
-    for turn in turns:
-        key = turn.key if turn.batch is None else (turn.repeat, turn.unit, turn.turn, turn.label)
-        longest[key] = max(longest.get(key, 0.0), seconds(turn))
-    return list(longest.values())
 
 
 def _spec_bench_new(turn: CaseRecord) -> float:
@@ -278,28 +251,21 @@ def _spec_bench_new(turn: CaseRecord) -> float:
 # -- ratios over cases -----------------------------------------------------------------------------
 
 
-def _columns(totals: FloatArray, above: int, below: int) -> Part:
+def _columns(totals: FloatArray, above: int, below: int) -> tuple[FloatArray, FloatArray]:
     return totals[..., above], totals[..., below]
 
 
-def _log_speeds(totals: FloatArray) -> Part:
-    """Logarithms of decode speeds by case, and 1 for each; both 0 where a case has none."""
-    known = (totals[..., TIMED_COMMITTED] > 0) & (totals[..., DECODE] > 0)
-    tokens, seconds = (np.where(known, totals[..., c], 1.0) for c in (TIMED_COMMITTED, DECODE))
-    return np.log(tokens) - np.log(seconds), known.astype(np.float64)
-
-
-def _question_speeds(totals: FloatArray, new: int) -> Part:
+def _question_speeds(totals: FloatArray, new: int) -> tuple[FloatArray, FloatArray]:
     """Tokens of a column over wall time by case, and 1 for each; both 0 where a case has none."""
-    known = totals[..., WALL] > 0
-    seconds = np.where(known, totals[..., WALL], 1.0)
-    return np.where(known, totals[..., new] / seconds, 0.0), known.astype(np.float64)
+    timed = totals[..., WALL] > 0
+    seconds = np.where(timed, totals[..., WALL], 1.0)
+    return np.where(timed, totals[..., new] / seconds, 0.0), timed.astype(np.float64)
 
 
 _MAT = partial(_columns, above=COMMITTED, below=STEPS)
 _DECODED = partial(_columns, above=TIMED_COMMITTED, below=DECODE)
 _WHOLE = partial(_columns, above=TIMED_NEW, below=WALL)
-SPEEDS: Mapping[str, Parts] = {  # by estimator
+_SPEEDS: Mapping[str, Parts] = {  # by estimator
     "paired": _DECODED,
     "end_to_end": _WHOLE,
     "specbench": partial(_question_speeds, new=TIMED_NEW),
@@ -314,9 +280,9 @@ class Ratios:
         pooled: the cases.
         parts: what each adds above and below the line.
         seed, n_resamples: of the bootstrap.
-        above_zero: leave out cases with nothing above the line.
-        by_case: compare labels by the geometric mean over cases of the decode speeds' ratios, and
-            not by the ratio of totals.
+        zero_counts: cases with nothing above the line count.
+        by_case: compare labels by the geometric mean over cases of the ratios, and not by the ratio
+            of totals.
     """
 
     def __init__(
@@ -326,34 +292,36 @@ class Ratios:
         seed: int,
         n_resamples: int,
         *,
-        above_zero: bool = True,
+        zero_counts: bool = False,
         by_case: bool = False,
     ) -> None:
-        above, below = parts(pooled.totals[0])
-        counted = (above > 0 if above_zero else np.isfinite(above)) & (below > 0)
-        self.pooled = pooled.only(np.flatnonzero(counted.all(axis=1)).tolist())
-        self._parts = parts
+        above, below = parts(pooled.totals)
+        counted = (np.isfinite(above[0]) if zero_counts else above[0] > 0) & (below[0] > 0)
+        cases = np.flatnonzero(counted.all(axis=1))
+        self.pooled = pooled.only(cases.tolist())
+        self._above, self._below = above[:, cases], below[:, cases]
         self._bootstrap = seed, n_resamples
         self._by_case = by_case
 
     @cached_property
     def logs(self) -> LogRatios | None:
         """The ratios' logarithms, label by label, with what predictions miss in their errors."""
-        above, below = (_log_speeds if self._by_case else self._parts)(self.pooled.totals)
+        above, below = self._above, self._below
+        if self._by_case:
+            timed = (above > 0) & (below > 0)
+            above, below = (np.log(np.where(timed, part, 1.0)) for part in (above, below))
+            above, below = above - below, timed.astype(np.float64)
         strata = strata_of([unit.category for unit in self.pooled.units])
         ratios = log_ratios(above, below, strata, *self._bootstrap, means=self._by_case)
-        errors = self.pooled.prediction_errors
-        if ratios is None or not errors:
+        errors = [self.pooled.prediction_errors.get(label, 0.0) for label in self.pooled.labels]
+        if ratios is None or not any(errors):
             return ratios
-        missed = np.diag([errors.get(label, 0.0) ** 2 for label in self.pooled.labels])
-        return replace(ratios, predictions=missed)
-
-    def _part(self, label: str) -> Part:
-        return self._parts(self.pooled.totals[0, :, self.pooled.labels.index(label)])
+        return replace(ratios, predictions=np.diag(np.square(errors)))
 
     def value(self, label: str) -> float | None:
         """Return a label's ratio of totals."""
-        return _finite(ratio_of_totals(*self._part(label)))
+        i = self.pooled.labels.index(label)
+        return _finite(ratio_of_totals(self._above[0, :, i], self._below[0, :, i]))
 
     def of(self, label: str) -> Measured:
         """Return a label's ratio of totals with its interval."""
@@ -362,15 +330,17 @@ class Ratios:
 
     def over(self, label: str, reference: str | None) -> Measured:
         """Return a label's ratio over that of a reference, which may not have been run."""
-        if reference is None or reference not in self.pooled.labels or not self.pooled.units:
+        labels = self.pooled.labels
+        if reference is None or reference not in labels or not self.pooled.units:
             return None, None
         if reference == label:  # by definition, so there is nothing to estimate
             return 1.0, None
-        (above, below), plain = self._part(label), self._part(reference)
+        above, plain_above = self._above[0, :, [labels.index(label), labels.index(reference)]]
+        below, plain_below = self._below[0, :, [labels.index(label), labels.index(reference)]]
         if self._by_case:
-            value = geometric_mean((above / below * (plain[1] / plain[0])).tolist())
+            value = geometric_mean((above / below * (plain_below / plain_above)).tolist())
         else:
-            value = ratio_of_totals(above, below) * ratio_of_totals(plain[1], plain[0])
+            value = ratio_of_totals(above, below) * ratio_of_totals(plain_below, plain_above)
         return value, self._interval(value, label, reference)
 
     def _interval(
@@ -385,7 +355,6 @@ class Ratios:
 class Sample:
     """The cases of one task, or of the whole run, with one bootstrap for all their numbers.
 
-    It has a method for each of :data:`specbench.results.metrics.METRICS`, which takes a label.
     ``baseline`` and ``context`` are what its speedups and bandwidth shares refer to.
     """
 
@@ -398,12 +367,10 @@ class Sample:
         self.baseline: str | None = None
         self.context = NO_CONTEXT
         # Of an answer without text Spec-Bench's count is 0 or less, and it averages that in.
-        above_zero = estimator != "specbench_exact"
-        self._speed = Ratios(pooled, SPEEDS[estimator], *self._bootstrap, above_zero=above_zero)
-        self._decoded = Ratios(pooled, _DECODED, *self._bootstrap, by_case=True)
-        self._whole = self._speed
-        if estimator != "end_to_end":
-            self._whole = Ratios(pooled, _WHOLE, *self._bootstrap)
+        zero_counts = estimator == "specbench_exact"
+        self._speed = Ratios(pooled, _SPEEDS[estimator], seed, n_resamples, zero_counts=zero_counts)
+        self._decoded = Ratios(pooled, _DECODED, seed, n_resamples, by_case=True)
+        self._whole = Ratios(pooled, _WHOLE, seed, n_resamples)
 
     @property
     def n_timed(self) -> int:
@@ -432,7 +399,7 @@ class Sample:
         verdicts = ["lossy" if turn.lossy else turn.lossless.verdict for turn in turns]
         n_noisy = sum(task in (OVERALL, name) for name in pooled.noisy)
         last = pooled.last.get(label)
-        row: dict[str, object] = {
+        row: SummaryRow = {
             "label": label,
             "method": last.method if last else label,
             "task": task,
@@ -443,12 +410,13 @@ class Sample:
             "disturbed_counted": pooled.noisy_counted and n_noisy > 0,
             "estimator": self._estimator,
         }
+        numbers = self._numbers(label)
         for metric in METRICS:
-            row[metric.name], interval = getattr(self, metric.name)(label)
+            row[metric.name], interval = numbers[metric.name]
             if metric.has_interval:
                 row[metric.interval_name] = interval
-        row |= {
-            "phase_share": _phase_share(t for t in turns if (t.repeat, t.unit) in pooled.timed),
+        return row | {
+            "phase_share": _phase_share(turn for turn in turns if turn.block in pooled.timed),
             "lossless": {
                 kind: verdicts.count(kind)
                 for kind in (*VERDICTS, DIFFERS, "lossy")
@@ -457,66 +425,53 @@ class Sample:
             "state_scope": last.state_scope if last else None,
             "timing": last.timing if last else "measured",
         }
-        return cast("SummaryRow", row)
 
-    def mat(self, label: str) -> Measured:
+    def _numbers(self, label: str) -> dict[str, Measured]:
+        """Each of `specbench.results.metrics.METRICS` by its name."""
+        baseline, plain = self.baseline, self.context.plain
+        totals = self.pooled.totals[0, :, self.pooled.labels.index(label)].T
+
+        def ratio(above: int, below: int) -> Measured:
+            return _finite(ratio_of_totals(totals[above], totals[below])), None
+
+        # The share of the label itself where it is plain decoding, else of the baseline.
+        reader = label if label in plain.values() else baseline
+        return {
+            "mat": self._mat(label),
+            "mat_per_request": ratio(REQUEST_MATS, REQUESTS),
+            "mat_token_weighted": ratio(TOKEN_MATS, COMMITTED),
+            "tokens_per_s": self._speed.of(label),
+            "end_to_end_tokens_per_s": ratio(TIMED_NEW, WALL),
+            "speedup": self._speed.over(label, baseline),
+            "geomean_speedup": self._decoded.over(label, baseline),
+            "end_to_end_speedup": self._whole.over(label, baseline),
+            "speedup_eager": self._speed.over(label, plain.get("eager")),
+            "speedup_graph": self._speed.over(label, plain.get("graph")),
+            "bandwidth_share": (self.context.share(self.decode_speed(reader)), None),
+            "joules_per_token": ratio(ENERGY, ENERGY_NEW),
+        }
+
+    def _mat(self, label: str) -> Measured:
         # Over the cases with a step of this label, whatever the others have.
         i = self.pooled.labels.index(label)
         alone = replace(
             self.pooled, labels=[label], totals=self.pooled.totals[:, :, [i]], prediction_errors={}
         )
-        value, interval = Ratios(alone, _MAT, *self._bootstrap, above_zero=False).of(label)
+        value, interval = Ratios(alone, _MAT, *self._bootstrap, zero_counts=True).of(label)
         # A pass yields a token at least.
         return value, interval and (max(1.0, interval[0]), interval[1])
 
-    def _ratio_of_columns(self, label: str, above: int, below: int) -> Measured:
-        totals = self.pooled.totals[0, :, self.pooled.labels.index(label)]
-        return _finite(ratio_of_totals(totals[:, above], totals[:, below])), None
+    def speed(self, label: str) -> float | None:
+        """Return tokens per second by the sample's estimator."""
+        return self._speed.value(label)
 
-    def mat_per_request(self, label: str) -> Measured:
-        return self._ratio_of_columns(label, REQUEST_MATS, REQUESTS)
-
-    def mat_token_weighted(self, label: str) -> Measured:
-        return self._ratio_of_columns(label, TOKEN_MATS, COMMITTED)
-
-    def end_to_end_tokens_per_s(self, label: str) -> Measured:
-        return self._ratio_of_columns(label, TIMED_NEW, WALL)
-
-    def joules_per_token(self, label: str) -> Measured:
-        return self._ratio_of_columns(label, ENERGY, ENERGY_NEW)
-
-    def tokens_per_s(self, label: str) -> Measured:
-        return self._speed.of(label)
-
-    def speedup_over(self, label: str, reference: str | None) -> Measured:
-        """Return the speedup over a reference that may not have been run."""
-        return self._speed.over(label, reference)
-
-    def speedup(self, label: str) -> Measured:
-        return self.speedup_over(label, self.baseline)
-
-    def speedup_eager(self, label: str) -> Measured:
-        return self.speedup_over(label, self.context.plain.get("eager"))
-
-    def speedup_graph(self, label: str) -> Measured:
-        return self.speedup_over(label, self.context.plain.get("graph"))
-
-    def geomean_speedup(self, label: str) -> Measured:
-        return self._decoded.over(label, self.baseline)
-
-    def end_to_end_speedup(self, label: str) -> Measured:
-        return self._whole.over(label, self.baseline)
-
-    def bandwidth_share(self, label: str) -> Measured:
-        # Of the label itself where it is plain decoding, else of the baseline.
-        plain = label if label in self.context.plain.values() else self.baseline
-        return self.context.share(self.decode_speed(plain)), None
+    def ratio(self, label: str, reference: str) -> float | None:
+        """Return a label's speed over another's."""
+        return self._speed.over(label, reference)[0]
 
     def decode_speed(self, label: str | None) -> float | None:
         """Return tokens per second after the prompt's pass; None of a label that was not run."""
-        if label is None or label not in self.pooled.labels:
-            return None
-        return self._decoded.value(label)
+        return self._decoded.value(label) if label and label in self.pooled.labels else None
 
 
 def samples_of(
@@ -535,16 +490,10 @@ def samples_of(
         labels: in the order of the table.
         baseline: the label that speedups refer to; without it, or where it is not among the
             labels, there are none.
-        seed: of the bootstrap.
+        seed, n_resamples: of the bootstrap.
         estimator: one of ``ESTIMATORS``, see above.
-        n_resamples: of the bootstrap.
         context: the run's plain decodings by engine, and the memory's speed.
-
-    Raises:
-        ValueError: unknown estimator.
     """
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"estimator {estimator!r} must be one of {', '.join(ESTIMATORS)}")
     pooled = pool(records, labels)
     tasks = sorted({*(unit.task for unit in pooled.units), *pooled.dropped}, key=task_order)
     groups = {
