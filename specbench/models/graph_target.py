@@ -3,36 +3,41 @@
 A pass of the eager engine launches some thousand kernels from Python, and on a GPU the launches
 take longer than the kernels. A CUDA graph launches them all at once, but is tied to addresses and
 shapes. So the numbers of rows and of keys are rounded up to buckets, and what changes from pass to
-pass lies in buffers that the graph reads (``static_pass``).
+pass lies in buffers that the graph reads.
 
-The same code runs without capture on any device, which is how it is tested: a padded pass gives the
-numbers of the exact one. Buffers and buckets follow the static-cache decoding of gpt-fast
-(``generate.py``); trees, acceptance and the commit within the graph are this project's.
+From the ids to the accepted path and the rows kept in the cache everything is on the device; a step
+copies one small array there and one back. What is captured is a shape's ``device_part``, and the
+same code runs uncaptured on any device, which is how it is tested: a padded pass gives the numbers
+of the exact one. Queueing a pass waits for nothing; who first asks what it found out waits for it,
+and so does whoever would write to the buffers that it may still be reading.
+
+Buffers and buckets follow the static-cache decoding of gpt-fast (``generate.py``); trees,
+acceptance and the commit within the graph are this project's.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from specbench.arrays import IntArray
-from specbench.decoding.device import to_device
+from specbench.arrays import BoolArray, IntArray
+from specbench.decoding.device import fill, to_device
 from specbench.decoding.structs import DraftTree
 from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan
-from specbench.kernels.cuda_graphs import GraphRecorder
+from specbench.kernels.cuda_graphs import GraphRecorder, Recorded
 from specbench.kernels.gpu_layers import GRAPH_USERS, fuse
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import in_place
-from specbench.models.scores import Outcome, Scores
-from specbench.models.static_pass import MOVED_ROWS, FixedShape, StaticNodes, StaticPass
+from specbench.models.scores import Outcome, Scores, batch_select, greedy_ids
 from specbench.models.target import Target
 from specbench.results.manifest import Passes
 
@@ -42,15 +47,18 @@ ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
 _TOO_LARGE = f"more than {ROW_BUCKETS[-1]} rows"  # why a pass has no bucket
 SHORTEST_KEYS = 256  # key buckets double from here: a short text does not pay for a long one
 _NODES = 0  # in place of a batch: a pass over nodes that hang below no root
+# Rows of the accepted path that a pass moves itself. All of a large tree would be a copy of 130 MB
+# in a 7B model, and more than these are seldom accepted.
+MOVED_ROWS = 16
 
 
 def row_bucket(rows: int) -> int | None:
-    """The smallest bucket that holds ``rows`` rows; None where none does."""
+    """Round ``rows`` up to the smallest bucket that holds them; None where none does."""
     return next((bucket for bucket in ROW_BUCKETS if bucket >= rows), None)
 
 
 def key_bucket(keys: int, most: int) -> int:
-    """The smallest bucket of keys for ``keys`` of them: powers of two, ``most`` at last."""
+    """Round ``keys`` up to the smallest bucket for them: powers of two, ``most`` at last."""
     bucket = SHORTEST_KEYS
     while bucket < keys:
         bucket *= 2
@@ -58,7 +66,7 @@ def key_bucket(keys: int, most: int) -> int:
 
 
 def key_buckets(most: int) -> list[int]:
-    """All of them, the smallest first."""
+    """List all of them, the smallest first."""
     buckets = [key_bucket(0, most)]
     while buckets[-1] < most:
         buckets.append(key_bucket(buckets[-1] + 1, most))
@@ -66,13 +74,290 @@ def key_buckets(most: int) -> list[int]:
 
 
 def no_graphs(model: PreTrainedModel) -> str | None:
-    """Why passes of ``model`` cannot be replayed as CUDA graphs; None where they can."""
+    """Say why passes of ``model`` cannot be replayed as CUDA graphs; None where they can."""
     places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(places) > 1:
         return f"the model is spread over {len(places)} devices (model.device_map)"
     if model.device.type != "cuda":
         return f"CUDA graphs need a CUDA device, and the model is on {model.device.type}"
     return None
+
+
+class FixedShape(Recorded):
+    """The device's work of one shape of pass, and its graph where there is one.
+
+    Until something is loaded, the buffers describe a pass at position 0 whose rows go to the last
+    of its keys. A shape is made for a text that leaves its rows free there, so that the warm-ups of
+    a capture in mid-text overwrite nothing that is committed or held.
+
+    ``rows`` of the pass and ``keys``, the cached rows that attention looks at (at least ``rows``),
+    include padding.
+    """
+
+    def __init__(self, target: GraphTarget, rows: int, keys: int) -> None:
+        super().__init__(target)
+        self.rows, self.keys = rows, keys
+        self._spare = keys - rows  # where the rows of a pass go that was not loaded
+        self._target = target
+        self._key_numbers = torch.arange(keys, device=target.device)
+        self._row_numbers = torch.arange(rows, device=target.device)
+
+    def _masks(
+        self, seen: torch.Tensor, positions: torch.Tensor, of_keys: Callable[[], torch.Tensor]
+    ) -> AttentionPlan:
+        """Masks of a pass whose rows see ``seen [rows, keys]``, windows aside.
+
+        ``of_keys`` gives the positions of the keys; it is called where a window hides something.
+        """
+        hidden = self._target.hidden_value
+        mask = torch.zeros(seen.shape, dtype=self._target.dtype, device=seen.device)
+        plan = AttentionPlan(mask=mask.masked_fill(~seen, hidden)[None, None])
+        for window in self._target.windows:
+            if self.keys > window:
+                near = seen & (positions[:, None] - of_keys()[None, :] < window)
+                plan.windowed[window] = mask.masked_fill(~near, hidden)[None, None]
+        return plan
+
+
+class StaticNodes(FixedShape):
+    """A draft model's pass over new nodes of a tree that grows, see ``Target.extend``."""
+
+    def __init__(self, target: GraphTarget, rows: int, keys: int) -> None:
+        super().__init__(target, rows, keys)
+        device = target.device
+        # What changes from pass to pass is written by a few small kernels before the graph.
+        self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._depths = torch.zeros_like(self._tokens)
+        self._own = torch.zeros(rows, keys, dtype=torch.bool, device=device)  # seen, but for text
+        self._places = self._key_numbers.clone()  # positions of keys, where a window asks
+        # committed rows, slots of the first node and behind the last one, nodes, and whether `_own`
+        # says what they see
+        self._numbers = torch.zeros(5, dtype=torch.int64, device=device)
+        self._numbers[1] = self._spare
+
+    def load(
+        self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor, length: int
+    ) -> None:
+        """Bring nodes behind ``length`` committed rows into the buffers, see ``Target.extend``."""
+        n, total = len(ids), len(depths)
+        first = length + total - n
+        fill(self._numbers, np.array([length, first, first + n, n, visible is not None]))
+        self._tokens[:n] = ids
+        self._depths[:n] = depths[-n:]
+        if visible is not None:  # beside it the last nodes' still stand
+            self._own[:n, length : length + total] = visible
+        if self._target.windows:
+            self._places.copy_(self._key_numbers)
+            self._places[length : length + total] = depths + length
+
+    def device_part(self) -> tuple[torch.Tensor, ...]:
+        """Logits ``[rows, vocab]``."""
+        length, first, end, count, tree = self._numbers.split(1)
+        slots = self._row_numbers + first
+        # Padded rows stand where any model has a position, and see what a chain would.
+        real = self._row_numbers < count
+        positions = torch.where(real, self._depths, 0) + length
+        below = self._own & (self._key_numbers < end)
+        own = torch.where((real & (tree > 0))[:, None], below, self._key_numbers <= slots[:, None])
+        seen = own | (self._key_numbers < length)
+        plan = self._masks(seen, positions, lambda: self._places)
+        with self._target.cache.static(slots, self.keys):
+            return (self._target.through_layers(self._tokens[None], positions[None], plan)[0][0],)
+
+
+class StaticPass(FixedShape):
+    """A step of the target: root and tree, acceptance and the rows that stay.
+
+    ``batch`` counts the rows of the batch layout; 1 for a tree. ``hidden_layers`` are the hidden
+    states that it hands out.
+    """
+
+    def __init__(
+        self,
+        target: GraphTarget,
+        rows: int,
+        keys: int,
+        batch: int = 1,
+        hidden_layers: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(target, rows, keys)
+        self.batch, self._hidden_layers = batch, hidden_layers
+        device = target.device
+        pinned = device.type == "cuda"
+        # [ids of all batch rows | parent rows | depths | candidates | length | ids outside]
+        n_ids = batch * rows
+        self._host = torch.zeros(n_ids + 3 * rows + 2, dtype=torch.int64, pin_memory=pinned)
+        self._host_visible = torch.zeros(rows, rows, dtype=torch.bool, pin_memory=pinned)
+        self._result = torch.zeros(2 * rows + 2, dtype=torch.int64, pin_memory=pinned)
+        if rows == 1:
+            self._result[2] = 1  # the root: such a pass tells its choice alone
+        self.numbers = torch.zeros_like(self._host, device=device)
+        self.visible = torch.zeros_like(self._host_visible, device=device)
+        self._parts = (n_ids, n_ids + rows, n_ids + 2 * rows, n_ids + 3 * rows)
+        _, parents, deep, candidate = self._parts
+        self.numbers[parents:deep] = -self._spare  # depths: position 0 is one that any model has
+        self.numbers[candidate] = self._spare
+        self._done = torch.cuda.Event() if pinned else None
+        # Of batch rows, and under a verifier that draws, the host works the acceptance out.
+        self._verifies = batch == 1 and target.commits
+        self.outcome: Outcome | None = None  # of the last run, where it verifies
+        self.select = batch_select(batch, rows, device) if batch > 1 else None
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """``[batch * rows, vocab]`` of the last run."""
+        return self.outputs[0]
+
+    @property
+    def hidden(self) -> dict[int, torch.Tensor]:
+        """``[batch * rows, hidden]`` of the last run, by number."""
+        states = self.outputs[len(self.outputs) - len(self._hidden_layers) :]
+        return dict(zip(self._hidden_layers, states, strict=True))
+
+    def load(
+        self, root: int, tree: DraftTree, depths: IntArray, visible: BoolArray, length: int
+    ) -> None:
+        """Bring a tree behind ``length`` committed rows into the buffers; device ids stay there.
+
+        Waits for the buffers' last pass where nobody has. ``depths`` and ``visible`` are those of
+        ``TreeGeometry``.
+        """
+        self.land()
+        n, host = len(tree), self._host.numpy()
+        ids, parents, deep, candidate = self._parts
+        host[:] = 0
+        host[0] = root
+        if isinstance(tree.tokens, np.ndarray):
+            host[1 : n + 1] = tree.tokens
+        host[ids + 1 : ids + n + 1] = tree.parents + 1
+        host[parents : parents + n + 1] = depths[: n + 1]
+        host[deep + 1 : deep + n + 1] = 1 if tree.aux is None else ~tree.aux
+        host[candidate] = length
+        seen = self._host_visible.numpy()
+        seen[:] = False
+        np.fill_diagonal(seen, True)  # a padded row sees itself: an empty softmax is NaN
+        seen[: n + 1, : n + 1] = visible[: n + 1, : n + 1]
+        self._ship()
+        if n and isinstance(tree.tokens, torch.Tensor):
+            # An id outside would end the whole process there; the outcome tells of it.
+            inside = tree.tokens.clamp(0, self._target.vocab_size - 1)
+            self.numbers[1 : n + 1] = inside
+            self.numbers[-1] = (tree.tokens != inside).any()
+
+    def load_rows(self, root: int, tree: DraftTree, length: int) -> None:
+        """Bring the k chains of a batch layout into the buffers; waits as ``load`` does."""
+        self.land()
+        host = self._host.numpy()
+        ids, parents, deep, candidate = self._parts
+        rows = host[:ids].reshape(self.batch, self.rows)
+        rows[:, 0] = root
+        rows[:, 1:] = np.asarray(tree.tokens).reshape(self.batch, self.rows - 1)
+        host[ids:] = 0
+        host[parents:deep] = np.arange(self.rows)
+        host[candidate] = length
+        np.copyto(self._host_visible.numpy(), np.tri(self.rows, dtype=np.bool_))
+        self._ship()
+
+    def land(self) -> None:
+        """Wait for the last run: until its copies are done, they read the pinned buffers.
+
+        What it found out is kept for those who hold its scores; they no longer hold this pass.
+        """
+        if self.outcome is not None:
+            self.outcome.read()
+        elif self._done is not None and not self._verifies:
+            self._done.synchronize()
+
+    def _ship(self) -> None:
+        self.numbers.copy_(self._host, non_blocking=True)
+        self.visible.copy_(self._host_visible, non_blocking=True)
+
+    def device_part(self) -> tuple[torch.Tensor, ...]:
+        """Logits ``[batch * rows, vocab]``, and of a pass that verifies ``[2 * rows + 2]`` int64.
+
+        Those are: greedy choices (-1 where not finite), rows of the accepted path with the root
+        first (padded with their own numbers), how many of them there are, and whether a draft token
+        was outside the vocabulary; of a single row its choice alone. Behind them the hidden states
+        that were asked for.
+
+        The first ``MOVED_ROWS`` of the path are where they shall stay; ``GraphTarget.commit`` moves
+        the others, which few steps have.
+        """
+        target, cache = self._target, self._target.cache
+        ids, parents, deep, candidate = self._parts
+        tokens = self.numbers[:ids].view(self.batch, self.rows)
+        depths = self.numbers[parents:deep]
+        length = self.numbers[candidate]
+        positions = depths + length
+        slots = self._row_numbers + length
+        if self.rows == 1:
+            seen = (self._key_numbers <= length)[None]
+        else:
+            seen = (self._key_numbers < length).expand(self.rows, -1)
+            seen = seen.index_copy(1, slots, self.visible)
+        of_keys = partial(self._key_numbers.index_copy, 0, slots, positions)
+        plan = self._masks(seen, positions, of_keys)
+        with cache.static(slots, self.keys):
+            batched, states = target.through_layers(
+                tokens, positions.expand(self.batch, -1), plan, self._hidden_layers
+            )
+        logits = batched.flatten(0, 1)
+        hidden = tuple(states[i] for i in self._hidden_layers)
+        if not self._verifies:
+            return logits, *hidden
+        choices = greedy_ids(logits)
+        if self.rows == 1:  # the root alone is accepted, and lies where it shall
+            return logits, choices, *hidden
+        parent_rows = self.numbers[ids:parents]
+        candidates = self.numbers[deep:candidate].bool()
+        path, count = self._accept(tokens[0], parent_rows, depths, candidates, choices)
+        first = slice(MOVED_ROWS)
+        cache.move(slots[first], path[first] + length)
+        return logits, torch.cat([choices, path, count, self.numbers[-1:]]), *hidden
+
+    def _accept(
+        self,
+        tokens: torch.Tensor,
+        parent_rows: torch.Tensor,
+        depths: torch.Tensor,
+        candidates: torch.Tensor,
+        choices: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Greedy verification without a walk: a node is accepted if no ancestor fails to match.
+
+        Of equally deep accepted nodes the first wins, as in `longest_match` of the greedy verifier.
+        """
+        rows = self._row_numbers
+        matches = candidates & (tokens == choices[parent_rows])
+        matches = matches | (rows == 0)
+        accepted = ~(self.visible & ~matches).any(1)
+        # Largest depth first, then the smallest row: one number orders both.
+        rank = torch.where(accepted, depths * self.rows - rows, -self.rows)
+        best = rank.argmax(0, keepdim=True)  # indexing by a tensor without dimensions would sync
+        # The row of the path at each depth; beyond its end each row stays where it is.
+        at_depth = self.visible.index_select(0, best) & (depths == rows[:, None])
+        path = torch.where(at_depth.any(1), at_depth.long().argmax(1), rows)
+        return path, depths.index_select(0, best) + 1
+
+    def run(self) -> None:
+        """Queue the device's part and the copy of its outcome; waits for nothing."""
+        super().run()
+        if self._verifies:
+            self._tell()
+            self.outcome = Outcome(self.read, self.rows)
+        if self._done is not None:
+            with self._target.on_device():
+                self._done.record()
+
+    def _tell(self) -> None:
+        outcome = self.outputs[1]
+        self._result[: len(outcome)].copy_(outcome, non_blocking=True)
+
+    def read(self) -> IntArray:
+        """Wait for the last run's outcome; the step's only wait."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._result.numpy()
 
 
 class GraphTarget(GraphRecorder, Target):
@@ -126,10 +411,8 @@ class GraphTarget(GraphRecorder, Target):
         if self._sizes == before:
             return
         self.graph_tokens = self.cache.max_len if self.captures else 0
-        if self.captures:
-            self._pool = None
-            for layers in self._hidden_layers:
-                self._capture_all(layers)
+        self._pool = None
+        self._capture_all(self._hidden_layers)
 
     def twin(self) -> Target:
         """As in ``Target``; with passes of its own, for a graph writes to the cache that it knows.
@@ -141,9 +424,7 @@ class GraphTarget(GraphRecorder, Target):
         other._hidden_layers, other._passes, other._outcome = [*self._hidden_layers], {}, None
         other.begin_recording()
         vars(self.model)[GRAPH_USERS].append(weakref.ref(other))
-        if other.captures:
-            for layers in other._hidden_layers:
-                other._capture_all(layers)
+        other._capture_all(other._hidden_layers)
         return other
 
     def expect(self, hidden_layers: tuple[int, ...]) -> None:
@@ -153,14 +434,21 @@ class GraphTarget(GraphRecorder, Target):
         """
         if hidden_layers not in self._hidden_layers:
             self._hidden_layers.append(hidden_layers)
-            if self.captures:
-                self._capture_all(hidden_layers)
+            self._capture_all([hidden_layers])
 
-    def _capture_all(self, hidden_layers: tuple[int, ...]) -> None:
-        for keys in key_buckets(self.cache.max_len):
-            for rows, batch_rows in self._known_shapes():
-                if rows <= keys:
-                    self._pass(rows, keys, batch_rows, hidden_layers)
+    def _capture_all(self, hidden_layers: Iterable[tuple[int, ...]]) -> None:
+        """Of each shape that is known, where passes are recorded at all."""
+        if not self.captures:
+            return
+        _, most, batch = self._sizes
+        one = _NODES if self._drafts else 1
+        shapes = [(rows, one) for rows in ROW_BUCKETS if rows <= most]
+        shapes += [(rows, k) for k, rows in self._layouts if k <= batch]
+        for layers in hidden_layers:
+            for keys in key_buckets(self.cache.max_len):
+                for rows, batch_rows in shapes:
+                    if rows <= keys:
+                        self._pass(rows, keys, batch_rows, layers)
 
     def _free(self) -> None:
         """Also the passes, whose graphs point into the cache that goes and hold memory too."""
@@ -171,12 +459,6 @@ class GraphTarget(GraphRecorder, Target):
         self._passes.clear()
         self.graphs.clear()
         super()._free()
-
-    def _known_shapes(self) -> list[tuple[int, int]]:
-        _, most, batch = self._sizes
-        one = _NODES if self._drafts else 1
-        shapes = [(rows, one) for rows in ROW_BUCKETS if rows <= most]
-        return shapes + [(rows, k) for k, rows in self._layouts if k <= batch]
 
     @property
     def captures(self) -> bool:
@@ -198,16 +480,15 @@ class GraphTarget(GraphRecorder, Target):
         as in ``Target``. Logits and hidden states may be overwritten by the next pass.
         """
         self._outcome = None
-        in_rows = tree.rows is not None and self.cache.batch >= tree.rows[0] > 1
         self.hidden_states.check(hidden_layers)
-        step = self._choose(tree, in_rows, hidden_layers)
+        step = self._choose(tree, hidden_layers)
         if step is None:
             self.eager_passes += 1
             return super().forward(root, tree, hidden_layers=hidden_layers)
         n, length = len(tree), self.cache.length
         self._check(tree)
         depths = self._geometry.depths[: n + 1]
-        if in_rows:
+        if step.batch > 1:
             self.cache.broadcast()
             step.load_rows(root, tree, length)
             step.run()
@@ -243,34 +524,24 @@ class GraphTarget(GraphRecorder, Target):
         slots = np.arange(start + MOVED_ROWS, start + len(path) + 1)
         self.cache.move(to_device(slots, self.device), to_device(rows, self.device))
 
-    def run(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        plan: AttentionPlan,
-        hidden_layers: tuple[int, ...] = (),
+    def through_layers(
+        self, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-        return self._call(tokens, positions, plan, hidden_layers=hidden_layers)
-
-    def _call(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
+        """As in ``Target``, in fewer kernels where layers are fused."""
         with self._fusion.active() if self._fusion else nullcontext():
-            return super()._call(*args, **kwargs)
+            return super().through_layers(*args, **kwargs)
 
     def describe(self) -> Passes:
-        found = Passes(engine="graph", graphs=list(self.graphs), eager=dict(self.reasons))
+        passes = Passes(engine="graph", graphs=list(self.graphs), eager=dict(self.reasons))
         if self._fusion:
-            found["layers"] = self._fusion.describe()
-        return found
+            passes["layers"] = self._fusion.describe()
+        return passes
 
-    def _choose(
-        self, tree: DraftTree, in_rows: bool, hidden_layers: tuple[int, ...]
-    ) -> StaticPass | None:
-        if in_rows and tree.rows is not None:
-            batch, rows = tree.rows[0], tree.rows[1] + 1
-            bucket: int | None = rows
-        else:
-            batch, rows = 1, len(tree) + 1
-            bucket = row_bucket(rows)
+    def _choose(self, tree: DraftTree, hidden_layers: tuple[int, ...]) -> StaticPass | None:
+        batch, rows = 1, len(tree) + 1
+        bucket = row_bucket(rows)
+        if layout := self.row_layout(tree):
+            batch, bucket = layout[0], layout[1] + 1
         if bucket is None:
             self.reasons.setdefault(f"{rows} rows", _TOO_LARGE)
             return None
@@ -299,7 +570,7 @@ class GraphTarget(GraphRecorder, Target):
                 f"padded, they exceed its {self.cache.max_len} rows",
             )
         else:
-            step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES)
+            step = self._pass(bucket, key_bucket(keys, self.cache.max_len), _NODES, ())
         if step is None:
             self.eager_passes += 1
             return super()._nodes(ids, visible, depths, keep)
@@ -310,24 +581,18 @@ class GraphTarget(GraphRecorder, Target):
         return Scores(step.outputs[0][n - keep if keep else 0 : n].clone())
 
     def _pass(
-        self, rows: int, keys: int, batch: int = 1, hidden_layers: tuple[int, ...] = ()
-    ) -> FixedShape | None:
-        shape = (rows, keys, batch, hidden_layers)
-        if shape not in self._passes:
-            self._passes[shape] = self._make(*shape)
-        return self._passes[shape]
-
-    def _make(
         self, rows: int, keys: int, batch: int, hidden_layers: tuple[int, ...]
     ) -> FixedShape | None:
-        made: FixedShape
-        if batch == _NODES:
-            made, what = StaticNodes(self, rows, keys), f"{rows} nodes"
-        else:
-            made = StaticPass(self, rows, keys, batch, hidden_layers)
-            what = f"{batch} x {rows} rows"
-            if hidden_layers:
-                what += f", hidden states {' '.join(map(str, hidden_layers))}"
-        if self.captures and not self.record(made, f"{what}, {keys} keys"):
-            return None
-        return made
+        """The pass of a shape, made when it is first asked for; None where it was not recorded."""
+        shape = (rows, keys, batch, hidden_layers)
+        if shape not in self._passes:
+            step: FixedShape
+            if batch == _NODES:
+                step, what = StaticNodes(self, rows, keys), f"{rows} nodes"
+            else:
+                step, what = StaticPass(self, *shape), f"{batch} x {rows} rows"
+                if hidden_layers:
+                    what += f", hidden states {' '.join(map(str, hidden_layers))}"
+            recorded = not self.captures or self.record(step, f"{what}, {keys} keys")
+            self._passes[shape] = step if recorded else None
+        return self._passes[shape]

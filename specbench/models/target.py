@@ -1,9 +1,8 @@
 """The target model: the only place that knows transformers' calling convention.
 
 One pass takes the root and the draft nodes and returns the logits of every row. The host works the
-tree out in buffers that are made once, and the mask of a tree lies in one, too. Ids, positions and
-masks of sliding windows are small tensors of each pass; ``specbench.models.graph_target`` has
-buffers for these.
+tree out in buffers that are made once. Ids, positions and masks are small tensors of each pass;
+``specbench.models.graph_target`` has buffers for these.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ from specbench.arrays import Array, IntArray
 from specbench.config.schema import FLOAT32_WEIGHTS
 from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
-from specbench.decoding.tree import TreeGeometry
+from specbench.decoding.tree import TreeGeometry, visibility
 from specbench.errors import CaseFailed
 from specbench.kernels.architectures import window_sizes
-from specbench.kernels.attention import AttentionPlan, install, prompt_windows
+from specbench.kernels.attention import AttentionPlan, install, prompt_windows, windowed_masks
 from specbench.kernels.compiled_pass import ONE_CALL, CompiledPass, PassOutputs, prepare
 from specbench.models.checkpoints.weights import sample_weights
 from specbench.models.hidden_states import Embeddings, HiddenStates, decoder_layers
 from specbench.models.kv_cache import KVCache, TextCaches, in_place, layer_devices
-from specbench.models.pass_masks import PassMasks
 from specbench.models.scores import Scores, batch_select
 from specbench.results.manifest import Passes
 from specbench.system import cuda_settings
 
 _PIECE = 256  # rows of a prompt that one call reads
+_ALIGNED = 8  # numbers; CUDA's kernels copy a mask whose rows begin elsewhere, in every layer
 
 
-class Target(PassMasks):
+class Target:
     """A causal language model with an exact, rewindable cache.
 
     Args:
@@ -48,6 +47,10 @@ class Target(PassMasks):
             whose passes are then run by one call; 0 runs all models' through their layers.
         texts: how many of its twins and itself read their rows in one pass.
         reason: why passes run eagerly although another engine was asked for; None: as asked.
+
+    Attributes:
+        windows: sizes of the model's sliding windows.
+        hidden_value: what a mask holds where attention must not look.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Target(PassMasks):
         embedding: torch.Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
         self.device: torch.device = embedding.device
         self.dtype: torch.dtype = model.dtype
+        self.hidden_value = torch.finfo(self.dtype).min
         heads = config.num_attention_heads
         self._kv_heads = getattr(config, "num_key_value_heads", None) or heads
         self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -129,15 +133,14 @@ class Target(PassMasks):
 
         Does nothing where the present ones suffice. Never called inside a timed region.
         """
-        rows = max_nodes + 1
+        rows, before = max_nodes + 1, self._sizes
         wanted = (KVCache.length_for(max_len, rows), rows, batch)
-        if all(have >= want for have, want in zip(self._sizes, wanted, strict=True)):
+        sizes = tuple(map(max, before, wanted))
+        if sizes == before:
             return
-        length, rows, batch = (max(a, b) for a, b in zip(self._sizes, wanted, strict=True))
-        before = self._sizes
         self._free()  # both at once might not fit
         try:
-            self._allocate(length, rows, batch)
+            self._allocate(*sizes)
         except RuntimeError:  # the allocators of torch, a GPU's and a CPU's
             if any(before):
                 self._allocate(*before)  # a run's other cases go on
@@ -145,12 +148,12 @@ class Target(PassMasks):
 
     def _free(self) -> None:
         if any(self._sizes):
-            del self.cache, self._mask
+            del self.cache
 
     def _allocate(self, length: int, rows: int, batch: int) -> None:
         self._sizes = (length, rows, batch)
         self.cache = self.new_cache(length, batch)
-        self._new_mask(rows, length)
+        self._key_positions = torch.arange(length, device=self.device)
         self._geometry = TreeGeometry(max_nodes=rows - 1)
         self._ids = np.zeros(rows, dtype=np.int64)
         compiled = self.packed_weights.get("pass") == ONE_CALL
@@ -158,7 +161,7 @@ class Target(PassMasks):
         self.compiled = CompiledPass(self.model, *sizes) if compiled else None
 
     def new_cache(self, length: int, batch: int = 1) -> KVCache:
-        """An empty cache for texts of this model, of ``length`` rows."""
+        """Make an empty cache for texts of this model, of ``length`` rows."""
         return KVCache(
             self._layer_devices,
             batch=batch,
@@ -169,10 +172,9 @@ class Target(PassMasks):
         )
 
     def twin(self) -> Target:
-        """The same model for another text, with a cache of its own; one passes at a time."""
+        """Make a target of the same model for another text; one of them passes at a time."""
         other = copy.copy(self)
         other.cache = self.new_cache(self.cache.max_len, self.cache.batch)
-        other._new_mask(*self._mask.shape)
         other._geometry = TreeGeometry(max_nodes=self.max_nodes)
         return other
 
@@ -202,53 +204,40 @@ class Target(PassMasks):
     def prefill(
         self, prompt: IntArray, *, all_logits: bool = False, hidden_layers: tuple[int, ...] = ()
     ) -> Scores:
-        """The pass over ``prompt [n]`` on an empty cache; scores of its last token, or of all.
+        """Read ``prompt [n]`` on an empty cache; scores of its last token, or of all.
 
         Hidden states, where some are asked for, are those of all.
         """
-        n = len(prompt)
+        n, keep = len(prompt), 0 if all_logits else 1
         self.cache.reset()
-        if scores := self._prefill_in_calls(prompt, all_logits, hidden_layers):
-            return scores
-        positions = self._key_positions[:n]
-        windowed = prompt_windows(self.windows, positions, self._additive)
-        plan = AttentionPlan(causal=True, windowed=windowed)
-        logits, hidden = self._call(
-            torch.from_numpy(np.ascontiguousarray(prompt, dtype=np.int64))[None].to(self.device),
-            positions[None],
-            plan,
-            keep=0 if all_logits else 1,
-            hidden_layers=hidden_layers,
-        )
-        self.cache.commit(None, n)
-        return Scores(logits[0], hidden=hidden)
-
-    def _prefill_in_calls(
-        self, prompt: IntArray, all_logits: bool, hidden_layers: tuple[int, ...]
-    ) -> Scores | None:
-        """`prefill` piece by piece; None, with nothing read, where it is not run by calls."""
-        n = len(prompt)
-        if self.compiled is None or n > self.compiled.most_keys:
-            return None
-        ids = torch.from_numpy(np.ascontiguousarray(prompt, dtype=np.int64))
-        pieces: list[PassOutputs] = []
-        for start in range(0, n, _PIECE):
-            piece = ids[None, start : start + _PIECE]
-            positions = self._key_positions[None, start : start + piece.shape[1]]
-            keep = 0 if all_logits else 1
-            outputs = self._in_one_call(
-                piece, positions, None, keep=keep, hidden_layers=hidden_layers
+        ids = torch.from_numpy(np.ascontiguousarray(prompt, dtype=np.int64))[None].to(self.device)
+        positions = self._key_positions[None, :n]
+        if self.compiled is not None and n <= self.compiled.most_keys:
+            pieces = [
+                self._prompt_piece(ids[:, piece], positions[:, piece], keep, hidden_layers)
+                for piece in (slice(first, first + _PIECE) for first in range(0, n, _PIECE))
+            ]
+            logits = torch.cat([p.logits for p in pieces]) if all_logits else pieces[-1].logits
+            return Scores(
+                logits, hidden={i: torch.cat([p.hidden[i] for p in pieces]) for i in hidden_layers}
             )
-            assert outputs is not None
-            pieces.append(outputs)
-            self.cache.commit(None, piece.shape[1])
-        logits = torch.cat([p.logits for p in pieces]) if all_logits else pieces[-1].logits
-        hidden = {i: torch.cat([p.hidden[i] for p in pieces]) for i in hidden_layers}
-        return Scores(logits, hidden=hidden)
+        windowed = prompt_windows(self.windows, positions[0], self._additive)
+        plan = AttentionPlan(causal=True, windowed=windowed)
+        whole, hidden = self.through_layers(ids, positions, plan, hidden_layers, keep)
+        self.cache.commit(None, n)
+        return Scores(whole[0], hidden=hidden)
+
+    def _prompt_piece(
+        self, ids: torch.Tensor, positions: torch.Tensor, keep: int, hidden_layers: tuple[int, ...]
+    ) -> PassOutputs:
+        outputs = self._in_one_call(ids, positions, None, keep=keep, hidden_layers=hidden_layers)
+        assert outputs is not None
+        self.cache.commit(None, ids.shape[1])
+        return outputs
 
     @torch.inference_mode()
     def append(self, ids: torch.Tensor) -> Scores:
-        """The pass over ``ids [n]`` (on the device) as text behind the committed text.
+        """Read ``ids [n]`` (on the device) as text behind the committed text.
 
         Their rows are committed; uncommitted ones must have been dropped. Scores of the last one.
         """
@@ -261,7 +250,7 @@ class Target(PassMasks):
     def extend(
         self, ids: torch.Tensor, visible: torch.Tensor | None, depths: torch.Tensor
     ) -> Scores:
-        """The pass over more nodes of a tree that grows behind the committed text.
+        """Read more nodes of a tree that grows behind the committed text.
 
         Their rows are held: the next such pass sees them. Unlike `forward` there is no root: the
         last committed token has its row in the cache already.
@@ -296,11 +285,11 @@ class Target(PassMasks):
         if outputs := self._in_one_call(ids[None], own[None, -n:], visible, keep=keep):
             return Scores.of(outputs)
         plan = self.plan_of(past, visible, own, n)
-        return Scores(self._call(ids[None], own[None, -n:], plan, keep=keep)[0][0])
+        return Scores(self.through_layers(ids[None], own[None, -n:], plan, keep=keep)[0][0])
 
     @torch.inference_mode()
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
-        """The pass over the root and the nodes of ``tree``; commits nothing.
+        """Read the root and the nodes of ``tree``; commits nothing.
 
         Args:
             root: the last committed token, whose keys and values are not cached yet.
@@ -310,54 +299,53 @@ class Target(PassMasks):
             CaseFailed: the tree is malformed or a token is outside the vocabulary.
             ConfigurationError: the model has no such hidden states.
         """
-        if tree.rows is not None and self.cache.batch >= tree.rows[0] > 1:
-            return self._forward_rows(root, tree, hidden_layers)
-        rows = len(tree) + 1
-        on_host = isinstance(tree.tokens, np.ndarray)
         self._check(tree)
-        visible, depths = self.seen(tree, self._geometry)
-        if on_host:
-            self._ids[0] = root
-            self._ids[1:rows] = tree.tokens
-            ids = to_device(self._ids[:rows], self.device)
+        past, depths = self.cache.length, self._geometry.depths[: len(tree) + 1]
+        select: torch.Tensor | None = None
+        if (rows := self.row_layout(tree)) is not None:
+            ids, width = self._row_ids(root, tree, *rows), rows[1] + 1
+            visible, own = self.lower_triangle(width), self.positions(width)
+            if rows not in self._selects:
+                self._selects[rows] = batch_select(rows[0], width, self.device)
+            select = self._selects[rows]
         else:
-            own = to_device(torch.tensor([root]), self.device)
-            ids = torch.cat([own, torch.as_tensor(tree.tokens)])
-            # An id outside would end the whole process there; the verifier refuses the case.
-            ids = ids.clamp(0, self.vocab_size - 1)
-        positions, below = depths + self.cache.length, self._geometry.depths[:rows]
-        read = (ids[None], positions[None])
-        if outputs := self._in_one_call(*read, visible, hidden_layers=hidden_layers):
-            return Scores.of(outputs, below)
-        plan = self._plan(rows, visible, positions)
-        logits, hidden = self._call(*read, plan, hidden_layers=hidden_layers)
-        return Scores(logits[0], hidden=hidden, depths=below)
+            ids = self._tree_ids(root, tree)[None]
+            visible, own = self.seen(tree, self._geometry)
+        positions = own + past
+        read = (ids, positions.expand(len(ids), -1))
+        # Rows of a batch layout are texts of their own to one call, and see themselves as such.
+        seen = visible if select is None else None
+        if outputs := self._in_one_call(*read, seen, hidden_layers=hidden_layers):
+            return Scores.of(outputs, depths, select)
+        plan = self.plan_of(past, visible, positions, len(positions))
+        logits, hidden = self.through_layers(*read, plan, hidden_layers)
+        return Scores(logits.flatten(0, 1), select, hidden, depths)
 
-    def _forward_rows(self, root: int, tree: DraftTree, hidden_layers: tuple[int, ...]) -> Scores:
-        """The batch layout: k rows of root + w draft tokens under plain causal attention."""
-        k, w = tree.rows or (0, 0)
+    def row_layout(self, tree: DraftTree) -> tuple[int, int] | None:
+        """Number and draft tokens of the rows that ``tree`` is read in; None: read as a tree."""
+        return tree.rows if tree.rows and self.cache.batch >= tree.rows[0] > 1 else None
+
+    def _row_ids(self, root: int, tree: DraftTree, k: int, w: int) -> torch.Tensor:
         self.cache.broadcast()
-        self._check(tree)
         rows = np.empty((k, w + 1), dtype=np.int64)
         rows[:, 0] = root
         rows[:, 1:] = np.asarray(tree.tokens).reshape(k, w)
-        visible = self.lower_triangle(w + 1)
-        positions = self._key_positions[self.cache.length : self.cache.length + w + 1]
-        if (k, w) not in self._selects:
-            self._selects[k, w] = batch_select(k, w + 1, self.device)
-        select, depths = self._selects[k, w], self._geometry.depths[: len(tree) + 1]
-        ids, each = to_device(rows, self.device), positions.expand(k, -1)
-        if outputs := self._in_one_call(ids, each, None, hidden_layers=hidden_layers):
-            return Scores.of(outputs, depths, select)
-        plan = self._plan(w + 1, visible, positions)
-        logits, hidden = self._call(ids, each, plan, hidden_layers=hidden_layers)
-        return Scores(logits.flatten(0, 1), select, hidden, depths)
+        return to_device(rows, self.device)
+
+    def _tree_ids(self, root: int, tree: DraftTree) -> torch.Tensor:
+        if isinstance(tree.tokens, np.ndarray):
+            ids = self._ids[: len(tree) + 1]
+            ids[0], ids[1:] = root, tree.tokens
+            return to_device(ids, self.device)
+        own = to_device(torch.tensor([root]), self.device)
+        # An id outside would end the whole process there; the verifier refuses the case.
+        return torch.cat([own, tree.tokens]).clamp(0, self.vocab_size - 1)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the rows of the root and of the accepted path."""
         count = len(path) + 1
-        if tree.rows is not None and self.cache.batch >= tree.rows[0] > 1:
-            self.cache.commit_row(int(path[0]) // tree.rows[1] if len(path) else 0, count)
+        if layout := self.row_layout(tree):
+            self.cache.commit_row(int(path[0]) // layout[1] if len(path) else 0, count)
             return
         rows = None
         if not in_place(path):
@@ -370,25 +358,28 @@ class Target(PassMasks):
         positions: torch.Tensor,
         plan: AttentionPlan,
         hidden_layers: tuple[int, ...] = (),
+        keep: int = 0,
     ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-        """A pass that somebody else has planned, over ``ids [batch, rows]``; commits nothing.
+        """Run transformers' layers over ``ids [batch, rows]``; commits nothing.
 
-        Gives logits ``[batch, rows, vocab]``, and states ``[batch * rows, hidden]`` by number.
+        Gives logits ``[batch, rows, vocab]``, of the last ``keep`` rows where it is not 0, and
+        states ``[batch * rows, hidden]`` by number.
         """
-        return self._call(ids, positions, plan, hidden_layers=hidden_layers)
+        with self.hidden_states.collected(hidden_layers) as hidden:
+            out = self.model(
+                input_ids=ids,
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=keep,
+                plan=plan,
+            )
+        return out.logits, hidden
 
     # -- parts of a pass -----------------------------------------------------------------------
 
     def _check(self, tree: DraftTree) -> None:
-        n = len(tree)
-        most = min(self.max_nodes, self.free_rows())
-        if n > most:
-            raise CaseFailed(
-                "invalid_draft",
-                f"a draft of {n} nodes exceeds the {most} reserved; "
-                "state the method's largest tree in needs.max_nodes",
-            )
-        self._geometry.read(tree, self.vocab_size)
+        read_draft(tree, self._geometry, min(self.max_nodes, self.free_rows()), self.vocab_size)
 
     def _in_one_call(
         self, ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor | None, **more: Any
@@ -401,23 +392,63 @@ class Target(PassMasks):
         segments = self.cache.segments(texts, rows, visible)
         return self.compiled.run(ids.flatten(), positions.flatten(), segments, **more)
 
-    def _call(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        plan: AttentionPlan,
-        *,
-        keep: int = 0,
-        hidden_layers: tuple[int, ...] = (),
-    ) -> tuple[torch.Tensor, Mapping[int, torch.Tensor]]:
-        """Logits ``[batch, rows, vocab]``, and ``[batch * rows, hidden]`` by number."""
-        with self.hidden_states.collected(hidden_layers) as hidden:
-            out = self.model(
-                input_ids=ids,
-                position_ids=positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=keep,
-                plan=plan,
-            )
-        return out.logits, hidden
+    def seen(
+        self, tree: DraftTree, geometry: TreeGeometry
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Which rows of a tree see each other ``[rows, rows]``, and their depths ``[rows]``.
+
+        ``geometry`` has read the tree.
+        """
+        rows = len(tree) + 1
+        if rows == 1:  # plain decoding: a row that sees all, at the next position
+            return None, self._key_positions[:1]
+        if self.device.type == "cpu":
+            visible = torch.from_numpy(geometry.visible[:rows, :rows])
+            return visible, torch.from_numpy(geometry.depths[:rows])
+        return visibility(to_device(tree.parents, self.device))  # n numbers instead of n * n
+
+    def lower_triangle(self, n: int, before: int = 0) -> torch.Tensor | None:
+        """What rows of a chain see of ``before`` others and of themselves; None where it is all."""
+        if n == 1:
+            return None
+        ones = torch.ones(n, before + n, dtype=torch.bool, device=self.device)
+        return ones.tril(before)
+
+    def positions(self, n: int) -> torch.Tensor:
+        """``[n]`` from 0, on the device."""
+        return self._key_positions[:n]
+
+    def plan_of(
+        self, past: int, visible: torch.Tensor | None, own: torch.Tensor, rows: int
+    ) -> AttentionPlan:
+        """Plan a pass of ``rows`` rows over ``past`` committed tokens and others at ``own``.
+
+        ``visible [rows, own]`` as in `extend`; None where nothing is hidden, windows aside.
+        """
+        plan = AttentionPlan()
+        if visible is not None:
+            keys = past + len(own)
+            mask = torch.nn.functional.pad(self._additive(visible), (past, -keys % _ALIGNED))
+            plan.mask = mask[None, None, :, :keys]
+        text = self._key_positions[:past]
+        plan.windowed = windowed_masks(self.windows, text, own, rows, visible, self._additive)
+        return plan
+
+    def _additive(self, seen: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
+        return mask.masked_fill_(~seen, self.hidden_value)
+
+
+def read_draft(tree: DraftTree, geometry: TreeGeometry, most: int, vocab_size: int) -> None:
+    """Let ``geometry`` read a draft of ``most`` nodes at most.
+
+    Raises:
+        CaseFailed: it has more, is malformed, or a token is outside the vocabulary.
+    """
+    if len(tree) > most:
+        raise CaseFailed(
+            "invalid_draft",
+            f"a draft of {len(tree)} nodes exceeds the {most} reserved; "
+            "state the method's largest tree in needs.max_nodes",
+        )
+    geometry.read(tree, vocab_size)

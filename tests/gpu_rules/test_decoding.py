@@ -14,9 +14,9 @@ from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
 from specbench.decoding.verify import MatchVerifier
 from specbench.errors import ConfigurationError, DeviceLost
+from specbench.models.graph_target import StaticPass
 from specbench.models.hidden_states import Embeddings
 from specbench.models.loading import shape_model
-from specbench.models.static_pass import StaticPass
 from specbench.models.target import Target
 from tests.conftest import VOCAB, side_by_side, tiny_model
 from tests.gpu_rules import decoders

@@ -17,12 +17,11 @@ from specbench.decoding import turn
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.verify import GreedyVerifier
 from specbench.kernels import cuda_graphs
-from specbench.models import static_pass
-from specbench.models.graph_target import GraphTarget
+from specbench.models import graph_target
+from specbench.models.graph_target import FixedShape, GraphTarget, StaticNodes, StaticPass
 from specbench.models.heads import head_graphs
 from specbench.models.heads.row_cache import RowCache
 from specbench.models.kv_cache import KVCache
-from specbench.models.static_pass import FixedShape, StaticNodes, StaticPass
 from specbench.models.target import Target
 from specbench.system.clock import TorchEvents
 from tests.gpu_rules import decoders, memory
@@ -172,14 +171,14 @@ def baked_in_length(patch):
 
 
 def kept_from_a_capture(patch):
-    kept, real = [], static_pass.greedy_ids
+    kept, real = [], graph_target.greedy_ids
 
     def ids(logits):
         found = real(logits)
         kept.append(found)
         return found
 
-    patch.setattr(static_pass, "greedy_ids", ids)
+    patch.setattr(graph_target, "greedy_ids", ids)
     patch.setattr("specbench.models.scores.greedy_ids", lambda x: real(x) + 0 * kept[-1][:1])
 
 

@@ -21,8 +21,14 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.decoding.verify.greedy import longest_match
 from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan, attend
-from specbench.models.graph_target import GraphTarget, key_bucket, no_graphs, row_bucket
-from specbench.models.static_pass import FixedShape, StaticPass
+from specbench.models.graph_target import (
+    FixedShape,
+    GraphTarget,
+    StaticPass,
+    key_bucket,
+    no_graphs,
+    row_bucket,
+)
 from specbench.models.target import Target
 from tests.conftest import CARRIERS, VOCAB, side_by_side, tiny_draft, tiny_model
 from tests.models.test_target import trees

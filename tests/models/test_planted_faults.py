@@ -18,7 +18,7 @@ from specbench.kernels import attention
 from specbench.kernels.architectures import usable_context
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.compiled_pass import packed_model
-from specbench.models import pass_masks
+from specbench.models import target as target_module
 from specbench.models.checks import self_check
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.loading import offered_attention
@@ -185,9 +185,9 @@ def setting(choose):
 
 def in_passes(plant):
     class Planted(Target):
-        def _call(self, *args, **kwargs):
+        def through_layers(self, *args, **kwargs):
             with plant(self.model):
-                return super()._call(*args, **kwargs)
+                return super().through_layers(*args, **kwargs)
 
     return Planted
 
@@ -196,8 +196,8 @@ def another_plan(change):
     """``change(mask, rows)`` of each pass over a tree, an additive mask, in place."""
 
     class Planted(Target):
-        def _plan(self, rows, visible, positions):
-            plan = super()._plan(rows, visible, positions)
+        def plan_of(self, past, visible, own, rows):
+            plan = super().plan_of(past, visible, own, rows)
             for mask in (plan.mask, *plan.windowed.values()):
                 if mask is not None:
                     change(mask, rows)
@@ -223,8 +223,9 @@ class SeesAll(in_passes(attending(lambda arguments: unhide(arguments)))):
 
 def other_positions(change):
     class Planted(Target):
-        def _call(self, ids, positions, plan, **options):
-            return super()._call(ids, change(positions, self.cache.length), plan, **options)
+        def through_layers(self, ids, positions, *more, **options):
+            positions = change(positions, self.cache.length)
+            return super().through_layers(ids, positions, *more, **options)
 
         def _in_one_call(self, ids, positions, visible, **more):
             positions = change(positions, self.cache.length)
@@ -273,23 +274,13 @@ def window_by(more):
     """Masks of windows that are ``more`` tokens wider."""
 
     class Planted(Target):
-        def _call(self, *args, **kwargs):
-            plan = args[2]
-            wide = {w: self._masks[w] for w in plan.windowed if w in self._masks}
-            plan.windowed.update(wide)
-            return super()._call(*args, **kwargs)
-
-        def _plan(self, rows, visible, positions):
-            text = self._key_positions[: self.cache.length]
-            made = pass_masks.windowed_masks(
-                [w + more for w in self.windows], text, positions, rows, visible, self._additive
+        def plan_of(self, past, visible, own, rows):
+            plan, text = super().plan_of(past, visible, own, rows), self._key_positions[:past]
+            made = target_module.windowed_masks(
+                [w + more for w in self.windows], text, own, rows, visible, self._additive
             )
-            self._masks = {w - more: mask for w, mask in made.items()}
-            return super()._plan(rows, visible, positions)
-
-        def prefill(self, *args, **kwargs):
-            self._masks = {}
-            return super().prefill(*args, **kwargs)
+            plan.windowed.update({w - more: mask for w, mask in made.items()})
+            return plan
 
     return Planted
 

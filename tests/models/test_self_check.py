@@ -79,11 +79,6 @@ class SeesAll(Target):
     def _additive(self, seen):
         return torch.zeros(seen.shape, dtype=self.dtype)
 
-    def _plan(self, rows, visible, positions):
-        plan = super()._plan(rows, visible, positions)
-        plan.mask = None if plan.mask is None else torch.zeros_like(plan.mask)
-        return plan
-
 
 class NoWindow(Target):
     """Layers with a sliding window see all of the text."""
@@ -96,16 +91,16 @@ class NoWindow(Target):
 class OnePositionOff(Target):
     """Draft rows stand one position too far."""
 
-    def _call(self, ids, positions, plan, **options):
-        return super()._call(ids, positions + int(self.cache.length > 0), plan, **options)
+    def through_layers(self, ids, positions, *more, **options):
+        return super().through_layers(ids, positions + int(self.cache.length > 0), *more, **options)
 
 
 class DepthsInOrder(Target):
     """A tree's nodes stand where those of a chain would."""
 
-    def _call(self, ids, positions, plan, **options):
-        start = positions[:, :1]
-        return super()._call(ids, start + torch.arange(ids.shape[1]), plan, **options)
+    def through_layers(self, ids, positions, *more, **options):
+        in_order = positions[:, :1] + torch.arange(ids.shape[1])
+        return super().through_layers(ids, in_order, *more, **options)
 
 
 class LosesAnEarlyKey(Target):
@@ -136,10 +131,11 @@ def test_passes_of_fixed_shape_are_checked_as_well(drafts):
     check(tiny_model("mistral_window"), make, drafts=drafts)
 
     class SeesAllKeys(GraphTarget):
-        def run(self, tokens, positions, plan, hidden_layers=()):
-            plan.windowed.clear()
-            plan.mask = torch.zeros_like(plan.mask)
-            return super().run(tokens, positions, plan, hidden_layers)
+        def through_layers(self, tokens, positions, plan, *more, **options):
+            if plan.mask is not None:
+                plan.windowed.clear()
+                plan.mask = torch.zeros_like(plan.mask)
+            return super().through_layers(tokens, positions, plan, *more, **options)
 
     with pytest.raises(ConfigurationError, match="logits of a chain differ"):
         check(tiny_model("mistral_window"), partial(SeesAllKeys, drafts=drafts), drafts=drafts)

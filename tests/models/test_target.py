@@ -159,11 +159,9 @@ def test_plain_decoding_builds_no_mask(monkeypatch, rng):
     wanted = [plain.forward(3, each).logits for each in (DraftTree.empty(), tree)]
     built: list[int] = []
     monkeypatch.setattr(
-        "specbench.models.pass_masks.visibility", lambda p: (built.append(len(p)), visibility(p))[1]
+        target_module, "visibility", lambda p: (built.append(len(p)), visibility(p))[1]
     )
-    for module in ("target", "pass_masks"):
-        place = f"specbench.models.{module}.to_device"
-        monkeypatch.setattr(place, lambda values, _: torch.as_tensor(values))
+    monkeypatch.setattr(target_module, "to_device", lambda values, _: torch.as_tensor(values))
     plain.device = SimpleNamespace(type="cuda")  # as far as choosing goes
     got = [plain.forward(3, each).logits for each in (DraftTree.empty(), tree)]
     assert built == [3]

@@ -13,8 +13,7 @@ from runners.session import pass_times
 from runners.session.pass_times import median_with_ends, pass_s, random_tree, time_rows
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError, OutputRefused
-from specbench.models.graph_target import GraphTarget
-from specbench.models.static_pass import FixedShape
+from specbench.models.graph_target import FixedShape, GraphTarget
 from specbench.replay.cost_surface import CostSurface
 from specbench.results import records
 from tests.small_run import run_here

@@ -17,8 +17,7 @@ from scripts import spec_bench
 from specbench.decoding.structs import Needs
 from specbench.errors import ConfigurationError
 from specbench.models import loading
-from specbench.models.graph_target import GraphTarget
-from specbench.models.static_pass import FixedShape
+from specbench.models.graph_target import FixedShape, GraphTarget
 from specbench.results import records
 from specbench.storage import jsonl
 from specbench.system import environment
