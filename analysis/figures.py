@@ -30,15 +30,13 @@ from analysis.plots.pictures import (
     own_sweeps,
     sweep_pictures,
 )
-from analysis.plots.style import Drawing, save, styled
+from analysis.plots.style import Drawing, save
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons
 from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
 
 MOST = 12  # labels whose bars can be told apart
-# Key of the bars by task, by what is added to their files' names.
-FIGURES = {"speedup_by_task": "speedup", "mat": "mat"}
 
 
 def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
@@ -46,27 +44,23 @@ def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
     panel = task_panel(comparison, key)
     if not panel.series:
         return None
-    fastest = Counter(
-        max(panel.series, key=lambda series: series.points[place].y or 0.0).name
-        for place in range(len(comparison.tasks))
-    )
-    title = finding(comparison)
+    title, n_tasks = finding(comparison), len(comparison.tasks)
     told = all(point.interval for series in panel.series for point in series.points)
-    if told and len(panel.series) > 1 and len(comparison.tasks) > 1:
-        name, count = fastest.most_common(1)[0]
-        title = f"{name} has the highest speedup in {count} of {len(comparison.tasks)} tasks"
     if key == "mat":
         first = leaders([e for e in comparison.ranked if e.overall["mat"] is not None], "mat")[0]
         mat = first.overall["mat"]
         title = f"{comparison.name_of(first)} has the highest MAT: {mat:.2f} tokens per target pass"
+    elif told and len(panel.series) > 1 and n_tasks > 1:
+        by_task = zip(*([p.y or 0.0 for p in each.points] for each in panel.series), strict=True)
+        fastest = [speedups.index(max(speedups)) for speedups in by_task][:n_tasks]
+        ((best, count),) = Counter(fastest).most_common(1)
+        name = panel.series[best].name
+        title = f"{name} has the highest speedup in {count} of {n_tasks} tasks"
     return bars([panel], title, caption_of(comparison))
 
 
 def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
-    """All figures that the runs give, with the names of their files.
-
-    Drawn one after the other, within :func:`analysis.plots.style.styled`.
-    """
+    """All figures that the runs give, with the names of their files."""
     drawn: Counter[str] = Counter()
     for stem, figure in _drawn(runs):
         drawn[stem] += 1
@@ -75,18 +69,18 @@ def figures_of(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
 
 def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
     """The figures with names that several may have: of one model and data set, on two machines."""
-    made, others = by_reproduction(runs)
-    for reproduction, members in made:
+    reproduced, others = by_reproduction(runs)
+    for reproduction, members in reproduced:
         for part, picture in reproduction.figures(members):
             yield "_".join(filter(None, [reproduction.name, part])), picture
     comparisons = make_comparisons(others)
-    crossed: set[int] = set()
-    for found in by_load(comparisons):
-        yield "load", load_picture(found)
-        if found[-1].runs[0].batch > 1:
-            crossed |= {id(each) for each in found}
+    batches: set[int] = set()
+    for group in by_load(comparisons):
+        yield "load", load_picture(group)
+        if group[-1].runs[0].batch > 1:
+            batches |= {id(each) for each in group}
     for comparison in comparisons:
-        if id(comparison) in crossed:  # its own figures: those of one run's folder
+        if id(comparison) in batches:  # its own figures: those of one run's folder
             continue
         for name, figure in pictures_of(comparison):
             users = comparison.runs[0].concurrency
@@ -96,10 +90,10 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
 
 def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     """The figures of runs of no experiment, with what is added to their files' names."""
-    knobs, found = own_sweeps(comparison)
-    yield from sweep_pictures(comparison, knobs, found)
-    swept = {id(entry) for sweep in found for entry in sweep.entries.values()}
-    if all(id(entry) in swept for entry in comparison.drafting):
+    knobs, swept = own_sweeps(comparison)
+    yield from sweep_pictures(comparison, knobs, swept)
+    in_sweeps = {id(entry) for sweep in swept for entry in sweep.entries.values()}
+    if all(id(entry) in in_sweeps for entry in comparison.drafting):
         return
     if (drawn := budget_picture(comparison)) is not None:
         yield "budget", drawn
@@ -108,7 +102,9 @@ def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
     yield from overview_pictures(comparison)
     if (drawn := acceptance_picture(comparison)) is not None:
         yield "acceptance", drawn
-    for name, key in FIGURES.items() if len(comparison.ranked) <= MOST else ():
+    for name, key in (("speedup_by_task", "speedup"), ("mat", "mat")):
+        if len(comparison.ranked) > MOST:
+            break
         if (drawn := task_bars(comparison, key)) is not None:
             yield name, drawn
 
@@ -129,10 +125,9 @@ def draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
     """Write the runs' figures where the options of :func:`parser` say."""
     folder = options.output or options.runs[0] / "figures"
     sys.stdout.write(f"figures in {folder}, each as png and pdf:\n")
-    with styled():
-        for stem, figure in figures_of(runs):
-            save(figure, folder, stem)
-            sys.stdout.write(f"  {stem}\n")
+    for stem, figure in figures_of(runs):
+        save(figure, folder, stem)
+        sys.stdout.write(f"  {stem}\n")
     return 0
 
 

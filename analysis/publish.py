@@ -23,7 +23,7 @@ import pandas as pd
 
 from analysis.figures import pictures_of
 from analysis.frame import records_sheet
-from analysis.plots.style import Drawing, save, styled
+from analysis.plots.style import Drawing, save
 from analysis.runs.acceptance import rows_of_target_pass
 from analysis.runs.captions import caption, conditions_of, warnings_of
 from analysis.runs.command import parser_of, reporting_errors
@@ -321,20 +321,19 @@ def publish(runs: Sequence[Run], given: Mapping[str, Any] | None = None) -> int:
     os.environ.setdefault("WANDB_SILENT", "true")
     addresses: list[str] = []
     code = 0
-    with styled():
-        for content in wandb_runs(runs):
-            try:
+    for content in wandb_runs(runs):
+        try:
+            addresses.append(send(content, settings, folder))
+        except ImportError:
+            raise
+        except Exception as error:
+            # A copy: whatever is wrong with the service, the records are safe.
+            code = 1
+            sys.stderr.write(f"error: not sent: {content.name}: {first_line(error)}\n")
+            if settings["mode"] == "online":
+                sys.stderr.write("All from here on is written offline.\n")
+                settings["mode"] = "offline"
                 addresses.append(send(content, settings, folder))
-            except ImportError:
-                raise
-            except Exception as error:
-                # A copy: whatever is wrong with the service, the records are safe.
-                code = 1
-                sys.stderr.write(f"error: not sent: {content.name}: {first_line(error)}\n")
-                if settings["mode"] == "online":
-                    sys.stderr.write("All from here on is written offline.\n")
-                    settings["mode"] = "offline"
-                    addresses.append(send(content, settings, folder))
     count = f"W&B: {len(addresses)} runs in group {', '.join(dict.fromkeys(map(group_of, runs)))}"
     if settings["mode"] == "offline":
         count += f", written offline. Type: wandb sync {folder}/wandb/offline-run-*"

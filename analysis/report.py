@@ -22,7 +22,7 @@ import jinja2
 from analysis.figures import pictures_of
 from analysis.frame import records_sheet
 from analysis.papers import by_reproduction
-from analysis.plots.style import Drawing, styled
+from analysis.plots.style import Drawing
 from analysis.runs.captions import conditions_of, warnings_of
 from analysis.runs.command import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons, run_names
@@ -71,8 +71,7 @@ def page(runs: Sequence[Run]) -> str:
     environment.filters["numeric"] = numeric_columns
     recorded = [run for run in runs if run.records]
     comparisons = make_comparisons(recorded)
-    with styled():
-        parts = list(sections(runs))
+    parts = list(sections(runs))
     return environment.get_template(TEMPLATE).render(
         lead=lead(recorded or runs),
         place=place(recorded or runs),
@@ -113,10 +112,7 @@ def warnings(comparison: ComparedRuns) -> list[str]:
 
 
 def sections(runs: Sequence[Run]) -> Iterator[Section]:
-    """Return the reproductions of the papers first, then every comparison of other runs.
-
-    Drawn one after the other, within :func:`analysis.plots.style.styled`.
-    """
+    """Return the reproductions of the papers first, then every comparison of other runs."""
     reproduced, others = by_reproduction(runs)
     for reproduction, members in reproduced:
         comparisons = make_comparisons([run for run in members if run.records])

@@ -17,12 +17,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.plots.charts import Row, predicted_against_measured
-from analysis.plots.style import Drawing, save, styled
+from analysis.plots.charts import Point, Series, predicted_against_measured
+from analysis.plots.style import Drawing, save
 from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.estimate import Estimate
 from specbench.results.names import display_name
 from specbench.results.prediction_error import keep_error
 from specbench.results.statistics.summary import summarize
@@ -85,10 +84,10 @@ def draw(frame: pd.DataFrame, live: Run) -> Drawing:
     """Return predicted against measured speedups."""
     few = len(frame) <= _DOTS
     rows = [
-        Row(
+        Series(
             r.label if few else r.method,
             r.method,
-            [Estimate(r.speedup, r.speedup_ci), Estimate(r.speedup_predicted)],
+            [Point(r.speedup, r.speedup_predicted, across=r.speedup_ci)],
         )
         for r in frame.itertuples()
     ]
@@ -125,9 +124,8 @@ def _compare(options: argparse.Namespace) -> int:
         surface = replay.manifest.surface or {}
         keep_error(surface["model"], surface["machine"], surface_error(frame))
     if options.output is not None:
-        with styled():
-            for path in save(draw(frame, live), options.output, "predicted_and_measured"):
-                sys.stdout.write(f"{path}\n")
+        for path in save(draw(frame, live), options.output, "predicted_and_measured"):
+            sys.stdout.write(f"{path}\n")
     return 0 if error <= options.limit else 1
 
 

@@ -15,12 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import matplotlib
 import pandas as pd
 
 from analysis.frame import records_sheet
 from analysis.plots.charts import Point, Series
-from analysis.plots.style import RC, Drawing, save
+from analysis.plots.style import Drawing, save
 from analysis.runs.captions import caption
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run, usable_runs
@@ -31,7 +30,6 @@ from specbench.results.tasks import OVERALL
 
 MOST = 6  # lines or kinds of bars that can be told apart
 
-matplotlib.rcParams.update(RC)
 _stems: Counter[str] = Counter()
 
 

@@ -12,32 +12,47 @@ from analysis.runs.leaders import by_speedup
 from specbench.results.decision import case_words
 from specbench.results.names import display_name
 from specbench.results.statistics.roofline import baseline_context
-from specbench.results.summary_schema import number
+from specbench.results.summary_schema import SummaryRow, number
 from specbench.results.tasks import OVERALL
 
 
-def task_panel(comparison: ComparedRuns, key: str) -> Panel:
-    """Draw bars of ``speedup`` or ``mat`` by task, the fastest label first, the whole run last.
+def bar_series(places: Sequence[tuple[ComparedRuns, str]], key: str) -> list[Series]:
+    """Draw ``speedup`` or ``mat`` of each label, the fastest first, with what is claimed for it.
 
     Hollow speedups where no difference from plain decoding is shown over the whole run.
+
+    Args:
+        places: comparison and task by place on the axis.
+        key: ``speedup`` or ``mat``.
     """
+    lines: dict[str, tuple[str, list[Point], list[Point]]] = {}
+    for x, (comparison, task) in enumerate(places):
+        for entry in by_speedup(comparison) or comparison.ranked:
+            if number(entry.overall, key) is None:
+                continue
+            name = comparison.name_of(entry)
+            _, points, claimed = lines.setdefault(name, (entry.method, [], []))
+            hollow = key == "speedup" and is_hollow(comparison, entry)
+            points.append(Point.at(x, entry.measured(key, task), hollow))
+            claim = _drawn_claim(entry, key)
+            value = claim.value(key, task) if claim else None
+            claimed += [] if value is None else [Point(x, value)]
+    return [Series(name, *line) for name, line in lines.items()]
+
+
+def task_panel(comparison: ComparedRuns, key: str, title: str = "") -> Panel:
+    """Draw bars of ``speedup`` or ``mat`` by task, the whole run last."""
     tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
-    series = []
-    for entry in by_speedup(comparison) or comparison.ranked:
-        if number(entry.overall, key) is None:
-            continue
-        hollow = key == "speedup" and is_hollow(comparison, entry)
-        points = [Point.at(x, entry.measured(key, t), hollow) for x, t in enumerate(tasks)]
-        claimed = [p for x, task in enumerate(tasks) for p in claimed_point(x, entry, key, task)]
-        series.append(Series(comparison.name_of(entry), entry.method, points, claimed=claimed))
-    ticks = [task_label(comparison, task) for task in tasks]
-    return Panel.of(key, comparison.timing, series, ticks=ticks)
+    rows = [[e.rows[task] for e in comparison.entries if task in e.rows] for task in tasks]
+    ticks = [place_name(task, of_task) for task, of_task in zip(tasks, rows, strict=True)]
+    series = bar_series([(comparison, task) for task in tasks], key)
+    return Panel.of(key, comparison.timing, series, ticks=ticks, title=title)
 
 
-def task_label(comparison: ComparedRuns, task: str) -> str:
-    """A task's name in a figure, with the number of its cases."""
-    counts = {case_words(entry.rows[task]) for entry in comparison.entries if task in entry.rows}
-    words = display_name(task).replace("_", " ")
+def place_name(name: str, rows: Iterable[SummaryRow]) -> str:
+    """Return a task's or data set's name below its bars, with the number of its cases."""
+    counts = {case_words(row) for row in rows}
+    words = display_name(name).replace("_", " ")
     return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
 
 
@@ -62,13 +77,8 @@ def _drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
 def claimed_words(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
     """Return for which models and hardware the diamonds were claimed; "" without any."""
     entries = [entry for comparison in comparisons for entry in comparison.ranked]
-    drawn = [
-        entry.claim
-        for entry in entries
-        if entry.claim
-        and any(_drawn_claim(entry, key) and entry.claim.values.get(key) for key in metrics)
-    ]
-    return claimed_for(drawn)
+    drawn = [(_drawn_claim(entry, key), key) for entry in entries for key in metrics]
+    return claimed_for(claim for claim, key in drawn if claim and claim.values.get(key))
 
 
 def claimed_for(claims: Iterable[Claim]) -> str:
@@ -85,25 +95,3 @@ def claims_beside(comparisons: Iterable[ComparedRuns]) -> list[Claim]:
     """Return the claims that a table of these comparisons shows."""
     shown = [[*(entry.claim for entry in c.entries), *c.not_run] for c in comparisons]
     return [claim for claims in shown for claim in claims if claim]
-
-
-def claimed_point(x: float, entry: ComparedLabel, key: str, task: str = OVERALL) -> list[Point]:
-    """Return what is claimed for the entry, at a place; empty where nothing may stand there."""
-    claim = _drawn_claim(entry, key)
-    value = claim.value(key, task) if claim else None
-    return [] if value is None else [Point(x, value)]
-
-
-def speedups(comparisons: Sequence[ComparedRuns]) -> list[Series]:
-    """Draw the speedup of each label that may have a standing, a point a comparison."""
-    lines: dict[str, tuple[str, list[Point], list[Point]]] = {}
-    for x, comparison in enumerate(comparisons):
-        for entry in comparison.ranked:
-            name = comparison.name_of(entry)
-            _, points, claimed = lines.setdefault(name, (entry.method, [], []))
-            points.append(Point.at(x, entry.measured("speedup")))
-            claimed += claimed_point(x, entry, "speedup")
-    return [
-        Series(name, method, points, claimed=claimed)
-        for name, (method, points, claimed) in lines.items()
-    ]

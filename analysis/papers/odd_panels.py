@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from analysis.papers.claimed import claimed_for, claims_beside
 from analysis.papers.columns import CONTEXT, SPEEDUP, cells, task_cells
-from analysis.papers.reproduction import Pictures, Reproduction, Row, after, pictures
+from analysis.papers.reproduction import Pictures, Reproduction, Row, Tables, drawn_together
 from analysis.plots.charts import Panel, Point, Series, curves, stacked_bars
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
-from analysis.plots.style import Drawing, unit_of
+from analysis.plots.style import unit_of
 from analysis.runs.acceptance import phase_share, stream_parts
 from analysis.runs.captions import captions
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim
@@ -35,17 +35,21 @@ def _table_of_labels(
     runs: Sequence[Run],
     title: str,
     rows_of: Callable[[ComparedRuns, ComparedLabel], Iterable[Row]],
-) -> Iterable[ResultTable]:
+) -> Tables:
     comparisons = of.comparisons(runs)
-    labels = [(comparison, entry) for comparison in comparisons for entry in comparison.entries]
-    rows = [{"run": c.title, **row} for c, entry in labels for row in rows_of(c, entry)]
+    rows = [
+        {"run": comparison.title, **row}
+        for comparison in comparisons
+        for entry in comparison.entries
+        for row in rows_of(comparison, entry)
+    ]
     yield ResultTable.of(title, captions(comparisons, of.text), rows)
 
 
 # --- N-Grammys, Figure 1: what a pass costs -------------------------------------------------------
 
 
-def slowdown_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+def slowdown_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate what passes cost: this experiment measures no decoding."""
     rows: list[Row] = [
         {
@@ -73,7 +77,8 @@ def slowdown_pictures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
             HeatmapGrid(f"context of {context} tokens", run.surface.slowdowns(context, run.seed))
             for context in run.surface.axes["context"]
         ]
-        title, text = after(of.place, display_name(run.model)), _slowdown_caption(run, of.text)
+        title = f"After {of.place} ({display_name(run.model)})"
+        text = _slowdown_caption(run, of.text)
         across, unit = "w (draft tokens in a row)", "time over one token's"
         yield run.model, heatmaps(grids, across, "k (rows)", unit, title, text)
 
@@ -122,7 +127,7 @@ def _distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[in
     return [(value, share(value)) for value in values]
 
 
-def row_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+def row_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate acceptance, rank and allocation by source."""
 
     def rows_of(_: ComparedRuns, entry: ComparedLabel) -> list[Row]:
@@ -151,17 +156,15 @@ def row_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
             title += f", {comparison.name_of(entry)}"
         return Panel(title, part, _PARTS[part][0], series, top=1.0, bars=True)
 
-    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
+    for stem, members, *words in drawn_together(of, runs, per_model=True):
         entries = [(comparison, entry) for comparison in members for entry in comparison.ranked]
-        return curves([[panel(*each, part) for each in entries] for part in _PARTS], title, text)
-
-    return pictures(of, runs, draw, per_model=True)
+        yield stem, curves([[panel(*each, part) for each in entries] for part in _PARTS], *words)
 
 
 # --- N-Grammys, Table 1: every setting, and the best of them --------------------------------------
 
 
-def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate every setting, the best of them, and the paper's other claims on the same data."""
     method = of.claims[0]
     comparisons = of.comparisons(runs)
@@ -247,7 +250,7 @@ def _over_stream(entry: ComparedLabel) -> Iterator[tuple[float, dict[str, tuple[
         yield size, numbers
 
 
-def stream_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+def stream_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate MAT and tokens/s in each part of the stream."""
 
     def rows_of(comparison: ComparedRuns, entry: ComparedLabel) -> list[Row]:
@@ -281,10 +284,9 @@ def stream_lines(of: Reproduction, runs: Sequence[Run]) -> Pictures:
         ]
         return Panel.of(key, comparison.timing, series, "tokens of finished requests")
 
-    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
-        return curves([[panel(members[0], key) for key in ("mat", "tokens_per_s")]], title, text)
-
-    return pictures(of, runs, draw, place="SSD, over the stream of requests", by_data=True)
+    place = "SSD, over the stream of requests"
+    for stem, (shown,), *words in drawn_together(of, runs, place=place, by_data=True):
+        yield stem, curves([[panel(shown, key) for key in ("mat", "tokens_per_s")]], *words)
 
 
 # --- Token Recycling, Figure 4: the time of a step by its parts -----------------------------------
@@ -300,7 +302,7 @@ _PHASES = {
 }
 
 
-def phase_table(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+def phase_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate each part's share of the time of all steps."""
 
     def rows_of(comparison: ComparedRuns, entry: ComparedLabel) -> list[Row]:
@@ -323,9 +325,7 @@ def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
 
     Plain decoding drafts nothing: what its clock reads there is the clock itself.
     """
-
-    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
-        (comparison,) = members
+    for stem, (comparison,), *words in drawn_together(of, runs):
         shares = {
             comparison.name_of(entry): {
                 part: phase_share(entry, phase)
@@ -335,9 +335,7 @@ def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
             for entry in comparison.entries
             if entry.ranked
         }
-        return stacked_bars(shares, "share of the time of all steps", title, text)
-
-    return pictures(of, runs, draw)
+        yield stem, stacked_bars(shares, "share of the time of all steps", *words)
 
 
 # --- Spec-Bench's leaderboard ---------------------------------------------------------------------
@@ -345,7 +343,7 @@ def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
 _MEASURED = ("method", "MAT [95 %]", SPEEDUP, CONTEXT, OUTPUTS, "cases")
 
 
-def board_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+def board_tables(of: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate of each comparison the board, and the board by task."""
     boards: dict[str, dict[str, Claim]] = {}  # by model and hardware, then by method
     for claim in sorted(of.own_claims, key=lambda claim: (claim.size or 0.0, claim.place)):
@@ -404,15 +402,7 @@ def _fastest_first(comparison: ComparedRuns) -> list[ComparedLabel]:
 def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw of each comparison speedup and MAT, a row per method and a column per task."""
     for key, even in (("speedup", 1.0), ("mat", None)):
-
-        def draw(
-            members: Sequence[ComparedRuns],
-            title: str,
-            text: str,
-            key: str = key,
-            even: float | None = even,
-        ) -> Drawing:
-            (comparison,) = members
+        for stem, (comparison,), title, text in drawn_together(of, runs, claimed=(key,)):
             numbers = {
                 (comparison.name_of(entry), HEADINGS.get(task, task)): entry.measured(key, task)
                 for entry in reversed(_fastest_first(comparison))  # the first is drawn below
@@ -420,10 +410,7 @@ def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
                 for task in (*comparison.tasks, OVERALL)
             }
             grid, unit = HeatmapGrid("", numbers), unit_of(key, comparison.timing)
-            return heatmaps([grid], "task", "method", unit, title, text, even)
-
-        for stem, figure in pictures(of, runs, draw, claimed=(key,)):
-            yield f"{stem}_{key}", figure
+            yield f"{stem}_{key}", heatmaps([grid], "task", "method", unit, title, text, even)
 
 
 # --- The methods with a draft model: what each gains and takes ------------------------------------
@@ -439,7 +426,7 @@ _DRAFT_SHORT = (
 )  # fmt: skip
 
 
-def draft_model_tables(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+def draft_model_tables(of: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate what each method gains and what it takes.
 
     The clock inside the steps costs time: speeds come from runs without it, if there are any.

@@ -1,31 +1,31 @@
-"""What a reproduction is, and the kinds of table and figure that ``reproductions.yaml`` names.
+"""The kinds of table and figure that ``reproductions.yaml`` names.
 
 A kind is a function of this module, called with the reproduction, its runs and its arguments there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
 from analysis.papers.claimed import (
+    bar_series,
     claimed_for,
     claimed_words,
     claims_beside,
-    speedups,
+    place_name,
     task_panel,
 )
 from analysis.papers.columns import SPEEDUP, cell_of_claim, cells, knob_of, setting_cell
 from analysis.plots.charts import Panel, Point, Series, bars, curves
-from analysis.plots.pictures import prediction_text, sweep_heatmaps
+from analysis.plots.pictures import caption_of, sweep_heatmaps
 from analysis.plots.style import Drawing
 from analysis.runs.acceptance import hit_rate, phase_share
 from analysis.runs.captions import captions
 from analysis.runs.claims import NOT_RUN, Claim, load_claims
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
-from analysis.runs.leaders import wrong_words_of
 from analysis.runs.load import Run
 from analysis.runs.sweeps import sweeps
 from analysis.tabular.comparison_tables import (
@@ -36,16 +36,13 @@ from analysis.tabular.comparison_tables import (
     with_rule,
 )
 from analysis.tabular.table import ResultTable
-from specbench.results.decision import case_words
 from specbench.results.estimate import Cell, Estimate
 from specbench.results.names import display_name
+from specbench.results.tasks import OVERALL
 
 # Pictures with what is added to their files' names.
 Pictures: TypeAlias = Iterable[tuple[str, Drawing]]
-TableKind: TypeAlias = "Callable[[Reproduction, Sequence[Run]], Iterable[ResultTable]]"
-FigureKind: TypeAlias = "Callable[[Reproduction, Sequence[Run]], Pictures]"
-# Of comparisons that share a picture, with its title and caption; None without numbers.
-Draw: TypeAlias = Callable[[Sequence[ComparedRuns], str, str], Drawing | None]
+Tables: TypeAlias = Iterable[ResultTable]
 Row: TypeAlias = Mapping[str, Cell]
 
 # Of a line's points, what no row of a summary has.
@@ -62,8 +59,8 @@ class Reproduction:
     name: str
     place: str
     claims: Sequence[str]
-    table_kinds: Sequence[TableKind]
-    figure_kinds: Sequence[FigureKind] = ()
+    table_kinds: Sequence[Callable[[Reproduction, Sequence[Run]], Tables]]
+    figure_kinds: Sequence[Callable[[Reproduction, Sequence[Run]], Pictures]]
     text: str = ""
     also: Sequence[str] = ()
     instead: Sequence[str] = ()
@@ -91,11 +88,6 @@ class Reproduction:
             yield from kind(self, runs)
 
 
-def after(place: str, where: str) -> str:
-    """Return the title of a figure that is made after a paper's, but of runs of one's own."""
-    return f"After {place} ({where})"
-
-
 # --- tables ---------------------------------------------------------------------------------------
 
 
@@ -106,7 +98,7 @@ def settings(
     title: str,
     columns: Mapping[str, str],
     beside: Sequence[str] = (),
-) -> Iterable[ResultTable]:
+) -> Tables:
     """Tabulate a row per setting; ``columns`` has by heading a name of :func:`setting_cell`.
 
     ``beside`` has labels of speeds claimed without a data set, which follow below; the caption
@@ -121,7 +113,7 @@ def settings(
     yield settings_table(title, comparisons, of_entry, text, below)
 
 
-def by_task(of: Reproduction, runs: Sequence[Run]) -> Iterable[ResultTable]:
+def by_task(of: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate of each comparison the methods, and where it has several tasks these, too."""
     for comparison in of.comparisons(runs):
         table = comparison_table(comparison, not_run=True)
@@ -140,7 +132,7 @@ def columns(
     knob: Sequence[str] = (),
     short: Sequence[str] = (),
     not_run: bool = False,
-) -> Iterable[ResultTable]:
+) -> Tables:
     """Tabulate a row for each method or each value of a knob (its name, its column's heading).
 
     ``not_run``: whether claims about methods that were not run follow.
@@ -171,27 +163,22 @@ def columns(
 # --- figures --------------------------------------------------------------------------------------
 
 
-def picture_text(comparisons: Sequence[ComparedRuns], words: str) -> str:
-    """Return a picture's caption, which begins with what was left out for its wrong outputs."""
-    wrong = " ".join(line for comparison in comparisons for line in wrong_words_of(comparison))
-    about = captions(comparisons, wrong and f"Not drawn: {wrong}", words)
-    return "\n".join(filter(None, [about, prediction_text(comparisons)]))
-
-
-def pictures(
+def drawn_together(
     of: Reproduction,
     runs: Sequence[Run],
-    draw: Draw,
     *,
     place: str = "",
     per_model: bool = False,
     by_data: bool = False,
     claimed: Sequence[str] = (),
-) -> Pictures:
-    """Draw a picture per comparison, or ``per_model`` of those that differ in data alone.
+) -> Iterator[tuple[str, list[ComparedRuns], str, str]]:
+    """Return each comparison, or ``per_model`` those that differ in data alone, for a picture.
 
     None where no label may be ranked. ``by_data``, file names have the data set after the model;
     of ``claimed`` metrics the caption lists the claims in place of the reproduction's text.
+
+    Returns:
+        What is added to the file's name, the comparisons, title and caption.
     """
     groups: dict[object, list[ComparedRuns]] = {}
     for comparison in of.comparisons(runs):
@@ -203,47 +190,38 @@ def pictures(
         first = members[0]
         where = first.printed_title if len(members) == 1 else display_name(first.model)
         words = claimed_words(members, *claimed) if claimed else of.text
-        figure = draw(members, after(place or of.place, where), picture_text(members, words))
-        if figure is not None:
-            yield f"{first.model}_{first.dataset}" if by_data else first.model, figure
+        stem = f"{first.model}_{first.dataset}" if by_data else first.model
+        title = f"After {place or of.place} ({where})"  # the figure is of runs of one's own
+        yield stem, members, title, caption_of(*members, words=words)
 
 
 def task_bars(of: Reproduction, runs: Sequence[Run], *, by_data: bool = False) -> Pictures:
     """Draw MAT and speedup by task, with the claims."""
-
-    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
-        return bars([task_panel(members[0], key) for key in ("mat", "speedup")], title, text)
-
-    return pictures(of, runs, draw, by_data=by_data, claimed=("mat", "speedup"))
+    keys = ("mat", "speedup")
+    for stem, (shown,), *words in drawn_together(of, runs, by_data=by_data, claimed=keys):
+        yield stem, bars([task_panel(shown, key) for key in keys], *words)
 
 
 def data_set_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw speedups by data set, one figure per model."""
-
-    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
-        ticks = [
-            f"{display_name(c.dataset)}\nn = {case_words(c.entries[0].overall)}" for c in members
-        ]
-        panel = Panel.of("speedup", members[0].timing, speedups(members), ticks=ticks)
-        return bars([panel], title, text)
-
-    return pictures(of, runs, draw, per_model=True, claimed=("speedup",))
+    for stem, members, *words in drawn_together(of, runs, per_model=True, claimed=("speedup",)):
+        ticks = [place_name(shown.dataset, [shown.entries[0].overall]) for shown in members]
+        series = bar_series([(shown, OVERALL) for shown in members], "speedup")
+        yield stem, bars([Panel.of("speedup", members[0].timing, series, ticks=ticks)], *words)
 
 
 def model_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw speedups by model and, of each, by task: one figure of all models."""
     comparisons = of.comparisons(runs)
     models = [display_name(comparison.model) for comparison in comparisons]
-    panels = [
-        replace(task_panel(each, "speedup"), title=f"by task, {each.printed_title}")
-        for each in comparisons
-    ]
+    panels = [task_panel(each, "speedup", f"by task, {each.printed_title}") for each in comparisons]
     if len(models) > 1:
-        timing, series = comparisons[0].timing, speedups(comparisons)
+        series = bar_series([(each, OVERALL) for each in comparisons], "speedup")
+        timing = comparisons[0].timing
         panels.insert(0, Panel.of("speedup", timing, series, title="by model", ticks=models))
-    text = picture_text(comparisons, claimed_words(comparisons, "speedup"))
+    text = caption_of(*comparisons, words=claimed_words(comparisons, "speedup"))
     if any(comparison.ranked for comparison in comparisons):
-        yield "", bars(panels, after(of.place, "by model and by task"), text)
+        yield "", bars(panels, f"After {of.place} (by model and by task)", text)
 
 
 def heatmaps(
@@ -255,16 +233,43 @@ def heatmaps(
     ``mat``) are in the file names.
     """
     for key in keys:
-
-        def draw(
-            members: Sequence[ComparedRuns], title: str, text: str, key: str = key
-        ) -> Drawing | None:
+        for stem, members, *words in drawn_together(of, runs, per_model=True):
             ranked = [replace(each, entries=each.ranked) for each in members]
             swept = [sweep for each in ranked for sweep in sweeps(each, *axes)]
-            return sweep_heatmaps(swept, [*axes], key, title, text, axes)
+            figure = sweep_heatmaps(swept, axes, key, *words)
+            if figure is not None:
+                yield f"{stem}_{key}" if len(keys) > 1 else stem, figure
 
-        for stem, figure in pictures(of, runs, draw, per_model=True):
-            yield f"{stem}_{key}" if len(keys) > 1 else stem, figure
+
+def lines(
+    of: Reproduction,
+    runs: Sequence[Run],
+    *,
+    y: Sequence[str],
+    panels: Sequence[Mapping[str, Any]],
+    **how: Any,
+) -> Pictures:
+    """Draw lines over knobs: a row of ``panels`` (:func:`_knob_panel`) for each metric.
+
+    Where rows have a single panel each, they stand beside each other. ``per_model``, a picture
+    has them for each data set, whose name is the first one's title.
+    """
+    for stem, members, *words in drawn_together(of, runs, **how):
+        table: list[list[Panel]] = []
+        for shown in members:
+            rows = [[_knob_panel(shown, key, of.own_claims, **p) for p in panels] for key in y]
+            known = [
+                row for row in rows if any(line.drawn for panel in row for line in panel.series)
+            ]
+            rows = _beside(known or rows)
+            if how.get("per_model"):
+                rows[0][0] = replace(rows[0][0], title=display_name(shown.dataset))
+            table += rows
+        yield stem, curves(_beside(table), *words)
+
+
+def _beside(rows: list[list[Panel]]) -> list[list[Panel]]:
+    return [[row[0] for row in rows]] if all(len(row) == 1 for row in rows) else rows
 
 
 def _knob_panel(
@@ -293,62 +298,27 @@ def _knob_panel(
         for entry in comparison.ranked
         if all(entry.knobs.get(key) == value for key, value in conditions_met)
     ]
-    placed: list[tuple[int, ComparedLabel]]
     values = [knob_of(entry, knob) for entry in entries]
-    words = [value for value in values if isinstance(value, str)]
-    if words and len(words) == len(values):
-        placed, ticks = [*enumerate(entries)], words
-    else:
-        placed, ticks = along(entries, knob), None
-    lines: dict[tuple[str, str], list[Point]] = {}
+    ticks = [value for value in values if isinstance(value, str)]
+    words = ticks and len(ticks) == len(values)
+    placed = [*enumerate(entries)] if words else along(entries, knob)
+    series: dict[tuple[str, str], list[Point]] = {}
     for x, entry in placed:
         line = (name or display_name(entry.method), entry.method)
         if by == "label":
             source = entry.label.partition("_")[0]
             line = (entry.label.replace("_", ", w = "), f"{entry.method}/{source}")
         cell = _BESIDE_ROWS[y](entry) if y in _BESIDE_ROWS else entry.measured(y)
-        lines.setdefault(line, []).append(Point.at(x, cell))
-    series = [Series(*line, points) for line, points in lines.items()]
-    if published and series:
-        logs = [
-            Point(float(str(claim.knobs[knob])), claim.value(y))
-            for claim in claims
-            if claim.dataset == comparison.dataset and claim.value(y) is not None
-        ]
-        series[0] = replace(series[0], claimed=logs)
-    return Panel.of(y, comparison.timing, series, xlabel, title=title, ticks=ticks, log=log)
-
-
-def lines(
-    of: Reproduction,
-    runs: Sequence[Run],
-    *,
-    y: Sequence[str],
-    panels: Sequence[Mapping[str, Any]],
-    **how: Any,
-) -> Pictures:
-    """Draw lines over knobs: a row of ``panels`` (:func:`_knob_panel`) for each metric.
-
-    Where rows have a single panel each, they stand beside each other. ``per_model``, a picture
-    has them for each data set, whose name is the first one's title.
-    """
-
-    def grid(comparison: ComparedRuns) -> list[list[Panel]]:
-        rows = [[_knob_panel(comparison, key, of.own_claims, **p) for p in panels] for key in y]
-        shown = [row for row in rows if any(line.drawn for panel in row for line in panel.series)]
-        rows = _beside(shown or rows)
-        if how.get("per_model"):
-            rows[0][0] = replace(rows[0][0], title=display_name(comparison.dataset))
-        return rows
-
-    def draw(members: Sequence[ComparedRuns], title: str, text: str) -> Drawing:
-        return curves(_beside([row for each in members for row in grid(each)]), title, text)
-
-    return pictures(of, runs, draw, **how)
-
-
-def _beside(rows: list[list[Panel]]) -> list[list[Panel]]:
-    return [[row[0] for row in rows]] if all(len(row) == 1 for row in rows) else rows
+        series.setdefault(line, []).append(Point.at(x, cell))
+    logs = [
+        Point(float(str(claim.knobs[knob])), claim.value(y))
+        for claim in claims
+        if published and claim.dataset == comparison.dataset and claim.value(y) is not None
+    ]
+    shown = [Series(*line, points) for line, points in series.items()]
+    if shown:
+        shown[0] = replace(shown[0], claimed=logs)
+    return Panel.of(y, comparison.timing, shown, xlabel, title=title, ticks=ticks or None, log=log)
 
 
 def along(entries: Iterable[ComparedLabel], knob: str) -> list[tuple[int, ComparedLabel]]:

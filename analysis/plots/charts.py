@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from analysis.plots.style import (
     PLAIN_LINE,
@@ -37,6 +36,7 @@ _FEW = 12  # dots whose intervals leave a picture readable
 _HEADROOM = 1.6
 _COSTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0)  # of a step, in steps of plain decoding
 _GUIDE: Keywords = {"color": "#CCCCCC", "linewidth": 1.0, "zorder": 0}
+_BARS: Keywords = {"elinewidth": 0.9, "capsize": 2, "ecolor": REFERENCE}  # intervals over bars
 _WITHIN = 0.10  # relative distance from the diagonal that is shaded
 # Parts of a whole, e.g. the phases of a step; a part is not a method.
 _PARTS = ("#DDDDDD", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#F0E442")
@@ -49,12 +49,14 @@ class Point:
 
     Attributes:
         hollow: whether no difference from plain decoding is shown.
+        across: the interval of ``x`` where that was measured, too.
     """
 
     x: float
     y: float | None
     interval: Interval | None = None
     hollow: bool = False
+    across: Interval | None = None
 
     @classmethod
     def at(cls, x: float, estimate: Estimate, hollow: bool = False) -> Point:
@@ -67,7 +69,7 @@ class Series:
     """Points of one method.
 
     Attributes:
-        name: in the legend.
+        name: in the legend, or beside the row.
         method: decides the color.
         points: in the order of the axis.
         claimed: what a paper claims for the same, drawn as diamonds.
@@ -124,22 +126,6 @@ class Panel:
         return cls(title, xlabel, unit, series, even=even, bottom=bottom, top=top, **more)
 
 
-@dataclass(frozen=True)
-class Row:
-    """A method's numbers.
-
-    Attributes:
-        name: as shown; ``method`` decides the color.
-        values: an estimate for each panel; of a dot its place across and its height.
-        hollow: whether no difference from plain decoding is shown.
-    """
-
-    name: str
-    method: str
-    values: Sequence[Estimate]
-    hollow: bool = False
-
-
 def bars(panels: Sequence[Panel], title: str, caption: str) -> Drawing:
     """Draw groups of bars at named places, one panel below the other."""
     return curves([[replace(panel, bars=True)] for panel in panels], title, caption)
@@ -160,11 +146,8 @@ def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawi
         drawn = list(zip(line, row, strict=False))
         for axes, panel in drawn:
             for i, each in enumerate(panel.series):
-                look = by_label[each.method, each.name]
-                if panel.bars:
-                    _draw_bars(axes, panel, i, look)
-                else:
-                    _draw_line(axes, panel, each, look)
+                draw = _draw_bars if panel.bars else _draw_line
+                draw(axes, panel, i, by_label[each.method, each.name])
             _set_ticks(axes, panel, [p for p in row if p.xlabel == panel.xlabel])
             axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
             axes.set_title(panel.title, loc="left", fontsize="medium")
@@ -176,38 +159,36 @@ def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawi
             for axes, _ in alike[1:]:  # the left one's words are enough
                 axes.set_ylabel("")
         for unit in dict.fromkeys(panel.xlabel for panel in row if panel.ticks is None):
-            alike = [(axes, panel) for axes, panel in drawn if panel.xlabel == unit]
-            lows, highs = zip(*(axes.get_xlim() for axes, _ in alike), strict=True)
-            for axes, _ in alike:
-                axes.set_xlim(min(lows), max(highs))
-    hollow = any(point.hollow for each in series for point in each.points)
-    return finish(figure, title, caption, hollow)
+            numbered = [axes for axes, panel in drawn if panel.xlabel == unit]
+            ends = [end for axes in numbered for end in axes.get_xlim()]
+            for axes in numbered:
+                axes.set_xlim(min(ends), max(ends))
+    return finish(figure, title, caption, _any_hollow(series))
+
+
+def _any_hollow(series: Sequence[Series]) -> bool:
+    return any(point.hollow for each in series for point in each.points)
 
 
 def _draw_bars(axes: Axes, panel: Panel, number: int, look: Look) -> None:
     series = panel.series[number]
     width = 0.8 / len(panel.series)
     shift = (number - (len(panel.series) - 1) / 2) * width
-    hollow = [point.hollow for _, _, point in series.drawn]
+    colors = [
+        ("white", look.color) if p.hollow else (look.color, "white") for *_, p in series.drawn
+    ]
     axes.bar(
         [x + shift for x, _, _ in series.drawn], [y for _, y, _ in series.drawn], 0.88 * width,
-        label=series.name, color=["white" if each else look.color for each in hollow],
-        edgecolor=look.color if any(hollow) else "white", linewidth=0.8, hatch=look.hatch,
+        label=series.name, color=[inside for inside, _ in colors],
+        edgecolor=[edge for _, edge in colors], linewidth=0.8, hatch=look.hatch,
         yerr=_error_lengths([(y, point.interval) for _, y, point in series.drawn]),
-        error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": REFERENCE},
+        error_kw=_BARS | {"elinewidth": 0.8, "capsize": 1.5},
     )  # fmt: skip
     _draw_claims(axes, series, shift)
 
 
-def _draw_claims(axes: Axes, series: Series, shift: float = 0.0) -> None:
-    axes.plot(
-        [point.x + shift for point in series.claimed], [point.y for point in series.claimed],
-        linestyle="none", marker="D", markersize=5, zorder=4, markerfacecolor="white",
-        markeredgecolor=REFERENCE, markeredgewidth=1.3, label="claimed" if series.claimed else None,
-    )  # fmt: skip
-
-
-def _draw_line(axes: Axes, panel: Panel, series: Series, look: Look) -> None:
+def _draw_line(axes: Axes, panel: Panel, number: int, look: Look) -> None:
+    series = panel.series[number]
     dense = sum(len(each.points) for each in panel.series) > _DENSE
     caps = {"elinewidth": 0.4, "capsize": 0} if dense else {"elinewidth": 0.9, "capsize": 2}
     joined = series.joined and panel.ticks is None  # between names there is nothing
@@ -224,6 +205,14 @@ def _draw_line(axes: Axes, panel: Panel, series: Series, look: Look) -> None:
     _draw_claims(axes, series)
 
 
+def _draw_claims(axes: Axes, series: Series, shift: float = 0.0) -> None:
+    axes.plot(
+        [point.x + shift for point in series.claimed], [point.y for point in series.claimed],
+        linestyle="none", marker="D", markersize=5, zorder=4, markerfacecolor="white",
+        markeredgecolor=REFERENCE, markeredgewidth=1.3, label="claimed" if series.claimed else None,
+    )  # fmt: skip
+
+
 def _set_ticks(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
     """Name the places of the horizontal axis; slanted where they would run into each other."""
     n_columns = axes.get_gridspec().ncols
@@ -236,13 +225,11 @@ def _set_ticks(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
         axes.set_xlim(-0.5, len(names) - 0.5)
         axes.tick_params(axis="x", length=0)
         return
-    series = [each for other in alike for each in other.series]
-    points = [point for each in series for point in (*each.points, *each.claimed)]
-    places = sorted({point.x for point in points}) or [1.0]
+    places = sorted({point.x for point in _points(alike)}) or [1.0]
     if panel.log:
         axes.set_xscale("log", base=2)
         axes.set_xlim(places[0] / 1.12, 1.12 * places[-1])
-        axes.xaxis.set_major_formatter(lambda place, _: _short(place))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 5k, 2M
         axes.xaxis.set_minor_locator(NullLocator())
     if all(float(place).is_integer() for place in places):
         most = 7 if panel.bars else max(3, 8 // n_columns)
@@ -251,12 +238,10 @@ def _set_ticks(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
         axes.xaxis.set_major_locator(ticks)
 
 
-def _short(place: float) -> str:
-    """A number as 5k or 2M."""
-    for size, letter in ((1e6, "M"), (1e3, "k")):
-        if place >= size:
-            return f"{place / size:.3g}{letter}"
-    return f"{place:g}"
+def _points(panels: Sequence[Panel]) -> list[Point]:
+    """All points of the panels, claimed ones too."""
+    series = [each for panel in panels for each in panel.series]
+    return [point for each in series for point in (*each.points, *each.claimed)]
 
 
 def _error_lengths(numbers: Sequence[tuple[float, Interval | None]]) -> Any:
@@ -267,66 +252,59 @@ def _error_lengths(numbers: Sequence[tuple[float, Interval | None]]) -> Any:
     return np.maximum(0.0, np.array(lengths).T) if lengths else None
 
 
+def _span(points: Sequence[Point], even: bool) -> tuple[float, float]:
+    """Ends that hold all values, their intervals up to `_HEADROOM`, and 1.0 where it is drawn."""
+    ends = [(p.y, *(p.interval or (p.y, p.y))) for p in points if p.y is not None]
+    lows = [max(low, y / _HEADROOM) for y, low, _ in ends]
+    highs = [min(high, y * _HEADROOM) for y, _, high in ends]
+    also = [1.0] if even or not ends else []
+    return min(lows + also), max(highs + also)
+
+
 def _limit_heights(drawn: Sequence[tuple[Axes, Panel]]) -> None:
-    """Give the axes one height, with room for all values and for intervals up to `_HEADROOM`."""
+    """Give axes of one unit the same heights."""
     panels = [panel for _, panel in drawn]
-    series = [each for panel in panels for each in panel.series]
-    points = [point for each in series for point in (*each.points, *each.claimed)]
-    ends = [(p.y, p.interval or (p.y, p.y)) for p in points if p.y is not None]
-    if not ends:
-        return
-    even = [1.0] if any(panel.even for panel in panels) else []
-    highest = max([min(high, y * _HEADROOM) for y, (_, high) in ends] + even)
-    lowest = min([max(low, y / _HEADROOM) for y, (low, _) in ends] + even)
-    top = min([1.05 * highest, *(panel.top for panel in panels if panel.top is not None)])
+    low, high = _span(_points(panels), any(panel.even for panel in panels))
+    top = min([1.05 * high, *(panel.top for panel in panels if panel.top is not None)])
     # Bars and shares begin at 0, whose length or part of a whole is what is seen.
     from_zero = any(panel.bars or panel.top is not None for panel in panels)
     for axes, panel in drawn:
-        bottom = (0.0 if from_zero else 0.95 * lowest) if panel.bottom is None else panel.bottom
+        bottom = (0.0 if from_zero else 0.95 * low) if panel.bottom is None else panel.bottom
         end = max(top, bottom + 0.1)
         # Room for markers along a bottom that is not 0.
         axes.set_ylim(bottom - (0.03 * (end - bottom) if panel.bottom else 0.0), end)
 
 
-def ranked(rows: Sequence[Row], units: Sequence[str], title: str, caption: str) -> Drawing:
-    """Draw ratios with intervals in the order of the rows, a panel for each unit, on one scale."""
+def ranked(rows: Sequence[Series], unit: str, title: str, caption: str) -> Drawing:
+    """Draw the ratio of each row's only point with its interval, in the order of the rows."""
     figure = canvas(0.6 + 0.2 * len(rows))
-    panels = figure.subplots(1, len(units), squeeze=False, sharex=True, sharey=True)[0]
-    for number, (axes, unit) in enumerate(zip(panels, units, strict=True)):
-        for place, row in enumerate(rows):
-            cell = row.values[number]
-            if cell.value is not None:
-                style = Look(color_of(family_of(row.method))).dot(row.hollow)
-                lengths = _error_lengths([(cell.value, cell.interval)])
-                axes.errorbar([cell.value], [place], xerr=lengths, elinewidth=1.4, **style)
-        axes.axvline(1.0, **PLAIN_LINE)
-        axes.set_xlabel(unit)
-        rows_down(axes, [row.name for row in rows])
-    cells = [cell for row in rows for cell in row.values]
-    values = [1.0, *(cell.value for cell in cells if cell.value is not None)]
-    ends = [end for cell in cells for end in cell.interval or ()]
-    low = max(min(values + ends), min(values) / _HEADROOM)
-    high = min(max(values + ends), max(values) * _HEADROOM)
+    axes = figure.subplots()
+    for place, row in enumerate(rows):
+        for _, value, point in row.drawn:
+            lengths = _error_lengths([(value, point.interval)])
+            style = Look(color_of(family_of(row.method))).dot(point.hollow)
+            axes.errorbar([value], [place], xerr=lengths, elinewidth=1.4, **style)
+    axes.axvline(1.0, **PLAIN_LINE)
+    axes.set_xlabel(unit)
+    rows_down(axes, [row.name for row in rows])
+    low, high = _span([row.points[0] for row in rows], even=True)
     room = 0.04 * max(high - low, 0.1)
-    panels[0].set_xlim(low - room, high + room)
-    panels[0].xaxis.set_major_locator(MaxNLocator(nbins=6, steps=(1, 2, 2.5, 5, 10)))
-    families = {name: Patch(color=color_of(name)) for name in (family_of(r.method) for r in rows)}
-    return finish(figure, title, caption, any(row.hollow for row in rows), families)
+    axes.set_xlim(low - room, high + room)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=(1, 2, 2.5, 5, 10)))
+    for family in dict.fromkeys(family_of(row.method) for row in rows):
+        axes.scatter([], [], color=color_of(family), label=family)
+    return finish(figure, title, caption, _any_hollow(rows))
 
 
 def mat_against_speedup(
-    rows: Sequence[Row], units: tuple[str, str], title: str, caption: str
+    rows: Sequence[Series], units: tuple[str, str], title: str, caption: str
 ) -> Drawing:
-    """Draw a dot for each method at its MAT and speedup, over lines of equal cost of a step.
-
-    ``units``: of MAT and of speedup, as the rows have them.
-    """
+    """Draw each row's only point, MAT across and speedup up, over lines of equal cost of a step."""
     figure = canvas(4.2)
     axes = figure.subplots()
-    known = _draw_dots(axes, rows)
-    mats, speedups = ([row.values[i].value or 1.0 for row in known] for i in range(2))
-    right, top = (max(1.3, *(1.07 * value for value in numbers)) for numbers in (mats, speedups))
-    bottom = 0.92 * min([1.0, *speedups])
+    dots = _draw_dots(axes, rows)
+    right, top = (max(1.3, *(1.07 * dot[i] for dot in dots)) for i in range(2))
+    bottom = 0.92 * min(1.0, *(speedup for _, speedup in dots))
     for cost in _COSTS:
         end = min(right, top * cost)
         if end / cost < bottom:
@@ -341,15 +319,14 @@ def mat_against_speedup(
     axes.set(xlim=(1.0 - 0.03 * (right - 1.0), right), ylim=(bottom, top))
     axes.set(xlabel=units[0], ylabel=units[1])
     axes.grid(visible=False)
-    return finish(figure, title, caption, any(row.hollow for row in known))
+    return finish(figure, title, caption, _any_hollow(rows))
 
 
-def predicted_against_measured(rows: Sequence[Row], title: str, caption: str) -> Drawing:
+def predicted_against_measured(rows: Sequence[Series], title: str, caption: str) -> Drawing:
     """Draw measured speedups across, predicted ones up, on log axes: on the line they agree."""
     figure = canvas(4.2)
     axes = figure.subplots()
-    known = _draw_dots(axes, rows)
-    values = [cell.value for row in known for cell in row.values if cell.value] or [1.0]
+    values = [value for dot in _draw_dots(axes, rows) for value in dot]
     ends = [min(values) / 1.15, 1.15 * max(values)]
     edges = [[(1 + sign * _WITHIN) * end for end in ends] for sign in (-1, 1)]
     axes.fill_between(ends, *edges, color="#E4E4E4", linewidth=0, label=f"within {_WITHIN:.0%}")
@@ -361,19 +338,16 @@ def predicted_against_measured(rows: Sequence[Row], title: str, caption: str) ->
     return finish(figure, title, caption)
 
 
-def _draw_dots(axes: Axes, rows: Sequence[Row]) -> list[Row]:
-    """A dot for each method that has both numbers, with its intervals where they are few."""
-    known = [row for row in rows if all(cell.value for cell in row.values)]
-    by_label = looks((row.method, row.name) for row in known)
-    for row in known:
-        x, y = ((cell.value or 0.0, cell.interval) for cell in row.values)
-        few = len(known) <= _FEW
-        axes.errorbar(
-            [x[0]], [y[0]], xerr=_error_lengths([x]) if few else None,
-            yerr=_error_lengths([y]) if few else None, label=row.name, elinewidth=0.4,
-            **by_label[row.method, row.name].dot(row.hollow),
-        )  # fmt: skip
-    return known
+def _draw_dots(axes: Axes, rows: Sequence[Series]) -> list[tuple[float, float]]:
+    """Draw a dot for each row, with its intervals where they are few; return their places."""
+    by_label = looks((row.method, row.name) for row in rows)
+    dots = [(row, *dot) for row in rows for dot in row.drawn]
+    for row, x, y, point in dots:
+        ends = {"xerr": (x, point.across), "yerr": (y, point.interval)}
+        few = {key: _error_lengths([each]) for key, each in ends.items() if len(rows) <= _FEW}
+        look = by_label[row.method, row.name].dot(point.hollow)
+        axes.errorbar([x], [y], **few, label=row.name, elinewidth=0.4, **look)
+    return [(x, y) for _, x, y, _ in dots]
 
 
 def stacked_bars(
@@ -397,7 +371,7 @@ def stacked_bars(
         widths = np.array([cell.value or 0.0 for cell in cells])
         drawn = axes.barh(
             range(len(rows)), widths, left=left, label=part, height=0.6, linewidth=0.5, color=color,
-            edgecolor=REFERENCE, error_kw={"elinewidth": 0.9, "capsize": 2, "ecolor": REFERENCE},
+            edgecolor=REFERENCE, error_kw=_BARS,
             xerr=_error_lengths([(cell.value or 0.0, cell.interval) for cell in cells]),
         )  # fmt: skip
         texts = [form.format(width) if width > _ROOM * longest else "" for width in widths]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from analysis.plots.charts import Panel, Point, Row, Series, curves, mat_against_speedup, ranked
+from analysis.plots.charts import Panel, Point, Series, curves, mat_against_speedup, ranked
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.style import Drawing, unit_of
 from analysis.runs.acceptance import by_depth, rows_of_target_pass, where_the_one_before
-from analysis.runs.captions import caption
+from analysis.runs.captions import captions
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions
 from analysis.runs.leaders import by_speedup, over_plain, sentence_of, wrong_words_of
 from analysis.runs.settings import apart, without_names
@@ -26,37 +26,36 @@ _log = logging.getLogger(__name__)
 _SETTINGS = 3  # of one method, from which it is drawn by its budgets
 _MOST = 40  # rows of a picture that can be read
 _DEEPEST = 8  # position in a draft that is drawn
-# What is shown of a load: the first of these that is a verdict of one of its labels.
-_VERDICTS = ("faster", "undecided", "tie", "too few", "slower")
-# And how a title says it, in its order.
-_LOADS = {
+# Of a load the first of these that is a verdict of one of its labels is shown, as the title says.
+_VERDICTS = {
     "faster": "faster",
-    "slower": "slower",
     "undecided": "undecided",
     "tie": "undecided",
     "too few": "too few prompts to tell",
+    "slower": "slower",
 }
+_LOADS = ("faster", "slower", "undecided", "too few prompts to tell")  # in the title's order
 
 
-def caption_of(comparison: ComparedRuns, drawn: bool = False) -> str:
-    """Return the conditions of a comparison, behind whose outputs are wrong.
+def caption_of(*comparisons: ComparedRuns, words: str = "", drawn: bool = False) -> str:
+    """Return the conditions of comparisons, behind whose outputs are wrong, and ``words``.
 
-    ``drawn``: whether these are in the picture all the same.
+    Of predicted times it says whether intervals hold the predictions' error.
+
+    Args:
+        comparisons: which share a picture.
+        words: before the conditions.
+        drawn: whether labels with wrong outputs are in the picture all the same.
     """
-    wrong = " ".join(wrong_words_of(comparison))
+    wrong = " ".join(line for comparison in comparisons for line in wrong_words_of(comparison))
     head = "" if drawn or not wrong else "Not drawn: "
-    lines = [f"{head}{wrong}", caption(comparison), prediction_text([comparison])]
-    return "\n".join(filter(None, lines))
-
-
-def prediction_text(comparisons: Iterable[ComparedRuns]) -> str:
-    """Say of predicted times whether intervals hold the predictions' error; "" of measured ones."""
     runs = [run for c in comparisons if c.timing == "predicted" for run in c.runs]
     errors = {r.prediction_error for run in runs for r in run.records if r.prediction_error}
+    error = "Intervals leave out the predictions' error, which is not known." if runs else ""
     if errors:
         percent = ", ".join(f"{error:.1%}" for error in sorted(errors))
-        return f"Intervals hold the predictions' error, {percent}."
-    return "Intervals leave out the predictions' error, which is not known." if runs else ""
+        error = f"Intervals hold the predictions' error, {percent}."
+    return "\n".join(filter(None, [captions(comparisons, f"{head}{wrong}", words), error]))
 
 
 def is_hollow(comparison: ComparedRuns, entry: ComparedLabel) -> bool:
@@ -78,23 +77,17 @@ def overview_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]
     caption = caption_of(comparison)
     if len(entries) > _MOST:
         caption = f"The {_MOST} first of {len(entries)} are drawn. {caption}"
-
-    def rows(*keys: str) -> list[Row]:
-        return [
-            Row(
-                comparison.name_of(entry),
-                entry.method,
-                [entry.measured(key) for key in keys],
-                is_hollow(comparison, entry),
-            )
-            for entry in entries[:_MOST]
-        ]
-
-    speedup, mat = (unit_of(key, comparison.timing) for key in ("speedup", "mat"))
+    rows = []
+    for entry in entries[:_MOST]:
+        mat, speedup = entry.measured("mat"), entry.measured("speedup")
+        hollow = is_hollow(comparison, entry)
+        dot = Point(mat.value or 0.0, speedup.value, speedup.interval, hollow, mat.interval)
+        rows.append(Series(comparison.name_of(entry), entry.method, [dot]))
+    units = unit_of("mat", comparison.timing), unit_of("speedup", comparison.timing)
     together = (
         f"{caption}\nTitle: intervals of all together. Lines: the interval of each by itself."
     )
-    yield "ranked", ranked(rows("speedup"), [speedup], finding(comparison), together)
+    yield "ranked", ranked(rows, units[1], finding(comparison), together)
     first = entries[0].overall
     if first["mat"] is None:
         return
@@ -103,7 +96,8 @@ def overview_pictures(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]
         f"{comparison.name_of(entries[0])} has a MAT of {accepted:.2f}; its steps "
         f"cost {accepted / ratio:.2f} passes of plain decoding"
     )
-    yield "mat_speedup", mat_against_speedup(rows("mat", "speedup"), (mat, speedup), title, caption)
+    dots = [row for row in rows if row.points[0].x]
+    yield "mat_speedup", mat_against_speedup(dots, units, title, caption)
 
 
 def budget_picture(comparison: ComparedRuns) -> Drawing | None:
@@ -122,11 +116,10 @@ def budget_picture(comparison: ComparedRuns) -> Drawing | None:
             continue
         points = [
             Point.at(tokens, entry.measured("speedup"), is_hollow(comparison, entry))
-            for tokens, entry in entries
+            for tokens, entry in sorted(entries, key=lambda each: each[0])
         ]
         varied = {knob for knobs in apart(settings) for knob in knobs}
-        ordered = sorted(points, key=lambda point: point.x)
-        series.append(Series(method, method, ordered, joined=len(varied) == 1))
+        series.append(Series(method, method, points, joined=len(varied) == 1))
     heights = [(y, x, line.name) for line in series for x, y, _ in line.drawn]
     if not heights:
         return None
@@ -136,9 +129,6 @@ def budget_picture(comparison: ComparedRuns) -> Drawing | None:
     predicted = "predicted " if comparison.timing == "predicted" else ""
     title = f"Highest {predicted}speedup, {best:.2f}: {name} with {tokens:.1f} tokens per pass"
     return curves([[panel]], title, caption_of(comparison))
-
-
-# --- trained heads --------------------------------------------------------------------------------
 
 
 def _has_head(knobs: Mapping[str, object]) -> bool:
@@ -199,7 +189,7 @@ def load_picture(group: Sequence[ComparedRuns]) -> Drawing:
     at which neither is shown, or there are too few prompts.
     """
     points: dict[tuple[str, str], list[Point]] = {}
-    loads: dict[str, list[int]] = {}
+    loads: dict[str, list[str]] = {}
     for comparison in group:
         verdicts = set()
         for entry, speedup, verdict in _speedups_of_all(comparison):
@@ -207,17 +197,14 @@ def load_picture(group: Sequence[ComparedRuns]) -> Drawing:
             point = Point.at(comparison.load, speedup, verdict not in ("faster", "slower"))
             points.setdefault((entry.label, entry.method), []).append(point)
         if verdicts:
-            loads.setdefault(_LOADS[min(verdicts, key=_VERDICTS.index)], []).append(comparison.load)
+            first = next(verdict for verdict in _VERDICTS if verdict in verdicts)
+            loads.setdefault(_VERDICTS[first], []).append(str(comparison.load))
     series = [Series(label, method, line) for (label, method), line in points.items()]
     served = group[0].runs[0].records[0].served
     across = "questions asked at once" if served else "texts decoded at once"
     unit = f"speedup of all {'users' if served else 'texts'} together"
     panel = Panel("", across, unit, series, even=True, log=True)
-    parts = [
-        f"{words} at {', '.join(map(str, loads[words]))}"
-        for words in dict.fromkeys(_LOADS.values())
-        if words in loads
-    ]
+    parts = [f"{words} at {', '.join(loads[words])}" for words in _LOADS if words in loads]
     title = f"{across.capitalize()}: drafting is {'; '.join(parts)}"
     return curves([[panel]], title, caption_of(group[0]))
 
@@ -248,48 +235,42 @@ def _speedups_of_all(comparison: ComparedRuns) -> Iterator[tuple[ComparedLabel, 
 
 
 def sweep_heatmaps(
-    found: Sequence[Sweep],
-    knobs: Sequence[str],
-    key: str,
-    title: str,
-    text: str,
-    names: Mapping[str, str] | None = None,
+    swept: Sequence[Sweep], axes: Mapping[str, str], key: str, title: str, text: str
 ) -> Drawing | None:
     """Draw heatmaps over any two knobs on one color scale; None without numbers.
 
     Args:
-        found: what :func:`analysis.runs.sweeps.sweeps` found for ``knobs``, all of one timing: a
+        swept: what :func:`analysis.runs.sweeps.sweeps` gives for the knobs, all of one timing: a
             heatmap each.
-        knobs: the vertical axis's, then the horizontal one's.
+        axes: names of the vertical axis and of the horizontal one, by knob.
         key: ``speedup`` or ``mat``.
         title, text: the finding and the caption.
-        names: of the axes, by knob; by default the knob's own.
     """
-    firsts = [next(iter(sweep.entries.values())) for sweep in found]
+    firsts = [next(iter(sweep.entries.values())) for sweep in swept]
     several = len({entry.run.dataset for entry in firsts}) > 1
     grids = []
-    for sweep, entry in zip(found, firsts, strict=True):
+    for sweep, entry in zip(swept, firsts, strict=True):
         data = f"{display_name(entry.run.dataset)} (n = {case_words(entry.overall)})"
         heading = sweep.titled(data if several else "")
         grids.append(HeatmapGrid(heading, sweep.estimates(key), sweep.leaders(key)))
     if not any(grid.numbers for grid in grids):
         return None
-    down, across = ((names or {}).get(knob, knob) for knob in knobs)
+    down, across = axes.values()
     unit, even = unit_of(key, firsts[0].run.timing), 1.0 if key == "speedup" else None
     return heatmaps(grids, across, down, unit, title, text, break_even=even)
 
 
-def _sweep_lines(found: Sequence[Sweep], timing: str, knob: str, text: str) -> Drawing | None:
+def _sweep_lines(swept: Sequence[Sweep], timing: str, knob: str, text: str) -> Drawing | None:
     """Speedup and MAT along one knob, a line for each sweep; None without numbers.
 
     Words instead of numbers are places side by side.
     """
-    values = list(dict.fromkeys(value for sweep in found for (value,) in sweep.entries))
+    values = list(dict.fromkeys(value for sweep in swept for (value,) in sweep.entries))
     ticks = [str(v) for v in values] if any(isinstance(v, str) for v in values) else None
     panels = []
     for key in ("speedup", "mat"):
         series = []
-        for sweep in found:
+        for sweep in swept:
             points = [
                 Point.at(values.index(value) if ticks else float(value), cell)
                 for (value,), cell in sweep.estimates(key).items()
@@ -299,48 +280,49 @@ def _sweep_lines(found: Sequence[Sweep], timing: str, knob: str, text: str) -> D
             series.append(Series(name, sweep.method, ordered))
         if any(line.drawn for line in series):
             panels.append(Panel.of(key, timing, series, knob, ticks=ticks))
-    title = _highest(found, [knob], "speedup", timing) or _highest(found, [knob], "mat", timing)
+    title = _highest(swept, [knob], "speedup", timing) or _highest(swept, [knob], "mat", timing)
     return curves([panels], title, text) if panels else None
 
 
 def own_sweeps(comparison: ComparedRuns) -> tuple[list[str], list[Sweep]]:
-    """Return the knobs that a user varied, and the sweeps over the first two of them.
+    """Return the first two knobs that a user varied, and the sweeps over them.
 
     Labels of one run do not make a sweep. Where a setting was measured twice, a warning names both
     runs, and there is none.
     """
-    knobs = swept_knobs(comparison) if len(comparison.runs) > 1 else []
+    knobs = swept_knobs(comparison)[:2] if len(comparison.runs) > 1 else []
     try:
-        return knobs, sweeps(comparison, *knobs[:2]) if knobs else []
+        return knobs, sweeps(comparison, *knobs) if knobs else []
     except ResultsError as error:  # other figures of the same folders are worth drawing
         _log.warning("no figure of a sweep: %s", error)
         return knobs, []
 
 
 def sweep_pictures(
-    comparison: ComparedRuns, knobs: Sequence[str], found: Sequence[Sweep]
+    comparison: ComparedRuns, knobs: Sequence[str], swept: Sequence[Sweep]
 ) -> Iterator[tuple[str, Drawing]]:
     """Draw the sweeps of :func:`own_sweeps`, with what is added to their files' names.
 
-    Heatmaps of speedup and of MAT where two knobs were varied, lines where one was; of more knobs
-    the first two, with heatmaps for each setting of the others.
+    Heatmaps of speedup and of MAT over two knobs, one for each setting of the others; lines over
+    a single one.
     """
     text = caption_of(comparison, drawn=True)  # which setting has wrong outputs must be seen
-    if found and len(knobs) == 1:
-        if (drawn := _sweep_lines(found, comparison.timing, knobs[0], text)) is not None:
+    if swept and len(knobs) == 1:
+        if (drawn := _sweep_lines(swept, comparison.timing, knobs[0], text)) is not None:
             yield knobs[0], drawn
         return
-    for key in ("speedup", "mat") if found else ():
-        title = _highest(found, knobs[:2], key, comparison.timing)
-        if (drawn := sweep_heatmaps(found, knobs[:2], key, title, text)) is not None:
-            yield f"{knobs[0]}_{knobs[1]}_{key}", drawn
+    for key in ("speedup", "mat") if swept else ():
+        title = _highest(swept, knobs, key, comparison.timing)
+        axes = {knob: knob for knob in knobs}
+        if (drawn := sweep_heatmaps(swept, axes, key, title, text)) is not None:
+            yield f"{'_'.join(knobs)}_{key}", drawn
 
 
-def _highest(found: Sequence[Sweep], knobs: Sequence[str], key: str, timing: str) -> str:
+def _highest(swept: Sequence[Sweep], knobs: Sequence[str], key: str, timing: str) -> str:
     """Where a number is highest, as a title; "" where there is none."""
     cells = [
         (estimate.value, sweep, cell)
-        for sweep in found
+        for sweep in swept
         for cell, estimate in sweep.estimates(key).items()
         if estimate.value is not None
     ]

@@ -1,15 +1,15 @@
 """How figures look: a color for each family of methods, one style, the words around the axes.
 
 Within a family hatching, marker and dashes tell labels apart. The colors, most of them Okabe and
-Ito's, look different to people with any common color blindness.
+Ito's, look different to people with any common color blindness. Whoever imports this draws in the
+project's style.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -57,7 +57,7 @@ _FAMILY_OF = {method: name for name, (_, methods) in _FAMILIES.items() for metho
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d", "h")
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "|||", "ooo", "+++", "OO", "**", "//", "\\\\")
 _DASHES = ("-", "--", "-.", ":")
-RC: Keywords = {
+_STYLE: Keywords = {
     "figure.dpi": 100,
     "savefig.dpi": 200,
     "font.family": "DejaVu Sans",
@@ -78,6 +78,7 @@ RC: Keywords = {
     "svg.hashsalt": "specbench",
     "pdf.fonttype": 42,
 }
+mpl.rcParams.update(_STYLE)
 _UNITS = {
     "mat": "MAT (tokens per target pass)",
     "speedup": "speedup over plain decoding",
@@ -120,13 +121,6 @@ class Look:
         }
 
 
-@contextmanager
-def styled() -> Iterator[None]:
-    """Draw in the project's style."""
-    with mpl.rc_context(RC):
-        yield
-
-
 def family_of(method: str) -> str:
     """Return what a method drafts from; of ``ngrammys/context`` what ``ngrammys`` does."""
     return _FAMILY_OF.get(method.partition("/")[0], "other")
@@ -167,20 +161,13 @@ def canvas(height: float) -> Drawing:
     return Drawing(figsize=(WIDTH, height), layout="constrained")
 
 
-def finish(
-    figure: Drawing,
-    title: str,
-    caption: str,
-    hollow: bool = False,
-    before: Mapping[str, Any] | None = None,
-) -> Drawing:
+def finish(figure: Drawing, title: str, caption: str, hollow: bool = False) -> Drawing:
     """Give a figure its words, and beside the axes a legend of all that has a name in them.
 
     Args:
         title: the finding.
         caption: model, data, hardware.
         hollow: whether some marks are.
-        before: further handles by name, which come first.
     """
     figure.title, figure.caption = title, caption
     handles: dict[str, Any] = {}
@@ -188,9 +175,9 @@ def finish(
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
     # What was measured has error bars, and comes before lines and marks.
-    drawn = dict(sorted(handles.items(), key=lambda item: isinstance(item[1], Line2D)))
-    marks = {HOLLOW: Line2D([], [], **Look(REFERENCE).dot(hollow=True))} if hollow else {}
-    legend = {**(before or {}), **drawn, **marks}
+    legend = dict(sorted(handles.items(), key=lambda item: isinstance(item[1], Line2D)))
+    if hollow:
+        legend[HOLLOW] = Line2D([], [], **Look(REFERENCE).dot(hollow=True))
     if legend:
         names = [textwrap.fill(name, 26) for name in legend]
         figure.legend(

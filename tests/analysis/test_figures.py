@@ -11,7 +11,6 @@ from analysis.plots import charts
 from analysis.plots.charts import (
     Panel,
     Point,
-    Row,
     Series,
     mat_against_speedup,
     predicted_against_measured,
@@ -19,7 +18,7 @@ from analysis.plots.charts import (
     stacked_bars,
 )
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
-from analysis.plots.style import color_of, family_of, looks, save, styled
+from analysis.plots.style import color_of, family_of, looks, save
 from specbench.results.estimate import Estimate
 
 UNITS = ("MAT", "speedup")
@@ -115,8 +114,7 @@ def test_huge_intervals_do_not_flatten_the_rest():
     huge = Series("pld", "pld", [Point(0, 2.0, (0.0, 2000.0))])
     for figure in (bar_chart(huge), charts.curves([[Panel("", "x", "y", [huge])]], "t", "c")):
         assert 2.0 < figure.axes[0].get_ylim()[1] < 4.0
-    row = Row("far", "pld", [Estimate(2.0, (0.1, 90.0))])
-    assert ranked([row], ["speedup"], "t", "c").axes[0].get_xlim()[1] < 4.0
+    assert ranked([huge], "speedup", "t", "c").axes[0].get_xlim()[1] < 4.0
 
 
 # --- heatmaps -------------------------------------------------------------------------------------
@@ -167,14 +165,14 @@ def test_a_line_parts_gains_from_losses(values, edges):
 
 def test_ranks_keep_their_order_from_the_top_on_one_scale():
     rows = [
-        Row("first", "pld", [Estimate(1.9, (1.8, 2.0)), Estimate(1.5)]),
-        Row("second", "eagle", [Estimate(1.1, (0.9, 1.3)), Estimate(None)], hollow=True),
+        Series("first", "pld", [Point(0, 1.9, (1.8, 2.0))]),
+        Series("second", "eagle", [Point(0, 1.1, (0.9, 1.3), hollow=True)]),
     ]
-    figure = ranked(rows, ["predicted", "measured"], "t", "c")
-    left, right = figure.axes
-    assert [label.get_text() for label in left.get_yticklabels()] == ["first", "second"]
-    assert left.yaxis_inverted() and left.get_xlim() == right.get_xlim()
-    dots = [c.lines[0] for c in left.containers]
+    figure = ranked(rows, "speedup", "t", "c")
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second"]
+    assert axes.yaxis_inverted()
+    dots = [c.lines[0] for c in axes.containers]
     assert [tuple(dot.get_xydata()[0]) for dot in dots] == [(1.9, 0), (1.1, 1)]
     assert [dot.get_markerfacecolor() for dot in dots] == [color_of("text"), "white"]
     names = legend(figure)
@@ -182,7 +180,7 @@ def test_ranks_keep_their_order_from_the_top_on_one_scale():
 
 
 def test_lines_of_equal_cost_are_mat_over_speedup():
-    rows = [Row("PLD", "pld", [Estimate(2.0, (1.9, 2.1)), Estimate(1.5)])]
+    rows = [Series("PLD", "pld", [Point(2.0, 1.5, across=(1.9, 2.1))])]
     axes = mat_against_speedup(rows, UNITS, "t", "c").axes[0]
     guides = [line for line in axes.lines if to_hex(line.get_color()) == "#cccccc"]
     for text, line in zip(axes.texts, guides, strict=True):
@@ -193,7 +191,7 @@ def test_lines_of_equal_cost_are_mat_over_speedup():
 
 
 def test_a_prediction_that_is_right_stands_on_the_diagonal():
-    rows = [Row("PLD", "pld", [Estimate(1.5, (1.2, 1.9)), Estimate(1.5)])]
+    rows = [Series("PLD", "pld", [Point(1.5, 1.5, across=(1.2, 1.9))])]
     axes = predicted_against_measured(rows, "t", "c").axes[0]
     dot = containers(axes, "has_yerr")["PLD"].lines[0]
     assert dot.get_xydata().tolist() == [[1.5, 1.5]]
@@ -215,13 +213,12 @@ def test_stacks_add_up():
 def test_a_file_has_the_words_above_and_below_and_is_the_same_again(tmp_path):
     title = "A finding in so many words that they need a second line at the width of a figure"
     for folder in ("first", "again"):
-        with styled():
-            figure = bar_chart(
-                Series("a name of some length, k 4, w 10", "pld", [Point(0, 1.0, (0.5, 1.5))]),
-                Series("eagle", "eagle", [Point(0, 1.2)]),
-            )
-            figure.title = title
-            paths = save(figure, tmp_path / folder, "one")
+        figure = bar_chart(
+            Series("a name of some length, k 4, w 10", "pld", [Point(0, 1.0, (0.5, 1.5))]),
+            Series("eagle", "eagle", [Point(0, 1.2)]),
+        )
+        figure.title = title
+        paths = save(figure, tmp_path / folder, "one")
     assert {path.suffix for path in paths} == {".png", ".pdf"}
     for path in paths:
         assert path.read_bytes() == (tmp_path / "first" / path.name).read_bytes()
@@ -229,10 +226,9 @@ def test_a_file_has_the_words_above_and_below_and_is_the_same_again(tmp_path):
     assert Image.open(tmp_path / "first" / "one.png").size == tuple(map(round, pixels))
     assert b"/FontFile2" in (tmp_path / "first" / "one.pdf").read_bytes()
     (names,) = figure.legends
-    with styled():
-        figure.draw_without_rendering()
-        above = figure._suptitle.get_window_extent()
-        below = figure._supxlabel.get_window_extent()
+    figure.draw_without_rendering()
+    above = figure._suptitle.get_window_extent()
+    below = figure._supxlabel.get_window_extent()
     drawn = [axes.get_tightbbox() for axes in figure.axes] + [names.get_window_extent()]
     for box in drawn:
         assert below.y1 <= box.y0 and box.y1 <= above.y0, "words stand over the picture"

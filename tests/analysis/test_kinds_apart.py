@@ -14,7 +14,6 @@ import pytest
 from analysis import dashboards, figures, publish, report, tables
 from analysis.papers import REPRODUCTIONS, by_reproduction
 from analysis.papers.claimed import claimed_words, task_panel
-from analysis.plots.style import styled
 from analysis.runs import comparisons, estimates
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import Run, usable_runs
@@ -91,11 +90,10 @@ def test_no_figure_has_both_and_no_golden_bar_bears_a_claim(runs):
     """The golden runs' processor is none that a claim is about."""
     claimed: set[str] = set()
     drawn = []
-    with styled():
-        for stem, figure in figures.figures_of(runs):
-            drawn.append((stem, figure.caption))
-            with_bars = [axes for axes in figure.axes if axes.patches]
-            claimed |= {line.get_label() for axes in with_bars for line in axes.lines}
+    for stem, figure in figures.figures_of(runs):
+        drawn.append((stem, figure.caption))
+        with_bars = [axes for axes in figure.axes if axes.patches]
+        claimed |= {line.get_label() for axes in with_bars for line in axes.lines}
     assert len({stem for stem, _ in drawn}) == len(drawn)
     assert all(len(says(caption)) <= 1 for _, caption in drawn)
     kinds = [kind for _, caption in drawn for kind in says(caption)]

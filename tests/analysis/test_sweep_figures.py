@@ -9,7 +9,7 @@ import pytest
 from analysis import figures, residuals
 from analysis.figures import pictures_of, task_bars
 from analysis.papers import REPRODUCTIONS
-from analysis.papers.claimed import speedups
+from analysis.papers.claimed import bar_series
 from analysis.plots.pictures import (
     acceptance_picture,
     budget_picture,
@@ -128,7 +128,7 @@ def test_no_speedups_without_a_baseline_and_a_label_of_two_runs_is_drawn_for_eac
     (comparison,) = make_comparisons([run])
     assert [name for name, _ in pictures_of(comparison)] == ["mat"]
     (comparison,) = make_comparisons([run, replace(run, path=run.path.with_name("again"))])
-    assert sorted(series.name for series in speedups([comparison])) == sorted(
+    assert sorted(series.name for series in bar_series([(comparison, "overall")], "mat")) == sorted(
         f"{label} ({where})"
         for label in ("cacheback", "no_frozen", "pld")
         for where in ("one", "again")
