@@ -24,23 +24,20 @@ from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, close
 from runners.run_folder.repeat import leave_repeat
 from runners.runner import Runner
-from runners.session.method_runs import MethodRun, build_method_runs
 from runners.session.pass_times import pass_s, random_tree, texts_pass_s
 from specbench.arrays import IntArray
 from specbench.config.schema import CostConfig, RunConfig
 from specbench.data.cases import Case
 from specbench.decoding.device import seconds
 from specbench.decoding.structs import DraftTree
-from specbench.errors import ConfigurationError, SpecBenchError
+from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
-from specbench.replay.cost_surface import FREE, GRIDS, CostSurface, Drafting, Grid
-from specbench.replay.replayer import Replayer
-from specbench.replay.traces import RecordedModel, RecordedTurn, Traces
+from specbench.replay.cost_surface import FREE, GRIDS, CostSurface, Grid
 from specbench.results import records
 from specbench.results.fitted_table import FittedTable
-from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
+from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.results.records import SURFACE
 from specbench.results.statistics.roofline import number_format
 from specbench.storage import jsonl
@@ -52,8 +49,6 @@ ROUNDS = "rounds.jsonl"
 
 log = logging.getLogger(__name__)
 
-_TEXTS, _TEXT_TOKENS = 5, 96  # random texts that drafting is timed on, and their new tokens
-_PHRASES, _PHRASE_TOKENS = 24, 6  # they are made of recurring phrases
 # Smallest values of the grid's lists.
 _LEAST = {"contexts": 1, "tree_rows": 1, "batch_k": 1, "batch_w": 0, "texts": 1, "text_rows": 1}
 _SHOWN_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -109,17 +104,16 @@ class Cost(Runner):
         """Measure the rounds that are missing and write ``surface.json``."""
         cuda_settings.fix()
         with folder.hold_folder(job.folder):
-            runs = build_method_runs(job)
             machine = environment.describe()
             if (job.folder / ROUNDS).exists():
                 manifest = RunManifest.read(job.folder)
                 check_resume(manifest, machine, force=job.config.resume == "force")
             else:
-                manifest = begin(job, {run.label: run.describe() for run in runs}, machine)
+                manifest = begin(job, {}, machine)
                 leave_repeat(job.folder, manifest, {})
             add_start(manifest, 0, 0)
             manifest.write(job.folder)
-            surface = _measure(job, runs, machine, manifest, self._load(job.config))
+            surface = _measure(job, machine, manifest, self._load(job.config))
             surface.write(job.folder / SURFACE)
             close(manifest, "complete", 0)
             manifest.finish(job.folder, [SURFACE])
@@ -141,11 +135,6 @@ class Cost(Runner):
         free = [surface.nodes_within_budget(context) for context in contexts]
         frame["free nodes"] = [str(n) for n in free]
         console.print(FittedTable(frame, f"{subject}: milliseconds of a pass"))
-        for row in surface.drafting:
-            console.print(
-                f"drafting, {row['label']}, {row['context']} tokens of context: "
-                + (f"{row['step_us']:.1f} µs a step" if "step_us" in row else row["skipped"])
-            )
         grids = {name: getattr(surface, name) for name in GRIDS}
         errors = (f"{name} {grid.error:.1%}" for name, grid in grids.items() if grid)
         console.print(f"relative error of the medians: {', '.join(errors)}")
@@ -192,11 +181,7 @@ class PassGrid:
 
 
 def _measure(
-    job: Job,
-    runs: Sequence[MethodRun],
-    machine: Machine,
-    manifest: RunManifest,
-    loaded: LoadedModel,
+    job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedModel
 ) -> CostSurface:
     # Heavy imports only where something is left to measure.
     from runners.session.loading import make_target
@@ -248,7 +233,6 @@ def _measure(
         tree=surface["tree"],
         batch=surface.get("batch"),
         texts=surface.get("texts"),
-        drafting=_drafting_times(config, grid.contexts, runs, loaded, target.vocab_size, rng),
     )
 
 
@@ -331,52 +315,3 @@ def _random_rows(k: int, w: int, vocab: int, rng: np.random.Generator) -> DraftT
     nodes = np.arange(k * w)
     parents = np.where(nodes % w == 0, -1, nodes - 1) if w else nodes
     return DraftTree(rng.integers(0, vocab, k * w), parents, rows=(k, w))
-
-
-def _drafting_times(
-    config: RunConfig,
-    contexts: Sequence[int],
-    runs: Sequence[MethodRun],
-    loaded: LoadedModel,
-    vocab: int,
-    rng: np.random.Generator,
-) -> list[Drafting]:
-    tokenizer = loaded.tokenizer
-    rows: list[Drafting] = []
-    for context in contexts:
-        model = RecordedModel(
-            eos_ids=[],
-            vocab_size=vocab,
-            tokenizer_hash="" if tokenizer is None else loading.tokenizer_hash(tokenizer),
-            context_length=max(loaded.context_length, context + _TEXT_TOKENS),
-        )
-        replayer = Replayer(
-            _random_traces(model, context, rng),
-            None,
-            model=config.model,
-            cache_dir=Path(config.cache_dir),
-            seed=config.seed,
-        )
-        for run in runs:
-            row = Drafting(label=run.label, method=run.entry.name, context=context)
-            try:
-                row["step_us"] = 1e6 * replayer.step_s(replayer.prepare(run.drafter))
-            except SpecBenchError as error:
-                row["skipped"] = f"not measured: {error}"
-            rows.append(row)
-    return rows
-
-
-def _random_traces(model: RecordedModel, context: int, rng: np.random.Generator) -> Traces:
-    """Texts of phrases that recur, so that drafters have something to find."""
-    turns = {}
-    for i in range(_TEXTS):
-        phrases = rng.integers(0, model["vocab_size"], (_PHRASES, _PHRASE_TOKENS))
-        length = context + _TEXT_TOKENS
-        order = rng.integers(0, _PHRASES, -(-length // _PHRASE_TOKENS))
-        ids = phrases[order].reshape(-1)[:length]
-        turns[BASELINE, str(i), 0] = RecordedTurn(
-            BASELINE, "random", "random", str(i), 0, i, 0, ids[:context], ids[context:]
-        )
-    config = {"generation": {"max_new_tokens": _TEXT_TOKENS}}
-    return Traces(Path(), model, config, "", "", turns, ())

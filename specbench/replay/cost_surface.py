@@ -9,10 +9,10 @@ that have neither the model nor its GPU.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 from scipy.interpolate import RegularGridInterpolator
@@ -102,16 +102,6 @@ class Grid:
         return Grid(axes, np.asarray(node["samples_s"], dtype=np.float64))
 
 
-class Drafting(TypedDict):
-    """Microseconds of a step's propose and observe; or ``skipped``: why they were not measured."""
-
-    label: str
-    method: str
-    context: int
-    step_us: NotRequired[float]
-    skipped: NotRequired[str]
-
-
 @dataclass(frozen=True)
 class CostSurface:
     """The measured cost of a model's passes on one machine.
@@ -130,7 +120,6 @@ class CostSurface:
     tree: Grid
     batch: Grid | None = None
     texts: Grid | None = None
-    drafting: Sequence[Drafting] = ()
 
     def pass_s(self, k: FloatArray, width: FloatArray, context: FloatArray) -> FloatArray:
         """Predict passes; ``k`` is 1 for trees, whose ``width`` counts root and nodes."""
@@ -197,7 +186,7 @@ class CostSurface:
         node = {"format": FORMAT, "version": VERSION, "model": dict(self.model)}
         grids = {name: getattr(self, name) for name in GRIDS}
         node |= {name: grid and grid.to_json() for name, grid in grids.items()}
-        jsonl.write_json(path, node | {"machine": self.machine, "drafting": list(self.drafting)})
+        jsonl.write_json(path, node | {"machine": self.machine})
 
     @staticmethod
     def read(path: Path) -> CostSurface:
@@ -215,7 +204,7 @@ class CostSurface:
         try:
             if (node["format"], node["version"]) != (FORMAT, VERSION):
                 raise ValueError(f"it is {node['format']} of version {node['version']}")
-            fields: dict[str, Any] = {key: node[key] for key in ("model", "machine", "drafting")}
+            fields: dict[str, Any] = {key: node[key] for key in ("model", "machine")}
             fields |= {key: Grid.from_json(node[key]) for key in GRIDS if node.get(key)}
             return CostSurface(**fields)
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -326,16 +326,6 @@ class Replayer:
             last = turn
         return replayed
 
-    def step_s(self, drafter: Drafter) -> float:
-        """Measure a step's propose and observe: the median over all turns but the first."""
-        turns = [turn for group in self._traces.cases().values() for turn in group]
-        times = []
-        for replayed in self.replay_turns(drafter, turns)[1:]:
-            phases = replayed.decoded.timings.phase_s or {}
-            steps = max(1, replayed.decoded.n_target_passes)
-            times.append((phases.get("draft", 0.0) + phases.get("observe", 0.0)) / steps)
-        return float(np.median(times))
-
 
 def replay_kind(drafter: Drafter, traces: Traces) -> str:
     """Tell whether a replay is ``exact`` or ``exact up to rounding``.
