@@ -24,21 +24,12 @@ from specbench.results.manifest import ModelInfo
 from specbench.servers import counters, llamacpp
 from specbench.servers.client import Client, NoAnswer
 from specbench.servers.counters import Counts
-from specbench.servers.engines import (
-    EngineInfo,
-    Messages,
-    Question,
-    Sampling,
-    identify,
-    vocabulary,
-)
+from specbench.servers.engines import EngineInfo, Messages, Question, identify, vocabulary
 from specbench.servers.stream import Answer, read_answer
 from specbench.storage.hashes import file_sha256
 
-SERVER_LOG = "server-{}.log"
 NOT_PLAIN = "not_plain"  # kind of error: the baseline's server drafts
-_METRICS_S = 2.0  # an engine may count an answer a moment after it has sent it
-_METRICS_EVERY_S = 0.05
+_METRICS_S, _METRICS_EVERY_S = 2.0, 0.05  # an engine may count an answer after it has sent it
 _LONGEST_WAIT_S = 60.0
 _STARTS = 3  # of a server that is killed while it starts
 _SETTLING = [{"role": "user", "content": "Hello"}]
@@ -70,7 +61,7 @@ class Asked:
 
 
 class Server:
-    """One label's server, which runs already; ``config``: the ``server`` group for the label."""
+    """One label's server; ``config``: the ``server`` group for the label."""
 
     client: Client  # of a server that was made `ready`
     info: EngineInfo
@@ -97,10 +88,10 @@ class Server:
             SpecBenchError: it does not start, or does not answer.
         """
         config = self.config
-        assert isinstance(config, OpenaiConfig) and config.base_url is not None
+        assert isinstance(config, OpenaiConfig)
         if not hasattr(self, "info"):
             key = os.environ.get(config.api_key_env, "")
-            self.client = Client(config.base_url, config.timeout_s, config.answer_mb, key)
+            self.client = Client(str(config.base_url), config.timeout_s, config.answer_mb, key)
             self.info = identify(self.client, config.engine, config.model, config.numerics)
         return False
 
@@ -111,6 +102,8 @@ class Server:
 class StartedServer(Server):
     """llama.cpp's server in a child process; ``log``: the file that it writes to."""
 
+    where = "started here"
+
     def __init__(self, config: LlamacppConfig, gguf: Path, log: Path) -> None:
         super().__init__(config)
         self._flags = llamacpp.flags(config, gguf)
@@ -119,10 +112,6 @@ class StartedServer(Server):
     @property
     def pid(self) -> int | None:  # type: ignore[override]
         return self._process.pid
-
-    @property
-    def where(self) -> str:
-        return "started here"
 
     @property
     def flags(self) -> Mapping[str, object]:
@@ -178,7 +167,7 @@ class Servers:
         for number, (label, config) in enumerate(configs.items()):
             if isinstance(config, LlamacppConfig):
                 assert gguf is not None
-                log = folder / SERVER_LOG.format(number)
+                log = folder / f"server-{number}.log"
                 self.by_label[label] = StartedServer(config, gguf, log)
             else:
                 self.by_label[label] = Server(config)
@@ -189,7 +178,7 @@ class Servers:
             self.use(label)
 
     def use(self, label: str) -> Server:
-        """The label's server, running; the others are stopped first with ``server.restart``."""
+        """Give the label's server, running; with ``server.restart`` the others are stopped."""
         server = self.by_label[label]
         if self._shared.restart:
             for other in self.by_label.values():
@@ -199,15 +188,12 @@ class Servers:
             # It touches its memory, so that no question pays for it. What goes wrong here does so
             # again where it is counted.
             settling = Asked(_SETTLING, 0)
-            self._prepare(server, [settling], longest=2)
-            self._request(server, settling)
+            self._prepare(server, settling, longest=2)
+            _request(server, settling)
         return server
 
     def forget(self) -> None:
-        """End the servers that would answer with what they learnt from questions before.
-
-        `use` starts them again.
-        """
+        """End the servers that would answer with what they learnt; `use` starts them again."""
         for server in self.by_label.values():
             if {*parts_of(server.config.speculation)} & {*LEARN_FROM_REQUESTS}:
                 server.stop()
@@ -229,25 +215,23 @@ class Servers:
         return all(server.client.local for server in self.by_label.values())
 
     def describe(self) -> dict[str, dict[str, object]]:
-        """The manifest's part about the servers."""
-        return {
-            label: {
+        """Give the manifest's part about the servers."""
+        described: dict[str, dict[str, object]] = {}
+        for label, server in self.by_label.items():
+            model = server.info.model
+            described[label] = {
                 "engine": server.info.name,
                 "numerics": server.info.numerics,
-                # Of a model that is a file, its name alone.
-                "model": Path(server.info.model).name
-                if server.info.model.startswith("/")
-                else server.info.model,
+                "model": Path(model).name if model.startswith("/") else model,
                 "speculation": server.config.speculation,
                 "where": server.where,
                 "this_machine": server.client.local,
                 "flags": dict(server.flags),
             }
-            for label, server in self.by_label.items()
-        }
+        return described
 
     def model(self, model_id: str, cache: Path) -> ModelInfo:
-        """The manifest's part about the model, as far as the servers tell."""
+        """Give the manifest's part about the model, as far as the servers tell."""
         kinds = dict.fromkeys(server.info.numerics for server in self.by_label.values())
         digest = None if self._gguf is None else file_sha256(self._gguf, cache / "hashes")
         info = ModelInfo(id=model_id, weights_hash=digest, dtype=", ".join(kinds), device="server")
@@ -260,7 +244,7 @@ class Servers:
         return info
 
     def comparable(self, label: str, other: str) -> bool:
-        """Whether two labels are answered by the same engine with the same arithmetic."""
+        """Tell whether two labels are answered by the same engine with the same arithmetic."""
         a, b = self.by_label[label].info, self.by_label[other].info
         return (a.engine, a.version, a.numerics) == (b.engine, b.version, b.numerics)
 
@@ -270,65 +254,49 @@ class Servers:
         A request is repeated ``server.retries`` times where that may help: the connection was
         refused or broke off, it took too long, the status was 408, 429 or 5xx, or what came is not
         JSON. Nothing of an answer that did not come whole is kept. A server of ours that died is
-        started again.
-
-        Args:
-            longest: tokens at most; None: the run's.
+        started again. ``longest``: tokens at most; None: the run's.
 
         Returns:
             Seconds from the first request to the last token; None where one failed or was repeated.
         """
         seconds = None
         for attempt in range(1 + self._shared.retries):
-            left = [one for one in asked if one.open]
+            left = [question for question in asked if question.open]
             if not left:
                 break
             if attempt:
-                wanted_s = max(getattr(one.error, "wait_s", 0.0) for one in left)
+                requested_s = max(getattr(question.error, "wait_s", 0.0) for question in left)
                 doubled_s = self._shared.retry_wait_s * 2 ** (attempt - 1)
-                time.sleep(min(max(wanted_s, doubled_s), _LONGEST_WAIT_S))
+                time.sleep(min(max(requested_s, doubled_s), _LONGEST_WAIT_S))
             server = self.use(label)
-            self._prepare(server, left, longest)
+            for question in left:
+                self._prepare(server, question, longest)
             before = self._metrics(server)
             start = time.perf_counter()
-            if self._pool is None:
-                for one in left:
-                    self._request(server, one)
-            else:
-                list(self._pool.map(partial(self._request, server), left))
+            list((self._pool.map if self._pool else map)(partial(_request, server), left))
             seconds = None if attempt else time.perf_counter() - start
-            for one in left:
-                _count(server, one)
+            for question in left:
+                _count(server, question)
             if before is not None and left[0].counts is None and left[0].answer is not None:
                 left[0].counts = self._count_by_metrics(server, before, left[0].answer)
-        return seconds if all(one.answer is not None for one in asked) else None
+        return seconds if all(question.answer is not None for question in asked) else None
 
-    def _prepare(self, server: Server, asked: Sequence[Asked], longest: int | None) -> None:
-        """Put prompts into ids where the server is given those; never timed."""
-        info = server.info
-        for one in asked:
-            if one.question is None:
-                dialogue = {"messages": list(one.messages), **self._template}
-                sampling = Sampling.of(self._generation, one.seed, longest)
-                try:
-                    question = info.kind.question(server.client, info.model, dialogue, sampling)
-                except NoAnswer as error:
-                    one.error = error
-                    continue
-                if isinstance(server.config, LlamacppConfig) and server.config.reuse is not None:
-                    question = replace(question, body={**question.body, "cache_prompt": True})
-                one.question = question
-
-    def _request(self, server: Server, one: Asked) -> None:
-        """One request; whatever goes wrong is kept, and the run goes on."""
-        one.requests += 1
-        if one.question is None:
+    def _prepare(self, server: Server, asked: Asked, longest: int | None) -> None:
+        """Put the prompt into ids where the server is given those; never timed."""
+        if asked.question is not None:
             return
+        dialogue = {"messages": list(asked.messages), **self._template}
+        info, generation = server.info, self._generation
         try:
-            events = server.client.stream(one.question.path, one.question.body)
-            one.answer, one.error = read_answer(events, one.question.longest), None
-        except Exception as error:
-            one.error = error
+            question = info.kind.question(
+                server.client, info.model, dialogue, generation, asked.seed, longest
+            )
+        except NoAnswer as error:
+            asked.error = error
+            return
+        if isinstance(server.config, LlamacppConfig) and server.config.reuse is not None:
+            question = replace(question, body={**question.body, "cache_prompt": True})
+        asked.question = question
 
     def _metrics(self, server: Server) -> Mapping[str, float] | None:
         """Prometheus counters, where a rise by an answer's tokens can be that answer's."""
@@ -356,22 +324,33 @@ class Servers:
             time.sleep(_METRICS_EVERY_S)
 
 
-def _count(server: Server, one: Asked) -> None:
+def _request(server: Server, asked: Asked) -> None:
+    """One request; whatever goes wrong is kept, and the run goes on."""
+    asked.requests += 1
+    if asked.question is None:
+        return
+    try:
+        events = server.client.stream(asked.question.path, asked.question.body)
+        asked.answer, asked.error = read_answer(events, asked.question.longest), None
+    except Exception as error:
+        asked.error = error
+
+
+def _count(server: Server, asked: Asked) -> None:
     """Read an answer's own counters; that of a plain server which drafted is none."""
-    answer, table = one.answer, server.info.kind.counters
-    if answer is None or one.question is None:
+    answer, table = asked.answer, server.info.kind.counters
+    if answer is None or asked.question is None:
         return
     # Its events were free of the key each; together they may spell it.
     answer.thoughts = server.client.hide(answer.thoughts)
     answer.said = server.client.hide(answer.said)
-    if one.question.prompt_ids:
-        answer.prompt_ids = list(one.question.prompt_ids)
+    answer.prompt_ids = list(asked.question.prompt_ids) or answer.prompt_ids
     answer.n_prompt = len(answer.prompt_ids) or answer.n_prompt
     if not server.plain:
-        one.counts = counters.find_counts(table, answer.counters, answer.n_new, answer.arrived)
+        asked.counts = counters.find_counts(table, answer.counters, answer.n_new, answer.arrived)
     elif counters.drafts(table, answer.counters):
-        one.answer = None
-        one.error = NoAnswer(
+        asked.answer = None
+        asked.error = NoAnswer(
             NOT_PLAIN,
             f"the server at {server.client.url} drafts, but answers as plain decoding. Start it "
             "without speculation (server.plain_url), or say what it drafts with "
@@ -379,4 +358,4 @@ def _count(server: Server, one: Asked) -> None:
             again=False,
         )
     else:
-        one.counts = counters.plain_counts(answer.n_new)
+        asked.counts = counters.plain_counts(answer.n_new)
