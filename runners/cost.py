@@ -180,9 +180,7 @@ class PassGrid:
         return {"prefill_s": prompts.tolist(), "pass_s": times.tolist()}
 
 
-def _measure(
-    job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedModel
-) -> CostSurface:
+def _measure(job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedModel) -> CostSurface:
     # Heavy imports only where something is left to measure.
     from runners.session.loading import make_target
     from specbench.models.checks import self_check
