@@ -43,7 +43,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftConte
 from specbench.index.head_tree import FixedTreeDrafter
 from specbench.models.heads import eagle, eagle3
 from specbench.models.heads.checkpoint import ends_of
-from specbench.models.heads.decoder import FeatureHead
+from specbench.models.heads.decoder import TrainedHead
 from specbench.models.heads.head_graphs import HeadGraphs, on_fixed_rows
 
 
@@ -60,7 +60,7 @@ class _Feature(HeadDrafter):
         """Nodes that the head holds at once at most."""
         raise NotImplementedError
 
-    def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
+    def _load(self, folder: Path, target: TargetInfo) -> TrainedHead:
         raise NotImplementedError
 
     @property
@@ -96,7 +96,6 @@ class _Feature(HeadDrafter):
             rows = self._levels + 1  # the root's, and a path of its own
             nodes = max(self._nodes_read, rows if self._graph_tokens else 0)
             self._head.reserve(room, nodes)
-            assert self._head.cache is not None
             if self._graphs is not None:
                 self._graphs.release()
             if self._graph_tokens:
@@ -111,7 +110,6 @@ class _Feature(HeadDrafter):
                     nodes=nodes,
                 )
                 self._graphs.capture(self._head.cache.rows)
-        assert self._head.cache is not None
         self._cache = self._head.cache
         self._cache.truncate(0)
         alone(self._catch_up(state))
@@ -167,7 +165,7 @@ class _FirstHead:
     def _weights(self) -> tuple[Hashable, ...]:
         return (self.vocabulary,)
 
-    def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
+    def _load(self, folder: Path, target: TargetInfo) -> TrainedHead:
         ends, ids = ends_of(target, self.vocabulary)
         head = eagle.load(folder, ends, dtype=target.dtype, device=target.device)
         head.target_ids = ids
@@ -390,11 +388,11 @@ class Eagle3(_Grown):
     def _weights(self) -> tuple[Hashable, ...]:
         return tuple(self.layer_ids or ())
 
-    def _load(self, folder: Path, target: TargetInfo) -> FeatureHead:
+    def _load(self, folder: Path, target: TargetInfo) -> TrainedHead:
         return eagle3.load(
             folder,
             target.embeddings,
             dtype=target.dtype,
             device=target.device,
-            layer_ids=tuple(self.layer_ids) if self.layer_ids else None,
+            layer_ids=tuple(self.layer_ids or ()),
         )

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from specbench.decoding.device import to_device
@@ -53,9 +52,8 @@ class Hydra(FixedTreeDrafter):
             )
 
         self._heads = self._twin(context, load, self.vocabulary)
-        shared = all(head.lm_head is None for head in self._heads.heads)
-        self._ids = ids if shared else None
-        require_heads(self._tree, len(self._heads.heads), folder)
+        self._ids = None if len(self._heads.hydra_lm_head) else ids
+        require_heads(self._tree, len(self._heads.hydra_mlp), folder)
 
         self._dtype, self._width = target.dtype, target.embeddings.embedding.shape[1]
         self._graphs: HeadGraphs | None = None
@@ -67,13 +65,12 @@ class Hydra(FixedTreeDrafter):
             self._heads.reserve(room + rows)
             if self._graph_tokens:
                 self._capture(rows)
-        if self._heads.cache is not None:
+        if self._heads.layers:
             self._heads.cache.truncate(0)
-        alone(self._catch_up())
+        alone(self._catch_up(state))
 
     def _capture(self, rows: int) -> None:
-        cache = self._heads.cache
-        reads = cache is not None
+        reads = bool(self._heads.layers)
         if self._graphs is not None:
             self._graphs.release()
         self._graphs = HeadGraphs(
@@ -87,20 +84,21 @@ class Hydra(FixedTreeDrafter):
             width=self._width,
             rows=rows if reads else 0,
         )
-        self._graphs.capture(0 if cache is None else cache.rows)
+        self._graphs.capture(self._heads.cache.rows if reads else 0)
 
     def _read(self, numbers: torch.Tensor, states: torch.Tensor, keys: int) -> torch.Tensor:
         with on_fixed_rows(self._heads, numbers[:1], keys):
-            return self._heads.read_fixed(states, numbers[1:2])
+            prefixes = alone(self._heads.catching_up(numbers[2:], states))
+        return prefixes.index_select(0, numbers[1:2] - 1)
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         levels = min(len(self._plan), state.remaining - 1)
         if levels < 1:
             return DraftTree.empty()
-        read_so = yield from self._catch_up()
+        read_so = yield from self._catch_up(state)
         tokens = None
         if self._graphs is not None:
-            length = 0 if self._heads.cache is None else self._heads.cache.length
+            length = self._heads.cache.length if self._heads.layers else 0
             tokens = self._graphs.draft(length, self._prefix, state.root)
         self._launched += tokens is None or not read_so
         if tokens is None:
@@ -121,16 +119,20 @@ class Hydra(FixedTreeDrafter):
             paths = torch.cat([paths[above[inner]], tokens[-1][inner, None]], dim=1)
         return torch.cat(tokens)
 
-    def _catch_up(self) -> ModelWork[bool]:
+    def _catch_up(self, state: DecodeState) -> ModelWork[bool]:
         """Read what is unread; whether that was nothing, or done without launching it."""
-        states, cache = self._unread(), self._heads.cache
+        states = self._unread()
         if states is None:
             return True
-        if self._graphs is not None and cache is not None:
-            after = np.zeros(len(states), dtype=np.int64)  # the prefix reads no ids
-            if self._graphs.read(cache.length, states, after):
-                cache.read(len(states))
-                self._prefix = self._graphs.feature
-                return True
-        self._prefix = yield from self._heads.catching_up(states)
-        return cache is None  # then nothing was computed
+        if not self._heads.layers:
+            self._prefix = states[-1:]
+            return True
+        cache = self._heads.cache
+        after = state.buffer[cache.length + 1 : cache.length + 1 + len(states)]
+        if self._graphs is not None and self._graphs.read(cache.length, states, after):
+            cache.read(len(states))
+            self._prefix = self._graphs.feature
+            return True
+        ids = to_device(after.copy(), self._device)
+        self._prefix = (yield from self._heads.catching_up(ids, states))[-1:]
+        return False

@@ -93,8 +93,8 @@ class Medusa(FixedTreeDrafter):
         self._check_ranks(ids, context.vocab_size)
         load = partial(medusa.load, folder, ends, dtype=target.dtype, device=target.device)
         self._heads = self._twin(context, load, self.vocabulary)
-        self._ids = None if self._heads.lm_heads else ids
-        require_heads(self._tree, len(self._heads.blocks), folder)
+        self._ids = None if self._heads.own_lm_heads else ids
+        require_heads(self._tree, len(self._heads.heads), folder)
         depths = np.array([len(path) - 1 for path in self._tree.paths])
         ranks = np.array([path[-1] for path in self._tree.paths])
         self._depths = torch.from_numpy(depths).to(self._device)

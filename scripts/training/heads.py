@@ -24,7 +24,7 @@ from specbench.kernels.attention import AttentionPlan
 from specbench.models.checkpoints import int8
 from specbench.models.draft.loading import ID_MAP_FILE
 from specbench.models.heads import hydra_heads
-from specbench.models.heads.decoder import FeatureHead
+from specbench.models.heads.decoder import TrainedHead
 from specbench.models.heads.eagle import EagleHead
 from specbench.models.heads.eagle3 import Eagle3Head, read_config
 from specbench.models.heads.layer_shape import LayerShape, read_shape
@@ -276,7 +276,7 @@ class EaglePupil(HeadPupil):
     module: EagleHead
 
     def start(self) -> None:
-        shape = read_shape(self.layer(), "the target", bias_key="qkv_bias")
+        shape = read_shape(self.layer(), "the target", qkv_bias_alone=True)
         self.module = EagleHead(self.ends, shape)
 
         def pairs() -> Pairs:
@@ -323,7 +323,6 @@ class Eagle3Pupil(HeadPupil):
                 rows = rows[batch.places[rows] > 0]
                 yield batch.states[rows, :-1].flatten(1), batch.states[rows + 1, -1]
 
-        assert self.module.fc is not None
         _set(self.module.fc, pairs())
         with torch.no_grad():
             self.module.lm_head.weight.copy_(self.ends.lm_head[self.ids])
@@ -350,8 +349,7 @@ class Eagle3Pupil(HeadPupil):
         return [self.module.norm(out) for out in _unroll(self.module, batch, joined, steps)]
 
     def file(self) -> File:
-        state = self.module.state_dict()
-        tensors = {k.replace("layers.0.", "midlayer.", 1): v for k, v in state.items()}
+        tensors = self.module.state_dict()
         ids = self.common[: self.recipe.vocab].sort().values
         tensors["lm_head.weight"] = self.ends.lm_head[ids.to(self.device)]
         tensors["d2t"] = ids - torch.arange(len(ids))
@@ -373,16 +371,15 @@ class MedusaPupil(HeadPupil):
 
     def start(self) -> None:
         self.module = MedusaHeads(self.ends, n_heads=HEADS, own_lm_heads=False)
-        _quiet(*self.module.blocks)
+        _quiet(*self.module.heads)
 
     def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
         every = self.module.states(batch.states[:, -1])[:steps]
         return [states[batch.rows_for(step)] for step, states in enumerate(every)]
 
     def file(self) -> File:
-        named = [(name.split("."), value) for name, value in self.module.state_dict().items()]
         config = {"version": "2", "medusa_num_heads": HEADS, "medusa_num_layers": 1}
-        return {f"{number}.0.linear.{part}": v for (_, number, part), v in named}, config
+        return self.module.state_dict(), config
 
 
 class HydraPupil(HeadPupil):
@@ -403,29 +400,28 @@ class HydraPupil(HeadPupil):
                 tokens = self.ends.embedding[self._paths(batch, rows, step)].flatten(1)
                 yield torch.cat([features[rows], tokens], dim=1), features[rows + 1 + step]
 
-        prefix: Any = self.module.prefix
-        _quiet(prefix.layer.self_attn.o_proj, prefix.layer.mlp.down_proj)
+        prefix: Any = self.module.prefix_embeding_layer
+        _quiet(prefix.layers[0].self_attn.o_proj, prefix.layers[0].mlp.down_proj)
         # The norm behind the layer gives states back as they are, but for their length.
         nn.init.constant_(prefix.norm.weight, self.length())
-        for step, head in enumerate(cast(Any, self.module.heads)):
-            _set(head.first_residual, pairs(step))
-            _quiet(head.first, head.block)
+        for step, head in enumerate(cast(Any, self.module.hydra_mlp)):
+            _set(head[1].res_connection, pairs(step))
+            _quiet(head[1].linear, head[3])
 
     def _paths(self, batch: Batch, rows: torch.Tensor, step: int) -> torch.Tensor:
         ahead = [batch.tokens[batch.ahead(1 + i)][rows] for i in range(step + 1)]
         return torch.stack(ahead, dim=1)
 
     def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
-        prefix: Any = self.module.prefix
+        prefix: Any = self.module.prefix_embeding_layer
         rows = UnrolledCache(batch, self.shape).committed_rows(len(batch))
-        read = prefix.norm(prefix.layer(batch.states[:, -1], rows))
+        read = prefix.norm(prefix.layers[0](batch.states[:, -1], rows))
         asked = [batch.rows_for(step) for step in range(min(steps, HEADS))]
         paths = [self._paths(batch, r, i) for i, r in enumerate(asked)]
         return [self.module.states(read[r], path) for r, path in zip(asked, paths, strict=True)]
 
     def file(self) -> File:
         state = self.module.state_dict()
-        names = hydra_heads.key_names(self.module, HYDRA_BLOCKS)
         config = {
             "hydra_num_heads": HEADS,
             "hydra_num_layers": HYDRA_BLOCKS,
@@ -433,7 +429,7 @@ class HydraPupil(HeadPupil):
             "grounded_heads": True,
             "hidden_state_offset": 0,
         }
-        return {key: state[name].clone() for key, name in names.items()}, config
+        return {key: weight.clone() for key, weight in state.items()}, config
 
 
 FAMILIES: dict[str, type[HeadPupil]] = {
@@ -466,7 +462,7 @@ def _quiet(*modules: nn.Module) -> None:
             nn.init.zeros_(parameter)
 
 
-def _unroll(head: FeatureHead, batch: Batch, states: torch.Tensor, steps: int) -> Guesses:
+def _unroll(head: TrainedHead, batch: Batch, states: torch.Tensor, steps: int) -> Guesses:
     """The features that a head guesses for steps one after the other."""
     head.cache = cast(RowCache, UnrolledCache(batch, head.shape))
     rows = batch.rows_for(0)
@@ -477,5 +473,5 @@ def _unroll(head: FeatureHead, batch: Batch, states: torch.Tensor, steps: int) -
         above = out[torch.searchsorted(before, rows)]
         out = head.extend(batch.tokens[rows + 1 + step], above, rows)
         guesses.append(out)
-    head.cache = None
+    del head.cache
     return guesses

@@ -1,6 +1,6 @@
 """What passes that run in one call have in common: addresses, buffers, threads, segments.
 
-``compiled_pass`` has a model's passes, ``specbench.models.heads.compiled_head`` a trained head's.
+``compiled_pass`` has a model's passes, ``specbench.models.heads.decoder`` a trained head's.
 """
 
 from __future__ import annotations

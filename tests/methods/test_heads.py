@@ -159,7 +159,7 @@ def layers_one_off(patch):
 
 
 def own_ids_as_the_target_s(patch):
-    patch.setattr("specbench.models.heads.decoder.FeatureHead.to_target_ids", lambda self, ids: ids)
+    patch.setattr("specbench.models.heads.decoder.TrainedHead.to_target_ids", lambda self, ids: ids)
 
 
 def scores_of_a_node_alone(patch):

@@ -1,7 +1,8 @@
 """Head checkpoints: a folder with config.json and one weight file, every key accounted for.
 
 The published loaders ignore what they miss. A missing bias or a norm too many costs half of the
-accepted tokens and raises nothing, so here each key must be expected, and each expected key there.
+accepted tokens and raises nothing, so modules here have the names of the files' keys, and each key
+must be there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from specbench.paths import PROJECT
 
 log = logging.getLogger(__name__)
 
-_NAMED = 6  # keys in a message at most
+EMBEDDING = "embed_tokens.weight"
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -41,6 +43,29 @@ class Checkpoint:
     def refuse(self, reason: str) -> WeightsNotFound:
         """The error for what is wrong with the file: ``FILE reason``."""
         return WeightsNotFound(f"{self.file} {reason}")
+
+    def weight(self, key: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Give a weight in the dtype that the head computes with.
+
+        Raises:
+            WeightsNotFound: it is no matrix of real numbers, or not finite in ``dtype``.
+        """
+        tensor = self.tensors[key]
+        if tensor.dtype not in _FLOATS or tensor.layout != torch.strided or tensor.is_meta:
+            raise self.refuse(
+                f"has {key} as {tensor.dtype}, {tensor.layout} on {tensor.device}, which is no "
+                "matrix of real numbers without a scale. Save it as float32, float16 or bfloat16, "
+                "or fetch the head again."
+            )
+        value = tensor.to(device, dtype)
+        if not value.isfinite().all():
+            if not tensor.isfinite().all():
+                raise self.refuse(f"is damaged: {key} is not finite. Fetch it again.")
+            raise self.refuse(
+                f"has numbers up to {float(tensor.abs().max()):.3g} in {key}, too large for "
+                f"{str(dtype)[6:]}. Type model.dtype=bfloat16 or model.dtype=float32."
+            )
+        return value
 
 
 def read(folder: Path, names: Sequence[str]) -> Checkpoint:
@@ -63,7 +88,7 @@ def read(folder: Path, names: Sequence[str]) -> Checkpoint:
 
 
 def read_json(folder: Path, wanted: str = "Fetch it again.") -> dict[str, Any]:
-    """The folder's config.json; ``wanted`` tells what to do where it is damaged.
+    """Read the folder's config.json; ``wanted`` tells what to do where it is damaged.
 
     Raises:
         WeightsNotFound: it cannot be read, or is no object.
@@ -81,11 +106,9 @@ def read_json(folder: Path, wanted: str = "Fetch it again.") -> dict[str, Any]:
 def _tensors(file: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
+    safe = file.suffix == ".safetensors"
     try:
-        if file.suffix == ".safetensors":
-            stored = load_file(file)
-        else:
-            stored = torch.load(file, map_location="cpu", weights_only=True)
+        stored: Any = load_file(file) if safe else torch.load(file, "cpu", weights_only=True)
     except Exception as error:  # torch raises whatever a damaged byte leads to
         raise WeightsNotFound(
             f"{file} is damaged, or holds more than weights: {first_line(error)}. Fetch it again."
@@ -93,13 +116,12 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
     items = stored.items() if isinstance(stored, dict) else [(None, None)]
     if not all(isinstance(k, str) and isinstance(v, torch.Tensor) for k, v in items):
         raise WeightsNotFound(f"{file} does not hold named tensors. Fetch it again.")
-    return int8.restored(stored, file) if file.suffix == ".safetensors" else dict(stored)
+    return int8.restored(stored, file) if safe else dict(stored)
 
 
 def fill(
     module: nn.Module,
-    names: Mapping[str, str],
-    found: Checkpoint,
+    checkpoint: Checkpoint,
     target: TargetEmbeddings,
     *,
     dtype: torch.dtype,
@@ -108,71 +130,35 @@ def fill(
 ) -> None:
     """Give ``module`` (made on the meta device) the weights of a checkpoint, and freeze it.
 
+    A module that stands under several names has one weight, and the file a copy for each.
+
     Args:
-        names: the module's name of each key that the file must have. Keys of one name are copies
-            of one weight and must be equal.
         target: whose head it is; products are packed where its own are.
         ignored: a pattern of keys that the file may have besides.
 
     Raises:
         WeightsNotFound: names keys that are missing, unknown, of another shape, or not finite.
     """
-    tensors = found.tensors
-    missing = [key for key in names if key not in tensors]
-    unknown = [k for k in tensors if k not in names and not re.fullmatch(ignored, k)]
-    if missing or unknown:
-        parts = ["is not the head that its config.json describes"]
-        parts += [f"missing: {_some(missing)}"] if missing else []
-        parts += [f"unknown: {_some(unknown)}"] if unknown else []
-        raise found.refuse(f"{'; '.join(parts)}. Take the head's own config.json.")
-    shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-    state: dict[str, torch.Tensor] = {}
-    for key, name in names.items():
-        value = _weight(found, key, shapes[name], dtype=dtype, device=device)
-        if name in state and not torch.equal(state[name], value):
-            raise found.refuse(f"has {key} as another matrix than its copies. Fetch it again.")
-        state[name] = value
-    module.load_state_dict(state, assign=True)
+    names = module.state_dict().keys()
+    state = {
+        key: checkpoint.weight(key, dtype, device) if key in names else tensor
+        for key, tensor in checkpoint.tensors.items()
+        if key in names or not re.fullmatch(ignored, key)
+    }
+    try:
+        module.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        reasons = textwrap.shorten(str(error).partition("\n")[2], 600)
+        raise checkpoint.refuse(
+            f"is not the head that its config.json and the target describe. {reasons} "
+            "Take the head of this target, with its own config.json."
+        ) from error
+    for key, weight in module.state_dict().items():
+        if weight.data_ptr() != state[key].data_ptr() and not torch.equal(weight, state[key]):
+            raise checkpoint.refuse(f"has {key} as another matrix than its copies. Fetch it again.")
     module.eval().requires_grad_(False)
     if target.packed:  # a head reads as much for a token
         pack_linears(module, target.packed)
-
-
-def _weight(
-    found: Checkpoint, key: str, shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """A weight in the dtype that the head computes with.
-
-    Raises:
-        WeightsNotFound: it is no matrix of real numbers of this shape, or not finite in ``dtype``.
-    """
-    tensor = found.tensors[key]
-    if tensor.dtype not in _FLOATS or tensor.layout != torch.strided or tensor.is_meta:
-        kind = ", ".join(str(x) for x in (tensor.dtype, tensor.layout, tensor.device))
-        raise found.refuse(
-            f"has {key} as {kind}, which is no matrix of real numbers without a scale. Save it "
-            "as float32, float16 or bfloat16, or fetch the head again."
-        )
-    if tuple(tensor.shape) != shape:
-        raise found.refuse(
-            f"has {key} as {list(tensor.shape)}, where config.json and the target say "
-            f"{list(shape)}. Take the head of this target, with its own config.json."
-        )
-    value = tensor.to(device, dtype)
-    if not value.isfinite().all():
-        if not tensor.isfinite().all():
-            raise found.refuse(f"is damaged: {key} is not finite. Fetch it again.")
-        largest = float(tensor.abs().max())
-        raise found.refuse(
-            f"has numbers up to {largest:.3g} in {key}, too large for {str(dtype)[6:]}. Type "
-            "model.dtype=bfloat16 or model.dtype=float32."
-        )
-    return value
-
-
-def _some(keys: Sequence[str]) -> str:
-    more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-    return ", ".join(sorted(keys)[:_NAMED]) + more
 
 
 def count(keys: Iterable[str], pattern: str) -> int:
@@ -181,36 +167,41 @@ def count(keys: Iterable[str], pattern: str) -> int:
     Configurations say it too, and some of them wrongly. Let the group have two digits at most: for
     a number without end a file would name too many modules to make.
     """
-    found = {int(match[1]) for match in map(re.compile(pattern).match, keys) if match}
-    return max(found, default=-1) + 1
+    return max((int(m[1]) for m in map(re.compile(pattern).match, keys) if m), default=-1) + 1
 
 
 def own_embedding(
-    found: Checkpoint,
+    checkpoint: Checkpoint,
     target: TargetEmbeddings,
     width: int,
     *,
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor | None:
-    """``embed_tokens.weight`` where it is not the target's embedding; mostly it is a copy.
+    """Give the head's embedding where it is not the target's; mostly it is a copy.
 
     Args:
         width: numbers that the head reads of each id.
 
     Raises:
-        WeightsNotFound: it has not one such row for each of the target's ids, or is not finite.
+        WeightsNotFound: it has not one such row for each of the target's ids, is not finite, or is
+            missing where the target's has another width.
     """
-    key = "embed_tokens.weight"
-    if key not in found.tensors:
+    vocab, hidden = target.embedding.shape
+    tensor = checkpoint.tensors.get(EMBEDDING)
+    if tensor is None and width == hidden:
         return None
-    shape = (len(target.embedding), width)
-    weight = _weight(found, key, shape, dtype=dtype, device=device)
+    if tensor is None or tensor.shape != (vocab, width):
+        raise checkpoint.refuse(
+            f"has {EMBEDDING} as {'nothing' if tensor is None else list(tensor.shape)}, where "
+            f"config.json and the target ask for {[vocab, width]}. Take the head of this target."
+        )
+    weight = checkpoint.weight(EMBEDDING, dtype, device)
     theirs = target.embedding.to(device, dtype)
     # One of the two may have been rounded to float16, the other to bfloat16.
     if weight.shape == theirs.shape and torch.allclose(weight, theirs, rtol=1e-2, atol=1e-5):
         return None
-    log.warning("%s has another token embedding than the target; its own is used", found.file)
+    log.warning("%s has another token embedding than the target; its own is used", checkpoint.file)
     return weight
 
 
@@ -237,7 +228,7 @@ class ShortList:
 def ends_of(
     target: TargetInfo, vocabulary: str | None
 ) -> tuple[TargetEmbeddings, torch.Tensor | None]:
-    """A target's ends, and the ids that its logits are of; None for all.
+    """Give a target's ends, and the ids that its logits are of; None for all.
 
     Args:
         vocabulary: ``method.vocabulary``: a folder with the list of a draft model's ids.
@@ -249,14 +240,13 @@ def ends_of(
     if vocabulary is None:
         return target.embeddings, None
     folder = Path(vocabulary).expanduser()
-    folder = folder if folder.is_dir() else PROJECT / folder
-    found = read_id_map(folder)
-    if found is None:
+    listed = read_id_map(folder if folder.is_dir() else PROJECT / folder)
+    if listed is None:
         raise WeightsNotFound(
             f"method.vocabulary={vocabulary}: there is no {ID_MAP_FILE} in that folder. Name a "
             "draft model's folder that has one, or type method.vocabulary=null for all ids."
         )
-    ids = torch.from_numpy(found[found >= 0]).to(target.device)
+    ids = torch.from_numpy(listed[listed >= 0]).to(target.device)
     if not len(ids) or int(ids.max()) >= target.vocab_size:
         raise ConfigurationError(
             f"method.vocabulary={vocabulary} lists ids of another vocabulary than the target's "

@@ -1,22 +1,30 @@
-"""The decoder layer that heads have, and what EAGLE's heads do with it.
+"""What trained heads are made of: decoder layers, and the base that runs them.
 
-Heads of several texts that have their weights in common read the rows of all in one pass.
+Heads of several texts that have their weights in common read the rows of all in one pass. A head of
+one layer takes as long for some fifty calls in Python and torch as for its products, so where these
+are in panels a pass of few rows is one compiled call.
 
-What their passes read and see is in ``row_cache``.
+What passes read and see is in ``row_cache``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, alone
+from specbench.kernels import pass_kernels
 from specbench.kernels.attention import attend
-from specbench.models.heads.compiled_head import MOST_ROWS, CompiledHead
+from specbench.kernels.compiled_call import CompiledCall
+from specbench.kernels.compiled_pass import linears_of_layer
+from specbench.kernels.packed_linear import PackedLinear, Product
 from specbench.models.heads.layer_shape import LayerShape
 from specbench.models.heads.row_cache import RowCache, Rows, joint_rows
+
+MOST_ROWS = 64  # of a text in a compiled call: a prompt goes through torch's layers
 
 
 def joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -40,10 +48,21 @@ def row_call(
     return ModelCall(shared, rows, answer)
 
 
+class ResidualBlock(nn.Module):
+    """A linear through SiLU beside its input."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + nn.functional.silu(self.linear(x))
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotated keys over inputs of ``width``."""
 
-    def __init__(self, shape: LayerShape, width: int, layer: int = 0) -> None:
+    def __init__(self, shape: LayerShape, width: int, layer: int) -> None:
         super().__init__()
         self._layer, self._size = layer, shape.head_dim
         queries, keys = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
@@ -51,11 +70,11 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, keys, bias=shape.qkv_bias)
         self.v_proj = nn.Linear(width, keys, bias=shape.qkv_bias)
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=shape.o_bias)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
         if shape.head_norms:
-            self.q_norm: nn.Module = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
-            self.k_norm: nn.Module = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
-        else:
-            self.q_norm, self.k_norm = nn.Identity(), nn.Identity()
+            self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
+            self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         n = len(x)
@@ -89,54 +108,156 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A Llama or Qwen3 layer; EAGLE-1's has no norm before its attention."""
+    """A Llama or Qwen3 layer; EAGLE-1's has no norm before its attention.
 
-    def __init__(self, shape: LayerShape, *, input_norm: bool = True, layer: int = 0) -> None:
+    Args:
+        width: that attention reads; None: the state alone.
+    """
+
+    def __init__(
+        self,
+        shape: LayerShape,
+        *,
+        input_norm: bool = True,
+        layer: int = 0,
+        width: int | None = None,
+    ) -> None:
         super().__init__()
         size, eps = shape.hidden_size, shape.rms_norm_eps
-        self.input_layernorm: nn.Module = nn.Identity()
-        if input_norm:
-            self.input_layernorm = nn.RMSNorm(size, eps=eps)
-        self.self_attn = Attention(shape, size, layer)
+        self.input_layernorm: nn.Module = nn.RMSNorm(size, eps=eps) if input_norm else nn.Identity()
+        self.self_attn = Attention(shape, width or size, layer)
         self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
         self.mlp = GatedMLP(shape)
 
     def forward(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rows)
+        return self._onward(x, self.input_layernorm(x), rows)
+
+    def _onward(self, residual: torch.Tensor, read: torch.Tensor, rows: Rows) -> torch.Tensor:
+        x = residual + self.self_attn(read, rows)
         out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
 
-class FeatureHead(nn.Module):
-    """Base of heads that go on in features: EAGLE-1 to EAGLE-3.
+class CompiledHead(CompiledCall):
+    """A head's layers: over features, or over embedding and feature side by side.
 
-    Entry j pairs the feature of token j (made of the target's states, or the head's own output of
-    the entry before) with the embedding of token j + 1; its output is the feature of token j + 1.
+    Args:
+        layers: `DecoderLayer`s; a first one without ``input_layernorm`` of weights reads its state
+            as it is, and one with ``hidden_norm`` reads the embedding, too.
+        join: makes the first layer's state of embedding and feature; None: it is the feature.
+        keys: rows of its own text's cache; other texts may have more.
+    """
 
-    A class gives ``layers``, `_read` and ``logits``, and in `_in_one_call` what runs its layers.
+    def __init__(
+        self, layers: Sequence[Any], shape: LayerShape, join: PackedLinear | None, keys: int
+    ) -> None:
+        super().__init__(
+            pass_kernels.compiled("head"),
+            len(layers),
+            hidden=shape.hidden_size,
+            inner=shape.intermediate_size,
+            heads=shape.n_heads,
+            kv_heads=shape.n_kv_heads,
+            head_dim=shape.head_dim,
+            numbers=[shape.rms_norm_eps, shape.rms_norm_eps, shape.head_dim**-0.5],
+        )
+        self._table[:] = [self._layer(layer) for layer in layers]
+        self._joins = join is not None
+        if join is not None:
+            words = slice(pass_kernels.JOIN, pass_kernels.JOIN_BIAS + 1)
+            self._words[words] = self._product(join.product)
+        self._beside = layers[0].self_attn.q_proj.in_features != shape.hidden_size
+        self._reserve(MOST_ROWS, keys)
+
+    def _layer(self, layer: Any) -> list[int]:
+        # Packed once: each text, and a cache that grows, make their own call. A linear that stands
+        # alone is packed already.
+        if "packed_products" not in vars(layer):
+            layer.packed_products = [
+                group[0].product if len(group) == 1 else Product.of(group)
+                for group in linears_of_layer(layer)
+            ]
+        attention, first = layer.self_attn, layer.input_layernorm
+        beside = first.weight if hasattr(layer, "hidden_norm") else None
+        return self._layer_words(
+            getattr(getattr(layer, "hidden_norm", first), "weight", None),
+            layer.post_attention_layernorm.weight,
+            layer.packed_products,
+            [getattr(norm, "weight", None) for norm in (attention.q_norm, attention.k_norm)],
+            beside,
+        )
+
+    def run(self, features: torch.Tensor, rows: Rows, tokens: torch.Tensor | None) -> torch.Tensor:
+        """``[rows, hidden]`` behind the layers.
+
+        Args:
+            features: ``[rows, hidden]``.
+            tokens: ``[rows, hidden]`` embeddings, for layers that read them.
+        """
+        n, words = len(rows), self._words
+        # The rows may be of several texts, each with a cache of its own size.
+        keys = max(segment.keys for segment in rows.segments)
+        if n > self._rows or keys > self._keys:
+            self._reserve(max(n, self._rows), max(keys, self._keys))
+        if self._joins:
+            assert tokens is not None
+            both = torch.cat([tokens, features], dim=-1)
+            states = torch.empty_like(tokens)
+        else:
+            states = features.clone(memory_format=torch.contiguous_format)
+            both = torch.empty(n, 2 * self._hidden) if self._beside else states
+        beside = states if tokens is None else tokens.contiguous()
+        words[pass_kernels.JOINED] = both.data_ptr()
+        words[pass_kernels.BESIDE] = beside.data_ptr()
+        self._call(states, rows.cos, rows.sin, rows.segments)
+        return states
+
+
+class TrainedHead(nn.Module):
+    """Base of trained heads: they read the target's states, and guess from features.
+
+    A head without ``layers`` has the states themselves as features, and no cache. Of one with
+    layers entry j of the cache pairs the state of token j (or the head's own feature of the entry
+    before) with the embedding of token j + 1; its output is the feature of token j + 1.
+
+    A class with layers gives `_read`, and what of `_featuring`, `_embedded`, `_behind`, `join` and
+    `compilable` differs.
 
     Attributes:
+        shape: of its layers.
         embedding: where it is not the target's.
         target_ids: ``[own vocab]`` the target's id of each of the head's own; None where they
             agree.
+        cache: of this text; there is none before `reserve`.
     """
 
     target: TargetEmbeddings
+    shape: LayerShape
     embedding: torch.Tensor | None
     target_ids: torch.Tensor | None
-    cache: RowCache | None
-    compiled: CompiledHead | None  # runs the layers for a few rows
-    layers: nn.ModuleList
+    cache: RowCache
+    layers: nn.ModuleList | tuple[nn.Module, ...]
+    compilable = True
 
-    def __init__(self, target: TargetEmbeddings, shape: LayerShape) -> None:
+    def __init__(self, target: TargetEmbeddings, shape: LayerShape | None = None) -> None:
         super().__init__()
         # Past nn.Module's setter: a target that is a module must not become a part of its head.
         object.__setattr__(self, "target", target)
-        self.shape = shape
-        self.embedding = self.target_ids = self.cache = self.compiled = None
+        self.layers = ()
+        if shape is not None:
+            self.shape = shape
+        self.embedding = self.target_ids = None
+        self.compiled: CompiledHead | None = None  # runs the layers for a few rows
 
-    def reserve(self, max_len: int, max_nodes: int) -> None:
+    @property
+    def join(self) -> nn.Module | None:
+        """What makes one state of embedding and feature before the layers."""
+        return None
+
+    def reserve(self, max_len: int, max_nodes: int = 0) -> None:
         """Make the cache, for texts and trees of these sizes; what it held is lost."""
+        if not self.layers:
+            return
         weight = next(self.parameters())
         self.cache = RowCache(
             self.shape,
@@ -146,8 +267,15 @@ class FeatureHead(nn.Module):
             dtype=weight.dtype,
             device=weight.device,
         )
-        self.compiled = self._in_one_call(self.cache.rows)
-        self.cache.few = 0 if self.compiled is None else MOST_ROWS
+        groups = [group for layer in self.layers for group in linears_of_layer(layer)]
+        linears = [linear for group in groups for linear in group]
+        join: Any = self.join
+        linears += [] if join is None else [join]
+        packed = all(isinstance(linear, PackedLinear) for linear in linears)
+        self.compiled = None
+        if packed and self.compilable and self.shape.window is None:
+            self.compiled = CompiledHead(list(self.layers), self.shape, join, self.cache.rows)
+            self.cache.few = MOST_ROWS
 
     def catch_up(self, ids: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Read the rows committed since the last call; guessed nodes are dropped.
@@ -155,8 +283,8 @@ class FeatureHead(nn.Module):
         Args:
             ids: ``[n]`` the target's id of the token *after* each row, the last one the root of
                 the next draft.
-            states: ``[n, width]`` the target's states of the rows. EAGLE-1: after its final norm.
-                EAGLE-3: of its layers, side by side from the lowest up.
+            states: ``[n, width]`` the target's states of the rows, after its final norm. EAGLE-3:
+                of its layers, side by side from the lowest up.
 
         Returns:
             ``[n, hidden]`` guessed features; the last one leads to the tree's first level.
@@ -168,9 +296,10 @@ class FeatureHead(nn.Module):
 
     def catching_up(self, ids: torch.Tensor, states: torch.Tensor) -> ModelWork[torch.Tensor]:
         """`catch_up`, its passes handed out."""
-        assert self.cache is not None, "reserve() comes first"
+        if not self.layers:
+            return states
         features = yield from self._featuring(states)
-        rows = self.cache.committed_rows(len(ids))
+        rows = self.cache.committed_rows(len(states))
         out: torch.Tensor = yield self._call(ids, features, rows)
         return out
 
@@ -194,13 +323,22 @@ class FeatureHead(nn.Module):
         self, ids: torch.Tensor, features: torch.Tensor, parents: torch.Tensor
     ) -> ModelWork[torch.Tensor]:
         """`extend`, its pass handed out."""
-        assert self.cache is not None, "reserve() comes first"
         out: torch.Tensor = yield self._call(ids, features, self.cache.node_rows(parents))
         return out
 
+    def step(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """``[n, hidden]`` features behind ``rows``: of a compiled call, or layer by layer.
+
+        A graph records the latter.
+        """
+        tokens = self._embedded(ids)
+        if rows.segments and self.compiled is not None:
+            return self._behind(self.compiled.run(features, rows, tokens))
+        return self._behind(self._read(tokens, features, rows))
+
     def scoring(self, features: torch.Tensor) -> ModelWork[torch.Tensor]:
         """`logits` of features ``[n, hidden]``, its product handed out."""
-        logits: torch.Tensor = yield row_call(self._key("logits"), self.logits, features)
+        logits: torch.Tensor = yield row_call(self.key("logits"), self.logits, features)
         return logits
 
     def to_target_ids(self, ids: torch.Tensor) -> torch.Tensor:
@@ -210,41 +348,36 @@ class FeatureHead(nn.Module):
         """``[..., own vocab]`` of guessed features."""
         raise NotImplementedError
 
+    def key(self, *what: Hashable) -> Hashable:
+        """What calls must have in common; twins have their parts."""
+        return *what, id(self._modules)
+
     def _featuring(self, states: torch.Tensor) -> ModelWork[torch.Tensor]:
         """What the layer reads in place of a guessed feature."""
         yield from ()
         return states
 
-    def _key(self, what: str) -> Hashable:
-        return what, id(self.layers)  # twins have it in common
+    def _embedded(self, ids: torch.Tensor) -> torch.Tensor | None:
+        """What the layers read of ids, ``[n, hidden]``."""
+        return (self.target.embedding if self.embedding is None else self.embedding)[ids]
 
     def _call(self, ids: torch.Tensor, features: torch.Tensor, rows: Rows) -> ModelCall:
-        assert self.cache is not None
-        return ModelCall(self._key("layers"), (ids, features, rows, self.cache), self._run)
+        return ModelCall(self.key("layers"), (ids, features, rows, self.cache), self._answer)
 
-    def _run(
+    def _answer(
         self, asked: Sequence[tuple[torch.Tensor, torch.Tensor, Rows, RowCache]]
     ) -> Sequence[torch.Tensor]:
         if len({bool(rows.segments) for _, _, rows, _ in asked}) == 2:
-            return [self._run([one])[0] for one in asked]
-        ids, features = (joined(parts) for parts in list(zip(*asked, strict=True))[:2])
-        tokens = (self.target.embedding if self.embedding is None else self.embedding)[ids]
-        together = joint_rows([rows for _, _, rows, _ in asked])
-        if together.segments and self.compiled is not None:
-            out = self._behind(self.compiled.run(features, together, tokens))
-        else:
-            out = self._read(tokens, features, together)
-        for _, _, rows, cache in asked:
-            cache.keep(rows)
-        return split(out, [len(rows) for _, _, rows, _ in asked])
+            return [self._answer([one])[0] for one in asked]
+        ids, features, rows, caches = zip(*asked, strict=True)
+        out = self.step(joined(ids), joined(features), joint_rows(rows))
+        for cache, own in zip(caches, rows, strict=True):
+            cache.keep(own)
+        return split(out, [len(own) for own in rows])
 
-    def _read(self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """``[n, hidden]`` the features that the layers guess."""
+    def _read(self, tokens: Any, features: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """``[n, hidden]`` behind the layers."""
         raise NotImplementedError
-
-    def _in_one_call(self, keys: int) -> CompiledHead | None:
-        """What runs the layers in one call, over texts of ``keys`` rows; None: nothing does."""
-        return None
 
     def _behind(self, states: torch.Tensor) -> torch.Tensor:
         """The features, of ``states [n, hidden]`` behind the layers."""

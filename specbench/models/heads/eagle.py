@@ -14,8 +14,7 @@ from torch import nn
 
 from specbench.decoding.protocols import TargetEmbeddings
 from specbench.models.heads import checkpoint
-from specbench.models.heads.compiled_head import CompiledHead, compiled_head
-from specbench.models.heads.decoder import DecoderLayer, FeatureHead
+from specbench.models.heads.decoder import DecoderLayer, TrainedHead
 from specbench.models.heads.layer_shape import LayerShape, read_shape
 from specbench.models.heads.row_cache import Rows
 
@@ -26,7 +25,7 @@ FILES = ("model.safetensors", "pytorch_model.bin")
 _OPTIONAL = r"embed_tokens\.weight|layers\.0\.self_attn\.rotary_emb\.inv_freq"
 
 
-class EagleHead(FeatureHead):
+class EagleHead(TrainedHead):
     """The head of one checkpoint. No norm stands before the attention or behind the layer.
 
     Args:
@@ -38,12 +37,13 @@ class EagleHead(FeatureHead):
         self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=bias)
         self.layers = nn.ModuleList([DecoderLayer(shape, input_norm=False)])
 
+    @property
+    def join(self) -> nn.Module:
+        return self.fc
+
     def _read(self, tokens: torch.Tensor, features: torch.Tensor, rows: Rows) -> torch.Tensor:
         out: torch.Tensor = self.layers[0](self.fc(torch.cat([tokens, features], dim=-1)), rows)
         return out
-
-    def _in_one_call(self, keys: int) -> CompiledHead | None:
-        return compiled_head(list(self.layers), self.shape, self.fc, keys)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """``[..., vocab]`` of guessed features, which are states behind the final norm already."""
@@ -51,37 +51,26 @@ class EagleHead(FeatureHead):
 
 
 def load(
-    folder: Path,
-    target: TargetEmbeddings,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    rope_theta: float | None = None,
+    folder: Path, target: TargetEmbeddings, *, dtype: torch.dtype, device: torch.device
 ) -> EagleHead:
-    """The EAGLE-1 or EAGLE-2 head in ``folder``.
-
-    Args:
-        rope_theta: instead of the configuration's; EAGLE-1's own code takes 10000 whatever that
-            says.
+    """Load the EAGLE-1 or EAGLE-2 head in ``folder``.
 
     Raises:
         WeightsNotFound: missing, damaged, or not for this target; names the keys.
         ConfigurationError: the layer that config.json describes is not read here.
     """
-    found = checkpoint.read(folder, FILES)
-    where = str(folder / "config.json")
-    shape = read_shape(found.config, where, rope_theta=rope_theta, bias_key="qkv_bias")
+    stored = checkpoint.read(folder, FILES)
+    shape = read_shape(stored.config, str(folder / "config.json"), qkv_bias_alone=True)
     hidden = target.embedding.shape[1]
     if shape.hidden_size != hidden:
-        raise found.refuse(
+        raise stored.refuse(
             f"is for targets of hidden_size {shape.hidden_size}; this one has "
             f"{hidden}. Take the head of this target."
         )
     with torch.device("meta"):
         # A configuration without the key means true: the code that trained the heads has it so.
-        head = EagleHead(target, shape, bias=bool(found.config.get("bias", True)))
-    names = {name: name for name in head.state_dict()}
-    checkpoint.fill(head, names, found, target, dtype=dtype, device=device, ignored=_OPTIONAL)
-    head.embedding = checkpoint.own_embedding(found, target, hidden, dtype=dtype, device=device)
+        head = EagleHead(target, shape, bias=bool(stored.config.get("bias", True)))
+    checkpoint.fill(head, stored, target, dtype=dtype, device=device, ignored=_OPTIONAL)
+    head.embedding = checkpoint.own_embedding(stored, target, hidden, dtype=dtype, device=device)
     log.info("%s: EAGLE with rope_theta %g", folder, shape.rope_theta)
     return head

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
 import torch
+from pydantic import BaseModel
 from torch import nn
 
-from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, alone
+from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings
 from specbench.models.heads import checkpoint
-from specbench.models.heads.compiled_head import MOST_ROWS, CompiledHead, compiled_head
-from specbench.models.heads.decoder import DecoderLayer, joined, split
-from specbench.models.heads.layer_shape import LayerShape, read_shape
-from specbench.models.heads.row_cache import RowCache, Rows, joint_rows
+from specbench.models.heads.decoder import DecoderLayer, ResidualBlock, TrainedHead, split
+from specbench.models.heads.layer_shape import LayerShape, checked, read_shape
+from specbench.models.heads.row_cache import Rows
 
 FILES = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
-_PREFIX = "prefix_embeding_layer"  # sic
 # Persistent buffers and modules that were registered by accident; nothing reads them.
 _UNREAD = (
-    rf"{_PREFIX}\.(layers\.0\.self_attn\.rotary_emb\.inv_freq|embed_tokens\.weight)"
+    r"prefix_embeding_layer\.(layers\.0\.self_attn\.rotary_emb\.inv_freq|embed_tokens\.weight)"
     r"|input_embed_fn\.weight"
 )
+
+
+class _Config(BaseModel):
+    hydra_head_arch: Literal["mlp", "prefix-mlp"]
+    hydra_num_layers: int
+    grounded_heads: Literal[True] = True
+    hidden_state_offset: Literal[0] = 0
 
 
 class PrefixLayer(nn.Module):
@@ -35,48 +40,32 @@ class PrefixLayer(nn.Module):
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
-        self.layer = DecoderLayer(shape)
+        self.layers = nn.ModuleList([DecoderLayer(shape)])
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
 
-class HydraHead(nn.Module):
-    """One head: a block that narrows, one that is run several times, and an LM head with bias.
+class NarrowingBlock(nn.Module):
+    """A head's first block: from the state and the tokens of a path to one state."""
 
-    Args:
-        vocab: of the LM head; None where the target's is shared.
-    """
-
-    def __init__(self, depth: int, hidden: int, vocab: int | None, n_blocks: int) -> None:
+    def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self._repeats = n_blocks - 1
-        width = (depth + 2) * hidden
-        self.first = nn.Linear(width, hidden)
-        self.first_residual = nn.Linear(width, hidden)
-        self.block = nn.Linear(hidden, hidden) if self._repeats else None
-        self.lm_head = None if vocab is None else nn.Linear(hidden, vocab)
+        self.linear = nn.Linear(width, hidden)
+        self.res_connection = nn.Linear(width, hidden)
 
-    def forward(self, z: torch.Tensor) -> torch.Tensor:
-        """What the LM head reads, ``[n, hidden]``."""
-        x: torch.Tensor = nn.functional.silu(self.first(z)) + self.first_residual(z)
-        for _ in range(self._repeats):
-            assert self.block is not None
-            x = x + nn.functional.silu(self.block(x))
-        return x
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = nn.functional.silu(self.linear(x)) + self.res_connection(x)
+        return out
 
 
-class HydraHeads(nn.Module):
-    """The heads of one checkpoint.
+class HydraHeads(TrainedHead):
+    """The heads of one checkpoint, whose feature is what all heads of a draft read.
 
     Args:
-        prefix: the shape of Hydra++'s prefix layer; None for plain Hydra.
+        prefix: the shape of Hydra++'s prefix layer; None for plain Hydra, which has no layers.
         own_lm_heads: whether each head has an LM head; else the target's is shared, as Medusa's
             second format has it. No published checkpoint does: they are large where the vocabulary
             is and the target is not.
     """
-
-    target: TargetEmbeddings
-    cache: RowCache | None
-    compiled: CompiledHead | None  # runs the prefix layer for a few rows
 
     def __init__(
         self,
@@ -87,77 +76,40 @@ class HydraHeads(nn.Module):
         prefix: LayerShape | None,
         own_lm_heads: bool = True,
     ) -> None:
-        super().__init__()
-        object.__setattr__(self, "target", target)  # no part of the head, see MedusaHeads
-        self.cache = self.compiled = None
-        self._shape = prefix
-        self.prefix = None if prefix is None else PrefixLayer(prefix)
+        super().__init__(target, prefix)
         vocab, size = target.embedding.shape
-        self.heads = nn.ModuleList(
-            HydraHead(depth, size, vocab if own_lm_heads else None, n_blocks)
-            for depth in range(n_heads)
-        )
+        self.prefix_embeding_layer = None  # sic
+        if prefix is not None:
+            self.prefix_embeding_layer = PrefixLayer(prefix)
+            self.layers = tuple(self.prefix_embeding_layer.layers)
+        self.hydra_mlp, self.hydra_lm_head = nn.ModuleList(), nn.ModuleList()
+        for depth in range(n_heads):
+            blocks: list[nn.Module] = [NarrowingBlock((depth + 2) * size, size)]
+            blocks += [ResidualBlock(size)] * (n_blocks - 1)  # one that is run several times
+            lm_head: nn.Module = nn.Linear(size, vocab)
+            # With a prefix layer each module stands behind one of dropout, which takes a number.
+            if prefix is not None:
+                blocks = [part for block in blocks for part in (nn.Identity(), block)]
+                lm_head = nn.Sequential(nn.Identity(), lm_head)
+            self.hydra_mlp.append(nn.Sequential(*blocks))
+            if own_lm_heads:
+                self.hydra_lm_head.append(lm_head)
 
-    def reserve(self, max_len: int) -> None:
-        """Make the prefix layer's cache, for texts of ``max_len`` tokens; what it held is lost."""
-        if self._shape is not None:
-            weight = next(self.parameters())
-            self.cache = RowCache(
-                self._shape, max_len=max_len, max_nodes=0, dtype=weight.dtype, device=weight.device
-            )
-            assert self.prefix is not None
-            self.compiled = compiled_head([self.prefix.layer], self._shape, None, self.cache.rows)
-            self.cache.few = 0 if self.compiled is None else MOST_ROWS
+    def _embedded(self, ids: torch.Tensor) -> None:
+        """The prefix layer reads states alone."""
 
-    def catch_up(self, states: torch.Tensor) -> torch.Tensor:
-        """Read the rows committed since the last call: a prompt, or the root and accepted nodes.
-
-        Args:
-            states: ``[n, hidden]`` the target's states after its final norm.
-
-        Returns:
-            ``[hidden]`` what all heads of the next draft read.
-        """
-        return alone(self.catching_up(states))
-
-    def catching_up(self, states: torch.Tensor) -> ModelWork[torch.Tensor]:
-        """`catch_up`, its pass handed out."""
-        if self.prefix is None:
-            return states[-1]
-        assert self.cache is not None, "reserve() comes first"
-        asked = (states, self.cache.committed_rows(len(states)), self.cache)
-        out: torch.Tensor = yield ModelCall(("prefix", id(self.heads)), asked, self._run_prefix)
+    def _read(self, tokens: object, features: torch.Tensor, rows: Rows) -> torch.Tensor:
+        out: torch.Tensor = self.layers[0](features, rows)
         return out
 
-    def _run_prefix(
-        self, asked: Sequence[tuple[torch.Tensor, Rows, RowCache]]
-    ) -> Sequence[torch.Tensor]:
-        assert self.prefix is not None
-        if len({bool(rows.segments) for _, rows, _ in asked}) == 2:
-            return [self._run_prefix([one])[0] for one in asked]
-        rows = joint_rows([rows for _, rows, _ in asked])
-        states = joined([states for states, _, _ in asked])
-        if rows.segments and self.compiled is not None:
-            out = self.compiled.run(states, rows)
-        else:
-            out = self.prefix.layer(states, rows)
-        for _, own, cache in asked:
-            cache.keep(own)
-        ends = np.cumsum([len(own) for _, own, _ in asked]) - 1
-        last: torch.Tensor = self.prefix.norm(out[ends.tolist()])
-        found: list[torch.Tensor] = list(last)
-        return found
-
-    def read_fixed(self, states: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """`catch_up` on `FixedRows`, of the first ``count [1]`` of ``states``: ``[1, hidden]``."""
-        assert self.prefix is not None and self.cache is not None
-        out = self.prefix.layer(states, self.cache.committed_rows(len(states)))
-        last: torch.Tensor = self.prefix.norm(out.index_select(0, count - 1))
-        return last
+    def _behind(self, states: torch.Tensor) -> torch.Tensor:
+        assert self.prefix_embeding_layer is not None
+        prefix: torch.Tensor = self.prefix_embeding_layer.norm(states)
+        return prefix
 
     def guessing(self, prefix: torch.Tensor, paths: torch.Tensor) -> ModelWork[torch.Tensor]:
         """`forward`, its products handed out."""
-        shared = ("guess", id(self.heads), paths.shape[1])
+        shared = self.key("guess", paths.shape[1])
         logits: torch.Tensor = yield ModelCall(shared, (prefix, paths), self._guess)
         return logits
 
@@ -173,7 +125,7 @@ class HydraHeads(nn.Module):
         """Guesses behind nodes of one depth.
 
         Args:
-            prefix: ``[hidden]`` of `catch_up`, or ``[n, hidden]`` of several.
+            prefix: ``[1, hidden]`` the last feature of `catch_up`, or ``[n, hidden]`` of several.
             paths: ``[n, d + 1]`` ids from the root down to each node of depth d; ``[1, 1]`` is the
                 root, for which head 0 guesses.
 
@@ -181,15 +133,15 @@ class HydraHeads(nn.Module):
             Logits ``[n, vocab]`` of head d.
         """
         states = self.states(prefix, paths)
-        head: Any = self.heads[paths.shape[1] - 1]
-        logits: torch.Tensor = (head.lm_head or self.target.logits)(states)
+        lm_head = self.hydra_lm_head[paths.shape[1] - 1] if self.hydra_lm_head else None
+        logits: torch.Tensor = (lm_head or self.target.logits)(states)
         return logits
 
     def states(self, prefix: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
-        """What the LM head reads, ``[n, hidden]``; ``prefix`` may be ``[n, hidden]`` too."""
+        """What the LM head reads, ``[n, hidden]``, of the arguments of `forward`."""
         n, read = paths.shape
         tokens = self.target.embedding[paths].reshape(n, -1)
-        states: torch.Tensor = self.heads[read - 1](
+        states: torch.Tensor = self.hydra_mlp[read - 1](
             torch.cat([prefix.expand(n, -1), tokens], dim=1)
         )
         return states
@@ -203,70 +155,36 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
 ) -> HydraHeads:
-    """The Hydra heads in ``folder``.
+    """Load the Hydra heads in ``folder``.
 
     Args:
         target_config: the target's config.json: the prefix layer is a layer of its kind.
 
     Raises:
         WeightsNotFound: missing, damaged, or not for this target.
-        ConfigurationError: the target's layers are of a kind that is not read here.
+        ConfigurationError: config.json, or the target's layers, are of a kind that is not read
+            here.
     """
-    found = checkpoint.read(folder, FILES)
-    arch = found.config.get("hydra_head_arch")
-    if arch not in ("mlp", "prefix-mlp"):
-        raise found.refuse(
-            f"has hydra_head_arch {arch!r} in its config.json; only mlp and prefix-mlp can be "
-            "read. Take another head."
-        )
-    for key, wanted in (("grounded_heads", True), ("hidden_state_offset", 0)):
-        if found.config.get(key, wanted) != wanted:
-            raise found.refuse(
-                f"has {key}={found.config[key]!r} in its config.json; only {wanted!r} can be read. "
-                "Take another head."
-            )
-    n_heads = checkpoint.count(found.tensors, r"hydra_mlp\.(\d{1,2})\.")
-    n_blocks = found.config.get("hydra_num_layers")
-    if not n_heads or type(n_blocks) is not int or n_blocks < 1:
-        raise found.refuse(
-            f"has {n_heads} heads (keys hydra_mlp.0…) of hydra_num_layers={n_blocks!r} blocks: "
-            "this is not a Hydra head. Take one, with its own config.json."
+    stored = checkpoint.read(folder, FILES)
+    config = checked(_Config, stored.config, str(folder / "config.json"))
+    n_heads = checkpoint.count(stored.tensors, r"hydra_mlp\.(\d{1,2})\.")
+    if not n_heads or config.hydra_num_layers < 1:
+        raise stored.refuse(
+            f"has {n_heads} heads (keys hydra_mlp.0…) of hydra_num_layers="
+            f"{config.hydra_num_layers} blocks: this is not a Hydra head. Take one, with its own "
+            "config.json."
         )
     # One more than the file has is enough to be told which is missing.
-    n_blocks = min(n_blocks, 1 + checkpoint.count(found.tensors, r"hydra_mlp\.0\.(\d{1,2})\."))
-    own = any(key.startswith("hydra_lm_head.") for key in found.tensors)
-    prefix = read_shape(target_config, "the target") if arch == "prefix-mlp" else None
+    most = 1 + checkpoint.count(stored.tensors, r"hydra_mlp\.0\.(\d{1,2})\.")
+    prefixed = config.hydra_head_arch == "prefix-mlp"
+    prefix = read_shape(target_config, "the target") if prefixed else None
     with torch.device("meta"):
         hydra = HydraHeads(
-            target, n_heads=n_heads, n_blocks=n_blocks, prefix=prefix, own_lm_heads=own
+            target,
+            n_heads=n_heads,
+            n_blocks=min(config.hydra_num_layers, most),
+            prefix=prefix,
+            own_lm_heads=any(key.startswith("hydra_lm_head.") for key in stored.tensors),
         )
-    names = key_names(hydra, n_blocks)
-    checkpoint.fill(hydra, names, found, target, dtype=dtype, device=device, ignored=_UNREAD)
+    checkpoint.fill(hydra, stored, target, dtype=dtype, device=device, ignored=_UNREAD)
     return hydra
-
-
-def key_names(hydra: HydraHeads, n_blocks: int) -> dict[str, str]:
-    """The module's name of each key of a file.
-
-    With a prefix layer each block stands behind a dropout module, which takes a number of its own.
-    Blocks from the second on are one module under several names.
-    """
-    dropout = hydra.prefix is not None
-    numbers = [2 * block + 1 if dropout else block for block in range(n_blocks)]
-    names: dict[str, str] = {}
-    for i, head in enumerate(hydra.heads):
-        for part in ("weight", "bias"):
-            key = f"hydra_mlp.{i}.{numbers[0]}"
-            names[f"{key}.linear.{part}"] = f"heads.{i}.first.{part}"
-            names[f"{key}.res_connection.{part}"] = f"heads.{i}.first_residual.{part}"
-            for number in numbers[1:]:
-                names[f"hydra_mlp.{i}.{number}.linear.{part}"] = f"heads.{i}.block.{part}"
-            if head.lm_head is not None:
-                key = f"hydra_lm_head.{i}.1" if dropout else f"hydra_lm_head.{i}"
-                names[f"{key}.{part}"] = f"heads.{i}.lm_head.{part}"
-    for name in hydra.state_dict():
-        if name.startswith("prefix.layer."):
-            names[name.replace("prefix.layer", f"{_PREFIX}.layers.0")] = name
-        elif name.startswith("prefix.norm."):
-            names[name.replace("prefix", _PREFIX)] = name
-    return names

@@ -9,16 +9,47 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from specbench.errors import ConfigurationError, first_line
+from specbench.errors import ConfigurationError, first_line, what_it_must_be
 
-DEFAULT_THETA = 10000.0  # also of heads whose target has another
-_FIXED = ("linear", "llama3", "yarn")  # scalings that no text's length moves
-_LARGEST = 2**20  # of a size; no layer is made of a larger one
+Size = Annotated[int, Field(strict=True, ge=1, le=2**20)]
+_Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+_Read = TypeVar("_Read", bound=BaseModel)
 _OWN = "Take the head's own config.json."
+
+
+class _Rope(BaseModel):
+    """Of the scalings those that no text's length moves."""
+
+    model_config = ConfigDict(extra="allow")
+    rope_theta: _Positive | None = None
+    rope_type: Annotated[
+        Literal["default", "linear", "llama3", "yarn"],
+        Field(validation_alias=AliasChoices("rope_type", "type")),
+    ] = "default"
+
+
+class _Layer(BaseModel):
+    hidden_size: Size
+    intermediate_size: Size
+    num_attention_heads: Size
+    # Older configurations leave it out; every head then has its own keys, whatever the target has.
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    hidden_act: Literal["silu"] = "silu"
+    rms_norm_eps: _Positive = 1e-6
+    rope_theta: _Positive | None = None
+    rope_parameters: _Rope = _Rope()
+    rope_scaling: _Rope = _Rope()
+    sliding_window: Size | None = None
+    use_sliding_window: bool | None = None
+    attention_bias: bool = False
+    qkv_bias: bool = False
+    model_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,93 +89,73 @@ class LayerShape:
         return scaled[0].double(), float(scaled[1])
 
 
-def read_shape(
-    config: Mapping[str, Any],
-    where: str,
-    *,
-    rope_theta: float | None = None,
-    bias_key: str = "attention_bias",
-) -> LayerShape:
-    """The layer that ``config`` describes.
+def checked(kind: type[_Read], config: Mapping[str, Any], where: str) -> _Read:
+    """Read the keys of ``kind`` from a configuration; one of null counts as missing.
 
     Args:
         where: the file, for messages.
-        rope_theta: instead of the configuration's, which some authors' code ignores.
-        bias_key: what says that queries, keys and values have biases.
+
+    Raises:
+        ConfigurationError: a key is missing or has another kind of value.
+    """
+    try:
+        return kind.model_validate({k: v for k, v in config.items() if v is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        got = "nothing" if first["type"] == "missing" else repr(first["input"])
+        raise ConfigurationError(
+            f"{where}: `{key}` must be {what_it_must_be(error)}, got {got}. {_OWN}"
+        ) from None
+
+
+def read_shape(
+    config: Mapping[str, Any], where: str, *, qkv_bias_alone: bool = False
+) -> LayerShape:
+    """Read the layer that ``config`` describes.
+
+    Args:
+        where: the file, for messages.
+        qkv_bias_alone: whether ``qkv_bias`` says that queries, keys and values have biases; else
+            ``attention_bias`` says it of them and of the output.
 
     Raises:
         ConfigurationError: a size is missing or makes no layer, or the layer is of another kind.
     """
-    hidden = read_size(config, "hidden_size", where)
-    heads = read_size(config, "num_attention_heads", where)
-    # Older configurations leave it out; every head then has its own keys, whatever the target has.
-    kv_heads = read_size(config, "num_key_value_heads", where, heads)
-    head_dim = read_size(config, "head_dim", where, hidden // heads)
-    if heads % kv_heads or head_dim % 2 or heads * head_dim > _LARGEST:
+    layer = checked(_Layer, config, where)
+    hidden, heads = layer.hidden_size, layer.num_attention_heads
+    kv_heads = layer.num_key_value_heads or heads
+    head_dim = layer.head_dim or hidden // heads
+    if heads % kv_heads or head_dim % 2 or not 1 <= heads * head_dim <= 2**20:
         raise ConfigurationError(
             f"{where}: {heads} heads of {head_dim} cannot share {kv_heads} key heads "
             f"(num_attention_heads, head_dim, num_key_value_heads). {_OWN}"
         )
-    activation = config.get("hidden_act", "silu")
-    if activation != "silu":
+    ropes = (layer, layer.rope_parameters, layer.rope_scaling)
+    thetas = {rope.rope_theta for rope in ropes if rope.rope_theta is not None}
+    if len(thetas) > 1:
         raise ConfigurationError(
-            f"{where}: hidden_act is {activation!r}; only silu can be read. Take a head with silu."
+            f"{where}: rope_theta must be one number, got {', '.join(map(str, sorted(thetas)))} "
+            "in several places. Remove what the head was not trained with."
         )
-    theta, scaling = _rope(config, where)
-    qwen3 = config.get("model_type") == "qwen3"
-    window = None
-    windowed = config.get("use_sliding_window", not qwen3) is not False
-    if windowed and config.get("sliding_window") is not None:
-        window = read_size(config, "sliding_window", where)
-    attention_bias = bool(config.get("attention_bias", False))
+    scalings = [rope.model_dump() for rope in ropes[1:] if rope.rope_type != "default"]
+    qwen3 = layer.model_type == "qwen3"
+    windowed = layer.use_sliding_window if layer.use_sliding_window is not None else not qwen3
     shape = LayerShape(
         hidden_size=hidden,
-        intermediate_size=read_size(config, "intermediate_size", where),
+        intermediate_size=layer.intermediate_size,
         n_heads=heads,
         n_kv_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=_positive(config.get("rms_norm_eps", 1e-6), "rms_norm_eps", where),
-        rope_theta=theta if rope_theta is None else rope_theta,
-        rope_scaling=scaling,
-        qkv_bias=bool(config.get(bias_key, False)),
-        o_bias=attention_bias and bias_key == "attention_bias",
+        rms_norm_eps=layer.rms_norm_eps,
+        rope_theta=next(iter(thetas), 10000.0),  # also of heads whose target has another
+        rope_scaling=scalings[-1] if scalings else None,
+        qkv_bias=layer.qkv_bias if qkv_bias_alone else layer.attention_bias,
+        o_bias=layer.attention_bias and not qkv_bias_alone,
         head_norms=qwen3,
-        window=window,
+        window=layer.sliding_window if windowed else None,
     )
-    _check_positions(shape, where)
-    return shape
-
-
-def read_size(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    """A whole number above 0; ``default`` where the key is missing or null.
-
-    Raises:
-        ConfigurationError: it is something else.
-    """
-    value = config.get(key)
-    value = default if value is None else value
-    if type(value) is not int or not 1 <= value <= _LARGEST:
-        raise ConfigurationError(f"{where}: {key} is {value!r}, not a size. {_OWN}")
-    return value
-
-
-def _positive(value: Any, key: str, where: str) -> float:
-    try:
-        number = math.nan if isinstance(value, bool | str) else float(value)
-    except (TypeError, OverflowError):
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise ConfigurationError(f"{where}: {key} is {value!r}, not a number above 0. {_OWN}")
-    return number
-
-
-def _check_positions(shape: LayerShape, where: str) -> None:
-    """Refuse a scaling that lacks a value, before a text is half read.
-
-    Raises:
-        ConfigurationError: no finite angle comes out.
-    """
-    try:
+    try:  # before a text is half read
         frequencies, factor = shape.inverse_frequencies()
         reason = "" if frequencies.isfinite().all() and math.isfinite(factor) else "not finite"
     except Exception as error:  # what transformers raises depends on the value and the scaling
@@ -154,35 +165,4 @@ def _check_positions(shape: LayerShape, where: str) -> None:
             f"{where}: rope_theta={shape.rope_theta:g} with rope_scaling={shape.rope_scaling} "
             f"gives no positions ({reason}). {_OWN}"
         )
-
-
-def _rope(config: Mapping[str, Any], where: str) -> tuple[float, Mapping[str, Any] | None]:
-    """Theta and scaling; theta may stand in three places, which must agree."""
-    thetas: dict[str, float] = {}
-    scaling: Mapping[str, Any] | None = None
-    for place in ("rope_parameters", "rope_scaling"):
-        nested = config.get(place)
-        if not nested:
-            continue
-        if not isinstance(nested, dict):
-            raise ConfigurationError(f"{where}: {place} is {nested!r}, not a table. {_OWN}")
-        if nested.get("rope_theta") is not None:
-            key = f"{place}.rope_theta"
-            thetas[key] = _positive(nested["rope_theta"], key, where)
-        kind = nested.get("rope_type", nested.get("type", "default"))
-        if kind in _FIXED:
-            scaling = {**nested, "rope_type": kind}
-        elif kind != "default":
-            raise ConfigurationError(
-                f"{where}: {place} is of type {kind!r}, and only {', '.join(_FIXED)} can be "
-                "read: the others change with the length of the text. Take another "
-                "head."
-            )
-    if config.get("rope_theta") is not None:
-        thetas["rope_theta"] = _positive(config["rope_theta"], "rope_theta", where)
-    if len(set(thetas.values())) > 1:
-        said = ", ".join(f"{key}={value:g}" for key, value in thetas.items())
-        raise ConfigurationError(
-            f"{where} contradicts itself: {said}. Remove what the head was not trained with."
-        )
-    return next(iter(thetas.values()), DEFAULT_THETA), scaling
+    return shape

@@ -15,33 +15,35 @@ from torch import nn
 from specbench.decoding.protocols import ModelWork, TargetEmbeddings
 from specbench.errors import WeightsNotFound
 from specbench.models.heads import checkpoint
-from specbench.models.heads.decoder import row_call
+from specbench.models.heads.decoder import ResidualBlock, TrainedHead, row_call
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
-class MedusaHeads(nn.Module):
-    """The heads of one checkpoint.
+class MedusaHeads(TrainedHead):
+    """The heads of one checkpoint; they have no layers, and their feature is the last state.
 
     Args:
         n_blocks: times that a head's one residual block is run.
         own_lm_heads: whether each head has an LM head; else the target's is shared.
-    """
 
-    target: TargetEmbeddings
+    Attributes:
+        heads: of each one its block as often as it is run, and its LM head.
+    """
 
     def __init__(
         self, target: TargetEmbeddings, *, n_heads: int, n_blocks: int = 1, own_lm_heads: bool
     ) -> None:
-        super().__init__()
-        # Past nn.Module's setter: a target that is a module must not become a part of its head.
-        object.__setattr__(self, "target", target)
+        super().__init__(target)
         vocab, size = target.embedding.shape
-        self.n_blocks = n_blocks
-        self.blocks = nn.ModuleList(nn.Linear(size, size) for _ in range(n_heads))
-        self.lm_heads = nn.ModuleList(
-            nn.Linear(size, vocab, bias=False) for _ in range(n_heads if own_lm_heads else 0)
-        )
+        self.own_lm_heads, self._n_blocks = own_lm_heads, n_blocks
+        self.heads: tuple[nn.ModuleList, ...] = ()
+        for i in range(n_heads):
+            head = nn.ModuleList([ResidualBlock(size)] * n_blocks)
+            if own_lm_heads:
+                head.append(nn.Linear(size, vocab, bias=False))
+            self.add_module(str(i), head)
+            self.heads += (head,)
 
     def forward(self, hidden: torch.Tensor, n_heads: int | None = None) -> torch.Tensor:
         """Guesses behind each row.
@@ -55,23 +57,23 @@ class MedusaHeads(nn.Module):
             since the next one is the target's own.
         """
         states = self.states(hidden, n_heads)
-        if not self.lm_heads:
+        if not self.own_lm_heads:
             return self.target.logits(torch.stack(states, dim=1))
-        return torch.stack([u(x) for u, x in zip(self.lm_heads, states, strict=False)], dim=1)
+        return torch.stack([h[-1](x) for h, x in zip(self.heads, states, strict=False)], dim=1)
 
     def guessing(self, hidden: torch.Tensor, n_heads: int) -> ModelWork[torch.Tensor]:
         """`forward`, its products handed out."""
-        shared = ("guess", id(self.blocks), n_heads)
-        logits: torch.Tensor = yield row_call(shared, partial(self, n_heads=n_heads), hidden)
+        heads = partial(self, n_heads=n_heads)
+        logits: torch.Tensor = yield row_call(self.key("guess", n_heads), heads, hidden)
         return logits
 
     def states(self, hidden: torch.Tensor, n_heads: int | None = None) -> list[torch.Tensor]:
         """Of each of the first ``n_heads`` heads what its LM head reads, ``[n, hidden]``."""
         states = []
-        for block in self.blocks[:n_heads]:
+        for head in self.heads[:n_heads]:
             x = hidden
-            for _ in range(self.n_blocks):
-                x = x + nn.functional.silu(block(x))
+            for _ in range(self._n_blocks):
+                x = head[0](x)
             states.append(x)
         return states
 
@@ -79,7 +81,7 @@ class MedusaHeads(nn.Module):
 def load(
     folder: Path, target: TargetEmbeddings, *, dtype: torch.dtype, device: torch.device
 ) -> MedusaHeads:
-    """The Medusa-1 heads in ``folder``, of either format.
+    """Load the Medusa-1 heads in ``folder``, of either format.
 
     Heads and blocks are counted from the keys: the published ``medusa_num_heads`` is 2 where the
     file has 5.
@@ -94,21 +96,13 @@ def load(
             "its output is another model's. Take a Medusa-1 head, such as "
             "FasterDecoding/medusa-vicuna-7b-v1.3."
         )
-    found = checkpoint.read(folder, FILES)
-    n_heads = checkpoint.count(found.tensors, r"(\d{1,2})\.")
-    n_blocks = checkpoint.count(found.tensors, r"0\.(\d{1,2})\.linear\.")
+    stored = checkpoint.read(folder, FILES)
+    n_heads = checkpoint.count(stored.tensors, r"(\d{1,2})\.")
+    n_blocks = checkpoint.count(stored.tensors, r"0\.(\d{1,2})\.linear\.")
     if not n_heads or not n_blocks:
-        raise found.refuse("has no key 0.0.linear.weight: this is not a Medusa head. Take one.")
-    own = any(f"{i}.{n_blocks}.weight" in found.tensors for i in range(n_heads))
+        raise stored.refuse("has no key 0.0.linear.weight: this is not a Medusa head. Take one.")
+    own = any(f"{i}.{n_blocks}.weight" in stored.tensors for i in range(n_heads))
     with torch.device("meta"):
         heads = MedusaHeads(target, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own)
-    names: dict[str, str] = {}
-    for i in range(n_heads):
-        # The blocks of a head are one module under several names.
-        for block in range(n_blocks):
-            for part in ("weight", "bias"):
-                names[f"{i}.{block}.linear.{part}"] = f"blocks.{i}.{part}"
-        if own:
-            names[f"{i}.{n_blocks}.weight"] = f"lm_heads.{i}.weight"
-    checkpoint.fill(heads, names, found, target, dtype=dtype, device=device)
+    checkpoint.fill(heads, stored, target, dtype=dtype, device=device)
     return heads

@@ -103,7 +103,7 @@ def check_hydra(folder, arch, own=True):
     for n in (3, 1, 2):
         new = torch.randn(n, tiny_heads.HIDDEN, dtype=torch.float64, generator=generator)
         states = torch.cat([states, new])
-        prefix = head.catch_up(new)
+        prefix = head.catch_up(torch.zeros(n, dtype=torch.int64), new)[-1]
         plain = states[-1]
         if prefixed:
             plain = plain_heads.hydra_prefix(tensors, states, tiny_heads.LAYER)

@@ -8,7 +8,7 @@ import torch
 
 from specbench.kernels import panel_kernels
 from specbench.kernels.packed_linear import pack_linears
-from specbench.models.heads import compiled_head
+from specbench.models.heads import decoder
 from specbench.models.heads.eagle import EagleHead
 from specbench.models.heads.eagle3 import Eagle3Config, Eagle3Head
 from specbench.models.heads.hydra_heads import HydraHeads
@@ -17,6 +17,7 @@ from specbench.models.heads.layer_shape import LayerShape
 pytestmark = pytest.mark.skipif(not panel_kernels.available(), reason="no panels here")
 
 _VOCAB = 50
+IDS = torch.arange(9)
 
 
 def _head(kind, width=48, **more):
@@ -55,7 +56,9 @@ def test_hydras_prefix_is_that_of_the_layer():
             heads.compiled, heads.cache.few = None, 0
         torch.manual_seed(2)
         with torch.inference_mode():
-            found.append(torch.stack([heads.catch_up(torch.randn(n, 48)) for n in (9, 3, 1)]))
+            found.append(
+                torch.cat([heads.catch_up(IDS[:n], torch.randn(n, 48)) for n in (9, 3, 1)])
+            )
     torch.testing.assert_close(*found, atol=2e-5, rtol=2e-5)
 
 
@@ -97,7 +100,7 @@ def test_guesses_are_those_of_the_layers(kind, more, threads):
 @pytest.mark.parametrize("kind", ["eagle", "eagle3 of 1"])
 def test_texts_in_one_call_are_each_as_alone(kind, monkeypatch):
     """Also where one text's rows are too many for a call, and more rows than were reserved for."""
-    monkeypatch.setattr(compiled_head, "MOST_ROWS", 4)
+    monkeypatch.setattr(decoder, "MOST_ROWS", 4)
     head, width = _head(kind)
     heads = [head, copy.copy(head), copy.copy(head)]
     counts = (2, 9, 3)

@@ -62,8 +62,8 @@ def test_hydra(sizes, heads, prefix):
     shape = read_shape(config(*sizes), "config.json")
     with torch.device("meta"):
         hydra = HydraHeads(ends(sizes[0]), n_heads=4, n_blocks=4, prefix=shape)
-    assert count(hydra.heads) == heads
-    assert count(hydra.prefix) == prefix
+    assert count(hydra.hydra_mlp) + count(hydra.hydra_lm_head) == heads
+    assert count(hydra.prefix_embeding_layer) == prefix
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_hydra(sizes, heads, prefix):
 )
 def test_eagle(sizes, others, expected):
     read = config(*sizes, **others)
-    shape = read_shape(read, "config.json", bias_key="qkv_bias")
+    shape = read_shape(read, "config.json", qkv_bias_alone=True)
     with torch.device("meta"):
         head = EagleHead(ends(sizes[0]), shape, bias=read.get("bias", True))
     assert count(head) == expected

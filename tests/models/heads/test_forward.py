@@ -1,5 +1,7 @@
 """Forward passes of trained heads are those of the files' authors, and no mistake stays unseen."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -81,8 +83,8 @@ def mistake(owner, name, *families):
 
 
 @mistake(decoder.DecoderLayer, "__init__", "eagle")
-def added_input_norm(init, self, shape, *, input_norm=True, layer=0):
-    init(self, shape, input_norm=input_norm, layer=layer)
+def added_input_norm(init, self, shape, *, input_norm=True, **more):
+    init(self, shape, input_norm=input_norm, **more)
     if not input_norm:
         self.input_layernorm = nn.RMSNorm(shape.hidden_size, elementwise_affine=False)
 
@@ -124,9 +126,9 @@ def swapped_inputs(cat, parts, dim=0):
     return cat(parts[::-1] if dim == -1 else parts, dim)
 
 
-@mistake(layer_shape, "_rope", "eagle", "eagle3", "hydra")
-def another_theta(_, config, where):
-    return 10000.0, None
+@mistake(layer_shape.LayerShape, "inverse_frequencies", "eagle", "eagle3", "hydra")
+def another_theta(frequencies, self):
+    return frequencies(replace(self, rope_theta=10000.0))
 
 
 @mistake(row_cache.RowCache, "_rows", "eagle", "eagle3")
@@ -145,9 +147,9 @@ def normed_residual(init, self, shape, *, norm_before_residual):
     init(self, shape, norm_before_residual=True)
 
 
-@mistake(eagle3.Eagle3Head, "_run", "eagle3")
-def normed_feedback(run, self, *rows):
-    return [self.norm(out) for out in run(self, *rows)]
+@mistake(eagle3.Eagle3Head, "step", "eagle3")
+def normed_feedback(step, self, *rows):
+    return self.norm(step(self, *rows))
 
 
 @mistake(eagle3.Eagle3Head, "logits", "eagle3")
@@ -161,8 +163,8 @@ def states_from_the_top(join, self, x):
 
 
 @mistake(eagle3, "_target_ids", "eagle3")
-def offsets_as_ids(_, found, draft, vocab):
-    return found.tensors["d2t"]
+def offsets_as_ids(_, stored, draft, vocab):
+    return stored.tensors["d2t"]
 
 
 @mistake(hydra_heads.PrefixLayer, "__init__", "hydra")
@@ -176,16 +178,15 @@ def path_from_the_node_up(forward, self, prefix, paths):
     return forward(self, prefix, paths.flip(1))
 
 
-@mistake(hydra_heads.HydraHead, "__init__", "hydra")
-def first_residual_dropped(init, self, depth, hidden, vocab, n_blocks):
-    init(self, depth, hidden, vocab, n_blocks)
-    self.first_residual.forward = lambda z: 0 * z[:, :hidden]
+@mistake(hydra_heads.NarrowingBlock, "__init__", "hydra")
+def first_residual_dropped(init, self, width, hidden):
+    init(self, width, hidden)
+    self.res_connection.forward = lambda z: 0 * z[:, :hidden]
 
 
-@mistake(hydra_heads.HydraHead, "__init__", "hydra")
-def block_run_once(init, self, *sizes):
-    init(self, *sizes)
-    self._repeats = 1
+@mistake(nn.Sequential, "forward", "hydra")
+def block_run_once(forward, self, x):
+    return forward(self[:4], x)
 
 
 @mistake(medusa.MedusaHeads, "forward", "medusa")
@@ -277,7 +278,6 @@ def test_a_head_that_was_trained_on_the_next_layer_is_noticed(tmp_path, caplog):
         head.cache.truncate(0)
         feature = head.catch_up(ids[1 : at + 2], joined[: at + 1])[-1]
         ids[at + 2] = head.to_target_ids(head.logits(feature).argmax(-1))
-    assert eagle3.agreement(head, states, ids, right) == 1.0
     for off in ((2, 4, 6), (4, 6, 8)):
         caplog.clear()
         assert eagle3.checked_ids(head, states, ids, off) == right
