@@ -164,22 +164,18 @@ def test_what_is_recorded_suits_the_heads_that_are_at_hand(with_heads, tmp_path,
     assert "pair.heads.medusa is not here" in caplog.text
 
 
-def test_a_run_warns_of_a_head_that_was_trained_on_other_layers(
-    with_heads, tmp_path, caplog, monkeypatch
-):
-    """As if it guessed the target's answer from the states one layer above those it reads."""
+def test_a_run_looks_for_the_layers_that_a_head_was_trained_on(with_heads, tmp_path, monkeypatch):
+    """With all states of an answer, whose own layers are then looked for."""
     texts = []
 
-    def agreement(head, all_states, ids, layers):
-        texts.append((len(all_states), {len(rows) for rows in all_states} == {len(ids)}))
-        return 0.9 if layers == (1, 1, 1) else 0.2
+    def checked_ids(head, all_states, ids, layers):
+        texts.append((len(all_states), {len(rows) for rows in all_states} == {len(ids)}, layers))
 
-    monkeypatch.setattr(eagle3, "agreement", agreement)
+    monkeypatch.setattr(eagle3, "checked_ids", checked_ids)
     entry = "compare=[{method: eagle3, total: 6, depth: 1, top_k: 3, layer_ids: [0, 0, 0]}]"
     typed = [entry, "dataset.limit=1", f"output_dir={tmp_path}/run"]
     assert run_here([*with_heads, *typed]) == 0
-    assert texts == [(3, True)] * 2
-    assert "pass layer_ids=[1, 1, 1]" in caplog.text
+    assert texts == [(3, True, (0, 0, 0))]
     done = records.read_records(tmp_path / "run")[0]
     assert {r.lossless.verdict for r in done} == {"equal"}
 
