@@ -1,4 +1,4 @@
-"""A model, prompts and drafters that a Python caller hands over, as jobs like any other."""
+"""A model, prompts and methods that a Python caller hands over, as jobs like any other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from specbench.models.given_back import given_back
 from specbench.results.manifest import BASELINE, RunManifest
 
 _DATASET = "prompts"  # what records call prompts that a caller handed over
-_UNSAVED = "DIR_OF_THE_SAVED_MODEL"  # the place of a model that lies nowhere, in commands to type
+_UNSAVED = "DIR_OF_THE_SAVED_MODEL"  # in commands to type, for a model that lies nowhere
 
 # Keys that an argument of the call or the model itself decides.
 _ARGUMENTS = {
@@ -94,7 +94,7 @@ class CallerInput:
 
     def measure(
         self,
-        drafters: Iterable[Any],
+        methods: Iterable[Any],
         folder: Path,
         cases: Sequence[Case] | None = None,
         record: str | bool = False,
@@ -103,10 +103,10 @@ class CallerInput:
         """Measure what the folder lacks; the model is given back as it was.
 
         Args:
-            drafters: see `runners.comparison.compare`.
+            methods: see `runners.comparison.compare`.
             cases: None takes all.
             record: as the key of that name.
-            strict: False leaves out drafters that cannot run.
+            strict: False leaves out methods that cannot run.
 
         Raises:
             ConfigurationError: something cannot be used; says what to type.
@@ -114,10 +114,10 @@ class CallerInput:
         with given_back(self.model):
             cfg = self.cfg.copy()
             OmegaConf.update(cfg, "record", record)
-            entries, given, cfg.compare = _entries(cfg, drafters)
+            entries, instances, cfg.compare = _entries(cfg, methods)
             if strict and len(entries) == 1:
                 raise ConfigurationError(
-                    f"drafters must hold a method other than {BASELINE}. Type drafters=['pld']."
+                    f"methods must hold another one than {BASELINE}. Type methods=['pld']."
                 )
             check_values(cfg)
             identity = run_identity(cfg)
@@ -131,21 +131,18 @@ class CallerInput:
                 cases=self.cases if cases is None else tuple(cases),
                 optional=frozenset(() if strict else (entry.label for entry in entries[1:])),
             )
-            self._run(job, given)
-
-    def _run(self, job: Job, given: Mapping[str, Drafter]) -> None:
-        loaded = loading.in_memory(job.config.model, self.model, self.tokenizer)
-        run_folder.check_owner(job.folder, job.run_key, job.identity)
-        if run_folder.is_complete(job.folder):
-            _check_finished(job, loaded.weights_hash)
-            return
-        run_folder.make_folder(job.folder)
-        template = TokenIdPrompts(self.template_sha)
-        live.run_live(
-            job,
-            lambda job, runs: make_session(job, runs, self.tokenizer, template, lambda: loaded),
-            given,
-        )
+            loaded = loading.in_memory(job.config.model, self.model, self.tokenizer)
+            run_folder.check_owner(folder, job.run_key, job.identity)
+            if run_folder.is_complete(folder):
+                _check_finished(job, loaded.weights_hash)
+                return
+            run_folder.make_folder(folder)
+            template = TokenIdPrompts(self.template_sha)
+            live.run_live(
+                job,
+                lambda job, runs: make_session(job, runs, self.tokenizer, template, lambda: loaded),
+                instances,
+            )
 
 
 def _check_finished(job: Job, weights_hash: str | None) -> None:
@@ -171,8 +168,7 @@ def read_input(
 ) -> CallerInput:
     """Check what was handed over; see `runners.comparison.compare`.
 
-    Args:
-        arguments: the call's other arguments, as overrides.
+    ``arguments``: the call's other arguments, as overrides.
 
     Raises:
         ConfigurationError: something cannot be used; says what to type.
@@ -183,12 +179,10 @@ def read_input(
     ):
         if not isinstance(value, kind):
             raise ConfigurationError(
-                f"{remedy.split()[0]}: a {kind.__name__} is needed, got {type(value).__name__}. "
-                f"Pass {remedy}."
+                f"a {kind.__name__} is needed, got {type(value).__name__}. Pass {remedy}."
             )
     for text in overrides:
-        key = text.partition("=")[0].lstrip("+~")
-        if key in _ARGUMENTS:
+        if text.partition("=")[0].lstrip("+~") in _ARGUMENTS:
             raise ConfigurationError(
                 f"overrides: {text!r} is for the command line. Leave it out: an argument of the "
                 "call says it, or the model itself."
@@ -211,17 +205,17 @@ def read_input(
 
 def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) -> DictConfig:
     """The composed configuration, with a ``model`` node for the model in memory."""
-    place = str(model.name_or_path or _UNSAVED)
-    known = compose.option_names("model")
+    source = str(model.name_or_path or _UNSAVED)
+    names = compose.option_names("model")
     if name is None:
-        ids = {str(OmegaConf.load(paths.CONF_DIR / "model" / f"{n}.yaml").id): n for n in known}
-        name = ids.get(place)
-    if name is not None and name in known:
+        ids = {str(OmegaConf.load(paths.CONF_DIR / "model" / f"{n}.yaml").id): n for n in names}
+        name = ids.get(source)
+    if name in names:
         cfg = compose.compose([*typed, f"model={name}"])
     else:
         cfg = compose.compose([*typed, "model=local"])
-        own_name = compose.own_name(str(model.name_or_path or type(model).__name__))
-        cfg.model.id, cfg.model.name = place, name or own_name
+        cfg.model.id = source
+        cfg.model.name = name or compose.own_name(str(model.name_or_path or type(model).__name__))
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise unknown_name("dtype of the model:", dtype, DTYPES)
@@ -237,22 +231,22 @@ def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) 
 
 def _cases(prompts: Iterable[Any], template: PromptTemplate, vocab_size: int) -> tuple[Case, ...]:
     """A case for each prompt: its ids, numbered from 0."""
-    given = [] if isinstance(prompts, str | Mapping) else list(prompts)
-    if all(isinstance(prompt, Mapping | int) for prompt in given):  # of one prompt, or none
+    items = [] if isinstance(prompts, str | Mapping) else list(prompts)
+    if all(isinstance(prompt, Mapping | int) for prompt in items):  # of one prompt, or none
         raise ConfigurationError(
             f"prompts must be a list of prompts, got {prompts!r:.60}. Type prompts=[...]."
         )
     cases = []
-    for number, prompt in enumerate(given):
+    for number, prompt in enumerate(items):
         try:
             ids = _ids(prompt, template)
-            if not ids or not 0 <= min(ids) <= max(ids) < vocab_size:
-                raise ConfigurationError(
-                    f"a prompt must have tokens of the model's vocabulary, 0 to {vocab_size - 1}, "
-                    f"got {ids!r:.60}."
-                )
         except ConfigurationError as error:
             raise ConfigurationError(f"prompts[{number}]: {error}") from error
+        if not ids or not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise ConfigurationError(
+                f"prompts[{number}] must have tokens of the model's vocabulary, 0 to "
+                f"{vocab_size - 1}, got {ids!r:.60}."
+            )
         cases.append(Case(str(number), _DATASET, _DATASET, (json.dumps(ids),)))
     return tuple(cases)
 
@@ -269,50 +263,50 @@ def _ids(prompt: Any, template: PromptTemplate) -> list[int]:
         if all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in prompt):
             return template.render_messages(prompt)
     raise ConfigurationError(
-        f"a prompt must be a text, a list of token ids, or a list of messages such as "
+        "a prompt must be a text, a list of token ids, or a list of messages such as "
         f"{{'role': 'user', 'content': 'Hello'}}, got {prompt!r:.60}."
     )
 
 
 def _entries(
-    cfg: DictConfig, drafters: Iterable[Any]
+    cfg: DictConfig, methods: Iterable[Any]
 ) -> tuple[tuple[Entry, ...], dict[str, Drafter], list[Any]]:
     """The run's entries, the baseline first; the caller's own drafters by label; ``compare``."""
-    if isinstance(drafters, str | Mapping | Drafter):
+    if isinstance(methods, str | Mapping | Drafter):
         raise ConfigurationError(
-            f"drafters must be a list, got {drafters!r:.80}. Type drafters=[{drafters!r:.80}]."
+            f"methods must be a list, got {methods!r:.80}. Type methods=[{methods!r:.80}]."
         )
-    entries, noted = [entry_of(cfg)], []
-    given: dict[str, Drafter] = {}
-    for item in drafters:
+    entries, compared = [entry_of(cfg)], []
+    instances: dict[str, Drafter] = {}
+    for item in methods:
         named = item if isinstance(item, Mapping) and "drafter" in item else {"drafter": item}
-        own = named["drafter"]
-        if own == BASELINE:
+        drafter = named["drafter"]
+        if drafter == BASELINE:
             continue  # always there
-        if isinstance(own, Drafter):
-            if any(own is other for other in given.values()):
+        if isinstance(drafter, Drafter):
+            if any(drafter is other for other in instances.values()):
                 raise ConfigurationError(
-                    f"drafters holds {own.name!r} twice, and one would know what the other learns. "
-                    "Make two."
+                    f"methods holds {drafter.name!r} twice, and one would know what the other "
+                    "learns. Make two."
                 )
-            label = str(named.get("label") or own.name)
-            entries.append(replace(entries[0], label=label, method=_described(own)))
-            given[label] = own
-            noted.append({**entries[-1].method, "label": label})
+            label = str(named.get("label") or drafter.name)
+            entries.append(replace(entries[0], label=label, method=_described(drafter)))
+            instances[label] = drafter
+            compared.append({**entries[-1].method, "label": label})
         else:
             NamedMethod.parse(
                 item,
                 "compare",
-                f"drafters holds {item!r:.80}. It must be a method's name, a mapping such as "
+                f"methods holds {item!r:.80}. It must be a method's name, a mapping such as "
                 "{'method': 'pld', 'num_tokens': 5, 'label': 'short'}, or a Drafter. "
                 "`python run.py --list methods` prints the names.",
             )
             entries.append(entry_of(compose_entry(cfg, item)))
-            noted.append(dict(item) if isinstance(item, Mapping) else item)
+            compared.append(dict(item) if isinstance(item, Mapping) else item)
     refuse_doubled(
         entries, "{'method': NAME, 'label': 'LABEL_2'} or {'drafter': INSTANCE, 'label': 'LABEL_2'}"
     )
-    return tuple(entries), given, noted
+    return tuple(entries), instances, compared
 
 
 def _described(drafter: Drafter) -> dict[str, Any]:

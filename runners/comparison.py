@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runners.caller_input import call, read_input, use_project_cache
 from specbench.config import compose
+from specbench.errors import ConfigurationError
 from specbench.models import loading
 from specbench.results import console, records
 from specbench.results.conditions import Warned
@@ -94,8 +95,9 @@ def compare(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Iterable[Any],
-    drafters: Iterable[Any],
+    methods: Iterable[Any] = (),
     *,
+    drafters: None = None,
     name: str | None = None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
@@ -112,9 +114,10 @@ def compare(
             happens. tokenizer: its tokenizer.
         prompts: each a text (put into the tokenizer's chat template, where it has one), a list of
             messages (``role``, ``content``), or token ids, which are taken as they are.
-        drafters: each a method's name, a mapping (``{"method": "pld", "num_tokens": 5, "label":
+        methods: each a method's name, a mapping (``{"method": "pld", "num_tokens": 5, "label":
             "short"}``), a `specbench.decoding.drafter.Drafter`, or one with a label
             (``{"drafter": drafter, "label": "mine"}``). Plain decoding, ``ar``, always runs too.
+            ``drafters``, its earlier name, is refused.
         name: the model's name. One of ``conf/model`` says that these are its weights: draft models,
             heads and settings for it hold. None finds it by the model's hub id.
         max_new_tokens, temperature, seed, repeats, verifier: as on the command line.
@@ -131,8 +134,10 @@ def compare(
         *(f"generation.temperature={temperature}", f"seed={seed}", f"repeats={repeats}"),
     ]
     with call(output_dir) as path:
+        if drafters is not None:
+            raise ConfigurationError("drafters= is gone: type methods=[...].")
         given = read_input(model, tokenizer, prompts, name, arguments, overrides)
-        given.measure(drafters, path)
+        given.measure(methods, path)
         return _read(path, None if output_dir is None else path, tokenizer)
 
 

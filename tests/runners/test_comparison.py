@@ -186,7 +186,7 @@ def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, 
 
 
 @pytest.mark.parametrize(
-    ("prompts", "drafters", "says"),
+    ("prompts", "methods", "says"),
     [
         ("text", ["pld"], "prompts must be a list"),
         pytest.param([], ["pld"], "prompts must be a list", marks=pytest.mark.slow),
@@ -194,7 +194,7 @@ def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, 
         ([[1, 999_999]], ["pld"], r"prompts\[0\].*the model's vocabulary"),
         (["x", " "], ["pld"], r"prompts\[1\]"),
         (["x", {"role": "user"}], ["pld"], r"prompts\[1\].*list of messages"),
-        (["x"], "pld", r"drafters=\['pld'\]"),
+        (["x"], "pld", r"methods=\['pld'\]"),
         (["x"], ["pld", "pld"], "label 'pld' occurs 2 times"),
         (["x"], [ONE, {"drafter": ONE, "label": "again"}], "'pld' twice"),
         (["x"], ["pdl"], "Did you mean 'pld'"),
@@ -202,12 +202,17 @@ def test_a_run_from_the_command_line_has_the_same_outputs(lent, options, small, 
             ["x"], [{"method": "pld", "num_token": 3}], "num_tokens", marks=pytest.mark.slow
         ),
         (["x"], [3], "run.py --list methods"),
-        pytest.param(["x"], [], r"drafters=\['pld'\]", marks=pytest.mark.slow),
+        pytest.param(["x"], [], r"methods=\['pld'\]", marks=pytest.mark.slow),
     ],
 )
-def test_bad_input_says_what_to_type(lent, options, prompts, drafters, says):
+def test_bad_input_says_what_to_type(lent, options, prompts, methods, says):
     with pytest.raises(ValueError, match=says):
-        compare(*lent, prompts, drafters, **options)
+        compare(*lent, prompts, methods, **options)
+
+
+def test_the_earlier_name_of_methods_is_refused(lent):
+    with pytest.raises(ValueError, match=r"type methods="):
+        compare(*lent, TEXTS, drafters=["pld"])
 
 
 @pytest.mark.slow  # over a second
