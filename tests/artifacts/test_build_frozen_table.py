@@ -76,7 +76,7 @@ def test_bad_arguments_exit_with_2_and_leave_nothing(
     assert not out.parent.exists() or not list(out.parent.iterdir())
 
 
-@pytest.mark.parametrize("name", ["frozen_table", "datastore", "static_automaton"])
+@pytest.mark.parametrize("name", ["frozen_table", "datastore"])
 def test_an_interrupted_build_leaves_nothing(tokenizer, corpus, tmp_path, monkeypatch, name):
     read = type(tokenizer).__call__
 

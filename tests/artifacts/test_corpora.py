@@ -39,22 +39,15 @@ def test_prose_is_told_from_code():
     ]
 
 
-def test_blank_lines_separate_documents(tmp_path):
+def test_blank_lines_separate_documents_and_a_byte_order_mark_is_no_part_of_one(tmp_path):
     path = tmp_path / "corpus.txt"
-    path.write_text(
-        "the cat sat on the mat\nand the cat slept\n\n\na dog came\n\nthe cat sat still\n"
-    )
+    text = "\ufeffthe cat sat on the mat\nand the cat slept\n\n\na dog came\n\nthe cat sat still\n"
+    path.write_text(text, encoding="utf-8")
     assert list(corpora.file_texts([path])) == [
         "the cat sat on the mat\nand the cat slept\n",
         "a dog came\n",
         "the cat sat still\n",
     ]
-
-
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
-    path = tmp_path / "corpus.txt"
-    path.write_bytes(b"\xef\xbb\xbfthe cat\n\na dog\n")
-    assert list(corpora.file_texts([path])) == ["the cat\n", "a dog\n"]
 
 
 def test_a_text_without_blank_lines_is_read_in_pieces(tmp_path, monkeypatch):

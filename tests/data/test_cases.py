@@ -22,7 +22,6 @@ from scripts import fetch_data
 from specbench.config.compose import compose
 from specbench.data.cases import Case, load_cases, prompt_set_hash
 from specbench.errors import ConfigurationError, DatasetError
-from specbench.paths import CONF_DIR
 from specbench.results.tasks import MT_BENCH_CATEGORIES, TASKS
 
 DATA = os.environ.get("SPECBENCH_DATA_DIR") or None  # `.ci/run` takes an empty one for none
@@ -67,13 +66,6 @@ def test_demo_has_two_prompts_a_task_and_needs_nothing():
     assert len({case.case_id for case in cases}) == 12
 
 
-def test_columns_turns_and_tasks(mixed):
-    cases = load(mixed, "dataset.order=file")
-    assert len(cases) == 30
-    assert cases[0] == Case("0", "coding", "mt_bench", ("a0", "b0"))
-    assert cases[10] == Case("10", "qa", "qa", ("question 10",))
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -90,6 +82,7 @@ def test_columns_turns_and_tasks(mixed):
         (question(0), "line 1 has the id '0' already"),
         ('{"question_id": ' + "1" * 5000 + "}", "digits"),
         (question(1) | {"question_id": "\udc00"}, "half a character"),
+        ({"promt": "hi"}, "did you mean 'prompt'"),
         ({"prompt": 3}, "turn 0 in 'prompt'"),
         ({"prompt": " "}, "turn 0 in 'prompt'"),
     ],
@@ -124,9 +117,6 @@ def test_a_bare_prompt_may_have_a_category_and_an_id(tmp_path):
         Case("1", "jsonl", "jsonl", ("one",)),
         Case("b", "qa", "qa", ("two",)),
     ]
-
-
-# --- where the file is ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -204,9 +194,6 @@ def test_folders_of_parquet_files_as_the_real_library_reads_them(tmp_path, monke
     assert cases == {"1": "bn0", "2": "bn1", "3": "de0", "4": "de1"}
 
 
-# --- prompt forms ---------------------------------------------------------------------------------
-
-
 SHOTS = [{"question": "1 + 1?", "answer": "2."}, {"question": "{2} + 2?", "answer": "4."}]
 HEAD = 'def f(x: int) -> int:\n    """{x} [0]"""\n'
 GSM8K = {"question": "3 + 3?", "answer": "#### 6"}
@@ -245,21 +232,6 @@ def test_forms_of_prompts(name, form, row, prompt, tmp_path):
     assert own.raw == (form in ("card", "raw"))
 
 
-def test_mbpp_in_token_recyclings_own_file_keeps_its_name(tmp_path):
-    """As the yamls say; claims stand beside runs by the data set's name."""
-    theirs = [question(2, "code", ["Create …"]), question(600, "code", ["Create another …"])]
-    path = write(tmp_path / "theirs.jsonl", theirs)
-    for home in ("dataset/mbpp.yaml", "experiment/paper/token_recycling_table1_mbpp.yaml"):
-        words = (CONF_DIR / home).read_text().split()
-        typed = [word for word in words if word.startswith("dataset.")]
-        assert "dataset=jsonl" not in words
-        cfg = compose(["dataset=mbpp", *(word.replace("FILE", str(path)) for word in typed)])
-        cases = load_cases(cfg.dataset)
-        assert (cfg.dataset.name, [case.case_id for case in cases]) == ("mbpp", ["2", "600"])
-        assert [case.turns for case in cases] == [("Create …",), ("Create another …",)]
-        assert {(case.task, case.category) for case in cases} == {("code", "mbpp")}
-
-
 def test_rows_are_kept_by_a_column_or_by_the_number_of_their_line(tmp_path):
     write(tmp_path / "mbpp.jsonl", [MBPP | {"task_id": i} for i in (10, 11, 510, 511)])
     assert [case.case_id for case in load_cases(dataset("mbpp"), tmp_path)] == ["11", "510"]
@@ -280,9 +252,6 @@ def test_a_row_that_makes_no_prompt_is_named(tmp_path, name, form, row, said):
     write(tmp_path / f"{name}.jsonl", [row])
     with pytest.raises(DatasetError, match=f"line 1: {said}"):
         load_cases(dataset(name, f"dataset.prompt_form={form}"), tmp_path)
-
-
-# --- selection ------------------------------------------------------------------------------------
 
 
 def test_tasks_and_a_limit_choose_among_the_questions(mixed):
@@ -359,13 +328,6 @@ def test_a_recording_has_the_order_that_a_replay_with_lasting_state_needs():
         assert recording(replay).dataset.order == "file"
 
 
-def test_a_shuffled_order_stays_unless_tasks_are_to_be_interleaved(mixed):
-    shuffled = load(mixed, "dataset.shuffle=3")
-    mixed_more = load(mixed, "dataset.shuffle=3", "dataset.order=interleaved")
-    assert len({c.task for c in shuffled[:3]}) < 3 == len({c.task for c in mixed_more[:3]})
-    assert [c for c in mixed_more if c.task == "qa"] == [c for c in shuffled if c.task == "qa"]
-
-
 def test_prompt_set_hash(mixed):
     cases = load(mixed)
     assert prompt_set_hash(cases) == prompt_set_hash(load(mixed))
@@ -374,9 +336,6 @@ def test_prompt_set_hash(mixed):
     # The reference is not shown to a model.
     other = [Case(c.case_id, c.category, c.task, c.turns, reference="x") for c in cases]
     assert prompt_set_hash(other) == prompt_set_hash(cases)
-
-
-# --- fetching -------------------------------------------------------------------------------------
 
 
 def test_fetched_file_gives_the_same_cases_as_the_hub(tmp_path, monkeypatch):
@@ -402,15 +361,6 @@ def test_gsm8k_is_fetched_with_its_worked_examples(tmp_path, monkeypatch):
     assert questions == [*"13245607", "3 + 3"], "in the order of CARD's code"
 
 
-def test_fetching_an_unknown_or_unreachable_one(tmp_path, monkeypatch, capsys):
-    assert fetch_data.main(["specbnch", "--out", str(tmp_path)]) == 2
-    assert "'specbench'" in capsys.readouterr().err
-    nowhere = (tmp_path / "nowhere").as_uri()
-    monkeypatch.setitem(fetch_data._URLS, "specbench", nowhere)
-    assert fetch_data.main(["specbench", "--out", str(tmp_path)]) == 2
-    assert "spec_bench.jsonl" in capsys.readouterr().err
-
-
 def test_fetching_a_malformed_file_leaves_nothing(tmp_path, monkeypatch, capsys):
     upstream = write(tmp_path / "upstream", [question(1), {"question_id": 2}])
     monkeypatch.setitem(fetch_data._URLS, "specbench", upstream.as_uri())
@@ -420,9 +370,6 @@ def test_fetching_a_malformed_file_leaves_nothing(tmp_path, monkeypatch, capsys)
     write(upstream, [question(1)])
     assert fetch_data.main(["specbench", "--out", str(tmp_path / "data")]) == 0
     assert "changed upstream" in capsys.readouterr().err
-
-
-# --- the real files -------------------------------------------------------------------------------
 
 
 @real_data
@@ -450,23 +397,3 @@ def test_real_file(name, cases, first, last):
     loaded = load_cases(dataset(name), DATA)
     assert len(loaded) == cases
     assert (loaded[0].case_id, loaded[-1].case_id) == (first, last)
-
-
-@real_data
-def test_real_token_recycling_prompts_have_our_form():
-    """Where the sanitized edition left the wording as it was, our form gives the same prompt."""
-    theirs = {
-        row["question_id"]: row["turns"][0]
-        for row in map(json.loads, (Path(DATA) / "mbpp_tokenrecycling.jsonl").open())
-    }
-    own = dataset("mbpp", "dataset.prompt_form=token_recycling", "dataset.rows=null")
-    ours = {int(case.case_id): case.turns[0] for case in load_cases(own, DATA)}
-    assert set(theirs) <= set(ours)
-    assert sum(theirs[i] == ours[i] for i in theirs) > 100
-
-
-def test_a_mistyped_prompt_is_named(tmp_path):
-    (tmp_path / "mine.jsonl").write_text('{"promt": "hi"}\n')
-    dataset = compose(["dataset=jsonl", f"dataset.path={tmp_path}/mine.jsonl"]).dataset
-    with pytest.raises(DatasetError, match=r"line 1: .*'promt'.* did you mean 'prompt'"):
-        load_cases(dataset, None)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose
 from specbench.data import chat_templates
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
@@ -60,12 +60,6 @@ def test_tokenizers_own_template(tokenizer):
     assert template.render([("Hello there?", None)]) == list(together["input_ids"])
 
 
-def test_plain_is_the_bare_text(tokenizer):
-    tokenizer.chat_template = CHAT
-    ids = PromptTemplate(tokenizer, "plain").render([("def f():", None)])
-    assert text(tokenizer, ids) == "<s>def f():"
-
-
 def test_template_arguments_fix_what_a_template_would_take_from_the_clock(tokenizer):
     tokenizer.chat_template = (
         "{% if not date is defined %}{% set date = strftime_now('%Y') %}{% endif %}"
@@ -93,13 +87,6 @@ def test_a_template_that_does_not_work_is_refused(tokenizer, template):
     tokenizer.chat_template = template
     with pytest.raises(ConfigurationError, match=r"chat template .* model\.template=vicuna_v1\.1"):
         PromptTemplate(tokenizer).render([("Hello", None)])
-
-
-def test_nested_arguments_reach_the_template(tokenizer):
-    tokenizer.chat_template = "{{ x.a }}{{ x.b[1] }}{{ messages[-1].content }}"
-    cfg = typed(compose(["+model.template_kwargs.x={a: b, b: [c, d]}"]))
-    template = PromptTemplate.from_config(tokenizer, cfg)
-    assert text(tokenizer, template.render([("e", None)])) == "bde"
 
 
 @pytest.mark.parametrize("name", ["chat", "vicuna_v1.1", "plain"])

@@ -241,10 +241,3 @@ def test_methods_with_files_draft_from_the_files_of_vllms_tokenizer(method, monk
     assert asked_for and any(draft for request in asked for draft in request.drafts.values())
     for request in asked:
         assert request.output == ours("pld", request)[0]
-
-
-def test_a_tokenizer_that_vllm_cannot_show_is_said(monkeypatch, tmp_path):
-    config = vllm_scheduler.config(K)
-    config.model_config.tokenizer = str(tmp_path / "nowhere")
-    with pytest.raises((NeedsNotMet, OSError), match="nowhere"):
-        made("rest", config)

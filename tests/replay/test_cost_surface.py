@@ -51,10 +51,6 @@ def test_the_fit_never_decreases_and_leaves_monotone_values_alone(measured):
     np.testing.assert_allclose(monotone_fit(rising), rising, atol=1e-9)
 
 
-def test_two_violators_are_pooled_and_the_rest_stays():
-    np.testing.assert_allclose(monotone_fit(np.array([1.0, 3.0, 1.0, 5.0])), [1.0, 2.0, 2.0, 5.0])
-
-
 @given(values, st.integers(0, 2**16))
 def test_no_other_monotone_array_is_closer(measured, seed):
     """The definition of a projection: the sum of squares grows towards any monotone array."""
@@ -78,11 +74,6 @@ def test_batch_passes_are_predicted_by_their_own_grid():
     assert found == pytest.approx([0.05 + 4e-3 + 16e-4, 0.1 + 0.02 + 3e-3])
     with pytest.raises(ConfigurationError, match="no batch passes"):
         surface(batch=False).pass_s(np.array([2]), np.array([4]), np.array([16]))
-
-
-def test_what_lies_outside_the_grid_is_told():
-    rows, contexts = np.array([1, 8, 9, 2]), np.array([16, 64, 20, 65])
-    assert surface(batch=False).covered(np.ones(4), rows, contexts) == 0.5
 
 
 def test_nodes_within_budget_are_those_within_a_tenth_of_the_single_row():

@@ -29,15 +29,3 @@ def test_states_of_an_output_are_those_of_one_pass_over_it(make_target, max_node
     expected = make_target().prefill(text, hidden_layers=(1, 2)).hidden
     for layer, rows in found.items():
         torch.testing.assert_close(rows, expected[layer], atol=1e-9, rtol=0)
-
-
-def test_passes_are_logged_with_layout_rows_and_context():
-    target = RecordedTarget(VOCAB, 8)
-    target.load(np.array([1, 2, 3, 4]))
-    target.prefill(np.arange(5))
-    target.forward(1, DraftTree.empty())
-    target.commit(DraftTree.empty(), np.empty(0, dtype=np.int64))
-    target.forward(2, DraftTree(np.array([3, 4, 5, 6]), np.array([-1, 0, -1, 2]), rows=(2, 2)))
-    assert target.passes == [(1, 1, 5), (2, 3, 6)]
-    target.load(np.array([1, 2]))
-    assert target.passes == []

@@ -160,17 +160,6 @@ def test_what_drafts_in_batches_is_left_out_where_the_surface_has_no_such_passes
     assert any(n.startswith("LEFT OUT: ngrammys. the surface") for n in warning_texts(summary))
 
 
-def test_costs_of_another_engine_than_the_recording_are_noted(again, surface, tmp_path):
-    shorter = jsonl.read_json(surface)
-    shorter["model"]["weights"] = "bfloat16"
-    jsonl.write_json(tmp_path / "shorter.json", shorter)
-    _, out = again(f"runner.surface={tmp_path / 'shorter.json'}")
-    (note,) = [
-        n for n in warning_texts(jsonl.read_json(out / records.SUMMARY)) if "another engine" in n
-    ]
-    assert "recorded in float64, and costs measured in float64 of bfloat16 weights" in note
-
-
 @pytest.mark.parametrize(
     "typed",
     [

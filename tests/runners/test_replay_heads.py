@@ -197,12 +197,6 @@ def test_what_was_not_recorded_is_refused(live, with_heads, again, tmp_path):
         again(asked, traces=final, out="b")
 
 
-def test_methods_that_see_more_than_committed_tokens_are_refused(again):
-    for drafters in ("[eagle2, lookahead]", "[eagle2, token_recycling]"):
-        with pytest.raises(NeedsNotMet, match=r"method=union needs .*cannot be replayed"):
-            again(f"compare=[{{method: union, drafters: {drafters}}}]")
-
-
 def test_other_weights_are_refused(live, with_heads, again, checkpoint):
     file = checkpoint / "model.safetensors"
     before = file.read_bytes()

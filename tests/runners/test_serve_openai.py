@@ -121,16 +121,6 @@ def test_what_asking_again_does_not_help_fails_the_case_alone(tmp_path, faults, 
     assert len(fake.asked) == requests + 1
 
 
-@pytest.mark.slow  # over a second
-def test_a_slow_server_is_given_up(tmp_path):
-    with serving(wait_s=0.2, faults=[]) as (url, _):
-        out = tmp_path / "r"
-        words = ["server.timeout_s=0.5", "server.retries=0", "dataset.tasks=[qa]"]
-        code, _, _ = run(out, f"server.base_url={url}", *words, "dataset.limit=1")
-    assert code == 1
-    assert {e["type"] for e in errors(out)} == {"timeout"}
-
-
 def saying(old, new, after=0):
     """A change of the numbers in a stream, from an answer on."""
     seen = []
@@ -216,21 +206,6 @@ def test_a_repeat_that_counts_otherwise_fails_also_after_a_resume(tmp_path):
         *[(1, "failed")] * (len(whole) // 2),
     ]
     assert {e["type"] for e in errors(out)} == {"bad_count"}
-
-
-def test_numbers_that_are_none_do_not_end_the_run(tmp_path):
-    nan = saying(b'"num_draft_tokens": 18', b'"num_draft_tokens": NaN')
-    with (
-        serving() as (plain, fake),
-        serving(**SCRIPT, mutate=nan, metrics=False) as (drafting, _),
-    ):
-        fake.faults, fake.retry_after = [429, 429], "nan"
-        where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
-        code, records, summary = run(tmp_path / "r", *where, "server.speculation=mtp")
-    assert code == 0
-    assert row(summary, "openai_mtp")["mat"] is None
-    said = [r.served.counters["metrics"] for r in records if r.label != "ar"]
-    assert {one["speculative_decoding"]["num_draft_tokens"] for one in said} == {"NaN"}
 
 
 def test_a_server_that_never_ends_fails_the_case_alone(tmp_path):
@@ -351,19 +326,6 @@ def test_arguments_of_the_chat_template_are_sent_and_other_templates_refused(tmp
         run(tmp_path / "s", *words)
         assert not any("chat_template_kwargs" in body for _, body in fake.asked)
     assert RunManifest.read(tmp_path / "r").setting("model", "template_kwargs") == sent[0]
-
-
-def test_a_server_that_lists_no_models_is_measured_with_the_typed_one(tmp_path):
-    with serving(broken=broken.Broken(None, raw=broken.response("404 No"), path="/v1/models")) as (
-        url,
-        fake,
-    ):
-        words = ["server.engine=vllm", "dataset.limit=1"]
-        code, records, _ = run(
-            tmp_path / "r", f"server.base_url={url}", f"server.model={fake.model}", *words
-        )
-    assert code == 0
-    assert {r.status for r in records} == {"ok"}
 
 
 def test_a_difference_from_the_servers_plain_output_is_shown_and_is_no_bug(tmp_path, capsys):

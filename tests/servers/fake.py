@@ -25,8 +25,8 @@ class Fake:
         accepted: of each step with a draft, the draft tokens accepted; None: plain decoding.
         drafted: draft tokens of each of these steps.
         idle: steps without a draft.
-        faults: what goes wrong with the next requests: a status, ``cut``, ``hang``, ``json``,
-            ``unended``, ``once``, ``error``.
+        faults: what goes wrong with the next requests: a status, ``cut``, ``json``, ``unended``,
+            ``error``.
         per_request, metrics: whether counters are in answers, and under /metrics.
         key: asked for where it is not empty.
         wait_s: between events; ``firsts``: of the next answers, how many events are sent together,
@@ -127,10 +127,6 @@ class Fake:
             return ""
         lines = ["# HELP made up", "# TYPE made up counter"]
         lines += [f'{name}{{model_name="{self.model}"}} {float(n)}' for name, n in said.items()]
-        for place in range(self.drafted if self.engine == "vllm" and self.accepted else 0):
-            n = t.get("answers", 0) * sum(n > place for n in self.accepted)
-            name, labels = "spec_decode_num_accepted_tokens_per_pos", f'position="{place}"'
-            lines.append(f'vllm:{name}_total{{engine="0",{labels}}} {float(n)}')
         return "\n".join(lines)
 
     def count(self):
@@ -138,7 +134,6 @@ class Fake:
             self.totals["drafts"] += len(self.accepted)
             self.totals["drafted"] += self.drafted * len(self.accepted)
             self.totals["accepted"] += sum(self.accepted)
-            self.totals["answers"] = self.totals.get("answers", 0) + 1
             self.totals["steps"] = self.totals.get("steps", 0) + self.steps
         self.totals["new"] += self.n_new
 
@@ -266,9 +261,6 @@ class Handler(BaseHTTPRequestHandler):
         elif isinstance(fault, int):
             self.extra = {"Retry-After": fake.retry_after} if fault == 429 else {}
             self._json({"error": {"message": f"made up {fault}"}}, fault)
-        elif fault == "hang":
-            time.sleep(fake.hang_s)
-            self.close_connection = True
         else:
             self._stream(body, fault)
 
@@ -333,13 +325,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(fake=None, tls=None, **how):
-    """The address of a server that is up inside; ``tls``: with what it encrypts."""
+def serving(fake=None, **how):
+    """The address of a server that is up inside."""
     fake = fake or Fake(**how)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
     server.fake = fake
     server.handle_error = lambda *_: None  # clients that have gone
     thread = threading.Thread(
@@ -347,7 +337,7 @@ def serving(fake=None, tls=None, **how):
     )
     thread.start()
     try:
-        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}/v1", fake
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1", fake
     finally:
         server.shutdown()
         server.server_close()

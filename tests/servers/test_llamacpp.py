@@ -1,6 +1,5 @@
 """llama.cpp's real server: a run, its end, and its counters against a replay of its answers."""
 
-import contextlib
 import json
 import os
 import subprocess
@@ -21,8 +20,6 @@ from specbench.errors import ConfigurationError
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import load_traces
 from specbench.results.records import read_records
-from specbench.servers import llamacpp
-from tests.servers.wire import listening, percentiles
 
 pytest.importorskip("xllamacpp")
 
@@ -77,30 +74,6 @@ def test_a_question_asked_twice_is_drafted_alike(tmp_path, kind):
     said = [(r.n_drafted, r.n_target_passes) for r in mine]
     assert len(said) == 4
     assert said[:2] == said[2:]
-
-
-@pytest.mark.slow  # by the clock
-@pytest.mark.parametrize("users", [1, 2, 4, 8])
-def test_percentiles_agree_with_a_second_listener_and_its_clock(tmp_path, monkeypatch, users):
-    begin, heard = llamacpp.LlamacppProcess.start, []
-    with contextlib.ExitStack() as proxies:
-
-        def start(server):
-            begin(server)
-            server.url, answers = proxies.enter_context(listening(server.url))
-            heard.append(answers)
-
-        monkeypatch.setattr(llamacpp.LlamacppProcess, "start", start)
-        words = [f"dataset.limit={users}", "generation.max_new_tokens=24"]
-        code, records, summary = run(tmp_path / "r", *words, f"server.concurrency={users}")
-    assert code == 0
-    turns = [times for _, times in heard[-1]][-len(records) :]
-    assert len(turns) == len(records) >= users
-    for name, expected in percentiles(turns).items():
-        found = summary["served"][0]["latency"][name]
-        assert {share: found[share] for share in expected} == pytest.approx(
-            expected, rel=0.05, abs=0.01
-        ), name
 
 
 class Watched(PromptLookup):

@@ -10,7 +10,6 @@ from specbench.results.manifest import RunManifest
 from specbench.results.statistics.roofline import (
     BaselineContext,
     baseline_context,
-    price_text,
 )
 from specbench.system import bandwidth
 from tests.conftest import tiny_model
@@ -165,13 +164,6 @@ def priced(prices, **more):
     seconds = {"1": 0.030, "2": 0.033, "4": 0.036}
     times = {"context": 256, "seconds": seconds} | ({"prices": prices} if prices else {})
     return manifest_of({"model": {"row_times": times}, **more})
-
-
-def test_the_price_of_rows_has_its_spread():
-    prices = {"2": [1.08, 1.051, 1.12], "4": [1.17, 0.98, 1.2]}
-    shown = price_text(priced(prices))
-    assert shown.startswith("2 rows 1.08 (1.05 to 1.12), 4 rows 1.17 (0.98 to 1.20), in passes of")
-    assert price_text(priced({"2": [0.87]})).startswith("2 rows 0.87, 4 rows 1.20, in")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What is recorded about the machine and the code, with faked tools and with real ones."""
 
-import json
 import os
 import subprocess
 import sys
@@ -11,16 +10,6 @@ from specbench.system import environment
 def git(folder, *arguments):
     identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
-
-
-def test_a_description_is_plain_json_and_stable():
-    first = environment.describe()
-    assert json.loads(json.dumps(first)) == first == environment.describe()
-    assert set(first) == {"hardware", "versions", "git", "code", "cuda_settings"}
-    assert first["hardware"]["cpus_usable"] >= 1
-    assert first["hardware"]["memory_gib"] >= 1
-    assert first["versions"]["python"].startswith("3.")
-    assert {"torch", "transformers", "numpy"} <= first["versions"].keys()
 
 
 def test_the_fingerprint_leaves_out_what_may_change():
@@ -99,16 +88,6 @@ def test_threads_have_a_cpu_each_and_cores_come_before_their_second_threads(tmp_
         monkeypatch.setenv(name, value)
     assert environment.allowed_cpus() == [0, 1, 2, 3, 5]
     assert environment.cpus_usable() == 5
-
-
-def test_the_governor_is_said_where_the_system_tells(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    assert environment.governor(tmp_path) is None
-    for cpu, name in enumerate(["powersave", "performance", "powersave"]):
-        folder = tmp_path / f"cpu{cpu}" / "cpufreq"
-        folder.mkdir(parents=True)
-        (folder / "scaling_governor").write_text(f"{name}\n")
-    assert environment.governor(tmp_path) == "powersave, performance"
 
 
 def test_the_last_caches_of_the_allowed_cpus_count_once_each(tmp_path, monkeypatch):
