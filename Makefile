@@ -109,7 +109,7 @@ soak: $(STAMP) ## A thousand cases with faults, a hundred kills: memory stays fl
 draft-model: $(STAMP) ## Train the bundled model's draft model again, in an hour or two
 	$(PY) -m scripts.training draft $(ARGS)
 
-train-heads: $(STAMP) ## Train the bundled model's heads again (docs/draft_model.md), in some hours
+train-heads: $(STAMP) ## Train the bundled model's heads again (assets/README.md), in some hours
 	$(PY) -m scripts.training heads $(ARGS)
 
 check-architectures: $(STAMP) ## Which of transformers' architectures decode here: docs/architectures.md

@@ -4,7 +4,7 @@
     python -m scripts.bench steps              # what a step takes beside the pass, part by part
     python -m scripts.bench others             # plain decoding in transformers and llama.cpp, too
     python -m scripts.bench gpu PART [KEY=VALUE ...]   # a part of make gpu-check
-    python -m scripts.bench vllm RUN --model FOLDER    # our drafters inside vLLM (docs/engines.md)
+    python -m scripts.bench vllm RUN --model FOLDER    # our drafters inside vLLM (docs/servers.md)
 
 Compare ratios of one call, not numbers of two. ``--help`` behind a section says more.
 """
@@ -451,7 +451,7 @@ Steps: TypeAlias = list[tuple[int, int]]  # drafted and accepted tokens of steps
 
 
 def vllm(options: Options) -> Found:
-    """Our drafters inside vLLM, against vLLM without one and beside our engine (docs/engines.md).
+    """Our drafters inside vLLM, against vLLM without one and beside our engine (docs/servers.md).
 
     Every label of the run drafts for vLLM with its knobs; methods must draft chains, each request
     with a state of its own (state_scope=turn). A request's steps are the same where vLLM accepted

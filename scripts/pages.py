@@ -38,6 +38,7 @@ from specbench.results.metrics import METRICS
 from specbench.results.records import MANIFEST, SUMMARY
 from specbench.storage.jsonl import read_json
 
+PAGES = ("README.md", "assets/README.md")  # besides those below docs/
 _TABLE = re.compile(
     r"(<!-- table\nfrom: (?P<records>.+)\ncolumns: (?P<columns>.+)\nrows: (?P<rows>.+) -->\n)"
     r"[\s\S]*?(<!-- end -->)"
@@ -201,7 +202,7 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     check, wrong = parser.parse_args().check, 0
-    for path in [PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))]:
+    for path in [*(PROJECT / page for page in PAGES), *sorted((PROJECT / "docs").rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         now, lost = written(text)
         name = path.relative_to(PROJECT)

@@ -1,4 +1,4 @@
-"""Train the draft model and the heads of the bundled model (docs/draft_model.md).
+"""Train the draft model and the heads of the bundled model (assets/README.md).
 
     python -m scripts.training draft           # texts, training, assets/draft_smollm2_135m
     python -m scripts.training heads           # EAGLE (1 and 2), Medusa-1, EAGLE-3 and Hydra++
@@ -49,7 +49,7 @@ _TITLES = {
 }
 _CARD = """# {title} for SmolLM2-135M-Instruct
 
-Made by `python -m scripts.training {name}`: docs/draft_model.md says how, and what the files hold.
+Made by `python -m scripts.training {name}`: assets/README.md says how, and what the files hold.
 Matrices are kept as bytes with a scale a row (`specbench/models/checkpoints/int8.py`).
 Licence: Apache-2.0, as the weights it derives from (HuggingFaceTB/SmolLM2-135M-Instruct).
 

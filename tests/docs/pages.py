@@ -6,13 +6,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
-    *("README.md", "CONTRIBUTING.md", "surfaces/README.md", "assets/draft_smollm2_135m/README.md"),
+    *("README.md", "CONTRIBUTING.md", "assets/README.md", "surfaces/README.md"),
     *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")),
 ]
 
 
 def text(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
+
+
+def anchors(page: str) -> set[str]:
+    """What a link may name behind ``#``: the page's headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", text(page), re.M)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 def commands(page: str) -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""The code blocks of the pages: commands compose, those of README and CONTRIBUTING run."""
+"""The code blocks of the pages: commands compose, those of README and of how to add a method run."""
 
 import json
 import os
@@ -73,11 +73,11 @@ def shortened(words):
 
 @pytest.mark.slow  # the real small model, some ten times
 @pytest.mark.timeout(3600)
-def test_the_commands_of_readme_and_contributing_run(workplace):
+def test_the_commands_of_readme_and_add_a_method_run(workplace):
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
     quiet = {"PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
     failed, ran = [], 0
-    for words in [*commands("README.md"), *commands("CONTRIBUTING.md")]:
+    for words in [*commands("README.md"), *commands("docs/add_a_method.md")]:
         command = shlex.join(shortened(words))
         if NOT_RUN.match(command):
             continue
@@ -95,7 +95,7 @@ def test_the_commands_of_readme_and_contributing_run(workplace):
 @pytest.mark.slow  # it loads the bundled model
 @pytest.mark.timeout(900)
 def test_the_example_in_python_runs_as_printed(tmp_path):
-    (example,) = re.findall(r"^```python\n(.*?)^```$", text("docs/python.md"), re.S | re.M)
+    (example,) = re.findall(r"^```python\n(.*?)^```$", text("docs/config.md"), re.S | re.M)
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, text
+from tests.docs.pages import PAGES, ROOT, anchors, text
 
 # What readers write themselves: their machine's settings, and the examples of how to add a method.
 READERS_OWN = re.compile(
@@ -17,8 +17,11 @@ FOLDERS = "specbench|methods|runners|analysis|scripts|tests|conf|docs"
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_paths_modules_and_targets_of_a_page_exist(page):
-    links = re.findall(r"\]\(([^)#:]+)\)", text(page))
-    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
+    missing = []
+    for link, anchor in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", text(page)):
+        target = ((ROOT / page).parent / link).resolve() if link else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(str(target))):
+            missing.append(f"{link}#{anchor}")
     # Not `conf/pair/draft_<model>.yaml` and not `tests/decoding/test_*.py`: those are patterns.
     paths = re.findall(rf"(?<![\w./-])((?:{FOLDERS})/[\w/.-]*+)(?![<*])", text(page))
     paths = [path.rstrip(".") for path in paths if not READERS_OWN.fullmatch(path)]

@@ -1,4 +1,4 @@
-"""The example methods of CONTRIBUTING.md work as they stand there."""
+"""The example methods of docs/add_a_method.md work as they stand there."""
 
 import re
 import shutil
@@ -34,7 +34,7 @@ def test_the_tests_find_the_examples_and_pass(tmp_path, tests):
     shutil.copytree(ROOT / "conf", tmp_path / "conf")
     (tmp_path / "methods").mkdir()
     blocks = r"^```(?:python|yaml)\n(# (\S+\.(?:py|yaml))[^\n]*\n.*?)^```$"
-    listings = re.findall(blocks, text("CONTRIBUTING.md"), re.S | re.M)
+    listings = re.findall(blocks, text("docs/add_a_method.md"), re.S | re.M)
     files = {f for e in EXAMPLES for f in (f"methods/{e}.py", f"conf/method/{e}.yaml")}
     assert {name for _, name in listings} == files
     for listing, name in listings:
