@@ -17,8 +17,8 @@ def text(page: str) -> str:
 
 def anchors(page: str) -> set[str]:
     """What a link may name behind ``#``: the page's headings, as GitHub writes them."""
-    headings = re.findall(r"^#+ (.+)$", text(page), re.M)
-    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    titles = re.findall(r"^#+ (.+)$", text(page), re.M)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
 def commands(page: str) -> list[list[str]]:

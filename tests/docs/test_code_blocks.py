@@ -1,4 +1,4 @@
-"""The code blocks of the pages: commands compose, those of README and of how to add a method run."""
+"""The code blocks of the pages: commands compose, those for newcomers run."""
 
 import json
 import os
