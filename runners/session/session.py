@@ -112,7 +112,7 @@ class Session:
         self._plain_drafter = Drafter(name="plain")
         self._tolerance = fixed_tolerance(target.dtype)
         self._seats: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
-        kept = sum(draft.token_bytes for draft in self._drafts)
+        kept = sum(draft.target.token_bytes for draft in self._drafts)
         self._batch_target = BatchTarget(target, size, draft_bytes=kept) if size > 1 else None
         if self._batch_target is not None:
             self._batch_engine = BatchEngine(
@@ -235,7 +235,7 @@ class Session:
         described.passes = self._target.describe()
         for run in self._runs:
             if run.draft:
-                described.drafts[run.label].passes = run.draft[0].passes
+                described.drafts[run.label].passes = run.draft[0].target.describe()
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
         """``[n_prompt]`` ids of a dialogue whose last answer is to be written."""
@@ -300,7 +300,7 @@ class Session:
         """Passes so far, of target and drafts, that ran eagerly where a graph was meant to."""
         return {
             EAGER_PASSES: self._target.eager_passes,
-            EAGER_DRAFT_PASSES: sum(draft.eager_passes for draft in self._drafts),
+            EAGER_DRAFT_PASSES: sum(draft.target.eager_passes for draft in self._drafts),
         }
 
     def reset(self, drafter: Drafter) -> float:
@@ -402,7 +402,7 @@ class Session:
         if self._batch_target is not None:
             self._batch_target.clear()
         for draft in self._drafts:
-            draft.clear()
+            draft.target.cache.clear()
         torch.cuda.empty_cache()
 
     def _memory_of(self, run: MethodRun) -> dict[str, int]:
@@ -415,7 +415,7 @@ class Session:
         found = {"target": self._target.memory_bytes(rows)}
         if run.draft is not None:
             rows = self._max_len + (needs.draft_nodes or needs.max_nodes)
-            found["draft"] = run.draft[0].memory_bytes(rows)
+            found["draft"] = run.draft[0].target.memory_bytes(rows)
         return found
 
     def make_room(self, tokens: int) -> None:

@@ -83,7 +83,7 @@ def with_a_draft(name, device):
         target, drafter = decoders.target(max_nodes=31), DRAFTED[name]()
         draft = decoders.draft(drafter, device)
         found = decode(target, drafter, draft_model=draft, overlap="stream")
-        check(draft._target, found, plain.ids)
+        check(draft.target, found, plain.ids)
 
     return run
 

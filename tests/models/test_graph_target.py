@@ -308,7 +308,7 @@ def test_passes_without_a_fixed_shape_run_eagerly_and_say_why(rng):
         for each in (draft, exact):
             each.begin(text[:5])
         same(draft.catch_up(text), exact.catch_up(text))
-        assert draft._target.reasons == {f"{n} nodes": why}
+        assert draft.target.reasons == {f"{n} nodes": why}
 
 
 def _draft(max_nodes=6, **options):

@@ -70,22 +70,20 @@ def load_draft_model(
     node.device = str(device)
     id_map: IntArray | None = None
     shared: SharedVocabulary | None = None
+    described, what, context_length = DraftInfo(id="random"), "pair.draft.random", None
     if node.shape:
         assert draft.random is not None
         network = _random_network(draft.random, node, target.vocab_size, device)
-        described = DraftInfo(id="random")
-        context_length, what = None, "pair.draft.random"
     else:
         if draft.vocabulary == "same":
             check_same_tokenizer(node, tokenizer)
         loaded = loading.load_model(node, tokenizer)
-        what = f"{node.key}={node.id}"
-        network = loaded.model
-        usable = usable_context(network, what, max_len, max_nodes)
-        context_length = min(loaded.context_length, usable or loaded.context_length)
+        network, what = loaded.model, f"{node.key}={node.id}"
         described = DraftInfo(
             id=loaded.id, revision=loaded.revision, weights_hash=loaded.weights_hash
         )
+        usable = usable_context(network, what, max_len, max_nodes)
+        context_length = min(loaded.context_length, usable or loaded.context_length)
         id_map = read_id_map(Path(node.id))
         if draft.vocabulary == "intersection":
             if id_map is not None:
@@ -100,8 +98,7 @@ def load_draft_model(
                 target_vocab=target.vocab_size,
                 draft_vocab=int(network.config.get_text_config().vocab_size),
             )
-            count = int((shared.ids >= 0).sum())
-            if not count:
+            if not (count := int((shared.ids >= 0).sum())):
                 raise NeedsNotMet(
                     f"{what} shares no token with the target. Choose another draft, or type "
                     f"{node.remedy}."
@@ -131,7 +128,7 @@ def load_draft_model(
     described.parameters = drafter.n_parameters
     described.vocab_size = drafter.vocab_size
     described.packed = own.packed_weights
-    described.passes = drafter.passes
+    described.passes = own.describe()
     described.self_check = check.to_json()
     return drafter, described
 

@@ -34,7 +34,6 @@ from specbench.models.batch_target import NewRows, read_rows
 from specbench.models.draft.vocabulary import SharedVocabulary
 from specbench.models.scores import Scores
 from specbench.models.target import Target
-from specbench.results.manifest import Passes
 
 _TIMED_TEXT = np.zeros(64, dtype=np.int64)  # what both models have read while passes are timed
 _TIMED_PASSES = 5
@@ -67,7 +66,7 @@ class DraftModel:
         devices_asked: int = 1,
         devices: int = 1,
     ) -> None:
-        self._target = target
+        self.target = target
         self.network: PreTrainedModel = target.model
         self.n_parameters = target.n_parameters
         self.device = target.device
@@ -108,10 +107,10 @@ class DraftModel:
         known = id_map >= 0
         never = np.flatnonzero(~known)
         repeated = len(np.unique(id_map[known])) != known.sum()
-        fits = len(id_map) <= self._target.vocab_size and id_map.max(initial=-1) < self.target_vocab
+        fits = len(id_map) <= self.target.vocab_size and id_map.max(initial=-1) < self.target_vocab
         if not fits or repeated or not known.any() or (self.shared is None and len(never) > 1):
             raise ConfigurationError(
-                f"id_map must be at most {self._target.vocab_size} ids, each once, below the "
+                f"id_map must be at most {self.target.vocab_size} ids, each once, below the "
                 f"target's {self.target_vocab}, got {len(id_map)} with {len(never)} times -1: it "
                 "belongs to another model."
             )
@@ -127,28 +126,10 @@ class DraftModel:
     def twin(self) -> DraftModel:
         """The same draft for another text: weights are shared, what it reads is not."""
         other = copy.copy(self)
-        other._target = self._target.twin()
+        other.target = self.target.twin()
         other._generator = torch.Generator(self.device)
         other._visible, other._depths = self._visible.clone(), self._depths.clone()
         return other
-
-    def clear(self) -> None:
-        self._target.cache.clear()
-
-    @property
-    def passes(self) -> Passes:
-        return self._target.describe()
-
-    @property
-    def eager_passes(self) -> int:
-        return self._target.eager_passes
-
-    def memory_bytes(self, rows: int) -> int:
-        return self._target.memory_bytes(rows)
-
-    @property
-    def token_bytes(self) -> int:
-        return self._target.token_bytes
 
     def report(self) -> dict[str, int]:
         return {
@@ -166,7 +147,7 @@ class DraftModel:
         self._reserve_nodes(self._max_nodes if max_nodes is None else max_nodes)
         if self.shared is not None:
             max_len += max_len // 2  # some tokens are read as several
-        self._target.reserve(max_len + self._max_nodes, self._max_nodes)
+        self.target.reserve(max_len + self._max_nodes, self._max_nodes)
 
     def _reserve_nodes(self, max_nodes: int) -> None:
         if max_nodes > self._max_nodes:
@@ -185,11 +166,11 @@ class DraftModel:
         self.forwards = self.tokens = 0
         own_seed = int(np.random.SeedSequence([seed, _DRAWS]).generate_state(1, np.uint64)[0] >> 1)
         self._generator.manual_seed(own_seed)
-        self._target.cache.reset()
+        self.target.cache.reset()
         self._count, self._chain, self._last = 0, True, None
         text = self._read(tokens)
         if self.free_rows(len(tokens)) >= 0:
-            self._last = _last_row(self._target.prefill(text))
+            self._last = _last_row(self.target.prefill(text))
 
     def _read(self, tokens: IntArray) -> IntArray:
         """The own ids of a text, some of whose tokens may be several of them."""
@@ -198,7 +179,7 @@ class DraftModel:
         return text
 
     def free_rows(self, length: int) -> int:
-        rows = self._target.cache.max_len - self._max_nodes
+        rows = self.target.cache.max_len - self._max_nodes
         return min(rows, self.context_length or rows) - length - self._extra - self._spare
 
     def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
@@ -207,7 +188,7 @@ class DraftModel:
     def catching_up(self, tokens: IntArray, *, own: bool = False) -> ModelWork[torch.Tensor]:
         self.drop_nodes()
         # It holds a prefix of the text: `commit_path` commits none but accepted nodes.
-        cache = self._target.cache
+        cache = self.target.cache
         text = tokens if self.shared is None else self._read(tokens)
         if cache.length > len(text):
             cache.truncate(len(text))
@@ -219,7 +200,7 @@ class DraftModel:
             new = to_device(self._host_ids(unread) if self.shared is None else unread, self.device)
             self.forwards += 1
             self.tokens += len(new)
-            self._last = _last_row((yield self._call(NewRows(self._target, new))))
+            self._last = _last_row((yield self._call(NewRows(self.target, new))))
         assert self._last is not None
         return self._outgoing(self._last, own)[0]
 
@@ -251,7 +232,7 @@ class DraftModel:
         self._count = end
         self.forwards += 1
         self.tokens += n
-        scores = yield self._call(NewRows(self._target, ids, visible, depths))
+        scores = yield self._call(NewRows(self.target, ids, visible, depths))
         return self._outgoing(scores, own)
 
     def _call(self, rows: NewRows) -> ModelCall:
@@ -291,10 +272,10 @@ class DraftModel:
         if len(path):
             self._last = None
         if not held and (not len(path) or int(path[-1]) == len(path) - 1):
-            self._target.cache.commit(None, len(path))
+            self.target.cache.commit(None, len(path))
         else:
             rows = to_device(np.concatenate([path, kept]), self.device)
-            self._target.cache.commit(rows, len(path), held)
+            self.target.cache.commit(rows, len(path), held)
         self._count = held
         if not held:
             self._chain = True
@@ -308,7 +289,7 @@ class DraftModel:
             raise ValueError("survivors of a single branch follow the path without a gap")
 
     def drop_nodes(self) -> None:
-        self._target.cache.retained = 0
+        self.target.cache.retained = 0
         self._count, self._chain = 0, True
 
     # -- ids and random numbers ------------------------------------------------------------------
@@ -343,7 +324,7 @@ class DraftModel:
     @torch.inference_mode()
     def _outgoing(self, scores: Scores, own: bool) -> torch.Tensor:
         logits = scores.logits[..., : self.vocab_size]
-        all_ids = self.vocab_size == self._target.vocab_size
+        all_ids = self.vocab_size == self.target.vocab_size
         self._choices = scores.choices if all_ids else None
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()

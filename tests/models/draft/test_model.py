@@ -31,7 +31,7 @@ class Feeder:
 
     def expected(self, node: int) -> torch.Tensor:
         tokens = [self.tokens[i] for i in self.path(node)]
-        return plain_logits(self.model._target, [*self.text, *tokens])[-1]
+        return plain_logits(self.model.target, [*self.text, *tokens])[-1]
 
     def extend(self, tokens: list[int], parents: list[int], *, on_device: bool = False) -> None:
         first = len(self.tokens)
@@ -67,11 +67,11 @@ class Feeder:
 
     def check_cache(self) -> None:
         """Committed rows are those of a fresh prefill."""
-        cache = self.model._target.cache
+        cache = self.model.target.cache
         n = cache.length
         assert n == len(self.text)
         got = cache.storage[..., :n, :].clone()
-        fresh = Target(self.model._target.model, max_len=256, max_nodes=1)
+        fresh = Target(self.model.target.model, max_len=256, max_nodes=1)
         fresh.prefill(np.array(self.text))
         close(got, fresh.cache.storage[..., :n, :])
 
@@ -160,14 +160,14 @@ def test_nothing_is_read_twice():
     assert (model.forwards, model.tokens) == (0, 0)
     first = model.catch_up(np.array(text))  # the prompt's own pass said it already
     assert (model.forwards, model.tokens) == (0, 0)
-    close(first, plain_logits(model._target, text)[-1])
+    close(first, plain_logits(model.target, text)[-1])
     model.extend(np.array([4]), np.array([-1]))
     model.extend(np.array([5]), np.array([0]))
     model.commit_path(np.array([0, 1]))
     model.catch_up(np.array([*text, 4, 5, 6]))
     assert (model.forwards, model.tokens) == (3, 3)
     longer = [*text, 4, 5, 6]
-    close(model.catch_up(np.array(longer)), plain_logits(model._target, longer)[-1])
+    close(model.catch_up(np.array(longer)), plain_logits(model.target, longer)[-1])
     assert model.forwards == 3
 
 
@@ -177,8 +177,8 @@ def test_a_text_that_was_cut_or_is_all_there_is_read_again_at_its_end():
     model.extend(np.array([7, 8]), np.array([-1, 0]))
     model.commit_path(np.array([0, 1]))
     text = [*range(6), 7, 8]
-    close(model.catch_up(np.array(text)), plain_logits(model._target, text)[-1])
-    close(model.catch_up(np.array(text[:7])), plain_logits(model._target, text[:7])[-1])
+    close(model.catch_up(np.array(text)), plain_logits(model.target, text)[-1])
+    close(model.catch_up(np.array(text[:7])), plain_logits(model.target, text[:7])[-1])
 
 
 def test_too_many_nodes_and_wrong_parents_are_refused():
@@ -200,7 +200,7 @@ def test_padding_of_the_vocabularies_may_differ():
         assert logits.shape == (theirs,)
         # An id that the draft lacks is read as its id 0.
         read = [i if i < own else 0 for i in text]
-        close(logits[:both], plain_logits(model._target, read)[-1][:both])
+        close(logits[:both], plain_logits(model.target, read)[-1][:both])
         assert torch.isneginf(logits[both:]).all()
         assert model.catch_up(text, own=True).shape == (both,)
 
@@ -248,7 +248,7 @@ def test_a_reduced_vocabulary_is_translated():
     text = np.array([30, 17, 4])
     model.begin(text)
     logits = model.catch_up(text)
-    plain = plain_logits(model._target, [3, 0, 2])[-1]
+    plain = plain_logits(model.target, [3, 0, 2])[-1]
     close(logits[[9, 4, 30]], plain[1:])
     assert torch.isfinite(logits).sum() == 3
     own = model.catch_up(text, own=True)
@@ -259,7 +259,7 @@ def test_a_reduced_vocabulary_is_translated():
     ids = torch.tensor([9, 21])
     close(
         model.extend(ids, np.array([-1, 0])).gather(1, torch.tensor([[4], [4]])).flatten(),
-        torch.stack([plain_logits(model._target, [3, 0, 2, 1, 0])[i][2] for i in (3, 4)]),
+        torch.stack([plain_logits(model.target, [3, 0, 2, 1, 0])[i][2] for i in (3, 4)]),
     )
 
 

@@ -103,14 +103,14 @@ def test_its_logits_are_those_behind_its_own_reading_of_the_text():
     draft.begin(text[:4])
     for length in (4, 7, len(text)):
         logits = draft.catch_up(text[:length], own=True)
-        expected = plain_logits(draft._target, SHARED.expand(text[:length]).tolist())[-1]
+        expected = plain_logits(draft.target, SHARED.expand(text[:length]).tolist())[-1]
         assert torch.isneginf(logits[never]).all()
         assert (logits - expected)[~never].abs().max() < TOLERANCE
     # Nodes are tokens that both have; committed, they are not read again.
     nodes = np.array([int(i) for i in SHARED.ids[SHARED.ids >= 0][[3, 9]]])
     row = draft.extend(nodes, np.array([-1, 0]), own=True)[1]
     both = np.concatenate((text, nodes))
-    expected = plain_logits(draft._target, SHARED.expand(both).tolist())[-1]
+    expected = plain_logits(draft.target, SHARED.expand(both).tolist())[-1]
     assert (row - expected)[~never].abs().max() < TOLERANCE
     draft.commit_path(np.array([0, 1]))
     read = draft.tokens
@@ -193,7 +193,7 @@ def test_the_law_given_to_the_verifier_is_the_masked_one(sampling):
     state.commit(text[-1:])
     drafter.begin(state)
     tree = drafter.propose(state)
-    logits = plain_logits(draft._target, SHARED.expand(text).tolist())[-1].clone()
+    logits = plain_logits(draft.target, SHARED.expand(text).tolist())[-1].clone()
     logits[SHARED.ids < 0] = -torch.inf
     law = sampling.probs(logits[None])[0]
     q = tree.probs.q[0].double()
