@@ -27,19 +27,19 @@ State kept: none beyond the head's cache and unread states, for a turn.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import torch
 
 from specbench.arrays import IntArray
+from specbench.config.schema import Count, Positive, Text
 from specbench.decoding.device import to_device
 from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.protocols import ModelWork, TargetInfo, alone
-from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
+from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree, Needs
 from specbench.index.head_tree import FixedTreeDrafter
 from specbench.models.heads import eagle, eagle3
 from specbench.models.heads.checkpoint import ends_of
@@ -177,7 +177,7 @@ class Eagle(_FirstHead, _Feature, FixedTreeDrafter):
     """EAGLE: a trained head drafts a fixed tree from the target's hidden states."""
 
     name: str = "eagle"
-    head: str = "eagle"
+    head: Text = "eagle"
     tree: str = "eagle_25"
 
     @property
@@ -229,16 +229,13 @@ class _Grown(_Feature):
         top_k: nodes read of each level, and children made of each.
     """
 
-    says_survival: ClassVar[bool] = True
+    total: Positive = 60
+    depth: Count = 5  # 0: one level
+    top_k: Positive = 10
 
-    total: int = 60
-    depth: int = 5
-    top_k: int = 10
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_positive("total", "top_k")
-        self._require(self.depth >= 0, "depth", "at least 0: one level")
+    @property
+    def needs(self) -> Needs:
+        return replace(super().needs, survival=True)
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
@@ -260,17 +257,9 @@ class _Grown(_Feature):
     def _growing(
         self, feature: torch.Tensor, levels: int, counted: torch.Tensor | None = None
     ) -> ModelWork[torch.Tensor]:
-        """``[3, n]`` float64: ids, parents and survival, the likeliest node first.
-
-        Of one level, where nobody asks for survival, ``[n]`` ids.
-        """
+        """``[3, n]`` float64: ids, parents and survival, the likeliest node first."""
         head = self._head
-        logits = yield from head.scoring(feature)
-        if levels == 1 and self.enough is None:
-            n = min(self.top_k, self.total - 1, logits.shape[-1])
-            best = logits.argmax(-1) if n == 1 else logits[0].topk(n).indices
-            return head.to_target_ids(best)
-        scores, ids = self._children(logits)
+        scores, ids = self._children((yield from head.scoring(feature)))
         k = scores.shape[1]
         scores, ids = scores[0], head.to_target_ids(ids[0])
         # Of all nodes, in the order in which they were made.
@@ -307,12 +296,9 @@ class _Grown(_Feature):
         return torch.stack([part.double() for part in nodes])  # ids are exact in it
 
     def _tree_of(self, found: torch.Tensor, levels: int) -> DraftTree:
-        # The one copy of a draft.
-        if found.dim() == 1:
-            tokens = found.cpu().numpy()
-            return DraftTree(tokens, np.full(len(tokens), -1))
         k = min(self.top_k, self._n_ids)
         made = k + (levels - 1) * k * k
+        # The one copy of a draft.
         tokens, above, survival = found.cpu().numpy()[:, : min(self.total - 1, made)]
         return DraftTree(tokens.astype(np.int64), above.astype(np.int64), survival=survival.copy())
 
@@ -341,7 +327,7 @@ class Eagle2(_FirstHead, _Grown):
     """
 
     name: str = "eagle2"
-    head: str = "eagle"
+    head: Text = "eagle"
     vocabulary: str | None = None
 
 
@@ -356,8 +342,8 @@ class Eagle3(_Grown):
     """
 
     name: str = "eagle3"
-    head: str = "eagle3"
-    depth: int = 7
+    head: Text = "eagle3"
+    depth: Count = 7
     layer_ids: list[int] | None = None
 
     def __post_init__(self) -> None:

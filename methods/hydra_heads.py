@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specbench.config.schema import Text
 from specbench.decoding.device import to_device
 from specbench.decoding.protocols import ModelWork, alone
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
@@ -37,7 +38,7 @@ class Hydra(FixedTreeDrafter):
     """Hydra and Hydra++: Medusa's heads, each reading the tokens drafted before it."""
 
     name: str = "hydra"
-    head: str = "hydra"
+    head: Text = "hydra"
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)

@@ -28,15 +28,14 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from specbench.arrays import IntArray
+from specbench.config.schema import Positive
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
-
-_BLOCKS = ("fixed", "moving")
-_FILLS = ("prompt", "vocabulary", "last")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,15 +51,12 @@ class Jacobi(Drafter):
 
     name: str = "jacobi"
     version: int = 2
-    block_len: int = 8
-    block: str = "fixed"
-    fill: str = "prompt"
+    block_len: Positive = 8
+    block: Literal["fixed", "moving"] = "fixed"
+    fill: Literal["prompt", "vocabulary", "last"] = "prompt"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("block_len")
-        self._require_one_of("block", _BLOCKS)
-        self._require_one_of("fill", _FILLS)
         self._seed = 0
         self._vocab_size = 1
         self._random = np.random.default_rng(0)

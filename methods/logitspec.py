@@ -27,12 +27,15 @@ State kept: the n-grams' places in the turn's text, 4 bytes for each of ``max_ng
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge, Len
 from numba import njit
 
 from specbench.arrays import Array, IntArray
+from specbench.config.schema import Positive
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,
@@ -61,17 +64,13 @@ class LogitSpec(Drafter):
     """
 
     name: str = "logitspec"
-    max_ngram: int = 3
-    num_tokens: int = 20
-    capacity: int = 64
-    caps: list[int] = field(default_factory=lambda: [4, 3, 1])
+    max_ngram: Positive = 3
+    num_tokens: Positive = 20
+    capacity: Annotated[int, Ge(2)] = 64
+    caps: Annotated[list[Positive], Len(3, 3)] = field(default_factory=lambda: [4, 3, 1])
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("max_ngram", "num_tokens")
-        self._require(self.capacity >= 2, "capacity", "at least 2: the root and a draft")
-        valid = len(self.caps) == 3 and all(cap >= 1 for cap in self.caps)
-        self._require(valid, "caps", "three numbers of at least 1")
         self._caps = np.array(self.caps, dtype=np.int64)
         self._ranking: IntArray = NO_TOKENS
         self._start(0)

@@ -33,10 +33,13 @@ State kept: the window, for a turn; the pool, at most vocab × G n-grams, as ``s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
-from specbench.decoding.drafter import Drafter
+from specbench.config.schema import Positive
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.index.lookahead_window import LookaheadWindow
 from specbench.index.ngram_pool import NgramPool
@@ -58,17 +61,15 @@ class Lookahead(Drafter):
 
     name: str = "lookahead"
     version: int = 2
-    paper_scope: str = "turn"
-    ngram: int = 5
-    window: int = 15
-    guesses: int = 15
+    paper_scope: Scope = "turn"
+    ngram: Annotated[int, Ge(2)] = 5
+    window: Positive = 15
+    guesses: Positive = 15
     pool_from_prompt: bool = False
     lost_bonus: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.ngram >= 2, "ngram", "at least 2")
-        self._require_positive("window", "guesses")
         self._seed = 0
         self._pool = NgramPool(0, self.ngram - 1, self.guesses)
         self._window = LookaheadWindow(self.window, self.ngram)

@@ -29,6 +29,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from specbench.config.schema import Text
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
 from specbench.index.head_tree import FixedTreeDrafter
@@ -73,7 +74,7 @@ class Medusa(FixedTreeDrafter):
     """
 
     name: str = "medusa"
-    head: str = "medusa"
+    head: Text = "medusa"
 
     def _shape(self) -> StaticTree:
         # Until `setup` has read the head's configuration; all its trees have as many nodes.

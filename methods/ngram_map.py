@@ -22,15 +22,16 @@ State kept: map and table, for a turn (1 MB), so the state scope changes nothing
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numba import njit
 
 from specbench.arrays import Array
+from specbench.config.schema import Positive
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 
-_VARIANTS = ("k4v", "k")
 _HASHES = 2**18
 _FACTOR = np.uint64(2654435761)
 _MASK = np.uint64(2**32 - 1)
@@ -57,15 +58,13 @@ class NgramMap(Drafter):
     """
 
     name: str = "ngram_map"
-    size_n: int = 12
-    size_m: int = 48
-    min_hits: int = 1
-    variant: str = "k4v"
+    size_n: Positive = 12
+    size_m: Positive = 48
+    min_hits: Positive = 1
+    variant: Literal["k4v", "k"] = "k4v"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("size_n", "size_m", "min_hits")
-        self._require_one_of("variant", _VARIANTS)
         self._first = np.zeros(_HASHES, dtype=np.int32)
         self._keys = np.zeros((1, _VALUES + _MOST_VALUES * _WIDTH), dtype=np.int64)
         self._meta = np.zeros(4, dtype=np.int64)

@@ -25,7 +25,8 @@ import numpy as np
 from numba import njit
 
 from specbench.arrays import Array, IntArray, first_difference
-from specbench.decoding.drafter import Drafter
+from specbench.config.schema import Count, Positive
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import (
     NO_TOKENS,
     DecodeState,
@@ -54,16 +55,15 @@ class NgramMod(Drafter):
     """
 
     name: str = "ngram_mod"
-    paper_scope: str = "run"
-    n_match: int = 24
-    n_max: int = 64
-    n_min: int = 48
-    entries: int = 2**22
+    paper_scope: Scope = "run"
+    n_match: Positive = 24
+    n_max: Positive = 64
+    n_min: Count = 48
+    entries: Positive = 2**22
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("n_match", "n_max", "entries")
-        self._require(0 <= self.n_min <= self.n_max, "n_min", f"from 0 to n_max={self.n_max}")
+        self._require(self.n_min <= self.n_max, "n_min", f"at most n_max={self.n_max}")
         self._table = np.full(self.entries, _EMPTY, dtype=np.int32)
         self._used = self._read = self._low = 0
         self._draft: IntArray | None = None  # of the step under way

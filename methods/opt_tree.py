@@ -24,12 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge
 
 from specbench.arrays import FloatArray, IntArray
+from specbench.config.schema import Positive, Share
 from specbench.decoding.device import fill, to_device
 from specbench.decoding.drafter import ModelDrafter
 from specbench.decoding.protocols import DraftLM, ModelWork
@@ -57,19 +59,14 @@ class OptTree(ModelDrafter):
             the last layer that it drafts.
     """
 
-    says_survival: ClassVar[bool] = True
-
     name: str = "opt_tree"
     version: int = 2
-    nodes: int = 50
-    threshold: float = 0.5
-    max_depth: int = 10
+    nodes: Positive = 50
+    threshold: Share = 0.5
+    max_depth: Annotated[int, Ge(2)] = 10  # 2: one layer
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("nodes")
-        self._require(self.max_depth >= 2, "max_depth", "at least 2: one layer")
-        self._require(0 <= self.threshold <= 1, "threshold", "from 0 to 1")
         self._tree = DraftTree.empty()
         self._fed = NO_TOKENS
         self._expected: list[float] = []
@@ -82,6 +79,7 @@ class OptTree(ModelDrafter):
             max_nodes=self.nodes,
             # The last layer is never fed; a tree of one layer holds none.
             draft_nodes=self.nodes * max(1, self.max_depth - 2),
+            survival=True,
         )
 
     def setup(self, context: DraftContext) -> None:

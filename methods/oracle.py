@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.arrays import IntArray
+from specbench.config.schema import Positive, Share
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, Needs
 
@@ -28,13 +29,11 @@ class Oracle(Drafter):
     """
 
     name: str = "oracle"
-    depth: int = 4
-    accuracy: float = 1.0
+    depth: Positive = 4
+    accuracy: Share = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("depth")
-        self._require(0.0 <= self.accuracy <= 1.0, "accuracy", "between 0 and 1")
         self._vocab_size = 0
         self._seed = 0
         self._random = np.random.default_rng(0)

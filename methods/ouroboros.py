@@ -39,11 +39,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
 from specbench.arrays import IntArray
-from specbench.decoding.drafter import ModelDrafter
+from specbench.config.schema import Count, Positive
+from specbench.decoding.drafter import ModelDrafter, Scope
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
@@ -79,22 +82,19 @@ class Ouroboros(ModelDrafter):
 
     name: str = "ouroboros"
     version: int = 2
-    paper_scope: str = "run"
-    gamma: int = 4
-    ngram: int = 7
-    window: int = 20
-    guesses: int = 20
-    topk: int = 3
+    paper_scope: Scope = "run"
+    gamma: Positive = 4
+    ngram: Annotated[int, Ge(2)] = 7
+    window: Positive = 20
+    guesses: Positive = 20
+    topk: Count = 3
     cut_draft: bool = True
     lost_bonus: bool = True
     correct_rejected: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("gamma")
-        self._require(self.ngram >= 2, "ngram", "at least 2")
-        self._require_positive("window", "guesses")
-        self._require(0 <= self.topk <= self.guesses, "topk", "between 0 and guesses")
+        self._require(self.topk <= self.guesses, "topk", f"at most guesses={self.guesses}")
         self._seed = 0
         self._pool = NgramPool(0, self.ngram - 1, self.guesses)
         self._window = LookaheadWindow(self.window, self.ngram)

@@ -38,9 +38,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter
@@ -69,14 +71,11 @@ class Pearl(Drafter):
     """
 
     name: str = "pearl"
-    gamma: int | str = 4
+    gamma: Annotated[int, Ge(1), Le(_GAMMA_LIMIT)] | Literal["auto"] = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        measured = self.gamma == "auto"
-        in_range = measured or (isinstance(self.gamma, int) and 1 <= self.gamma <= _GAMMA_LIMIT)
-        self._require(in_range, "gamma", f"auto, or between 1 and {_GAMMA_LIMIT}")
-        self._gamma = 0 if measured else int(self.gamma)
+        self._gamma = 0 if self.gamma == "auto" else self.gamma
         self._read = False  # whether the draft model has read this turn's prompt
         self._pending: IntArray = NO_TOKENS
         self._pending_q: torch.Tensor | None = None

@@ -24,14 +24,15 @@ State kept: none beyond the committed tokens, so the state scope changes nothing
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numba import njit
 
 from specbench.arrays import Array
+from specbench.config.schema import Count, Positive
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs
-from specbench.errors import ConfigurationError
 
 # Which match is taken, and whether its continuation may be short.
 OLDEST_FULL, OLDEST, NEWEST = 0, 1, 2
@@ -60,24 +61,16 @@ class PromptLookup(Drafter):
 
     name: str = "pld"
     version: int = 2
-    max_ngram: int | None = None
-    min_ngram: int | None = None
-    num_tokens: int = 10
-    variant: str = "specbench"
-    dummy_token: int | None = None
+    max_ngram: Positive | None = None
+    min_ngram: Positive | None = None
+    num_tokens: Positive = 10
+    variant: Literal["specbench", "hf", "vllm", "llamacpp", "recent"] = "specbench"
+    dummy_token: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_one_of("variant", _RULES)
         longest, shortest = self._lengths = self._searched_lengths()
-        given = "max_ngram" if self.min_ngram is None else "min_ngram"
-        self._require(shortest >= 1, given, "at least 1")
-        if longest < shortest:
-            raise ConfigurationError(
-                f"method.max_ngram={longest} is out of range for method={self.name}: it must be at "
-                f"least min_ngram={shortest}."
-            )
-        self._require_positive("num_tokens")
+        self._require(longest >= shortest, "min_ngram", f"at most max_ngram={longest}")
         self._rule = _RULES[self.variant]
         self._eos_ids: frozenset[int] = frozenset()
         self._no_match = DraftTree.empty()
@@ -97,7 +90,8 @@ class PromptLookup(Drafter):
 
     def setup(self, context: DraftContext) -> None:
         if self.dummy_token is not None:
-            self._require_token("dummy_token", context)
+            inside = self.dummy_token < context.vocab_size
+            self._require(inside, "dummy_token", f"below {context.vocab_size}")
             self._no_match = DraftTree.chain(np.array([self.dummy_token], dtype=np.int64))
         if self.variant == "hf":
             self._eos_ids = context.eos_ids

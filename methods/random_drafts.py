@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
+from specbench.config.schema import Count, Share
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs
-
-_SHAPES = ("random", "chain", "wide")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -32,15 +32,12 @@ class RandomDrafts(Drafter):
     """
 
     name: str = "random_drafts"
-    n_nodes: int = 16
-    shape: str = "random"
-    context_share: float = 0.5
+    n_nodes: Count = 16
+    shape: Literal["random", "chain", "wide"] = "random"
+    context_share: Share = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_one_of("shape", _SHAPES)
-        self._require(self.n_nodes >= 0, "n_nodes", "at least 0")
-        self._require(0.0 <= self.context_share <= 1.0, "context_share", "between 0 and 1")
         self._vocab_size = 0
         self._seed = 0
         self._random = np.random.default_rng(0)

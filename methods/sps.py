@@ -31,12 +31,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
 import numpy as np
 import torch
 
-from specbench.decoding.drafter import ModelDrafter
+from specbench.config.schema import Positive, Share
+from specbench.decoding.drafter import ModelDrafter, Scope
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     Counted,
@@ -47,8 +48,6 @@ from specbench.decoding.structs import (
     Proposal,
     StepOutcome,
 )
-
-_SCHEDULES = ("constant", "heuristic")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -63,28 +62,23 @@ class Sps(ModelDrafter):
         confidence: drafting ends behind a token whose draft probability is below this; 0 never.
     """
 
-    says_survival: ClassVar[bool] = True
-
     name: str = "sps"
-    paper_scope: str = "turn"
-    gamma: int = 4
-    schedule: str = "constant"
+    paper_scope: Scope = "turn"
+    gamma: Positive = 4
+    schedule: Literal["constant", "heuristic"] = "constant"
     max_gamma: int = 64
-    confidence: float = 0.0
+    confidence: Share = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("gamma")
-        self._require(self.max_gamma >= self.gamma, "max_gamma", "at least gamma")
-        self._require(0 <= self.confidence <= 1, "confidence", "from 0 to 1")
-        self._require_one_of("schedule", _SCHEDULES)
+        self._require(self.max_gamma >= self.gamma, "max_gamma", f"at least gamma={self.gamma}")
         self._gamma = self.gamma
         self._tree = DraftTree.empty()
 
     @property
     def needs(self) -> Needs:
         longest = self.gamma if self.schedule == "constant" else self.max_gamma
-        return Needs(tokens_only=False, draft_model=True, max_nodes=longest)
+        return Needs(tokens_only=False, draft_model=True, max_nodes=longest, survival=True)
 
     def setup(self, context: DraftContext) -> None:
         assert context.draft_model is not None
@@ -119,15 +113,16 @@ class Sps(ModelDrafter):
                 drawn = self._draft.draw(probs)
                 rows.append(self._draft.to_target_vocab(probs))
             tokens.append(self._draft.to_target_ids(drawn))
-            if (self.confidence and len(tokens) < longest) or self.enough is not None:
+            stop_when = state.stop_when
+            if (self.confidence and len(tokens) < longest) or stop_when is not None:
                 # Certainty of a greedy draft is its probability at temperature 1.
                 seen = logits.softmax(-1) if self._sampling.greedy else probs
                 chance = float(seen[0, drawn])
-                if self.enough is not None:
+                if stop_when is not None:
                     survival.append(chance * (survival[-1] if survival else 1.0))
                 if chance < self.confidence:
                     break
-                if self.enough is not None and self.enough(chance, survival[-1]):
+                if stop_when is not None and stop_when(chance, survival[-1]):
                     break
             if len(tokens) == longest:
                 break

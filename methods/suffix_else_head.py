@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from specbench.config.schema import NotNegative
 from specbench.decoding.composite import Composite, made_drafters
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import DecodeState, DraftTree, Needs, StepOutcome
 from specbench.errors import ConfigurationError
@@ -42,15 +43,14 @@ class SuffixElseHead(Composite):
     """
 
     name: str = "suffix_else_head"
-    paper_scope: str = "run"
+    paper_scope: Scope = "run"
     drafters: list[Any] = field(default_factory=lambda: ["suffix_decoding", "eagle2"])
-    min_score: float = 3.0
+    min_score: NotNegative = 3.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         two = len(self.drafters) == 2
         self._require(two, "drafters", "two methods, the one that scores its drafts first")
-        self._require(self.min_score >= 0, "min_score", "at least 0")
         if all(isinstance(part, Drafter) for part in self.drafters):
             self._check_parts()
             if not hasattr(self.drafters[0], "score"):

@@ -31,12 +31,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 
 from specbench.arrays import IntArray
-from specbench.decoding.drafter import Drafter
+from specbench.config.schema import Positive
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import (
     Artifact,
     DecodeState,
@@ -46,7 +48,7 @@ from specbench.decoding.structs import (
     StepOutcome,
 )
 from specbench.errors import ConfigurationError
-from specbench.index.adjacency_matrix import UPDATE_RULES, AdjacencyMatrix, MatrixGraphs
+from specbench.index.adjacency_matrix import AdjacencyMatrix, MatrixGraphs
 from specbench.index.static_tree import (
     StaticTree,
     grow_tree,
@@ -81,19 +83,17 @@ class TokenRecycling(Drafter):
 
     name: str = "token_recycling"
     version: int = 2
-    paper_scope: str = "run"
-    k: int = 8
-    update: str = "last"
+    paper_scope: Scope = "run"
+    k: Positive = 8
+    update: Literal["last", "first", "parallel"] = "last"
     learn_prompt: bool = False
     tree: str = "template"
     breadth: int | None = None
-    depth: int | None = None
+    depth: Positive | None = None
     levels: list[int] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("k")
-        self._require_one_of("update", UPDATE_RULES)
         self._tree = self._shape()
         self._ranks = self._tree.ranks
         if self._tree.n_ranks > self.k:
@@ -186,7 +186,6 @@ class TokenRecycling(Drafter):
             return tree_of_knobs(self.tree, None, "template")
         breadth = _BREADTH if self.breadth is None else self.breadth
         depth = _DEPTH if self.depth is None else self.depth
-        self._require(depth >= 1, "depth", "at least 1")
         key = "breadth" if self.breadth is not None else "depth"
         return self._made(key, lambda: grow_tree(self.k, breadth, depth))
 

@@ -37,7 +37,7 @@ from runners.session.method_runs import MethodRun
 from runners.session.session import Session
 from specbench.arrays import IntArray
 from specbench.config.schema import LOOPS, HfConfig, RunConfig, draft_weights
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import NO_TOKENS, Needs
 from specbench.decoding.turn import DecodeResult, StopRules
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
@@ -54,7 +54,7 @@ class Peer(Drafter):
     """Stands for one of transformers' ``LOOPS`` among the methods; it drafts nothing for ours."""
 
     loop: str
-    state_scope: str = "turn"
+    state_scope: Scope = "turn"
 
     @property
     def needs(self) -> Needs:

@@ -143,7 +143,8 @@ _MUST_BE = {
     "greater_than_equal": "at least {ge}",
     "less_than": "below {lt:g}",
     "less_than_equal": "at most {le}",
-    "too_short": "longer",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
     "string_too_short": "a text that is not empty",
     "value_error": "{error}",
 }

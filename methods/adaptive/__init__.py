@@ -60,14 +60,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from methods.adaptive.row_prices import Offer, Past, RowPrices, behind
 from specbench.arrays import BoolArray, FloatArray, IntArray
+from specbench.config.schema import Count, NotNegative, Positive, Share
 from specbench.decoding.composite import Composite
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.protocols import ModelCall, ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
@@ -81,10 +82,6 @@ from specbench.decoding.structs import (
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 
-_POLICIES = ("threshold", "survival", "marginal", "bandit")
-_OBJECTIVES = ("rate", "plain")
-_REWARDS = ("measured", "priced")
-_COUNTS = ("all", "arm")
 _LONGEST_REST = 16  # steps of a text without a draft
 _LOOK = 8  # steps after which a group asks anew whether any draft could pay
 
@@ -115,31 +112,22 @@ class Adaptive(Composite):
 
     name: str = "adaptive"
     version: int = 3
-    paper_scope: str = "run"  # suffix decoding's
+    paper_scope: Scope = "run"  # suffix decoding's
     drafter: Any = "suffix_decoding"
-    policy: str = "threshold"
-    confidence: float = 0.4
+    policy: Literal["threshold", "survival", "marginal", "bandit"] = "threshold"
+    confidence: Share = 0.4
     refit: bool = True
-    least: float = 0.7
-    shortest: int = 2
+    least: Share = 0.7
+    shortest: Count = 2
     surface: str | None = None
-    objective: str = "rate"
-    arms: int = 4
-    exploration: float = 6.0
-    counts: str = "all"
-    reward: str = "measured"
+    objective: Literal["rate", "plain"] = "rate"
+    arms: Positive = 4
+    exploration: NotNegative = 6.0
+    counts: Literal["all", "arm"] = "all"
+    reward: Literal["measured", "priced"] = "measured"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_one_of("policy", _POLICIES)
-        self._require_one_of("objective", _OBJECTIVES)
-        self._require_one_of("reward", _REWARDS)
-        self._require_one_of("counts", _COUNTS)
-        for key in ("confidence", "least"):
-            self._require(0 <= getattr(self, key) <= 1, key, "from 0 to 1")
-        self._require(self.shortest >= 0, "shortest", "at least 0")
-        self._require_positive("arms")
-        self._require(self.exploration >= 0, "exploration", "at least 0")
         if self._priced and self.surface is None:
             raise ConfigurationError(
                 f"method={self.name} with policy={self.policy} goes by what passes cost on this "
@@ -153,14 +141,12 @@ class Adaptive(Composite):
         self._forget()
         if isinstance(self.drafter, Drafter):
             self._check_parts()
-            if not self.drafter.says_survival or self.drafter.needs.overlap:
+            if not self.drafter.needs.survival or self.drafter.needs.overlap:
                 raise ConfigurationError(
                     f"method={self.name} cannot hold {self.drafter.name}: it does not say how "
                     "likely its nodes are. Type e.g. method.drafter=suffix_decoding, sps, opt_tree "
                     "or eagle2."
                 )
-            if self.policy != "bandit":
-                self.drafter.enough = self._enough
 
     @property
     def _priced(self) -> bool:
@@ -224,12 +210,13 @@ class Adaptive(Composite):
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         self._said = []
-        asked = state
-        if self.policy == "bandit":
+        asked = copy.copy(state)
+        if self.policy != "bandit":
+            asked.stop_when = self._enough
+        else:
             self._started = time.perf_counter()
             self._choose()
             # Nothing deeper than the arm could be committed then, so that draft models stop there.
-            asked = copy.copy(state)
             asked.remaining = min(state.remaining, self._arm + 2)
         if self._shares and not state.step % _LOOK:
             self._hopes = yield self._asks(self._rows.hopes, DraftTree.empty(), state)

@@ -23,14 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from methods.cacheback.frozen_table import FrozenTable
 from methods.cacheback.kernels import DYNAMIC, FROZEN, SCRATCH, grow_tree
 from methods.cacheback.table import LruTable
-from specbench.decoding.drafter import Drafter
+from specbench.config.schema import Count, Positive
+from specbench.config.validate import check_knob, types_of
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import (
     Artifact,
     DecodeState,
@@ -42,7 +44,6 @@ from specbench.decoding.structs import (
 from specbench.errors import ConfigurationError, unknown_name
 
 _KINDS = {"dual": ("dynamic", "frozen"), "dynamic": ("dynamic",), "frozen": ("frozen",)}
-_COUNTS = ("paper", "fixed")
 _SHAPE = ("leader_len", "follower_len", "leader_capacity", "follower_capacity")
 
 
@@ -83,35 +84,30 @@ class Cacheback(Drafter):
     """
 
     name: str = "cacheback"
-    paper_scope: str = "turn"
-    leader_len: int = 1
-    follower_len: int = 3
-    leader_capacity: int = 2**20
-    follower_capacity: int = 128
+    paper_scope: Scope = "turn"
+    leader_len: Positive = 1
+    follower_len: Positive = 3
+    leader_capacity: Positive = 2**20
+    follower_capacity: Positive = 128
     total_draft_len: int = 96
-    chaining_reserved: int = 16
-    table: str = "dual"
+    chaining_reserved: Count = 16
+    table: Literal["dual", "dynamic", "frozen"] = "dual"
     merge: bool = False
-    budget_counts: str = "paper"
+    budget_counts: Literal["paper", "fixed"] = "paper"
     frozen_table: str | None = None
     tables: list[Any] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive(*_SHAPE)
-        self._require(self.chaining_reserved >= 0, "chaining_reserved", "at least 0")
-        self._require_one_of("table", _KINDS)
-        self._require_one_of("budget_counts", _COUNTS)
         self._plan = self._ordered_tables()
-        room = self.total_draft_len - 1 - self.chaining_reserved
         longest = max(entry.follower_len for entry in self._plan)
-        if room < longest:
-            raise ConfigurationError(
-                f"method.total_draft_len={self.total_draft_len} drafts nothing: the root and "
-                f"chaining_reserved={self.chaining_reserved} leave {room} nodes for the first "
-                f"level, fewer than follower_len={longest}. Raise total_draft_len to at least "
-                f"{longest + 1 + self.chaining_reserved} or lower chaining_reserved."
-            )
+        least = 1 + self.chaining_reserved + longest
+        self._require(
+            self.total_draft_len >= least,
+            "total_draft_len",
+            f"at least {least}: the root, chaining_reserved={self.chaining_reserved} and a "
+            f"follower of {longest}",
+        )
         self._dynamic: list[LruTable] = []
         self._frozen: list[FrozenTable] = []
 
@@ -196,24 +192,18 @@ class Cacheback(Drafter):
         if not self.tables:
             return [_Table(kind=kind, **defaults) for kind in _KINDS[self.table]]
         plan = []
+        types = types_of(type(self))
         for i, entry in enumerate(self.tables):
-            if not isinstance(entry, Mapping) or "kind" not in entry:
+            if not isinstance(entry, Mapping) or entry.get("kind") not in ("dynamic", "frozen"):
                 raise ConfigurationError(
-                    f"method.tables[{i}]={entry!r} is not a table: write it as "
-                    "{kind: dynamic, leader_len: 2}."
+                    f"`method.tables[{i}]` must be as {{kind: dynamic, leader_len: 2}}, or kind: "
+                    f"frozen, got {entry!r}."
                 )
-            for key in entry:
+            for key, value in entry.items():
                 if key not in (*defaults, "kind"):
                     raise unknown_name(f"key of method.tables[{i}]", key, (*defaults, "kind"))
-            if entry["kind"] not in ("dynamic", "frozen"):
-                raise unknown_name(
-                    f"method.tables[{i}].kind", str(entry["kind"]), ("dynamic", "frozen")
-                )
-            table = _Table(**{**defaults, **entry})
-            for key in _SHAPE:
-                if getattr(table, key) < 1:
-                    raise ConfigurationError(f"method.tables[{i}].{key} must be at least 1.")
-            plan.append(table)
+                check_knob(self.name, f"tables[{i}].{key}", value, types.get(key, str))
+            plan.append(_Table(**{**defaults, **entry}))
         return plan
 
 

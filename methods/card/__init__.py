@@ -48,8 +48,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from methods.card.layered_tree import LayeredTree
+from specbench.config.schema import Positive
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     Counted,
@@ -76,20 +78,17 @@ class Card(Drafter):
     """
 
     name: str = "card"
-    k: int = 100
-    r: int | str = 7
-    max_depth: int = 50
+    k: Positive = 100
+    r: Positive | Literal["auto"] = 7
+    max_depth: Positive = 50
     correct: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_positive("k", "max_depth")
         most = _NODE_LIMIT // self.max_depth
         self._require(self.k <= most, "k", f"at most {most} with method.max_depth={self.max_depth}")
-        measured = self.r == "auto"
-        in_range = measured or (isinstance(self.r, int) and 1 <= self.r <= self.max_depth)
-        self._require(in_range, "r", f"auto, or between 1 and method.max_depth={self.max_depth}")
-        self._ratio = 0 if measured else int(self.r)
+        self._ratio = 0 if self.r == "auto" else self.r
+        self._require(self._ratio <= self.max_depth, "r", f"at most max_depth={self.max_depth}")
         self._target_weights = 0
         self._tree = LayeredTree(self.k)
         self._trail: list[int] = []  # places from the tree's root to the text's last token

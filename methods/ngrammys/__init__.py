@@ -37,12 +37,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from methods.ngrammys.bigram_table import TOP, BigramTable
 from methods.ngrammys.context_rows import context_rows, merge_rows, table_rows
+from specbench.config.schema import Positive
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     Artifact,
@@ -55,8 +56,6 @@ from specbench.decoding.structs import (
 )
 from specbench.errors import ConfigurationError
 
-_STRATEGIES = ("unigram", "bigram", "extended_bigram", "context", "mixed")
-_LAYOUTS = ("batch", "tree")
 # Strategies that speculate a single token.
 _SINGLE = ("unigram", "bigram")
 _CONTEXT, _MODEL = 0, 1
@@ -87,20 +86,17 @@ class NGrammys(Drafter):
     """
 
     name: str = "ngrammys"
-    strategy: str = "mixed"
-    k: int = 10
-    w: int = 10
-    q: int = 1
-    layout: str = "batch"
+    strategy: Literal["unigram", "bigram", "extended_bigram", "context", "mixed"] = "mixed"
+    k: Positive = 10
+    w: Positive = 10
+    q: Positive = 1
+    layout: Literal["batch", "tree"] = "batch"
     merge: bool = True
     bos: bool = False
     bigram_table: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_one_of("strategy", _STRATEGIES)
-        self._require_one_of("layout", _LAYOUTS)
-        self._require_positive("k", "w", "q")
         self._width = 1 if self.strategy in _SINGLE else self.w
         self._rows_per_step: list[_StepRows] = []
         self._counts: tuple[int, int] | None = None

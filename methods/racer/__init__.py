@@ -29,13 +29,16 @@ State kept: the automaton, 60 bytes for each of ``max_nodes``, and the table, 4 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge
 
 from methods.racer.automaton import Automaton
 from specbench.arrays import IntArray
-from specbench.decoding.drafter import Drafter
+from specbench.config.schema import Positive
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 from specbench.index.adjacency_matrix import AdjacencyMatrix
 from specbench.index.static_tree import RankPath, StaticTree
@@ -55,19 +58,16 @@ class Racer(Drafter):
     """
 
     name: str = "racer"
-    paper_scope: str = "run"
-    capacity: int = 64
-    ngram: int = 10
+    paper_scope: Scope = "run"
+    capacity: Annotated[int, Ge(2)] = 64
+    ngram: Annotated[int, Ge(2)] = 10
     max_nodes: int = 10_000
-    least_depth: int = 2
-    k: int = 8
+    least_depth: Positive = 2
+    k: Positive = 8
     learn_prompt: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.capacity >= 2, "capacity", "at least 2: the root and a draft")
-        self._require_positive("least_depth", "k")
-        self._require(self.ngram >= 2, "ngram", "at least 2: a token and its continuation")
         least = 2 * self.ngram + 2
         self._require(self.max_nodes >= least, "max_nodes", f"at least {least} with this ngram")
         self._tree = logits_tree(self.k, self.capacity - 1)

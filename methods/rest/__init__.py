@@ -32,10 +32,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from methods.rest.datastore import Datastore
+from specbench.config.schema import Count, Positive
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     Artifact,
@@ -46,8 +49,6 @@ from specbench.decoding.structs import (
     Needs,
 )
 from specbench.index.suffix_queries import retrieve_tree
-
-_MATCHES = ("first", "even")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -70,31 +71,23 @@ class Retrieval(Drafter):
     name: str = "rest"
     version: int = 2
     max_span: int = 16
-    min_span: int = 2
-    max_matches: int = 5000
-    matches: str = "first"
-    draft_len: int = 10
-    choices: int = 64
+    min_span: Positive = 2
+    # The rank of a prefix packs its count, depth and place into 64 bits.
+    max_matches: Annotated[int, Ge(1), Le(2**20)] = 5000
+    matches: Literal["first", "even"] = "first"
+    draft_len: Annotated[int, Ge(1), Le(255)] = 10
+    choices: Positive = 64
     cut: bool = True
-    dummy_token: int | None = None
+    dummy_token: Count | None = None
     datastore: str | None = None
-    store_tokens: int | None = None
+    store_tokens: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_one_of("matches", _MATCHES)
-        self._require_positive("min_span", "draft_len", "choices", "max_matches")
-        self._require(
-            self.store_tokens is None or (self.store_tokens > 0 and self.datastore is None),
-            "store_tokens",
-            "positive, and null where datastore names a file",
-        )
-        self._require(
-            self.max_span >= self.min_span, "max_span", f"at least min_span={self.min_span}"
-        )
-        # The rank of a prefix packs its count, depth and place into 64 bits.
-        self._require(self.draft_len <= 255, "draft_len", "at most 255")
-        self._require(self.max_matches <= 2**20, "max_matches", "at most 2^20")
+        whole = self.store_tokens is None or self.datastore is None
+        self._require(whole, "store_tokens", "null where datastore names a file")
+        longer = self.max_span >= self.min_span
+        self._require(longer, "max_span", f"at least min_span={self.min_span}")
         self._no_match = DraftTree.empty()
 
     @property
@@ -112,7 +105,8 @@ class Retrieval(Drafter):
 
     def setup(self, context: DraftContext) -> None:
         if self.dummy_token is not None:
-            self._require_token("dummy_token", context)
+            inside = self.dummy_token < context.vocab_size
+            self._require(inside, "dummy_token", f"below {context.vocab_size}")
             self._no_match = DraftTree.chain(np.array([self.dummy_token], dtype=np.int64))
         path = context.artifacts["datastore"]
         store = Datastore.open(path, context.tokenizer_hash or None)

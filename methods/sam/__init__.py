@@ -32,13 +32,15 @@ State kept: the dynamic automaton of one turn (a later turn's prompt repeats the
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Ge, Gt
 
 from methods.sam.automaton import SuffixAutomaton
 from methods.sam.static_automaton import StaticAutomaton, follow, grow_best_first, text_after
 from specbench.arrays import IntArray
+from specbench.config.schema import Count, Positive
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import ModelWork
@@ -53,7 +55,6 @@ from specbench.decoding.structs import (
 )
 from specbench.errors import ConfigurationError
 
-_AUTOMATA = ("both", "dynamic", "static")
 _DYNAMIC, _STATIC, _AUXILIARY = 0, 1, 2
 _BIAS_WITH_AUXILIARY = 5
 
@@ -78,29 +79,21 @@ class SuffixAutomatonDecoding(Composite):
 
     name: str = "sam"
     version: int = 2
-    automata: str = "both"
-    max_predicts: int = 40
-    alpha: float = 4.0
-    top_k: int = 8
-    len_bias: int | None = None
-    len_threshold: int = 5
-    pad_token: int | None = None
+    automata: Literal["both", "dynamic", "static"] = "both"
+    max_predicts: Annotated[int, Ge(2)] = 40
+    alpha: Annotated[float, Gt(0)] = 4.0
+    top_k: Positive = 8
+    len_bias: Count | None = None
+    len_threshold: Positive = 5
+    pad_token: Count | None = None
     static_automaton: str | None = None
-    max_tokens: int = 2**17
+    max_tokens: Annotated[int, Ge(2)] = 2**17
     auxiliary: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_one_of("automata", _AUTOMATA)
-        self._require(self.max_predicts >= 2, "max_predicts", "at least 2: the root and a draft")
-        self._require(self.alpha > 0, "alpha", "above 0")
-        self._require_positive("top_k", "len_threshold")
-        self._require(self.max_tokens >= 2, "max_tokens", "at least 2")
-        if self.len_bias is None:
-            self._bias = 0 if self.auxiliary is None else _BIAS_WITH_AUXILIARY
-        else:
-            self._require(self.len_bias >= 0, "len_bias", "at least 0, or null")
-            self._bias = self.len_bias
+        usual = 0 if self.auxiliary is None else _BIAS_WITH_AUXILIARY
+        self._bias = usual if self.len_bias is None else self.len_bias
         if isinstance(self.auxiliary, Drafter):
             self._check_parts()
         self._dynamic: SuffixAutomaton | None = None
@@ -141,7 +134,8 @@ class SuffixAutomatonDecoding(Composite):
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
         if self.pad_token is not None:
-            self._require_token("pad_token", context)
+            inside = self.pad_token < context.vocab_size
+            self._require(inside, "pad_token", f"below {context.vocab_size}")
         if self.automata != "static":
             self._dynamic = SuffixAutomaton(self.max_tokens)
         if self.automata != "dynamic":
@@ -229,7 +223,7 @@ class SamEagle2(SuffixAutomatonDecoding):
 
     name: str = "sam_eagle2"
     version: int = 1
-    automata: str = "dynamic"
+    automata: Literal["both", "dynamic", "static"] = "dynamic"
     auxiliary: Any = field(
         default_factory=lambda: {
             "method": "eagle2",

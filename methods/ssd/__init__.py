@@ -34,12 +34,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge, Lt
 
 from methods.ssd.ring import RingIndex, Staleness
 from specbench.artifacts.corpora import recorded_turns
-from specbench.decoding.drafter import Drafter
+from specbench.config.schema import NotNegative, Positive
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import (
     Artifact,
     Counted,
@@ -50,9 +53,6 @@ from specbench.decoding.structs import (
 )
 from specbench.errors import ArtifactError
 from specbench.index.suffix_queries import frequent_continuation
-
-_REBUILDS = ("background", "sync")
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(kw_only=True, eq=False)
@@ -73,34 +73,24 @@ class Spacelike(Drafter):
 
     name: str = "ssd"
     version: int = 3
-    state_scope: str = "run"
-    paper_scope: str = "run"
+    state_scope: Scope = "run"
+    paper_scope: Scope = "run"
     max_query: int = 10
-    min_query: int = 1
-    draft_len: int = 10
-    max_matches: int = 1000
-    buffer_tokens: int = 2**20
-    rebuild: str = "background"
-    rebuild_requests: int | None = 1
-    rebuild_seconds: float | None = None
+    min_query: Positive = 1
+    draft_len: Positive = 10
+    max_matches: Positive = 1000
+    buffer_tokens: Annotated[int, Ge(1), Lt(2**31)] = 2**20
+    rebuild: Literal["background", "sync"] = "background"
+    rebuild_requests: Positive | None = 1
+    rebuild_seconds: NotNegative | None = None
     warm_start: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require_one_of("rebuild", _REBUILDS)
-        self._require_positive("min_query", "draft_len", "max_matches")
-        self._require(
-            self.max_query >= self.min_query, "max_query", f"at least min_query={self.min_query}"
-        )
-        self._require(1 <= self.buffer_tokens <= _INT32_MAX, "buffer_tokens", "1 to 2^31 - 1")
-        requests, seconds = self.rebuild_requests, self.rebuild_seconds
-        self._require(requests is None or requests >= 1, "rebuild_requests", "at least 1, or null")
-        self._require(seconds is None or seconds >= 0, "rebuild_seconds", "at least 0, or null")
-        self._require(
-            requests is not None or seconds is not None,
-            "rebuild_requests",
-            "a number where rebuild_seconds is null, or nothing is ever drafted",
-        )
+        longer = self.max_query >= self.min_query
+        self._require(longer, "max_query", f"at least min_query={self.min_query}")
+        rebuilt = self.rebuild_requests is not None or self.rebuild_seconds is not None
+        self._require(rebuilt, "rebuild_requests", "a number where rebuild_seconds is null")
         self._index: RingIndex | None = None
         self._at_begin = (0, Staleness(0, 0, 0.0))  # searched tokens, and what they lack
 

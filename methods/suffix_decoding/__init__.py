@@ -22,17 +22,18 @@ State kept: the local tree for a turn; the global tree as ``state_scope`` says: 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Ge
 
 from methods.suffix_decoding.kernels import speculate
 from methods.suffix_decoding.tree import SuffixTree
 from specbench.arrays import FloatArray, IntArray
-from specbench.decoding.drafter import Drafter
+from specbench.config.schema import NotNegative, Positive, Share
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
 
-_DRAFTS = ("path", "tree")
 _LOCAL, _GLOBAL = 0, 1
 
 
@@ -54,29 +55,19 @@ class SuffixDecoding(Drafter):
     `score` tells how many tokens of the last draft are expected to be accepted.
     """
 
-    says_survival: ClassVar[bool] = True
-
     name: str = "suffix_decoding"
-    paper_scope: str = "run"
-    depth: int = 64
-    factor: float = 1.0
+    paper_scope: Scope = "run"
+    depth: Annotated[int, Ge(2)] = 64
+    factor: NotNegative = 1.0
     offset: float = 0.0
-    min_token_prob: float = 0.1
-    max_spec_tokens: int | None = 16
-    draft: str = "path"
-    max_cached_requests: int = 100_000
-    max_cached_tokens: int = 2**20
+    min_token_prob: Share = 0.1
+    max_spec_tokens: Positive | None = 16
+    draft: Literal["path", "tree"] = "path"
+    max_cached_requests: Annotated[int, Ge(-1)] = 100_000
+    max_cached_tokens: Positive = 2**20
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(self.depth >= 2, "depth", "at least 2: a token and its continuation")
-        self._require(self.factor >= 0, "factor", "at least 0")
-        self._require(0 <= self.min_token_prob <= 1, "min_token_prob", "between 0 and 1")
-        if self.max_spec_tokens is not None:
-            self._require(self.max_spec_tokens >= 1, "max_spec_tokens", "at least 1, or null")
-        self._require_one_of("draft", _DRAFTS)
-        self._require(self.max_cached_requests >= -1, "max_cached_requests", "at least -1")
-        self._require_positive("max_cached_tokens")
         self.score = 0.0
         self._longest = self.depth if self.max_spec_tokens is None else self.max_spec_tokens
 
@@ -86,7 +77,7 @@ class SuffixDecoding(Drafter):
 
     @property
     def needs(self) -> Needs:
-        return Needs(max_nodes=self._longest)
+        return Needs(max_nodes=self._longest, survival=True)
 
     def setup(self, context: DraftContext) -> None:
         requests = None if self.max_cached_requests < 0 else self.max_cached_requests

@@ -21,12 +21,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Gt, MinLen
 
 from methods.union.merge import merge_trees, part_view
 from specbench.arrays import IntArray
+from specbench.config.schema import Count, Positive
 from specbench.decoding.composite import Composite, made_drafters
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import ModelWork
@@ -41,7 +43,6 @@ from specbench.decoding.structs import (
 )
 from specbench.errors import unknown_name
 
-_FILLS = ("ranked", "priority")
 _ANY = np.iinfo(np.int64).max
 _ROOT_ROW = np.zeros(1, dtype=np.int64)
 
@@ -65,34 +66,26 @@ class Union(Composite):
     """
 
     name: str = "union"
-    drafters: list[Any] = field(default_factory=lambda: ["cacheback", "token_recycling", "sam"])
-    max_nodes: int = 80
-    fill: str = "ranked"
+    drafters: Annotated[list[Any], MinLen(1)] = field(
+        default_factory=lambda: ["cacheback", "token_recycling", "sam"]
+    )
+    max_nodes: Positive = 80
+    fill: Literal["ranked", "priority"] = "ranked"
     priority: list[str] | None = None
-    quotas: list[int | None] | None = None
-    depth_cost: float = 0.5
+    quotas: list[Count | None] | None = None
+    depth_cost: Annotated[float, Gt(0)] = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(len(self.drafters) >= 1, "drafters", "a list of at least one method")
-        self._require_positive("max_nodes")
-        self._require_one_of("fill", _FILLS)
-        self._require(self.depth_cost > 0, "depth_cost", "above 0")
         for name in self.priority or ():
             if name not in self.source_names:
                 raise unknown_name("entry of method.priority", name, self.source_names)
-        if self.quotas is not None:
-            self._require(
-                len(self.quotas) == len(self.drafters)
-                and all(quota is None or quota >= 0 for quota in self.quotas),
-                "quotas",
-                "as long as method.drafters, each entry null or at least 0",
-            )
+        quotas = self.quotas or [None] * len(self.drafters)
+        self._require(len(quotas) == len(self.drafters), "quotas", "as long as method.drafters")
         first = list(self.priority or ())
         ranks = [first.index(n) if n in first else len(first) for n in self.source_names]
         # Places in ``drafters``, the first in priority first.
         self._order = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
-        quotas = self.quotas or [None] * len(self.drafters)
         limits = [quotas[i] for i in self._order]
         self._limits = np.array([_ANY if q is None else q for q in limits], dtype=np.int64)
         self._proposed: list[tuple[DraftTree, IntArray]] = []

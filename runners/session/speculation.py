@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import Needs
 
 
@@ -18,7 +18,7 @@ class Speculation(Drafter):
     """
 
     server: Mapping[str, object] = field(default_factory=dict)
-    state_scope: str = "turn"
+    state_scope: Scope = "turn"
 
     @property
     def needs(self) -> Needs:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib
 import inspect
-import json
 import math
 import os
 import re
@@ -205,10 +204,8 @@ def check_method(method: Mapping[str, Any] | DictConfig) -> None:
             raise ConfigurationError(
                 f"method={name} has no key {key!r}.{hint} Valid: {', '.join(sorted(fields))}."
             )
-        if limit := _refusal(node[key], fields[key][0]):
-            raise ConfigurationError(
-                f"`method.{key}` must be {limit} for method={name}, got {node[key]!r}."
-            )
+        if key != "state_scope":  # a class knows no ``paper``
+            check_knob(name, key, node[key], fields[key][0])
     missing = [key for key, (_, required) in fields.items() if required and key not in node]
     if missing:
         raise ConfigurationError(
@@ -241,7 +238,7 @@ def _constructor_fields(target: str, name: str) -> dict[str, tuple[Any, bool]]:
         cls = getattr(importlib.import_module(module_name), class_name)
         if not isinstance(cls, type):
             raise AttributeError(f"{class_name!r} is not a class")
-        hints = typing.get_type_hints(cls, include_extras=True)
+        hints = types_of(cls)
     except Exception as error:  # the file may be the user's own and unfinished
         raise ConfigurationError(
             f"method={name}: _target_ {target!r} in conf/method/{name}.yaml cannot be imported: "
@@ -265,14 +262,26 @@ def _line_of_method(error: Exception) -> str:
     return ""
 
 
-def _refusal(value: Any, annotation: Any) -> str:
-    """What a yaml value must be to stand for ``annotation``; "" where it can."""
+def types_of(cls: type) -> dict[str, Any]:
+    """The annotations of a class's fields, with the limits that they state."""
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+def check_knob(name: str, key: str, value: Any, annotation: Any) -> None:
+    """Check one knob of the method ``name`` against its type.
+
+    Raises:
+        ConfigurationError: it is of another type, or beyond the type's limits.
+    """
     try:
-        # Through JSON, where a list may stand for a tuple as in yaml, and 1 but not true for 1.0.
-        _adapter(annotation).validate_json(json.dumps(value, default=str), strict=True)
-    except PydanticSchemaGenerationError:
-        return ""  # a type that yaml does not know takes everything
+        _adapter(annotation).validate_python(value, strict=True)
+    except (PydanticSchemaGenerationError, TypeError):
+        return  # a type that yaml does not know takes everything
     except ValidationError as error:
         null = " or null" if type(None) in typing.get_args(annotation) else ""
-        return what_it_must_be(error) + null
-    return ""
+        raise knob_error(name, key, value, what_it_must_be(error) + null) from None
+
+
+def knob_error(name: str, key: str, value: Any, rule: str) -> ConfigurationError:
+    """The error of a knob that must be something else."""
+    return ConfigurationError(f"`method.{key}` must be {rule} for method={name}, got {value!r}.")

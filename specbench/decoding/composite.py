@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter, ModelDrafter
@@ -21,6 +21,13 @@ from specbench.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
+# Needs of a composite that one of its parts has, and those that all must have.
+_ANY = (
+    "logits", "prompt_logits", "first_logits", "tree_hidden", "draft_model", "reference",
+    "overlap", "clock", "eager",
+)  # fmt: skip
+_ALL = ("tokens_only", "sampling")
+
 
 def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
     """What a composite requires: its own needs and everything any part requires.
@@ -34,27 +41,17 @@ def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
         for i, needs in enumerate(parts)
         for artifact in needs.artifacts
     ]
-    layers = sorted({layer for needs in everyone for layer in needs.hidden_layers})
+    layers = {layer for needs in everyone for layer in needs.hidden_layers}
+    nodes = [needs.draft_nodes or needs.max_nodes for needs in everyone if needs.draft_model]
+    flags: dict[str, Any] = {key: any(getattr(n, key) for n in everyone) for key in _ANY}
+    flags |= {key: all(getattr(n, key) for n in everyone) for key in _ALL}
     return replace(
         own,
-        tokens_only=all(needs.tokens_only for needs in everyone),
-        logits=any(needs.logits for needs in everyone),
-        prompt_logits=any(needs.prompt_logits for needs in everyone),
-        first_logits=any(needs.first_logits for needs in everyone),
-        hidden_layers=tuple(layers),
-        tree_hidden=any(needs.tree_hidden for needs in everyone),
-        draft_model=any(needs.draft_model for needs in everyone),
-        draft_nodes=max(
-            (needs.draft_nodes or needs.max_nodes for needs in everyone if needs.draft_model),
-            default=0,
-        ),
+        hidden_layers=tuple(sorted(layers)),
+        draft_nodes=max(nodes, default=0),
         heads=tuple(sorted({head for needs in everyone for head in needs.heads})),
         artifacts=(*own.artifacts, *artifacts),
-        reference=any(needs.reference for needs in everyone),
-        overlap=any(needs.overlap for needs in everyone),
-        clock=any(needs.clock for needs in everyone),
-        sampling=all(needs.sampling for needs in everyone),
-        eager=any(needs.eager for needs in everyone),
+        **flags,
     )
 
 

@@ -12,12 +12,12 @@ All of it but ``setup`` counts in ``decode_s``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from specbench.arrays import IntArray
-from specbench.config.schema import STATE_SCOPES
+from specbench.config.validate import check_knob, knob_error, types_of
 from specbench.decoding.protocols import ModelWork, alone
 from specbench.decoding.structs import (
     BonusProposal,
@@ -28,10 +28,11 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.errors import ConfigurationError, unknown_name
 
 if TYPE_CHECKING:
     import torch
+
+Scope: TypeAlias = Literal["turn", "prompt", "run"]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -39,44 +40,26 @@ class Drafter:
     """Base of all methods; its defaults draft nothing and learn nothing.
 
     A method is a keyword-only dataclass whose fields are its knobs; ``conf/method/<name>.yaml``
-    holds the same names. Check values in ``__post_init__`` (and call ``super().__post_init__()``).
+    holds the same names. Their types state the values' limits (``Annotated[int, Ge(1)]``,
+    ``Literal``); what hangs together is checked in ``__post_init__``, after the base's.
     """
 
     name: str  # the method's name, as in ``method=<name>``
     version: int = 1  # raised by one whenever a number may move
-    # how long what it learnt is kept: ``turn``, ``prompt`` (a case) or ``run``
-    state_scope: str = "prompt"
-    paper_scope: str = "prompt"  # what ``state_scope=paper`` stands for
-
-    # Whether its trees say how likely their nodes are (``DraftTree.survival``).
-    says_survival: ClassVar[bool] = False
-    # Set by a drafter around this one. Who drafts token by token then says how likely they are, and
-    # stops behind a token of which this says so, given its own probability and its survival.
-    enough: Callable[[float, float], bool] | None = field(default=None, init=False, repr=False)
+    # how long what it learnt is kept; ``prompt``: for a case
+    state_scope: Scope = "prompt"
+    paper_scope: Scope = "prompt"  # what ``state_scope=paper`` stands for
 
     def __post_init__(self) -> None:
-        self._require_one_of("state_scope", STATE_SCOPES)
-        self._require_one_of("paper_scope", STATE_SCOPES)
+        types = types_of(type(self))
+        for knob in fields(self):
+            if knob.init:
+                check_knob(self.name, knob.name, getattr(self, knob.name), types[knob.name])
 
     def _require(self, condition: bool, key: str, rule: str) -> None:
-        """Refuse a knob: ``rule`` says what the value must be."""
+        """Refuse a knob that its type alone lets pass: ``rule`` says what it must be."""
         if not condition:
-            value = getattr(self, key)
-            raise ConfigurationError(
-                f"method.{key}={value!r} is out of range for method={self.name}: it must be {rule}."
-            )
-
-    def _require_positive(self, *keys: str) -> None:
-        for key in keys:
-            self._require(getattr(self, key) >= 1, key, "at least 1")
-
-    def _require_one_of(self, key: str, names: Collection[str]) -> None:
-        if getattr(self, key) not in names:
-            raise unknown_name(f"method.{key}", getattr(self, key), names)
-
-    def _require_token(self, key: str, context: DraftContext) -> None:
-        inside = 0 <= getattr(self, key) < context.vocab_size
-        self._require(inside, key, f"in the vocabulary, below {context.vocab_size}")
+            raise knob_error(self.name, key, getattr(self, key), rule)
 
     def starts_empty(self, turn: int) -> bool:
         """Whether it forgets everything before the turn of a case with this number, from 0."""

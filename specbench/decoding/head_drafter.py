@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from specbench.config.schema import Text
 from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter, ModelDrafter
 from specbench.decoding.structs import (
@@ -43,11 +44,10 @@ class HeadDrafter(ModelDrafter):
         head: the head's name in ``pair.heads``, a folder or a hub id.
     """
 
-    head: str = ""
+    head: Text = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(bool(self.head), "head", "a name in pair.heads, a folder or a hub id")
         self._waiting: list[torch.Tensor] = []
         self._reserved = self._graph_tokens = self._launched = 0
 

@@ -161,6 +161,9 @@ class DecodeState:
             and may still remember; 0 in a first turn and after a reset. What lies behind them is
             new to it.
         seed: the turn's seed, for drafters that draw random numbers.
+        stop_when: set by a drafter around the one that drafts. Who drafts token by token then says
+            how likely the tokens are, and stops behind one of which this says so, given its own
+            probability and its survival.
     """
 
     __slots__ = (
@@ -172,6 +175,7 @@ class DecodeState:
         "remaining",
         "seed",
         "step",
+        "stop_when",
     )
 
     def __init__(
@@ -184,6 +188,7 @@ class DecodeState:
         self.step = 0
         self.remaining = max_new_tokens
         self.seed = seed
+        self.stop_when: Callable[[float, float], bool] | None = None
         common = min(len(seen), len(prompt))
         differs = np.flatnonzero(np.asarray(seen[:common]) != self.buffer[:common])
         self.n_seen = int(differs[0]) if len(differs) else common
@@ -269,8 +274,9 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a drafter requires; checked before weights are loaded."""
+    """What a drafter requires and its trees tell; checked before weights are loaded."""
 
+    # -- of the target's pass --
     tokens_only: bool = True  # the draft depends on committed tokens alone (replay is then exact)
     logits: bool = False  # ``StepOutcome.logits`` of every row
     prompt_logits: bool = False  # logits of every prompt position, handed to ``observe_prompt``
@@ -281,16 +287,19 @@ class Needs:
     # head reads. Of the prompt to ``observe_prompt_hidden``, of steps in ``StepOutcome``.
     hidden_layers: tuple[int, ...] = ()
     tree_hidden: bool = False  # also ``StepOutcome.tree_hidden``, of rejected rows
+    # -- loaded besides the target --
     draft_model: bool = False  # a second model, named by the ``pair`` group
+    draft_nodes: int = 0  # nodes that the draft model holds at once at most; 0 for ``max_nodes``
     heads: tuple[str, ...] = ()  # trained heads: names in ``pair.heads``, folders or hub ids
     artifacts: tuple[Artifact, ...] = ()  # files besides the model
     reference: bool = False  # the case's plain greedy output, handed over before ``begin`` (oracle)
-    overlap: bool = False  # ``overlap`` is to be called while the target pass runs
-    clock: bool = False  # its drafts depend on how long steps took, so no run repeats another
+    # -- of the engine --
+    max_nodes: int = 128  # nodes of a draft tree at most; sizes the engine's buffers
+    survival: bool = False  # trees say how likely their nodes are (``DraftTree.survival``)
     layout: str = "tree"  # ``tree`` or ``batch`` (the drafter's trees then carry ``rows``)
     batch: int = 1  # rows of the batch layout at most (the cache's batch size)
-    max_nodes: int = 128  # nodes of a draft tree at most; sizes the engine's buffers
-    draft_nodes: int = 0  # nodes that the draft model holds at once at most; 0 for ``max_nodes``
+    overlap: bool = False  # ``overlap`` is to be called while the target pass runs
+    clock: bool = False  # its drafts depend on how long steps took, so no run repeats another
     priced_rows: bool = False  # chooses what is verified by what rows cost, see ``batch.budget``
     sampling: bool = True  # works at temperature > 0
     eager: bool = False  # its passes run eagerly, whatever the run's engine

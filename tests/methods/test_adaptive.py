@@ -1,6 +1,5 @@
 import itertools
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -38,8 +37,6 @@ BUSH = np.array([-1, -1, 0, 0, 1, 2])
 class Said(Drafter):
     """Drafts one tree of token 1 again and again, with these survival probabilities."""
 
-    says_survival: ClassVar[bool] = True
-
     name: str = "said"
     parents: np.ndarray = field(default_factory=lambda: CHAIN)
     survival: tuple = (0.9, 0.5, 0.45, 0.1)
@@ -47,7 +44,7 @@ class Said(Drafter):
 
     @property
     def needs(self):
-        return Needs(max_nodes=len(self.parents))
+        return Needs(max_nodes=len(self.parents), survival=True)
 
     def propose(self, state):
         self.asked.append(state.remaining)

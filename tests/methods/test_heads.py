@@ -457,9 +457,9 @@ def test_a_file_without_a_tree_is_refused(tmp_path, text, message):
         (lambda: Hydra(tree="medusa"), r"method\.tree.*FILE\.json.*medusa_63"),
         (lambda: Hydra(tree="by_model"), r"method\.tree"),
         (lambda: Medusa(tree="by-model"), r"method\.tree.*'by_model'"),
-        (lambda: Eagle2(top_k=0), r"method\.top_k=0"),
-        (lambda: Eagle2(depth=-1), r"method\.depth=-1"),
-        (lambda: Eagle(head=""), r"method\.head=''"),
+        (lambda: Eagle2(top_k=0), r"`method\.top_k` must be at least 1"),
+        (lambda: Eagle2(depth=-1), r"`method\.depth` must be at least 0"),
+        (lambda: Eagle(head=""), r"`method\.head` must be a text"),
     ],
 )
 def test_knobs_out_of_range_are_refused(make, message):

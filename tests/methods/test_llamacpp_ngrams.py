@@ -189,7 +189,7 @@ def test_a_table_that_is_a_quarter_full_is_emptied():
 
 
 def test_values_out_of_range_are_refused():
-    with pytest.raises(ConfigurationError, match="n_min=9"):
+    with pytest.raises(ConfigurationError, match=r"`method\.n_min` must be at most n_max=8"):
         NgramMod(n_max=8, n_min=9)
     with pytest.raises(ConfigurationError, match="k4"):
         NgramMap(variant="k4")

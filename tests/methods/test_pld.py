@@ -92,7 +92,7 @@ def test_a_variant_searches_the_lengths_of_its_home(knobs, expected):
 
 
 def test_a_dummy_token_outside_the_vocabulary_is_refused():
-    with pytest.raises(ConfigurationError, match="dummy_token=500"):
+    with pytest.raises(ConfigurationError, match=r"`method\.dummy_token` must be below"):
         lookup([1, 2, 3], dummy_token=500)
 
 

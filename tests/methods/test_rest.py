@@ -42,7 +42,7 @@ def test_no_hit_drafts_nothing_or_the_dummy(tmp_path):
     path = write(tmp_path / "d.bin", [[1, 2, 3]])
     assert pairs(ready(path), [5, 6]) == []
     assert pairs(ready(path, dummy_token=100), [5, 6]) == [(100, -1)]
-    with pytest.raises(ConfigurationError, match="dummy_token=100"):
+    with pytest.raises(ConfigurationError, match=r"`method\.dummy_token` must be below 50"):
         ready(path, dummy_token=100, vocab_size=50)
 
 
