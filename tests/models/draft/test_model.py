@@ -228,7 +228,7 @@ def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(monkeypatch):
 
 def test_an_id_that_is_never_proposed_is_not_a_choice():
     """The pass chooses among all rows of the vocabulary, the one for every other id with them."""
-    first = int(plain_logits(packed()._target, [1, 2, 3])[-1].argmax())  # some rows choose it
+    first = int(plain_logits(packed().target, [1, 2, 3])[-1].argmax())  # some rows choose it
     id_map = np.where(np.arange(VOCAB) == first, -1, np.arange(VOCAB))
     model = packed(id_map=id_map)
     best = set()
