@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
+from analysis.runs.comparisons import ComparedRuns, run_names
 from analysis.runs.leaders import standings
 from analysis.runs.settings import typed_value, varied_knobs
 from specbench.results.metrics import METRICS
 from specbench.results.records import DIFFERS, OWN_ENGINE, VERDICTS
-from specbench.results.summary_schema import Standing, SummaryRow, interval, number
+from specbench.results.summary_schema import interval
 from specbench.results.tasks import OVERALL
 
 # The sheet's columns; KNOBS: those in which labels of one name differ.
@@ -26,68 +25,52 @@ _SHEET = (
     "speedup_graph_low speedup_graph_high bandwidth_share equal near_tie bug not_audited "
     "claimed_speedup claimed_mat claimed_model claimed_hardware claimed_source verdict"
 )
+_OF_RUN = ("model", "dtype", "dataset", "hardware", "synthetic")
 
 
 def records_sheet(comparisons: Sequence[ComparedRuns]) -> pd.DataFrame:
     """Make a line per run, label and task: who was measured, each metric and its bounds, claims."""
-    names = run_names(run for comparison in comparisons for run in comparison.runs)
-    engines = any(run.engine != OWN_ENGINE for each in comparisons for run in each.runs)
+    runs = [run for comparison in comparisons for run in comparison.runs]
+    names, engines = run_names(runs), any(run.engine != OWN_ENGINE for run in runs)
     lines: list[dict[str, object]] = []
     varied: dict[str, None] = {}
     for comparison in comparisons:
         stands = standings(comparison)
         knobs = varied_knobs([(entry.run, entry.label) for entry in comparison.entries])
         for entry, differing in zip(comparison.entries, knobs, strict=True):
-            run = entry.run
+            run, claim = entry.run, entry.claim
+            more: dict[str, object] = {
+                f"method.{knob}" if knob in _SHEET.split() else knob: typed_value(value)
+                for knob, value in differing.items()
+            }
+            if comparison.told:
+                more["settings"] = comparison.told
+            if engines:
+                more |= {"engine": run.engine, "concurrency": run.concurrency, DIFFERS: None}
+            varied |= dict.fromkeys(more)
             standing = stands.get((run.path, entry.label))
             for task, row in entry.rows.items():
-                more: dict[str, object] = {
-                    f"method.{knob}" if knob in _SHEET.split() else knob: typed_value(value)
-                    for knob, value in differing.items()
+                whole = task == OVERALL
+                line: dict[str, object] = {
+                    **row,
+                    **more,
+                    **dict.fromkeys([*VERDICTS, DIFFERS], 0),
+                    **row["lossless"],
+                    **{name: getattr(run, name) for name in _OF_RUN},
+                    "run": names[run.path],
+                    "speedup_without_rule": entry.without_rule if whole else None,
+                    "against_the_best": standing["verdict"] if standing and whole else None,
+                    "p_against_the_best": standing["p"] if standing and whole else None,
+                    "claimed_speedup": claim and claim.value("speedup", task),
+                    "claimed_mat": claim and claim.value("mat", task),
+                    "claimed_model": claim and claim.model,
+                    "claimed_hardware": claim and claim.hardware,
+                    "claimed_source": claim and f"{claim.title}, {claim.source}",
+                    "verdict": entry.verdict(task),
                 }
-                if comparison.told:
-                    more["settings"] = comparison.told
-                if engines:
-                    differs = row["lossless"].get(DIFFERS, 0)
-                    more |= {"engine": run.engine, "concurrency": run.concurrency, DIFFERS: differs}
-                varied |= dict.fromkeys(more)
-                facts = _facts(entry, task, row, standing)
-                lines.append({"run": names[run.path], **more, **_numbers(row), **facts})
+                for metric in METRICS:
+                    low, high = interval(row, metric.name) or (None, None)
+                    line |= {f"{metric.name}_low": low, f"{metric.name}_high": high}
+                lines.append(line)
     before, after = (part.split() for part in _SHEET.split("KNOBS"))
     return pd.DataFrame(lines)[[*before, *varied, *after]]
-
-
-def _numbers(row: SummaryRow) -> dict[str, object]:
-    """Each metric with its bounds, by column."""
-    numbers: dict[str, object] = {}
-    for metric in METRICS:
-        low, high = interval(row, metric.name) or (None, None)
-        name = metric.name
-        numbers |= {name: number(row, name), f"{name}_low": low, f"{name}_high": high}
-    return numbers
-
-
-def _facts(
-    entry: ComparedLabel, task: str, row: SummaryRow, standing: Standing | None
-) -> dict[str, object]:
-    run, claim = entry.run, entry.claim
-    whole = task == OVERALL
-    of_row = "method state_scope n_cases n_timed n_dropped n_disturbed estimator timing task label"
-    return {
-        **{key: cast("Mapping[str, object]", row)[key] for key in of_row.split()},
-        "model": run.model,
-        "dtype": run.dtype,
-        "dataset": run.dataset,
-        "hardware": run.hardware,
-        "synthetic": run.synthetic,
-        "speedup_without_rule": entry.without_rule if whole else None,
-        "against_the_best": standing["verdict"] if standing and whole else None,
-        "p_against_the_best": standing["p"] if standing and whole else None,
-        **{verdict: row["lossless"].get(verdict, 0) for verdict in VERDICTS},
-        "claimed_speedup": claim and claim.value("speedup", task),
-        "claimed_mat": claim and claim.value("mat", task),
-        "claimed_model": claim and claim.model,
-        "claimed_hardware": claim and claim.hardware,
-        "claimed_source": claim and f"{claim.title}, {claim.source}",
-        "verdict": entry.verdict(task),
-    }

@@ -7,7 +7,6 @@ in, files out; no torch, no GPU.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -20,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.runs.command import reporting_errors
+from analysis.runs.command import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.lines import answer_line
@@ -37,9 +36,10 @@ from specbench.results.records import (
 from specbench.results.run_summary import exit_code, run_summary
 from specbench.storage import jsonl
 
-# What must be the same for records to stand in one table.
+# What must be the same for records to stand in one table; _CONDITIONS: unless --mixed is given.
 _SUBJECT = ("schema_version", "run_key", "prompt_set_hash", "baseline")
 _MODEL = ("id", "revision", "weights_hash", "dtype", "weights", "tokenizer_hash", "template_sha")
+_CONDITIONS = ("hardware", "versions", "git")
 
 
 def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
@@ -51,16 +51,14 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
     """
     if output.exists():
         raise ResultsError(f"{output} exists already. Give a folder that does not: -o DIR.")
-    runs = [run for run in load_runs(paths) if run.manifest.shard is not None]
-    if not runs:
-        folders = ", ".join(map(str, paths))
-        raise ResultsError(f"no shard at or below {folders}. Make them: python run.py shard=0/2 …")
-    for run in runs[1:]:
-        _check_same(run, runs[0])
-    runs = _every_shard(runs)
-    for run in runs:
-        run.manifest.check_files(run.path)
-    differing = _differing_conditions(runs)
+    runs = _every_shard(paths)
+    first = runs[0].manifest
+    differing = [
+        f"{key} of {_name(run)} is not that of {_name(runs[0])}"
+        for key in _CONDITIONS
+        for run in runs
+        if getattr(run.manifest, key) != getattr(first, key)
+    ]
     if differing and not mixed:
         raise ResultsError(
             "the shards were measured under different conditions:\n  "
@@ -103,9 +101,44 @@ def merge(paths: Sequence[Path], output: Path, mixed: bool = False) -> Run:
     return Run(output, manifest, records, complete=True)
 
 
-def _check_same(run: Run, first: Run) -> None:
-    """Refuse a shard of another run; what a shard left out is not compared."""
-    missing = {*(run.manifest.left_out or {}), *(first.manifest.left_out or {})}
+def _name(run: Run) -> str:
+    i, n = run.manifest.shard or (0, 1)
+    return f"shard={i}/{n}"
+
+
+def _every_shard(paths: Sequence[Path]) -> list[Run]:
+    """The shards in order, once it is clear that they are of one run, each once and complete."""
+    runs = [run for run in load_runs(paths) if run.manifest.shard is not None]
+    if not runs:
+        folders = ", ".join(map(str, paths))
+        raise ResultsError(f"no shard at or below {folders}. Make them: python run.py shard=0/2 …")
+    by_name: dict[str, Run] = {}
+    for run in runs:
+        if differing := _differing(run.manifest, runs[0].manifest):
+            raise ResultsError(
+                f"{run.path} and {runs[0].path} are not shards of one run:\n  "
+                + "\n  ".join(differing)
+                + "\nName only the folders of one run."
+            )
+        if (first := by_name.setdefault(_name(run), run)) is not run:
+            raise ResultsError(
+                f"{_name(run)} is there twice: {first.path}, {run.path}. Name one of them."
+            )
+        if not run.complete:
+            raise ResultsError(
+                f"{run.path} ({_name(run)}) is incomplete. Repeat its command to finish it."
+            )
+        run.manifest.check_files(run.path)
+    cuts = {run.manifest.shard[1] for run in runs if run.manifest.shard}
+    names = [f"shard={i}/{n}" for n in sorted(cuts) for i in range(n)]
+    if missing := [name for name in names if name not in by_name]:
+        raise ResultsError(f"not all shards are there: run the command with {', '.join(missing)}.")
+    return [by_name[name] for name in names]
+
+
+def _differing(there: RunManifest, here: RunManifest) -> list[str]:
+    """What tells two runs apart, a line each; a label that one of them left out is not compared."""
+    missing = {*(there.left_out or {}), *(here.left_out or {})}
 
     def subject(manifest: RunManifest) -> dict[str, Any]:
         model = manifest.model or ModelInfo()
@@ -116,55 +149,11 @@ def _check_same(run: Run, first: Run) -> None:
             **{f"labels.{label}": info for label, info in labels.items()},
         }
 
-    there, here = subject(run.manifest), subject(first.manifest)
-    differing = [
-        f"{key}: there {json.dumps(there.get(key))[:60]}, here {json.dumps(here.get(key))[:60]}"
-        for key in {**here, **there}
-        if there.get(key) != here.get(key)
-    ]
-    if differing:
-        raise ResultsError(
-            f"{run.path} and {first.path} are not shards of one run:\n  "
-            + "\n  ".join(differing)
-            + "\nName only the folders of one run."
-        )
-
-
-def _every_shard(runs: Sequence[Run]) -> list[Run]:
-    """The shards in order, once it is clear that each is there once and complete."""
-    by_name: dict[str, Run] = {}
-    for run in runs:
-        first = by_name.setdefault(_name(run), run)
-        if first is not run:
-            raise ResultsError(
-                f"{_name(run)} is there twice: {first.path}, {run.path}. Name one of them."
-            )
-        if not run.complete:
-            raise ResultsError(
-                f"{run.path} ({_name(run)}) is incomplete. Repeat its command to finish it."
-            )
-    counts = {run.manifest.shard[1] for run in runs if run.manifest.shard}
-    if len(counts) > 1:
-        shards = ", ".join(f"{run.path} is {_name(run)}" for run in runs)
-        raise ResultsError(f"shards of different cuts cannot be joined: {shards}")
-    names = [f"shard={i}/{n}" for n in counts for i in range(n)]
-    if missing := [name for name in names if name not in by_name]:
-        raise ResultsError(f"not all shards are there: run the command with {', '.join(missing)}.")
-    return [by_name[name] for name in names]
-
-
-def _name(run: Run) -> str:
-    i, n = run.manifest.shard or (0, 1)
-    return f"shard={i}/{n}"
-
-
-def _differing_conditions(runs: Sequence[Run]) -> list[str]:
-    """What differs among the shards' hardware, versions and code, in words."""
+    ours, theirs = subject(here), subject(there)
     return [
-        f"{key} of {_name(run)} is not that of {_name(runs[0])}"
-        for key in ("hardware", "versions", "git")
-        for run in runs[1:]
-        if getattr(run.manifest, key) != getattr(runs[0].manifest, key)
+        f"{key}: there {json.dumps(theirs.get(key))[:60]}, here {json.dumps(ours.get(key))[:60]}"
+        for key in {**ours, **theirs}
+        if ours.get(key) != theirs.get(key)
     ]
 
 
@@ -197,9 +186,7 @@ def _manifest(runs: Sequence[Run], differing: list[str], code: int) -> RunManife
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: the shards cannot be joined, or a damaged file)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.merge", description="Join the shards of a run into one folder."
-    )
+    parser = parser_of(__doc__, "analysis.merge")
     parser.add_argument("shards", nargs="+", type=Path, help="their folders, or a folder of them")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="DIR")
     parser.add_argument("--mixed", action="store_true", help="accept different hardware or code")

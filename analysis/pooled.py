@@ -31,29 +31,27 @@ def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
     """
     if len(runs) < 2:
         raise ResultsError(f"{len(runs)} run: name the folder of two or more finished ones.")
-    runs = sorted(runs, key=lambda run: run.seed)
-    first = runs[0]
-    for run in runs[1:]:
+    first, *others = runs = sorted(runs, key=lambda run: run.seed)
+    for run in others:
         for name, value in _shared(run).items():
             if value != _shared(first)[name]:
                 raise ResultsError(f"{run.path} has other {name} than {first.path}.")
     tasks = {r.task for r in first.records}
     if unknown := sorted(set(without) - tasks):
         raise ResultsError(f"no case is of {', '.join(unknown)}; tasks: {', '.join(sorted(tasks))}")
-    missing = {label for run in runs for label in run.left_out}
+    left_out = {
+        f"{label}, by {run.path.name}": why for run in runs for label, why in run.left_out.items()
+    }
+    labels = [label for label in first.labels if all(label not in run.left_out for run in runs)]
     records = [
         r.replace(repeat=i)
         for i, run in enumerate(runs)
         for r in run.records
-        if r.task not in without and r.label not in missing
+        if r.task not in without and r.label in labels
     ]
-    labels = [label for label in first.labels if label not in missing]
     baseline = first.baseline if first.baseline in labels else None
     compared = compare_labels(records, labels, baseline, first.seed, first.estimator)
     errors = [error for run in runs for error in run.errors]
-    left_out = {
-        f"{label}, by {run.path.name}": why for run in runs for label, why in run.left_out.items()
-    }
     warned = warnings(records, first.manifest, compared.rows, errors, left_out)
     return {
         "code": first.manifest.code,
@@ -83,9 +81,8 @@ def main() -> int:
     parser.add_argument("--without", nargs="+", default=[], metavar="TASK", help="leave it out")
     parser.add_argument("--out", type=Path, required=True, help="folder of the summary")
     options = parser.parse_args()
-    made = pooled(load_runs(options.runs), options.without)
     options.out.mkdir(parents=True, exist_ok=True)
-    write_json(options.out / SUMMARY, made)
+    write_json(options.out / SUMMARY, pooled(load_runs(options.runs), options.without))
     print(options.out / SUMMARY)
     return 0
 

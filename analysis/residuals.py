@@ -27,7 +27,6 @@ from specbench.results.prediction_error import keep_error
 from specbench.results.statistics.summary import summarize
 from specbench.results.tasks import OVERALL
 
-_LIMIT = 0.07
 _DOTS = 16  # with names, that can be told apart; of more, methods have the names
 _SHOWN = ["label", "mat", "mat_predicted", "speedup", "speedup_predicted", "residual"]
 
@@ -42,8 +41,7 @@ def residuals(live: Run, replay: Run) -> pd.DataFrame:
         ResultsError: the runs do not belong together.
     """
     for run, timing in ((live, "measured"), (replay, "predicted")):
-        timings = {record.timing for record in run.records}
-        if timings != {timing}:
+        if (timings := {record.timing for record in run.records}) != {timing}:
             raise ResultsError(
                 f"{run.path} has {' and '.join(sorted(timings))} times, not {timing} ones. Name "
                 "the live run first, then its replay with runner.surface=FILE."
@@ -82,14 +80,10 @@ def surface_error(frame: pd.DataFrame) -> float:
 
 def draw(frame: pd.DataFrame, live: Run) -> Drawing:
     """Return predicted against measured speedups."""
-    few = len(frame) <= _DOTS
+    names = frame["label"] if len(frame) <= _DOTS else frame["method"]
     rows = [
-        Series(
-            r.label if few else r.method,
-            r.method,
-            [Point(r.speedup, r.speedup_predicted, across=r.speedup_ci)],
-        )
-        for r in frame.itertuples()
+        Series(name, r.method, [Point(r.speedup, r.speedup_predicted, across=r.speedup_ci)])
+        for name, r in zip(names, frame.itertuples(), strict=True)
     ]
     title = f"Predicted speedups miss the measured ones by {median_error(frame):.1%} (median)"
     where = f"{display_name(live.model)} on {display_name(live.dataset)}, {live.hardware}"
@@ -101,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__, "analysis.residuals")
     parser.add_argument("live", help="folder of the measured run")
     parser.add_argument("replay", help="folder of its replay with a cost surface")
-    parser.add_argument("--limit", type=float, default=_LIMIT, help="of the median error")
+    parser.add_argument("--limit", type=float, default=0.07, help="of the median error")
     parser.add_argument("--keep", action="store_true", help="note the error for the surface")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="draw them, into DIR")
     options = parser.parse_args(arguments)
@@ -111,18 +105,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _compare(options: argparse.Namespace) -> int:
     live, replay = _only_run(options.live), _only_run(options.replay)
     frame = residuals(live, replay)
-    error = median_error(frame)
+    error, missed = median_error(frame), surface_error(frame)
     text = frame[_SHOWN].to_string(
         index=False, float_format="{:.3f}".format, formatters={"residual": "{:+.1%}".format}
     )
     sys.stdout.write(
         f"{text}\nmedian absolute residual of the speedup over {len(frame)} labels: {error:.1%} "
-        f"(limit: {options.limit:.0%}); error of the surface's predictions: "
-        f"{surface_error(frame):.1%}\n"
+        f"(limit: {options.limit:.0%}); error of the surface's predictions: {missed:.1%}\n"
     )
     if options.keep:
         surface = replay.manifest.surface or {}
-        keep_error(surface["model"], surface["machine"], surface_error(frame))
+        keep_error(surface["model"], surface["machine"], missed)
     if options.output is not None:
         for path in save(draw(frame, live), options.output, "predicted_and_measured"):
             sys.stdout.write(f"{path}\n")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import pandas as pd
 from rich.console import Console
@@ -38,11 +38,11 @@ from analysis.tabular.table import (
 )
 from specbench.results.statistics.summary import ESTIMATORS
 
-# Wide enough for all columns where the output is a file or a pipe.
-_WIDTH = 500
-
+_WIDTH = 500  # where the output is a file or a pipe: room for all columns
 _SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex"}
 _STEMS = {"measured": "tables", "predicted": "tables_predicted", "none": "tables_steps"}
+# The tables of one file, and their lines for a program.
+Page: TypeAlias = tuple[list[ResultTable], pd.DataFrame]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,17 +66,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-@dataclass(frozen=True)
-class _Page:
-    """The tables of one file, and their lines for a program."""
-
-    tables: list[ResultTable]
-    sheet: pd.DataFrame
-
-
 def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
     """Print the runs' tables, or write them where the options of :func:`parser` say."""
-    pages: dict[str, _Page] = {}  # by file name; runs of no reproduction share one
+    pages: dict[str, Page] = {}  # by file name; runs of no reproduction share one
     compared: list[ComparedRuns] = []
     others = [run for run in runs if run.records]
     if any(run.experiment for run in runs):
@@ -84,32 +76,29 @@ def show(runs: Sequence[Run], options: argparse.Namespace) -> int:
 
         reproductions, others = by_reproduction(runs)
         for reproduction, members in reproductions:
-            twice = reproduction.name in pages  # the measured runs have the name
-            stem = f"{reproduction.name}_{members[0].timing}" if twice else reproduction.name
-            tables = reproduction.tables(members)
-            pages[stem] = _Page(tables, sheet(tables))
+            name, tables = reproduction.name, reproduction.tables(members)
+            twice = name in pages  # the measured runs have the name
+            pages[f"{name}_{members[0].timing}" if twice else name] = tables, sheet(tables)
     for group in by_timing(others):
         comparisons = make_comparisons(group, options.estimator)
         compared += comparisons
-        pages[_STEMS[group[0].timing]] = _Page(
-            [*_tables_of(comparisons, options.pairs)], records_sheet(comparisons)
-        )
+        tables = [*_tables_of(comparisons, options.pairs)]
+        pages[_STEMS[group[0].timing]] = tables, records_sheet(comparisons)
     forms = [name for name in _SUFFIXES if getattr(options, name)]
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
         for stem, page in pages.items():
-            for name in forms or _SUFFIXES:
-                path = options.output / f"{stem}.{_SUFFIXES[name]}"
-                path.write_text(_text(name, [page], options.wide), encoding="utf-8")
+            for form in forms or _SUFFIXES:
+                path = options.output / f"{stem}.{_SUFFIXES[form]}"
+                path.write_text(_text(form, [page], options.wide), encoding="utf-8")
                 sys.stdout.write(f"{path}\n")
     elif forms:
-        texts = [_text(name, [*pages.values()], options.wide) for name in forms]
-        sys.stdout.write("\n".join(texts))
+        sys.stdout.write("\n".join(_text(f, [*pages.values()], options.wide) for f in forms))
     else:
         console = Console()
         if not console.is_terminal:
             console = Console(width=_WIDTH)
-        for table in _tables(pages.values(), options.wide):
+        for table in _shown(pages.values(), options.wide):
             console.print(to_rich(table), "")
         for comparison in compared if options.wide else ():
             _print_conditions(comparison, console)
@@ -137,15 +126,14 @@ def _print_conditions(comparison: ComparedRuns, console: Console) -> None:
     console.print()
 
 
-def _tables(pages: Iterable[_Page], wide: bool) -> list[ResultTable]:
-    return [t.in_full() if wide else t.in_short() for page in pages for t in page.tables]
+def _shown(pages: Iterable[Page], wide: bool) -> list[ResultTable]:
+    return [t.in_full() if wide else t.in_short() for tables, _ in pages for t in tables]
 
 
-def _text(form: str, pages: Sequence[_Page], wide: bool) -> str:
+def _text(form: str, pages: Sequence[Page], wide: bool) -> str:
     if form == "csv":
-        return csv_text(pd.concat([page.sheet for page in pages]))
-    tables = _tables(pages, wide)
-    return to_markdown(tables) if form == "markdown" else to_latex(tables)
+        return csv_text(pd.concat([lines for _, lines in pages]))
+    return (to_markdown if form == "markdown" else to_latex)(_shown(pages, wide))
 
 
 if __name__ == "__main__":

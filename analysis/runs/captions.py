@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from analysis.runs.comparisons import ComparedLabel, ComparedRuns
+from analysis.runs.comparisons import ComparedRuns
+from analysis.runs.load import Run
 from specbench.results.conditions import KINDS, Warned, conditions, joined, warnings
 from specbench.results.decision import cases_words
 from specbench.results.run_summary import served_warnings
@@ -39,8 +40,7 @@ def captions(comparisons: Iterable[ComparedRuns], *before: str) -> str:
 def conditions_of(comparison: ComparedRuns) -> Mapping[str, str]:
     """Tell what a comparison's numbers stand on; what differs between its runs side by side."""
     lines = joined(
-        conditions(run.counted, run.manifest, _rows(comparison, run.path))
-        for run in comparison.runs
+        conditions(run.counted, run.manifest, _rows(comparison, run)) for run in comparison.runs
     )
     text = disturbance_text({e.run.path: e.disturbed for e in comparison.entries}.values())
     return {**lines, **({"disturbed turns": text} if text else {})}
@@ -50,12 +50,11 @@ def warnings_of(comparison: ComparedRuns) -> list[Warned]:
     """Warn of what may mislead a reader of a comparison, each warning once."""
     warned: list[Warned] = []
     for run in comparison.runs:
-        rows = _rows(comparison, run.path)
+        rows = _rows(comparison, run)
         warned += warnings(run.counted, run.manifest, rows, run.errors, run.left_out)
         warned += served_warnings(served_labels(run.counted, run.labels, baseline=run.baseline))
     return list({warning.text: warning for warning in warned}.values())
 
 
-def _rows(comparison: ComparedRuns, path: object) -> list[SummaryRow]:
-    entries: list[ComparedLabel] = [e for e in comparison.entries if e.run.path == path]
-    return [row for entry in entries for row in entry.rows.values()]
+def _rows(comparison: ComparedRuns, run: Run) -> list[SummaryRow]:
+    return [row for e in comparison.entries if e.run is run for row in e.rows.values()]

@@ -80,41 +80,33 @@ def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
     return replace(speed, digits=1)
 
 
+def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
+    """Mean accepted tokens of one label's turns."""
+    estimate = pooled_ratio(records, decoded_tokens, steps, seed)
+    if estimate.interval is None:
+        return estimate
+    low, high = estimate.interval
+    return replace(estimate, interval=(max(1.0, low), high))  # a pass yields a token at least
+
+
 def over_repeats(
     records: Iterable[CaseRecord], label: str, baseline: str
 ) -> tuple[float, float] | None:
     """Mean and standard deviation of the speedup over repeats; None of fewer than two."""
     records = list(records)
-    labels = sorted({record.label for record in records})
-    ratios = _speedups(timed_turns(records, labels), "repeat", label, baseline)
-    return None if len(ratios) < 2 else (float(ratios.mean()), float(ratios.std()))
-
-
-def _speedups(
-    timed: Iterable[CaseRecord], by: str, label: str, baseline: str | None
-) -> pd.Series[float]:
-    """Tokens/s over the baseline's by a field of the records, where both were timed."""
     turns = pd.DataFrame(
         [
-            (getattr(r, by), r.label, (r.repeat, r.unit, r.turn), r.n_decoded, r.decode_s)
-            for r in timed
+            (r.repeat, r.label, (r.unit, r.turn), r.n_decoded, r.decode_s)
+            for r in timed_turns(records, sorted({record.label for record in records}))
         ],
-        columns=[by, "label", "together", "tokens", "seconds"],
+        columns=["repeat", "label", "together", "tokens", "seconds"],
     )
     # Turns decoded at once take together what the longest of them takes.
-    groups = turns.groupby([by, "label", "together"], sort=False)
-    totals = groups.agg({"tokens": "sum", "seconds": "max"}).groupby([by, "label"], sort=False)
-    speeds = totals.sum().eval("tokens / seconds").unstack()
+    groups = turns.groupby(["repeat", "label", "together"])
+    totals = groups.agg({"tokens": "sum", "seconds": "max"}).groupby(["repeat", "label"]).sum()
+    speeds = totals.eval("tokens / seconds").unstack()
     if not {label, baseline} <= set(speeds):
-        return pd.Series(dtype=float)
+        return None
     ratios = speeds[label] / speeds[baseline]
-    return ratios[np.isfinite(ratios)]
-
-
-def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
-    """Mean accepted tokens of one label's turns."""
-    found = pooled_ratio(records, decoded_tokens, steps, seed)
-    if found.interval is None:
-        return found
-    low, high = found.interval
-    return replace(found, interval=(max(1.0, low), high))  # a pass yields a token at least
+    ratios = ratios[np.isfinite(ratios)]
+    return None if len(ratios) < 2 else (float(ratios.mean()), float(ratios.std()))

@@ -47,19 +47,19 @@ def _ranking(
     return Ranking.of(ratios, ratios, [number(entry.overall, key) or 0.0 for entry in entries])
 
 
-@functools.lru_cache(maxsize=64)
-def _timed_ranking(comparison: ComparedRuns) -> tuple[list[ComparedLabel], Ranking]:
-    """The timed methods and their ranking, which table, sentence and sheet share."""
-    timed = [e for e in comparison.ranked if e.overall["speedup"] is not None]
-    # The clock inside the steps costs time.
-    entries = [e for e in timed if not e.run.phases] or timed
-    return entries, _ranking(entries) if entries else Ranking([], [], {})
-
-
 def by_speedup(comparison: ComparedRuns) -> list[ComparedLabel]:
     """Return the methods that may have a standing and have a speedup, the fastest first."""
     timed = [entry for entry in comparison.ranked if entry.overall["speedup"] is not None]
     return sorted(timed, key=lambda entry: -(entry.overall["speedup"] or 0.0))
+
+
+@functools.lru_cache(maxsize=64)
+def _timed_ranking(comparison: ComparedRuns) -> tuple[list[ComparedLabel], Ranking]:
+    """The timed methods and their ranking, which table, sentence and sheet share."""
+    timed = [entry for entry in comparison.ranked if entry.overall["speedup"] is not None]
+    # The clock inside the steps costs time.
+    entries = [entry for entry in timed if not entry.run.phases] or timed
+    return entries, _ranking(entries) if entries else Ranking([], [], {})
 
 
 def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
@@ -68,19 +68,20 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
     Over several runs the methods are compared by their speedups over their own plain decoding, and
     plain decoding's standing comes from the fastest method's run.
     """
-    wrong = {(run.path, label): WRONG for run in comparison.runs for label in run.wrong_outputs}
+    runs = comparison.runs
+    wrong = {(run.path, label): WRONG for run in runs for label in run.wrong_outputs}
     entries, ranking = _timed_ranking(comparison)
     if not entries:  # without plain decoding only labels of one run can be compared
-        (run, *more) = comparison.runs
-        if more:
+        if len(runs) > 1:
             return wrong
+        (run,) = runs
         ranked = rank_labels(run.records, run.labels, run.baseline, run.seed, comparison.estimator)
         return {(run.path, label): s for label, s in ranked.standings.items()} | wrong
     plain = entries[ranking.order[0]].run.baseline or ""
     of_methods, of_plain = ranking.standings(plain)
-    stands = {(entries[i].run.path, entries[i].label): s for i, s in of_methods.items()}
-    of_runs = {(run.path, plain): of_plain for run in comparison.runs if of_plain}
-    return of_runs | stands | wrong
+    stands = {(run.path, plain): of_plain for run in runs if of_plain}
+    stands |= {(entries[i].run.path, entries[i].label): s for i, s in of_methods.items()}
+    return stands | wrong
 
 
 def over_plain(comparison: ComparedRuns) -> dict[RunLabel, str]:
@@ -101,14 +102,11 @@ def verdict_of(comparison: ComparedRuns) -> str:
 def wrong_words_of(comparison: ComparedRuns) -> list[str]:
     """Give a sentence for each label of each run whose outputs are wrong."""
     names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
-    return [
-        words
-        for run in comparison.runs
-        for words in wrong_words(
-            {names.get((run.path, label), label): w for label, w in run.wrong_outputs.items()},
-            run.baseline,
-        )
-    ]
+    sentences = []
+    for run in comparison.runs:
+        wrong = {names.get((run.path, x), x): w for x, w in run.wrong_outputs.items()}
+        sentences += wrong_words(wrong, run.baseline)
+    return sentences
 
 
 def sentence_of(comparison: ComparedRuns) -> str:
@@ -130,17 +128,17 @@ def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:
     runs = {entry.run.path: entry.run for entry in entries}
     pooled = {path: pool(run.records, run.labels) for path, run in runs.items()}
     common = set.intersection(*({unit.name for unit in of.units} for of in pooled.values()))
-    chosen = {
-        path: of.only([i for i, unit in enumerate(of.units) if unit.name in common])
-        for path, of in pooled.items()
-    }
+    chosen = [
+        of.only([i for i, unit in enumerate(of.units) if unit.name in common])
+        for of in pooled.values()
+    ]
     # Repeats are compared where all runs have as many.
-    alike = len({of.totals.shape[0] for of in chosen.values()}) == 1
-    totals = [of.totals if alike else of.totals[:1] for of in chosen.values()]
-    names = [(path, label) for path, of in chosen.items() for label in of.labels]
+    alike = len({of.totals.shape[0] for of in chosen}) == 1
+    totals = [of.totals if alike else of.totals[:1] for of in chosen]
+    names = [(path, label) for path, of in pooled.items() for label in of.labels]
     errors = [pooled[path].prediction_errors.get(label) for path, label in names]
     joined = replace(
-        next(iter(chosen.values())),
+        chosen[0],
         labels=[str(i) for i in range(len(names))],
         totals=np.concatenate(totals, axis=2),
         prediction_errors={str(i): error for i, error in enumerate(errors) if error},

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from analysis.runs.load import Run
 
-# A label of a run.
-Labelled: TypeAlias = "tuple[Run, str]"
+Labelled: TypeAlias = "tuple[Run, str]"  # a label of a run
+Settings: TypeAlias = "dict[str, object]"
 # Of the settings that a manifest records, those that are none.
 NAMES = {"_target_", "name", "label", "version"}
 # Of a run's, those that say nothing of its labels, or nothing to a reader.
@@ -19,9 +19,9 @@ _ASIDE = {*NAMES, "compare", "traces_sha", "surface_sha"}
 _CONDITIONS = {"dataset", "generation", "verifier", "seed"}
 
 
-def varied_knobs(labels: Sequence[Labelled]) -> list[dict[str, object]]:
+def varied_knobs(labels: Sequence[Labelled]) -> list[Settings]:
     """Return for each label of a run the knobs that tell it from other labels of its name."""
-    varied: list[dict[str, object]] = [{} for _ in labels]
+    varied: list[Settings] = [{} for _ in labels]
     for indices in _by_label(labels):
         knobs = [without_names(labels[i][0].knobs(labels[i][1])) for i in indices]
         for i, differing in zip(indices, apart(knobs), strict=True):
@@ -29,16 +29,16 @@ def varied_knobs(labels: Sequence[Labelled]) -> list[dict[str, object]]:
     return varied
 
 
-def other_settings(labels: Sequence[Labelled]) -> list[dict[str, object]]:
+def other_settings(labels: Sequence[Labelled]) -> list[Settings]:
     """Return for each label what else its run was told, as far as the runs differ in that.
 
     Keys are those that a user types; a label's own knobs are left out.
     """
-    told = apart([flat(run.manifest.identity or {}) for run, _ in labels])
     others = []
+    told = apart([_told(run) for run, _ in labels])
     for (run, label), settings in zip(labels, told, strict=True):
         knobs = {f"method.{knob}": value for knob, value in run.knobs(label).items()}
-        others.append({k: v for k, v in _told(settings).items() if k not in knobs or knobs[k] != v})
+        others.append({k: v for k, v in settings.items() if k not in knobs or knobs[k] != v})
     return others
 
 
@@ -66,10 +66,9 @@ def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
     """
     shared = []
     for runs in groups:
-        first, *others = [flat(run.manifest.identity or {}) for run in runs]
+        first, *others = [_told(run) for run in runs]
         same = {k: v for k, v in first.items() if all(o.get(k) == v for o in others)}
-        told = _told(same).items()
-        shared.append({k: v for k, v in told if k.partition(".")[0] in _CONDITIONS})
+        shared.append({k: v for k, v in same.items() if k.partition(".")[0] in _CONDITIONS})
     differing = apart(shared)
     for key in {key for settings in differing for key in settings if key.endswith(".path")}:
         paths = {str(s[key]) for s in differing if s.get(key) is not None}
@@ -80,7 +79,8 @@ def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
     return [settings_text(settings) for settings in differing]
 
 
-def _told(settings: Mapping[str, object]) -> dict[str, object]:
+def _told(run: Run) -> Settings:
+    settings = flat(run.manifest.identity or {})
     return {k: v for k, v in settings.items() if k.rpartition(".")[2] not in _ASIDE}
 
 
@@ -92,21 +92,21 @@ def _by_label(labels: Sequence[Labelled]) -> list[list[int]]:
     return [of_label for of_label in indices.values() if len(of_label) > 1]
 
 
-def apart(each: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+def apart(each: Sequence[Mapping[str, object]]) -> list[Settings]:
     """Of settings by key those that are not the same in all."""
     keys = dict.fromkeys(key for own in each for key in own)
     differing = [key for key in keys if any(own.get(key) != each[0].get(key) for own in each)]
     return [{key: own[key] for key in differing if key in own} for own in each]
 
 
-def without_names(knobs: Mapping[str, object]) -> dict[str, object]:
+def without_names(knobs: Mapping[str, object]) -> Settings:
     """Knobs alone, without what calls a label or its method."""
     return {key: value for key, value in knobs.items() if key not in NAMES}
 
 
-def flat(node: Mapping[str, object], above: str = "") -> dict[str, object]:
+def flat(node: Mapping[str, object], above: str = "") -> Settings:
     """Leaves of nested settings by their dotted keys."""
-    leaves: dict[str, object] = {}
+    leaves: Settings = {}
     for key, value in node.items():
         leaf = {f"{above}{key}": value}
         leaves |= flat(value, f"{above}{key}.") if isinstance(value, Mapping) else leaf

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from analysis.runs.captions import captions
@@ -43,18 +42,124 @@ _PAIRS_TEXT = (
     "p: corrected for the number of comparisons. detectable: smallest ratio shown with a power of "
     "80 %; cases needed: those that would show the measured ratio so."
 )
+_ENGINES_TEXT = (
+    "Each engine's speedup and outputs are against its own plain decoding. tokens/s say what a "
+    "user gets, not which method is better: arithmetic and kernels differ."
+)
+_LOAD_TEXT = (
+    "tokens/s: of all users together. Change: over the same server without a draft; its interval "
+    "holds for all drafts together. P95: seconds until a whole answer."
+)
+# Of a title, by where the times below it come from.
+TITLE_TIMES = {"measured": "", "predicted": ": predicted times", "none": ": steps without times"}
+
 # Of a table, by heading: what a row has there.
 Columns: TypeAlias = Mapping[str, Callable[[ComparedLabel], str]]
+Row: TypeAlias = dict[str, Cell]
 
 
-def context_cells(row: SummaryRow) -> dict[str, Cell]:
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def context_cells(row: SummaryRow) -> Row:
     """What a speedup stands on: over plain decoding by either engine, and how fast that is."""
     few = n_of(row, "speedup") < FEWEST
-    cells: dict[str, Cell] = {}
-    for name in ("speedup_eager", "speedup_graph"):
-        bounds = interval(row, name)
-        cells[METRIC[name].column] = Estimate(number(row, name), bounds, few=few, compares=True)
+    cells: Row = {
+        METRIC[key].column: Estimate(number(row, key), interval(row, key), few=few, compares=True)
+        for key in ("speedup_eager", "speedup_graph")
+    }
     return {**cells, METRIC["bandwidth_share"].column: Estimate(row["bandwidth_share"])}
+
+
+def claimed_cell(claim: Claim | None, metric: str, task: str = OVERALL) -> Estimate:
+    """A claimed number with its qualifier."""
+    value = claim.value(metric, task) if claim else None
+    return Estimate(value, claimed=True, qualifier=(claim and claim.qualifier) or "")
+
+
+def claimed_cells(claim: Claim | None) -> Row:
+    """What is claimed, and for which model on what."""
+    return {
+        "claimed speedup": claimed_cell(claim, "speedup"),
+        "claimed MAT": claimed_cell(claim, "mat"),
+        "claimed tokens/s": claimed_cell(claim, "tokens_per_s"),
+        "claimed on": claim.place if claim else ABSENT,
+    }
+
+
+def with_rule(notes: Sequence[str]) -> list[str]:
+    """Each note once, and below them, where there are claims, how verdicts are found."""
+    shown = [note for note in dict.fromkeys(notes) if note]
+    return [*shown, VERDICT_RULE, VERDICT_WORDS] if shown else []
+
+
+def _further_cells(entry: ComparedLabel, tasks: Sequence[str] = ()) -> Row:
+    row = entry.overall
+    return {
+        "cases": case_cell(row),
+        METRIC["tokens_per_s"].column: entry.speed(),
+        METRIC["geomean_speedup"].column: entry.measured("geomean_speedup"),
+        **context_cells(row),
+        **{
+            f"{HEADINGS.get(task, task)} speedup [95 %]": entry.measured("speedup", task)
+            for task in tasks
+            if len(tasks) > 1
+        },
+        METRIC["joules_per_token"].column: Estimate(row["joules_per_token"]),
+        **claimed_cells(entry.claim),
+        "verdict": entry.verdict(),
+    }
+
+
+def _not_run_cells(claim: Claim, why: str = NOT_RUN) -> Row:
+    return {"cases": "0", **claimed_cells(claim), "verdict": why}
+
+
+def _method(comparison: ComparedRuns, entry: ComparedLabel) -> str:
+    """The label's name; plain decoding of one run stands for all."""
+    return entry.label if entry.label == entry.run.baseline else comparison.name_of(entry)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def natural(text: str) -> list[tuple[str, int]]:
+    """Sorting key that puts ``vicuna7b`` before ``vicuna13b`` and 5 before 10."""
+    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", text)]
+
+
+def rows_once(comparison: ComparedRuns, columns: Columns | None = None) -> list[ComparedLabel]:
+    """The comparison's entries; the baseline, which every run of a sweep has, only once.
+
+    A label that several runs have is in the order of its settings; with ``columns``, the labels of
+    several runs are in the order of what sets them apart, below the baseline.
+    """
+    plain = [entry for entry in comparison.entries if entry.label == entry.run.baseline]
+    once = [e for e in comparison.entries if e.label != e.run.baseline or e is plain[0]]
+    labels = [entry.label for entry in once]
+    once.sort(key=lambda e: (labels.index(e.label), natural(comparison.words_of(e))))
+    if columns is not None and len(comparison.runs) > 1:
+        texts = columns.values()
+        once.sort(key=lambda e: (e.label != e.run.baseline, [natural(of(e)) for of in texts]))
+    return once
+
+
+def _decoding(comparison: ComparedRuns) -> str:
+    temperature = comparison.runs[0].temperature
+    return "greedy" if temperature == 0 else f"temperature {temperature:g}"
+
+
+# What tells several comparisons in one table apart.
+_APART: Mapping[str, Callable[[ComparedRuns], str]] = {
+    "model": lambda comparison: comparison.model,
+    "data": lambda comparison: comparison.dataset,
+    "settings": lambda comparison: comparison.told,
+    "dtype": lambda comparison: comparison.runs[0].dtype,
+    "hardware": lambda comparison: comparison.runs[0].hardware,
+    "decoding": _decoding,
+    "speed": lambda comparison: comparison.estimator,
+    "at once": lambda comparison: str(comparison.load),
+}
 
 
 def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> ResultTable:
@@ -73,19 +178,16 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
         for name, of in _APART.items()
         if len({of(c) for c in comparisons}) > 1 or (several and name in ("model", "data"))
     }
-    rows: list[dict[str, Cell]] = []
+    rows: list[Row] = []
     notes: list[str] = []
+    head = []
     for comparison in comparisons:
-        where: dict[str, Cell] = {heading: of(comparison) for heading, of in apart.items()}
+        where: Row = {heading: of(comparison) for heading, of in apart.items()}
         stands, over = standings(comparison), over_plain(comparison)
         for entry in rows_once(comparison):
             key = entry.run.path, entry.label
-            decision = decision_cells(
-                entry.overall,
-                stands.get(key),
-                faster=over.get(key) == "faster",
-                unit=comparison.unit,
-            )
+            faster, unit = over.get(key) == "faster", comparison.unit
+            decision = decision_cells(entry.overall, stands.get(key), faster=faster, unit=unit)
             name = {"method": _method(comparison, entry)}
             rows.append({**where, **name, **decision, **_further_cells(entry, comparison.tasks)})
             notes.append(entry.note(entry.label))
@@ -93,96 +195,38 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
         for claim in comparison.not_run if not_run else ():
             rows.append({**where, "method": claim.method, **_not_run_cells(claim)})
             notes.append(claim.note(claim.method))
+        if verdict := verdict_of(comparison):
+            head.append(f"{comparison.title}: {verdict}" if several else verdict)
     title = "Methods compared" if several else comparisons[0].title
-    table = ResultTable.of(
-        title + TITLE_TIMES[comparisons[0].timing],
-        "\n".join([captions(comparisons), DECISION_TEXT]),
-        rows,
-        with_rule(notes),
-        DECISION,
-        len(apart),
-    )
-    verdicts = [(f"{c.title}: " if several else "", verdict_of(c)) for c in comparisons]
-    return replace(table, head=[f"{title}{words}" for title, words in verdicts if words])
-
-
-def _method(comparison: ComparedRuns, entry: ComparedLabel) -> str:
-    """The label's name; plain decoding of one run stands for all."""
-    return entry.label if entry.label == entry.run.baseline else comparison.name_of(entry)
-
-
-# Of a title, by where the times below it come from.
-TITLE_TIMES = {"measured": "", "predicted": ": predicted times", "none": ": steps without times"}
-# What tells several comparisons in one table apart.
-_APART: Mapping[str, Callable[[ComparedRuns], str]] = {
-    "model": lambda comparison: comparison.model,
-    "data": lambda comparison: comparison.dataset,
-    "settings": lambda comparison: comparison.told,
-    "dtype": lambda comparison: comparison.runs[0].dtype,
-    "hardware": lambda comparison: comparison.runs[0].hardware,
-    "decoding": lambda comparison: _decoding(comparison.runs[0].temperature),
-    "speed": lambda comparison: comparison.estimator,
-    "at once": lambda comparison: str(comparison.load),
-}
-
-
-def _decoding(temperature: float) -> str:
-    return "greedy" if temperature == 0 else f"temperature {temperature:g}"
-
-
-def _further_cells(entry: ComparedLabel, tasks: Sequence[str] = ()) -> dict[str, Cell]:
-    row = entry.overall
-    by_task: dict[str, Cell] = {
-        f"{HEADINGS.get(task, task)} speedup [95 %]": entry.measured("speedup", task)
-        for task in tasks
-        if len(tasks) > 1
-    }
-    return {
-        "cases": case_cell(row),
-        METRIC["tokens_per_s"].column: entry.speed(),
-        METRIC["geomean_speedup"].column: entry.measured("geomean_speedup"),
-        **context_cells(row),
-        **by_task,
-        METRIC["joules_per_token"].column: Estimate(row["joules_per_token"]),
-        **claimed_cells(entry.claim),
-        "verdict": entry.verdict(),
-    }
-
-
-def _not_run_cells(claim: Claim, why: str = NOT_RUN) -> dict[str, Cell]:
-    return {"cases": "0", **claimed_cells(claim), "verdict": why}
+    text = "\n".join([captions(comparisons), DECISION_TEXT])
+    title += TITLE_TIMES[comparisons[0].timing]
+    return ResultTable.of(title, text, rows, with_rule(notes), DECISION, len(apart), head)
 
 
 def task_table(comparison: ComparedRuns, title: str) -> ResultTable:
     """The long form: a row per task and label, every number with its interval and claim."""
-
-    def cells(task: str, entry: ComparedLabel) -> dict[str, Cell]:
-        row = entry.rows[task]
-        claimed = claimed_cell(entry.claim, "speedup", task)
-        return {
-            "data": task,
-            "n": Fact(f"n = {case_words(row)}", case_cell(row).parts),
-            "method": comparison.name_of(entry),
-            MAT: entry.measured("mat", task),
-            SPEEDUP: entry.measured("speedup", task),
-            END_TO_END: entry.measured("end_to_end_speedup", task),
-            OUTPUTS: outputs_cell(row),
-            **context_cells(row),
-            "claimed speedup": claimed,
-            "verdict": entry.verdict(task) if claimed.value is not None else "",
-        }
-
-    rows = [
-        cells(task, entry)
-        for task in comparison.tasks
-        for entry in comparison.entries
-        if task in entry.rows and entry.label != entry.run.baseline
-    ]
+    rows: list[Row] = []
+    for task in comparison.tasks:
+        for entry in comparison.entries:
+            if task not in entry.rows or entry.label == entry.run.baseline:
+                continue
+            row, claimed = entry.rows[task], claimed_cell(entry.claim, "speedup", task)
+            rows.append(
+                {
+                    "data": task,
+                    "n": Fact(f"n = {case_words(row)}", case_cell(row).parts),
+                    "method": comparison.name_of(entry),
+                    MAT: entry.measured("mat", task),
+                    SPEEDUP: entry.measured("speedup", task),
+                    END_TO_END: entry.measured("end_to_end_speedup", task),
+                    OUTPUTS: outputs_cell(row),
+                    **context_cells(row),
+                    "claimed speedup": claimed,
+                    "verdict": entry.verdict(task) if claimed.value is not None else "",
+                }
+            )
     text = "By task, n cases each: speedups over ar; claims and conditions as above."
     return ResultTable.of(title, text, rows, groups=2)
-
-
-_CLAIMED = ("claimed speedup", "claimed MAT", "verdict")
 
 
 def settings_table(
@@ -210,7 +254,7 @@ def settings_table(
     if len({tuple(of(entry) for of in shown.values()) for entry in entries}) < len(entries):
         names = run_names(entry.run for entry in entries)
         shown = {"run": lambda entry: names[entry.run.path], **shown}
-    rows: list[dict[str, Cell]] = [
+    rows: list[Row] = [
         {
             **{heading: of(entry) for heading, of in shown.items()},
             **decision_cells(entry.overall, None),
@@ -228,63 +272,19 @@ def settings_table(
         rows.append({**place, **_not_run_cells(claim, why)})
         notes.append(claim.note(claim.method))
     # Claims before what a narrow terminal can do without.
-    short = [*shown, "MAT", SPEEDUP, *_CLAIMED, "end-to-end", OUTPUTS, "cases"]
+    short = [*shown, "MAT", SPEEDUP, "claimed speedup", "claimed MAT", "verdict"]
+    short += ["end-to-end", OUTPUTS, "cases"]
     return ResultTable.of(title, captions(comparisons, text), rows, with_rule(notes), short)
-
-
-def with_rule(notes: Sequence[str]) -> list[str]:
-    """Each note once, and below them, where there are claims, how verdicts are found."""
-    shown = [note for note in dict.fromkeys(notes) if note]
-    return [*shown, VERDICT_RULE, VERDICT_WORDS] if shown else []
-
-
-def claimed_cells(claim: Claim | None) -> dict[str, Cell]:
-    """What is claimed, and for which model on what."""
-    return {
-        "claimed speedup": claimed_cell(claim, "speedup"),
-        "claimed MAT": claimed_cell(claim, "mat"),
-        "claimed tokens/s": claimed_cell(claim, "tokens_per_s"),
-        "claimed on": claim.place if claim else ABSENT,
-    }
-
-
-def claimed_cell(claim: Claim | None, metric: str, task: str = OVERALL) -> Estimate:
-    """A claimed number with its qualifier."""
-    value = claim.value(metric, task) if claim else None
-    return Estimate(value, claimed=True, qualifier=(claim and claim.qualifier) or "")
-
-
-def natural(text: str) -> list[tuple[str, int]]:
-    """Sorting key that puts ``vicuna7b`` before ``vicuna13b`` and 5 before 10."""
-    return [(word, int(digits or 0)) for word, digits in re.findall(r"(\D*)(\d*)", text)]
-
-
-def rows_once(comparison: ComparedRuns, columns: Columns | None = None) -> list[ComparedLabel]:
-    """The comparison's entries; the baseline, which every run of a sweep has, only once.
-
-    A label that several runs have is in the order of its settings; with ``columns``, the labels of
-    several runs are in the order of what sets them apart, below the baseline.
-    """
-    plain = [entry for entry in comparison.entries if entry.label == entry.run.baseline]
-    once = [e for e in comparison.entries if e.label != e.run.baseline or e is plain[0]]
-    labels = [entry.label for entry in once]
-    once.sort(key=lambda e: (labels.index(e.label), natural(comparison.words_of(e))))
-    if columns is not None and len(comparison.runs) > 1:
-        texts = columns.values()
-        once.sort(key=lambda e: (e.label != e.run.baseline, [natural(of(e)) for of in texts]))
-    return once
 
 
 def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
     """The methods of each run against ar and the fastest; None where no run has two of them."""
     names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
-    rows: list[dict[str, Cell]] = []
+    rows: list[Row] = []
     for run in comparison.runs:
         how = (run.labels, run.baseline, run.seed, comparison.estimator)
         pairs = rank_labels(run.records, *how).pairs
-        if len({pair["first"] for pair in pairs}) < 2:
-            continue
-        for pair in pairs:
+        for pair in pairs if len({pair["first"] for pair in pairs}) > 1 else ():
             few = pair["verdict"] == "too few"
             rows.append(
                 {
@@ -297,21 +297,7 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
                     "cases": str(pair["n_cases"]),
                 }
             )
-    if not rows:
-        return None
-    text = _PAIRS_TEXT.format(margin=MARGIN)
-    return ResultTable.of(f"{comparison.title}: pairs", text, rows, short=[*rows[0]])
-
-
-_ENGINES_TITLE = "Engines, each over its own plain decoding"
-_ENGINES_TEXT = (
-    "Each engine's speedup and outputs are against its own plain decoding. tokens/s say what a "
-    "user gets, not which method is better: arithmetic and kernels differ."
-)
-_LOAD_TEXT = (
-    "tokens/s: of all users together. Change: over the same server without a draft; its interval "
-    "holds for all drafts together. P95: seconds until a whole answer."
-)
+    return _in_one(f"{comparison.title}: pairs", _PAIRS_TEXT.format(margin=MARGIN), rows)
 
 
 def engine_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
@@ -321,7 +307,7 @@ def engine_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
         return None
     # Our own engine's rows first, then by engine and load.
     shown.sort(key=lambda c: (c.runs[0].engine != OWN_ENGINE, c.runs[0].engine, c.load))
-    rows: list[dict[str, Cell]] = [
+    rows: list[Row] = [
         {
             "engine": "this project" if entry.run.engine == OWN_ENGINE else entry.run.engine,
             "numerics": entry.run.dtype,
@@ -336,8 +322,7 @@ def engine_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
         for comparison in shown
         for entry in comparison.entries
     ]
-    short = [name.removesuffix(INTERVAL) if name == MAT else name for name in rows[0]]
-    return ResultTable.of(_ENGINES_TITLE, _ENGINES_TEXT, rows, short=short)
+    return _in_one("Engines, each over its own plain decoding", _ENGINES_TEXT, rows)
 
 
 def load_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
@@ -350,6 +335,12 @@ def load_table(comparisons: Sequence[ComparedRuns]) -> ResultTable | None:
             served_labels(run.records, run.labels, limits_of(run.manifest), run.baseline, run.seed)
         )
     ]
+    return _in_one("At which load to draft", _LOAD_TEXT, rows)
+
+
+def _in_one(title: str, text: str, rows: Sequence[Mapping[str, Cell]]) -> ResultTable | None:
+    """The rows with all of their columns, MAT without its interval; None without a row."""
     if not rows:
         return None
-    return ResultTable.of("At which load to draft", _LOAD_TEXT, rows, short=[*rows[0]])
+    short = [name.removesuffix(INTERVAL) if name == MAT else name for name in rows[0]]
+    return ResultTable.of(title, text, rows, short=short)

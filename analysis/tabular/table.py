@@ -64,22 +64,20 @@ class ResultTable:
         notes: Sequence[str] = (),
         short: Sequence[str] = (),
         groups: int = 0,
+        head: Sequence[str] = (),
     ) -> ResultTable:
         """Make a table of rows, each its cells by heading; what a row lacks is absent there."""
         frame = pd.DataFrame(rows, dtype=object).fillna(ABSENT)
-        return cls(title, caption, frame, notes, short, groups)
+        return cls(title, caption, frame, notes, short, groups, head)
 
     def in_short(self) -> ResultTable:
         """Keep the first columns; those of the decision even where nothing is known."""
         full = [str(name) for name in self.in_full().frame]
-        short = [name for name in full if name not in _FURTHER]
-        short = [n if n == SPEEDUP else n.removesuffix(INTERVAL) for n in short]
-        if self.short:
-            known = {*full, *(name.removesuffix(INTERVAL) for name in full)}
-            known |= {*DECISION} if AGAINST in self.short else set()
-            short = [name for name in self.short if name in known]
+        known = {*full, *(name.removesuffix(INTERVAL) for name in full)}
+        known |= {*DECISION} if AGAINST in self.short else set()
+        own = [n if n == SPEEDUP else n.removesuffix(INTERVAL) for n in full if n not in _FURTHER]
         names = [str(name) for name in self.frame.columns[: self.groups + 1]]
-        names += [name for name in short if name not in names]
+        names += [name for name in self.short or own if name in known and name not in names]
         frame = pd.DataFrame(in_short(self.frame, names), dtype=object)
         filled = _filled(frame.iloc[:, self.groups + 1 :])
         if len(filled.columns):
@@ -103,10 +101,9 @@ class ResultTable:
     def foot(self) -> list[str]:
         """What holds for all rows: how verdicts are found, why some numbers have no interval."""
         cells = [cell for row in self.rows for cell in row if isinstance(cell, Estimate)]
-        few = any(cell.few and cell.value is not None for cell in cells)
-        alike = any(cell.degenerate for cell in cells)
-        rule = [note for note in self.notes if note in _RULE]
-        return [*rule, *([_FEW] if few else []), *([_ALIKE] if alike else [])]
+        foot = [note for note in self.notes if note in _RULE]
+        foot += [_FEW] if any(cell.few and cell.value is not None for cell in cells) else []
+        return foot + ([_ALIKE] if any(cell.degenerate for cell in cells) else [])
 
 
 def _filled(frame: pd.DataFrame) -> pd.DataFrame:
@@ -161,12 +158,12 @@ def sheet(tables: Sequence[ResultTable]) -> pd.DataFrame:
     """
     sheets = []
     for table in tables:
-        columns: dict[str, list[object]] = {}
-        for heading in table.frame:
-            cells = [_parts(str(heading), cell) for cell in table.frame[heading]]
-            for part in dict.fromkeys(part for cell in cells for part in cell):
-                columns[part] = [cell.get(part) for cell in cells]
-        sheets.append(pd.DataFrame(columns, dtype=object))
+        # A column at a time, so that what one holds stands together.
+        columns = [
+            pd.DataFrame([_parts(str(name), cell) for cell in table.frame[name]], dtype=object)
+            for name in table.frame
+        ]
+        sheets.append(pd.concat(columns, axis=1))
         if len(tables) > 1:
             sheets[-1].insert(0, "table", table.title)
     return pd.concat(sheets)
