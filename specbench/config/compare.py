@@ -36,15 +36,16 @@ class NamedMethod(NamedTuple):
 
     @staticmethod
     def parse(entry: Any, place: str, refusal: str) -> NamedMethod:
-        """The method that an entry of ``place`` names.
+        """The method that an entry of ``place`` names, in ``refusal``'s words where there is none.
 
         Raises:
-            ConfigurationError: the entry names none, which ``refusal`` says; or an unknown one.
+            ConfigurationError: the entry names no method, or an unknown one.
         """
         if isinstance(entry, DictConfig):
             entry = OmegaConf.to_container(entry, resolve=True)
-        knobs = {str(k): v for k, v in entry.items()} if isinstance(entry, Mapping) else {}
-        name = knobs.pop("method", None) if isinstance(entry, Mapping) else entry
+        node = entry if isinstance(entry, Mapping) else {"method": entry}
+        knobs = {str(key): value for key, value in node.items()}
+        name = knobs.pop("method", None)
         if not isinstance(name, str):
             raise ConfigurationError(refusal)
         if name not in (options := option_names("method")):
@@ -57,26 +58,21 @@ def is_part(value: Any) -> bool:
     return isinstance(value, Mapping) and "method" in value
 
 
-class _Choices(NamedTuple):
-    """What a method starts from in a run: the node of its own yaml, and of its ``pair`` file."""
+def _choices(name: str, cfg: DictConfig) -> tuple[Any, Any, Any]:
+    """A method's published and its tuned node, and its ``pair`` node, before anything is typed.
 
-    published: DictConfig
-    tuned: DictConfig
-    pair: DictConfig
-
-
-def _choices(name: str, cfg: DictConfig) -> _Choices:
-    """No ``pair`` file holds under ``pair=none`` and for weights of the user's own."""
+    No ``pair`` file holds under ``pair=none`` and for weights of the user's own.
+    """
     model = str(cfg.model.name)
     file = pair_name(name, model)
     if cfg.pair.left_out or not has_yaml(model) or file not in option_names("pair"):
         file = "none"
-    own, beside = (_read(*at, paths.CONF_DIR) for at in (("method", name), ("pair", file)))
-    pair = cast(DictConfig, OmegaConf.merge(PairConfig, beside.get("pair", {})))
-    knobs = beside.get("method", {})
-    kept = {key: knobs[key] for key in pair["keeps"]}
-    published, tuned = (OmegaConf.merge(own.method, more) for more in (kept, knobs))
-    return _Choices(cast(DictConfig, published), cast(DictConfig, tuned), pair)
+    published = _read("method", name, paths.CONF_DIR).method
+    pair_file = _read("pair", file, paths.CONF_DIR)
+    pair: Any = OmegaConf.merge(PairConfig, pair_file.get("pair", {}))
+    tuned = pair_file.get("method", {})
+    kept = {key: tuned[key] for key in pair.keeps}
+    return OmegaConf.merge(published, kept), OmegaConf.merge(published, tuned), pair
 
 
 @functools.cache
@@ -116,26 +112,25 @@ def compose_entry(cfg: DictConfig, entry: Any) -> DictConfig:
         f"compare entry {entry!r} must be a method's name or a mapping with one. Type e.g. "
         "'compare=[pld]' or 'compare=[{method: cacheback, table: dynamic, label: no_frozen}]'.",
     )
-    choices = _choices(name, cfg)
+    published, tuned, pair = _choices(name, cfg)
     verifier = knobs.pop("verifier", None)
-    valid = [str(key) for key in choices.tuned if str(key) not in ("_target_", "name")]
+    valid = [str(key) for key in tuned if str(key) not in ("_target_", "name")]
     for key in knobs:
         if key not in valid:
-            where = f"key in the compare entry for {name}:"
-            gone = removed_key(f"method.{key}")
-            raise gone or unknown_name(where, key, [*valid, "verifier"])
+            raise removed_key(f"method.{key}") or unknown_name(
+                f"key in the compare entry for {name}:", key, [*valid, "verifier"]
+            )
     result = cfg.copy()
     OmegaConf.set_struct(result, False)
     if verifier is not None:
         result.verifier = _verifier(cfg, name, verifier)
-    own = choices.published if cfg.budgets == PUBLISHED else choices.tuned
     # A part that is named anew is not mixed with the one before.
     anew = {key: None for key, value in knobs.items() if is_part(value)}
-    result.method = OmegaConf.merge(own, anew, knobs)
+    result.method = OmegaConf.merge(published if cfg.budgets == PUBLISHED else tuned, anew, knobs)
     result.compare = []  # others' knobs may refer to the run's method
-    chosen = cfg.pair.draft if draft_weights(cfg.pair.draft, cfg.model) else choices.pair.draft
-    result.pair = OmegaConf.merge(choices.pair, {"draft": chosen})
-    result.pair.heads = {**choices.pair.heads, **cfg.pair.heads}
+    draft = cfg.pair.draft if draft_weights(cfg.pair.draft, cfg.model) else pair.draft
+    heads = {**pair.heads, **cfg.pair.heads}
+    result.pair = OmegaConf.merge(pair, {"draft": draft, "heads": heads})
     OmegaConf.set_struct(result, True)
     check_method(result.method)
     return result
@@ -162,11 +157,9 @@ def budget_of(cfg: DictConfig) -> str:
     ``published``: they are its yaml's; ``tuned``: the ``pair`` file's for this model; ``typed``:
     anything else, set by hand in the command or an experiment.
     """
-    published, tuned, _ = _choices(str(cfg.method.name), cfg)
-    own = _knobs(cfg.method)
-    if own == _knobs(published):
-        return PUBLISHED
-    return TUNED if own == _knobs(tuned) else TYPED
+    published, tuned, _ = map(_knobs, _choices(str(cfg.method.name), cfg))
+    typed = _knobs(cfg.method)
+    return PUBLISHED if typed == published else TUNED if typed == tuned else TYPED
 
 
 def _knobs(node: DictConfig) -> dict[str, Any]:
@@ -187,8 +180,7 @@ def with_parts(method: Mapping[str, Any], inside: tuple[str, ...] = ()) -> dict[
         ConfigurationError: an unknown method, one that contains itself, or a part with a state
             scope of its own.
     """
-    inside = (*inside, str(method["name"]))
-    node = dict(method)
+    inside, node = (*inside, str(method["name"])), dict(method)
     if node.get("state_scope") == PAPER_SCOPE:
         node["state_scope"] = node.get("paper_scope", "prompt")
     for knob in PART_KNOBS:

@@ -29,9 +29,7 @@ _PAIR = re.compile(r"[+~]{0,2}pair(=|$)")  # a choice of the group, as it is typ
 
 def option_names(group: str) -> list[str]:
     """The choices of a config group in ``conf/``, without the parts (``_name``)."""
-    return sorted(
-        p.stem for p in (paths.CONF_DIR / group).glob("*.yaml") if not p.stem.startswith("_")
-    )
+    return sorted(p.stem for p in (paths.CONF_DIR / group).glob("[!_]*.yaml"))
 
 
 def pair_name(method: str, model: str) -> str:
@@ -52,8 +50,8 @@ def chosen(name: str, values: Mapping[str, Any], default: Any = None) -> Any:
 def case_order(state_scope: str, shuffle: int | None) -> str:
     """``dataset.order`` where it is not typed.
 
-    Where the run's methods keep what they learnt from case to case, the data set's order is part of
-    what is measured; and a shuffle is an order that was asked for.
+    Where methods keep what they learnt from case to case, the data set's order is part of what is
+    measured; and a shuffle is an order that the user chose.
     """
     return "interleaved" if shuffle is None and state_scope in ("turn", "prompt") else "file"
 
@@ -64,9 +62,8 @@ _store.store(name="_schema", node=RunConfig)
 for _group, _nodes in (("runner", RUNNERS), ("server", SERVERS), ("logger", LOGGERS)):
     for _name, _keys in _nodes.items():
         _store.store(group=_group, name=f"_{_name}", node=_keys)
-for _resolver in (chosen, case_order):
-    OmegaConf.register_new_resolver(f"specbench.{_resolver.__name__}", _resolver, replace=True)
-OmegaConf.register_new_resolver("specbench.pair", pair_name, replace=True)
+for _name, _resolver in (("chosen", chosen), ("case_order", case_order), ("pair", pair_name)):
+    OmegaConf.register_new_resolver(f"specbench.{_name}", _resolver, replace=True)
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
@@ -110,7 +107,7 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
             ``local`` file that was typed does not exist; or a method or data set was typed under
             the name of another.
     """
-    _check_words(overrides)
+    _check_overrides(overrides)
     cfg = _without_search(cfg)
     others = [text for text in overrides if not _PAIR.match(text)]
     if cfg.budgets == PUBLISHED and not cfg.pair.left_out:
@@ -119,9 +116,9 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     model = cfg.model
     if not has_yaml(model.name):
         return cfg  # it has a name of its own
-    place = str(model.id if model.path is None else paths.typed_path(model.path).absolute())
+    weights = str(model.id if model.path is None else paths.typed_path(model.path).absolute())
     file = OmegaConf.load(paths.CONF_DIR / "model" / f"{model.name}.yaml")
-    if place == file.id:
+    if weights == file.id:
         return cfg
     if model.path is not None and model.id != file.id:
         raise ConfigurationError(
@@ -130,7 +127,7 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     pair = pair_name(str(cfg.method.name), str(model.name))
     if len(others) == len(overrides) and pair in option_names("pair"):
         cfg = _composed([*overrides, "pair=none"])
-    cfg.model.id, cfg.model.name, cfg.model.embedded = place, own_name(place), False
+    cfg.model.id, cfg.model.name, cfg.model.embedded = weights, own_name(weights), False
     return cfg
 
 
@@ -141,8 +138,8 @@ def _without_search(cfg: DictConfig) -> DictConfig:
     return cfg
 
 
-def _check_words(overrides: Sequence[str]) -> None:
-    """Refuse typed words that Hydra takes and that would not mean what they say."""
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Refuse what Hydra takes and what would not mean what it says."""
     for text in overrides:
         key, _, value = text.lstrip("+").partition("=")
         # Hydra passes over a missing file of an optional group, also where its name was typed.
@@ -163,12 +160,11 @@ def has_yaml(model: str) -> bool:
     return (paths.CONF_DIR / "model" / f"{model}.yaml").is_file()
 
 
-def own_name(place: str) -> str:
+def own_name(weights: str) -> str:
     """The last part of a folder's path or of a hub id; more of it where a yaml has that name."""
-    if place.startswith((".", "~")):
-        place = os.path.abspath(paths.typed_path(place))
-    named = [part for part in Path(place).parts if part != os.sep] or ["root"]
-    parts = [paths.file_name(part) for part in named]
+    if weights.startswith((".", "~")):
+        weights = os.path.abspath(paths.typed_path(weights))
+    parts = [paths.file_name(part) for part in Path(weights).parts if part != os.sep] or ["root"]
     names = ("_".join(parts[-n:]) for n in range(1, len(parts) + 1))
     return next((name for name in names if not has_yaml(name)), f"own_{parts[-1]}")
 

@@ -63,7 +63,11 @@ def translate_hydra_error(error: BaseException) -> ConfigurationError | None:
         return ConfigurationError(f"{null[1]} is null here. {_OVER_NULL}")
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return None
-    for link in _chain(error):
+    links: list[BaseException] = []
+    while error is not None and error not in links:
+        links.append(error)
+        error = error.__cause__  # type: ignore[assignment]
+    for link in reversed(links):  # the deepest knows the key, the outer ones only wrap it
         if isinstance(link, MissingConfigException):
             return _missing_option(link)
         if isinstance(link, OverrideParseException):
@@ -74,17 +78,7 @@ def translate_hydra_error(error: BaseException) -> ConfigurationError | None:
             return _wrong_type(link)
         if isinstance(link, MissingMandatoryValue):
             return ConfigurationError(f"no value for {link.full_key}: type {link.full_key}=VALUE.")
-    return _other(error)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The causes of an error, the deepest first: it knows the key, the outer ones only wrap it."""
-    links: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in links:
-        links.append(link)
-        link = link.__cause__
-    yield from reversed(links)
+    return _other(links[0])
 
 
 def _missing_option(error: MissingConfigException) -> ConfigurationError:
