@@ -81,12 +81,11 @@ def refuse_doubled(entries: Sequence[Entry], second: str) -> None:
                 f"`label` of {entry.name} must not be {entry.label!r}, which is plain decoding's. "
                 f"Type another one, e.g. {entry.name}_2."
             )
-    for label in labels:
-        if labels.count(label) > 1:
-            remedy = second.replace("LABEL", label)
+        if (times := labels.count(entry.label)) > 1:
             raise ConfigurationError(
-                f"the label {label!r} occurs {labels.count(label)} times among the run's entries "
-                f"({', '.join(labels)}). Name the second one, e.g. {remedy}."
+                f"the label {entry.label!r} occurs {times} times among the run's entries "
+                f"({', '.join(labels)}). Name the second one, e.g. "
+                f"{second.replace('LABEL', entry.label)}."
             )
 
 
@@ -101,10 +100,10 @@ class Job:
         run_key: the hash of that part; shards of one run share it.
         folder: where the files go; exists.
         entries: methods in the order of the interleaving, the baseline first.
-        cases: what is asked, in order, all shards.
+        cases: the questions in order, all shards.
+        shard: ``(i, n)``: this job measures the blocks whose index modulo n is i (from 0).
         optional: labels that may be left out where they cannot run.
         swept: whether it is one job of a sweep.
-        shard: ``(i, n)``: this job measures the blocks whose index modulo n is i (from 0).
     """
 
     config: RunConfig
@@ -132,9 +131,9 @@ class Job:
 
     def verifier(self, label: str) -> str:
         """Who decides on a label's drafts, by name."""
-        own = next(entry.verifier for entry in self.entries if entry.label == label)
-        chosen = own or self.config.verifier
-        return verifier_name(chosen.name, self.config.generation.temperature)
+        (entry,) = (entry for entry in self.entries if entry.label == label)
+        verifier = entry.verifier or self.config.verifier
+        return verifier_name(verifier.name, self.config.generation.temperature)
 
     @property
     def baseline(self) -> str | None:
@@ -143,8 +142,7 @@ class Job:
 
     def without(self, labels: Collection[str]) -> Job:
         """This job less these labels."""
-        kept = tuple(entry for entry in self.entries if entry.label not in labels)
-        return replace(self, entries=kept)
+        return replace(self, entries=tuple(e for e in self.entries if e.label not in labels))
 
     def blocks(self) -> list[CaseBlock]:
         """All blocks of this shard in the order they are measured."""
@@ -163,22 +161,18 @@ class Job:
         Of every repeat the same cases are together. What fills no group is spread over all lengths,
         and makes a smaller one at the end.
         """
-        blocks = self.blocks()
-        found: list[list[CaseBlock]] = []
+        groups: list[list[CaseBlock]] = []
         for repeat in range(self.repeats):
-            of_it = [block for block in blocks if block.repeat == repeat]
-            of_it.sort(key=lambda block: (len(block.case.turns[0]), block.index))
-            n, over = divmod(len(of_it), size)
-            left = {(2 * i + 1) * len(of_it) // (2 * over) for i in range(over)}
-            rest = [of_it.pop(place) for place in sorted(left, reverse=True)]
-            groups: list[list[CaseBlock]] = [[] for _ in range(n)]
-            for seat in range(size if n else 0):
-                stratum = of_it[seat * n : (seat + 1) * n]
-                random.Random(f"{self.config.seed}/{seat}").shuffle(stratum)
-                for group, block in zip(groups, stratum, strict=True):
-                    group.append(block)
-            found += [*groups, *([rest] if rest else [])]
-        return found
+            blocks = [block for block in self.blocks() if block.repeat == repeat]
+            blocks.sort(key=lambda block: (len(block.case.turns[0]), block.index))
+            n, over = divmod(len(blocks), size)
+            left = {(2 * i + 1) * len(blocks) // (2 * over) for i in range(over)}
+            rest = [blocks.pop(index) for index in sorted(left, reverse=True)]
+            strata = [blocks[slot * n : (slot + 1) * n] for slot in range(size if n else 0)]
+            for slot, stratum in enumerate(strata):
+                random.Random(f"{self.config.seed}/{slot}").shuffle(stratum)
+            groups += [*map(list, zip(*strata, strict=True)), *([rest] if rest else [])]
+        return groups
 
     def groups_of_a_repeat(self, size: int) -> int:
         """How many of `groups` each repeat has."""
@@ -233,20 +227,17 @@ def label_order(labels: Sequence[str], seed: int, place: int, repeat: int = 0) -
     runs after the same one.
 
     Args:
-        place: of what is asked at once, in the data set or in the run; with ``seed`` and
+        place: of the block in the data set, or of a batch in the run; with ``seed`` and
             ``repeat`` it decides, so shards and resumed runs agree.
     """
-    rows = _williams(len(labels))
+    n = len(labels)
+    zigzag = [(i + 1) // 2 if i % 2 else (n - i // 2) % n for i in range(n)]
+    rows = [[(number + shift) % n for number in zigzag] for shift in range(n)]
+    if n % 2 and n > 1:
+        rows += [row[::-1] for row in rows]
     design, row = divmod(place, len(rows))
     random.Random(f"{seed}/{design}").shuffle(rows)
     return tuple(labels[i] for i in rows[(row + repeat) % len(rows)])
-
-
-def _williams(n: int) -> list[list[int]]:
-    """The rows of a Williams design of the numbers below ``n``."""
-    zigzag = [(i + 1) // 2 if i % 2 else (n - i // 2) % n for i in range(n)]
-    rows = [[(number + shift) % n for number in zigzag] for shift in range(n)]
-    return rows if n % 2 == 0 or n == 1 else rows + [row[::-1] for row in rows]
 
 
 def derive_seed(seed: int, case_id: str, turn: int, repeat: int) -> int:

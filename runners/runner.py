@@ -19,6 +19,8 @@ from specbench.results import console
 class Runner:
     """A choice of the ``runner`` group: what happens between a configuration and its results.
 
+    All of it raises a ConfigurationError that says what to type.
+
     Attributes:
         in_child: it loads a model, so that each job has a child process of its own.
     """
@@ -26,52 +28,31 @@ class Runner:
     in_child = True
 
     def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The composed configuration with what the runner's own input decides filled in.
-
-        Raises:
-            ConfigurationError: the runner's keys cannot be used as they are.
-        """
+        """The composed configuration with what the runner's own input decides filled in."""
         return cfg
 
     def entries(self, cfg: DictConfig) -> tuple[Entry, ...] | None:
-        """What is compared; None: the configuration's methods.
-
-        Raises:
-            ConfigurationError: an unknown name, or two entries with one label.
-        """
+        """What is compared; None: the configuration's methods."""
         return None
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
-        """What is asked, after a check that the model can be had.
-
-        Raises:
-            WeightsNotFound: there is no model to ask.
-            DatasetError: a file is missing or malformed.
-        """
+        """The questions, after a check that the model can be had."""
         loading.model_files_present(config)
         return tuple(cases.load_cases(config.dataset, config.data_dir))
 
     def questions_at_hand(self, config: RunConfig) -> tuple[Case, ...] | None:
-        """What would be asked now, where a file here says it; the hub's questions are pinned.
-
-        Raises:
-            DatasetError: the file is malformed.
-        """
+        """The questions of now, where they are in a file here; the hub's are pinned."""
         try:
-            found = cases.local_file(config.dataset, config.data_dir)
+            file = cases.local_file(config.dataset, config.data_dir)
         except DatasetError:  # a finished run needs its questions no more
             return None
-        return None if found is None else tuple(cases.load_cases(config.dataset, config.data_dir))
+        return None if file is None else tuple(cases.load_cases(config.dataset, config.data_dir))
 
     def run(self, job: Job) -> int:
         """Do what is missing in the job's folder.
 
         Returns:
             0, or 1 where a case failed or an output is not what plain decoding gives.
-
-        Raises:
-            ConfigurationError: the job cannot be run as it is, or here; see its subclasses.
-            DiskError: results cannot be written.
         """
         raise NotImplementedError
 

@@ -115,21 +115,26 @@ def environment() -> dict[str, str]:
     }
 
 
-def in_process(work, job, variables=None):
+def in_process(work, job):
     return work(job)
 
 
 def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
-    """The exit code of a run in this process; ``typed`` is what its user typed besides."""
+    """The exit code of a run in this process; ``typed`` is what its user typed besides.
+
+    ``launch``: what is called in the place of a child process; None: a real one.
+    """
     # Here, since conftest.py imports this file where Hydra is not installed, too.
     from runners.launch import dispatch
     from runners.session import live
     from specbench.config import compose
 
     cfg = compose.compose([*overrides, *typed])
+    child = dispatch.run_in_child if launch is None else lambda work, job, _: launch(work, job)
     # A run collects garbage, of which the tests' process has much.
-    with patch.object(live, "collector_at_rest", nullcontext):
-        return dispatch.execute(cfg, dispatch.Invocation(typed, **invocation), launch)[0]
+    at_rest = patch.object(live, "collector_at_rest", nullcontext)
+    with at_rest, patch.object(dispatch, "run_in_child", child):
+        return dispatch.execute(cfg, dispatch.Invocation(typed, **invocation))[0]
 
 
 @contextmanager

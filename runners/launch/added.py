@@ -22,19 +22,16 @@ from specbench.results.estimate import Estimate
 from specbench.results.manifest import BASELINE, RunManifest
 
 _FOLDER = "added"
-_AGAIN = "ar again"
 
 
-def own_command(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
-    """What ``add`` stands for with the folder alone: the run's command, and what was typed now.
-
-    A folder that holds no run is left to the checks behind.
-    """
+def whole_command(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
+    """What ``add`` stands for with the folder alone: the run's command, and what was typed now."""
     path = Path(str(cfg.output_dir))
     if cfg.output_dir is None or not (path / records.MANIFEST).exists():
-        return tuple(overrides)
-    typed = {_key(word) for word in (*overrides, "fresh=")}
-    return (*(w for w in RunManifest.read(path).overrides if _key(w) not in typed), *overrides)
+        return tuple(overrides)  # what is wrong with the folder is said later
+    typed = {_key(override) for override in (*overrides, "fresh=")}
+    earlier = [text for text in RunManifest.read(path).overrides if _key(text) not in typed]
+    return (*earlier, *overrides)
 
 
 def _key(override: str) -> str:
@@ -58,52 +55,53 @@ def job_of(cfg: DictConfig, path: Path) -> DictConfig:
             f"{path} was measured with baseline=false, so what is added could not be compared. "
             "Measure all methods in one run: compare=[...]."
         )
-    wanted: Any = OmegaConf.to_container(cfg.add, resolve=True)
-    first, *others = wanted
-    job = compose_entry(cfg, first)
+    entries: Any = OmegaConf.to_container(cfg.add, resolve=True)
+    job = compose_entry(cfg, entries[0])
     label = str(job.method.get("label") or job.method.name)
     if label in manifest.labels:
         raise ConfigurationError(
             f"{path} has the label {label!r} already. Name this one: "
             f"'add=[{{method: {job.method.name}, label: {label}_2}}]'."
         )
-    OmegaConf.update(job, "add", [])
-    OmegaConf.update(job, "compare", others)
-    OmegaConf.update(job, "output_dir", str(path / _FOLDER))
+    changes = {"add": [], "compare": entries[1:], "output_dir": str(path / _FOLDER)}
+    for key, value in changes.items():
+        OmegaConf.update(job, key, value)
     return job
 
 
 def show_added(path: Path) -> None:
-    """Print the whole table, of the run at ``path`` and all that was added to it.
+    """Print the table of the run at ``path`` and all that was added to it.
 
-    Below it stands whether the plain decoding beside what was added agrees with the run's.
+    Below it stands whether plain decoding was as fast there as in the run.
     """
-    later = [place for place in sorted((path / _FOLDER).glob("*")) if folder.is_complete(place)]
-    if later:
-        sys.stdout.write(f"\nwith what was added later, each over its own {BASELINE}:\n")
-        sys.stdout.flush()
-        sweep.run_analysis("tables", path, *later)
-    for place in later:
-        sys.stdout.write(f"{agreement(path, place)}\n")
+    folders = [later for later in sorted((path / _FOLDER).glob("*")) if folder.is_complete(later)]
+    if not folders:
+        return
+    sys.stdout.write(f"\nwith what was added later, each over its own {BASELINE}:\n")
+    sys.stdout.flush()
+    sweep.run_analysis("tables", path, *folders)
+    for later in folders:
+        sys.stdout.write(f"{BASELINE} in {later} over {BASELINE} in {path}: ")
+        sys.stdout.write(f"{_compare_baselines(path, later)}.\n")
 
 
-def agreement(path: Path, added: Path) -> str:
-    """How fast plain decoding was beside what was added, over what it was in the run; in words."""
+def _compare_baselines(path: Path, later: Path) -> str:
     from specbench.results.statistics.pairs import rank_labels
 
-    again = [r.replace(label=_AGAIN, method=_AGAIN) for r in _plain(added)]
-    pairs = rank_labels([*_plain(path), *again], [BASELINE, _AGAIN]).pairs
+    before, again = (
+        [r for r in records.read_records(folder)[0] if r.label == BASELINE]
+        for folder in (path, later)
+    )
+    again = [record.replace(label="again", method="again") for record in again]
+    pairs = rank_labels([*before, *again], [BASELINE, "again"]).pairs
     if not pairs or not pairs[0]["ratio"]:
-        return f"{BASELINE} in {added} and in {path}: no cases to compare."
+        return "no cases to compare"
     pair = pairs[0]
-    ratio = Estimate(pair["ratio"], pair["ratio_ci"])
-    words = {
+    verdicts = {
         "tie": "the two agree",
         "faster": "it was FASTER there: do not compare ratios across the two",
         "slower": "it was SLOWER there: do not compare ratios across the two",
-    }.get(pair["verdict"], "the cases are too few to tell whether the two agree")
-    return f"{BASELINE} in {added} over {BASELINE} in {path}: {ratio}; {words}."
-
-
-def _plain(path: Path) -> Sequence[records.CaseRecord]:
-    return [r for r in records.read_records(path)[0] if r.label == BASELINE]
+    }
+    unknown = "the cases are too few to tell whether the two agree"
+    ratio = Estimate(pair["ratio"], pair["ratio_ci"])
+    return f"{ratio}; {verdicts.get(pair['verdict'], unknown)}"

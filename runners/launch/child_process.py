@@ -135,13 +135,12 @@ def _end_with_parent() -> None:
 
 
 def _cause_of_death(exitcode: int | None) -> str:
+    end = f"ended without an answer (exit code {exitcode})."
     if exitcode is not None and exitcode < 0:
         name = signal.Signals(-exitcode).name
         hint = " Was the machine out of memory?" if name == "SIGKILL" else ""
-        what = f"was killed by {name}.{hint}"
-    else:
-        what = f"ended without an answer (exit code {exitcode})."
+        end = f"was killed by {name}.{hint}"
     return (
-        f"the measuring process {what} What was measured is kept: run the same command again to "
+        f"the measuring process {end} What was measured is kept: run the same command again to "
         "go on from there."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import os
@@ -30,7 +29,6 @@ from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import key_of, run_identity
 from specbench.config.schema import RUNNERS, PairConfig, RunConfig, VerifierConfig
 from specbench.config.validate import check_values
-from specbench.data.cases import Case
 from specbench.errors import (
     ConfigurationError,
     SpecBenchError,
@@ -49,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What Hydra alone knows of how a job was asked for.
+    """What Hydra alone knows of a job.
 
     Attributes:
         overrides: what was typed for this job.
@@ -104,29 +102,22 @@ def run_job(cfg: DictConfig) -> int:
         multirun=hydra.mode == RunMode.MULTIRUN,
         experiment=None if experiment in (None, "null") else str(experiment),
     )
-    path, words, logger = None, "", None
+    path, message, logger = None, "", None
     try:
-        logger = OmegaConf.to_container(cfg.logger, resolve=True) if cfg.logger else None
-        own = with_own_model(cfg, invocation.overrides)
-        code, path = execute(own, invocation)
+        logger = _logger(cfg)
+        code, path = execute(with_own_model(cfg, invocation.overrides), invocation)
     except Exception as error:
-        code, words = _report(error)
-    sweep.keep(code, invocation.overrides, path, words, logger)
+        code, message = _report(error)
+    sweep.keep(code, invocation.overrides, path, message, logger)
     return code
 
 
-def execute(
-    cfg: DictConfig,
-    invocation: Invocation,
-    launch: Callable[[Callable[[Job], int], Job], int] | None = None,
-) -> tuple[int, Path]:
-    """Check everything that is cheap to check, measure what is missing, print the table.
+def _logger(cfg: DictConfig) -> Any:
+    return OmegaConf.to_container(cfg.logger, resolve=True) if cfg.logger else None
 
-    Args:
-        cfg: the composed configuration.
-        invocation: what Hydra knows besides.
-        launch: how the runner's work is called; by default in a child process, or in this one
-            where the runner loads no model.
+
+def execute(cfg: DictConfig, invocation: Invocation) -> tuple[int, Path]:
+    """Check everything that is cheap to check, measure what is missing, print the table.
 
     Returns:
         0, or 1 where a case failed or an output is not what plain decoding gives; the folder.
@@ -136,30 +127,39 @@ def execute(
         SpecBenchError: the run could not go to its end.
     """
     if cfg.add:
-        typed = added.own_command(cfg, invocation.overrides)
+        typed = added.whole_command(cfg, invocation.overrides)
         if len(typed) > len(invocation.overrides):
             cfg, invocation = compose.compose(typed), replace(invocation, overrides=typed)
-    runner = _runner(cfg)
+    if cfg.runner.name not in RUNNERS:
+        raise unknown_name("runner", str(cfg.runner.name), RUNNERS)
+    module = importlib.import_module(f"runners.{cfg.runner.name}")
+    runner: Runner = getattr(module, cfg.runner.name.capitalize())()
     check_values(cfg)
-    publish.check(OmegaConf.to_container(cfg.logger, resolve=True) if cfg.logger else {})
+    publish.check(_logger(cfg))
     for first in prerequisites.missing(cfg):
-        if execute(first, Invocation(), launch)[0]:
+        if execute(first, Invocation())[0]:
             raise SpecBenchError(f"{first.output_dir} failed, which this run was to read.")
     cfg = runner.resolve_config(prerequisites.with_folders(cfg), invocation.overrides)
     job = resolve(cfg, runner, invocation)
     if cfg.add:
         later = Invocation(invocation.overrides, multirun=True)  # a folder below the run's
-        exit_code, path = execute(added.job_of(cfg, job.folder), later, launch)
+        exit_code, path = execute(added.job_of(cfg, job.folder), later)
         added.show_added(job.folder)
         return exit_code, path
     if folder.is_complete(job.folder):
-        return _shown_again(job, runner), job.folder
-    job = replace(job, cases=_questions(runner, job))
+        return _show_again(job, runner), job.folder
+    job = replace(job, cases=runner.load_cases(job.config))
+    if job.cases and job.shard[0] >= len(job.cases):
+        raise ConfigurationError(
+            f"shard={job.config.shard} holds no case: there are {len(job.cases)}. Type at most "
+            f"shard=0/{len(job.cases)}."
+        )
     folder.make_folder(job.folder)
-    if launch is None and runner.in_child:
+    if runner.in_child:
         variables = environment.pinned_threads() if job.config.measure.pin else {}
-        launch = functools.partial(run_in_child, variables=variables)
-    exit_code = launch(runner.run, job) if launch else runner.run(job)
+        exit_code = run_in_child(runner.run, job, variables)
+    else:
+        exit_code = runner.run(job)
     if folder.is_complete(job.folder):
         runner.show(job.folder, brief=job.swept)
         if invocation.experiment and not job.swept and (job.folder / CASES).exists():
@@ -177,39 +177,29 @@ def resolve(cfg: DictConfig, runner: Runner, invocation: Invocation) -> Job:
     entries = runner.entries(cfg)
     if entries is None:
         entries = resolve_entries(cfg)
-    optional = entries[len(entries) - len(cfg.compare) :]
+    optional = () if cfg.strict else entries[len(entries) - len(cfg.compare) :]
     # Shards of one run share its key, so that their records can be put together.
     identity = run_identity(cfg)
-    key, own = key_of(identity), {**identity, "shard": cfg.shard}
+    key, with_shard = key_of(identity), {**identity, "shard": cfg.shard}
     config = compose.typed(cfg)
     path = _output_folder(config, invocation, key)
-    i, n = map(int, (config.shard or "0/1").split("/"))
     folder.check_cache(Path(config.cache_dir))
     if cfg.fresh:
         path = folder.fresh_folder(path)
-    folder.check_owner(path, key, own)
+    folder.check_owner(path, key, with_shard)
+    i, n = map(int, (config.shard or "0/1").split("/"))
     return Job(
         config=config,
         overrides=invocation.overrides,
-        identity=own,
+        identity=with_shard,
         run_key=key,
         folder=path,
         entries=entries,
         cases=(),
         shard=(i, n),
         swept=invocation.multirun,
-        optional=frozenset() if config.strict else frozenset(entry.label for entry in optional),
+        optional=frozenset(entry.label for entry in optional),
     )
-
-
-def _questions(runner: Runner, job: Job) -> tuple[Case, ...]:
-    questions = runner.load_cases(job.config)
-    if questions and job.shard[0] >= len(questions):
-        raise ConfigurationError(
-            f"shard={job.config.shard} holds no case: there are {len(questions)}. Type at most "
-            f"shard=0/{len(questions)}."
-        )
-    return questions
 
 
 def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
@@ -238,26 +228,18 @@ def entry_of(cfg: DictConfig) -> Entry:
     return Entry(label, with_parts(method), pair, budget, verifier)
 
 
-def _shown_again(job: Job, runner: Runner) -> int:
+def _show_again(job: Job, runner: Runner) -> int:
     """Show a finished run again, unless its questions or files are not what they were."""
     manifest = RunManifest.read(job.folder)
-    asked = runner.questions_at_hand(job.config)
-    if asked is not None:
-        check_questions(manifest, job.config, asked, job.folder)
+    cases = runner.questions_at_hand(job.config)
+    if cases is not None:
+        check_questions(manifest, job.config, cases, job.folder)
     manifest.check_files(job.folder)
     runner.show(job.folder, brief=job.swept)
     added.show_added(job.folder)
     log.info("%s is complete: nothing was measured (fresh=true measures again)", job.folder)
     # What vouches for the files vouches for the code, too.
     return int(manifest.exit_code or 0)
-
-
-def _runner(cfg: DictConfig) -> Runner:
-    name = str(cfg.runner.name)
-    if name not in RUNNERS:
-        raise unknown_name("runner", name, RUNNERS)
-    found: Runner = getattr(importlib.import_module(f"runners.{name}"), name.capitalize())()
-    return found
 
 
 def _output_folder(config: RunConfig, invocation: Invocation, run_key: str) -> Path:
@@ -281,13 +263,8 @@ def _report(error: Exception, verbose: bool = False) -> tuple[int, str]:
         known = translate_hydra_error(error)
     if verbose or known is None:
         traceback.print_exception(error)
-    if isinstance(known, SpecBenchError):
-        sys.stderr.write(f"error: {known}\n")
-        return known.exit_code, _in_one_line(known)
-    return 1, first_line(error)
-
-
-def _in_one_line(error: SpecBenchError) -> str:
-    """The message's first line, with its last one where that is what the first one announces."""
-    first, last = message_line(error), str(error).strip().rpartition("\n")[2].strip()
-    return f"{first} {last}" if first.endswith(":") else first
+    if not isinstance(known, SpecBenchError):
+        return 1, first_line(error)
+    sys.stderr.write(f"error: {known}\n")
+    first, last = message_line(known), str(known).strip().rpartition("\n")[2].strip()
+    return known.exit_code, f"{first} {last}" if first.endswith(":") else first

@@ -43,16 +43,11 @@ def with_folders(cfg: DictConfig) -> DictConfig:
 
 
 def _asked(cfg: DictConfig) -> list[tuple[str, DictConfig, Path]]:
-    """Key, job and folder of what is to be made; of another runner's configuration none.
-
-    An experiment in the paper's size measures, whatever its small one replays.
-    """
-    if cfg.runner.name != "replay":
-        return []
+    """Key, job and folder of what is to be made; of another runner's configuration none."""
     jobs = []
-    if cfg.runner.traces == "record":
+    if cfg.runner.name == "replay" and cfg.runner.traces == "record":
         jobs.append(("traces", recording(cfg)))
-    if cfg.runner.surface == "measure":
+    if cfg.runner.name == "replay" and cfg.runner.surface == "measure":
         jobs.append(("surface", measurement(cfg)))
     return [(key, job, _home(cfg, job)) for key, job in jobs]
 

@@ -28,28 +28,29 @@ from specbench.results import records
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
 
-_places: dict[Path, int] = {}  # where outcomes are left, and by how many jobs
-_NAME = "{:06d}.json"  # of a job's outcome
-_alone: list[JsonObject] = []  # of a job that is no part of a sweep
+_files: list[Path] = []  # where a sweep's jobs leave their outcomes
+_single: list[JsonObject] = []  # the outcome of a job that is no part of a sweep
+
+
+def _outcome_file(folder: str, number: int) -> Path:
+    return Path(folder, f"{number:06d}.json")
 
 
 class Place(Callback):
-    """Hydra's callback that says where a sweep's jobs leave their outcomes, and how many there are.
-
-    They are counted as Hydra's sweeper does.
-    """
+    """Hydra's callback that lists a sweep's jobs, counted as Hydra's sweeper does."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         hydra = config.hydra
-        place = Path(hydra.sweep.dir, hydra.sweep.subdir)
-        _places[place] = 1  # at least, should Hydra's words not be understood here
+        folder = os.path.join(hydra.sweep.dir, hydra.sweep.subdir)
+        _files.append(_outcome_file(folder, 0))  # at least, should what follows raise
         typed = [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
         # As they were typed: what they refer to may be known to a job alone.
         typed += cast("list[str]", OmegaConf.to_container(hydra.overrides.task, resolve=False))
         running = GlobalHydra.instance()
         loader = running.config_loader() if running.is_initialized() else None
         overrides = OverridesParser.create(loader).parse_overrides(typed)
-        _places[place] = sum(map(len, BasicSweeper.split_arguments(overrides, None)))
+        jobs = sum(map(len, BasicSweeper.split_arguments(overrides, None)))
+        _files.extend(_outcome_file(folder, number) for number in range(1, jobs))
 
 
 def keep(
@@ -65,13 +66,13 @@ def keep(
         logger: the job's ``logger`` node.
     """
     typed = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
-    outcome = {"code": code, "typed": typed, "folder": folder and str(folder), "error": error}
-    outcome["logger"] = logger
+    outcome: JsonObject = {"code": code, "typed": typed, "folder": folder and str(folder)}
+    outcome |= {"error": error, "logger": logger}
     hydra = HydraConfig.get()
     if hydra.mode == RunMode.MULTIRUN:
-        jsonl.write_json(Path(hydra.runtime.output_dir, _NAME.format(hydra.job.num)), outcome)
+        jsonl.write_json(_outcome_file(hydra.runtime.output_dir, hydra.job.num), outcome)
     else:
-        _alone.append(outcome)
+        _single.append(outcome)
 
 
 def outcomes(whole: bool = True) -> list[JsonObject]:
@@ -79,8 +80,8 @@ def outcomes(whole: bool = True) -> list[JsonObject]:
 
     Of a ``whole`` sweep, which came to its end, a job that left nothing has failed.
     """
-    ended = list(_alone)
-    for file in _files():
+    ended = list(_single)
+    for file in _files:
         error = f"{file.name} is missing in {file.parent}: the job of that number was killed, or "
         error += "runs on a machine that does not see this folder"
         lost: JsonObject = {"code": 1, "typed": {}, "folder": None, "error": error}
@@ -91,17 +92,12 @@ def outcomes(whole: bool = True) -> list[JsonObject]:
 
 def forget() -> None:
     """Remove what `keep` kept, and nothing else."""
-    for file in _files():
+    for file in _files:
         file.unlink(missing_ok=True)
-    for place in _places:
         with contextlib.suppress(OSError):
-            place.rmdir()
-    _places.clear()
-    _alone.clear()
-
-
-def _files() -> list[Path]:
-    return [place / _NAME.format(i) for place, jobs in _places.items() for i in range(jobs)]
+            file.parent.rmdir()
+    _files.clear()
+    _single.clear()
 
 
 def finish(ended: Sequence[JsonObject]) -> None:
@@ -109,8 +105,8 @@ def finish(ended: Sequence[JsonObject]) -> None:
     if len(ended) < 2:
         return
     typed = [job["typed"] for job in ended if job["typed"]]
-    keys = dict.fromkeys(key for words in typed for key in words)
-    varied = [key for key in keys if len({words.get(key) for words in typed}) > 1]
+    keys = dict.fromkeys(key for overrides in typed for key in overrides)
+    varied = [key for key in keys if len({overrides.get(key) for overrides in typed}) > 1]
     folders = [Path(job["folder"]) for job in ended if job["folder"]]
     done = [folder for folder in folders if (folder / records.DONE).exists()]
     measured = [folder for folder in dict.fromkeys(done) if (folder / records.CASES).exists()]
@@ -148,6 +144,6 @@ def run_analysis(module: str, *arguments: str | Path) -> int:
 def _home(folders: Sequence[Path], varied: Sequence[str]) -> Path:
     """Beside the jobs' folders; the same jobs have the same, so that a repeated sweep renews it."""
     names = "\n".join(sorted(folder.name for folder in folders))
-    words = "-".join(key.rpartition(".")[2] for key in varied)
-    name = f"sweep-{file_name(words)}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
+    keys = file_name("-".join(key.rpartition(".")[2] for key in varied))
+    name = f"sweep-{keys}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"
     return Path(os.path.commonpath([folder.parent for folder in folders])) / name

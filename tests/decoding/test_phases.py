@@ -4,10 +4,9 @@ import time
 
 import pytest
 
-from runners.launch import dispatch
 from runners.session import session
-from specbench.config import compose
 from specbench.results import records
+from tests.small_run import run_here
 
 
 @pytest.mark.slow
@@ -23,11 +22,9 @@ def test_phases_sum_to_the_wall_time_within_two_percent(monkeypatch, tmp_path):
         return result
 
     monkeypatch.setattr(session.Session, "decode", timed)
-    cfg = compose.compose(
-        ["measure=phases", "measure.reruns=0", "measure.warmup=0", "dataset.limit=2",
-         "generation.max_new_tokens=48", f"output_dir={tmp_path}/run"]
-    )  # fmt: skip
-    assert dispatch.execute(cfg, dispatch.Invocation(), lambda work, job: work(job))[0] == 0
+    typed = ["measure=phases", "measure.reruns=0", "measure.warmup=0", "dataset.limit=2"]
+    typed += ["generation.max_new_tokens=48", f"output_dir={tmp_path}/run"]
+    assert run_here(typed) == 0
     for phases, wall in outside:
         assert sum(phases.values()) == pytest.approx(wall, rel=0.02)
         named = sum(phases.get(name, 0.0) for name in (*records.PHASES, "prefill", "setup"))

@@ -2,9 +2,8 @@
 
 import json
 
-from runners.launch.dispatch import Invocation, execute
-from specbench.config.compose import compose
 from specbench.results.records import read_records
+from tests.small_run import run_here
 
 QUIET = "measure.disturbed={steal: null, others: null}"
 
@@ -14,7 +13,6 @@ def run(path, *words):
     first = ["runner=serve", "server=openai", "dataset.limit=2", "server.retry_wait_s=0"]
     words = [*first, "measure.warmup=0", *words]
     words += ["measure.exclusive=false", QUIET, f"output_dir={path}"]
-    cfg = compose(words)
-    code, _ = execute(cfg, Invocation(tuple(words)), launch=lambda work, job: work(job))
+    code = run_here([], *words)
     records, _ = read_records(path)
     return code, records, json.loads((path / "summary.json").read_text())

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from methods.pld import PromptLookup
-from runners.launch.dispatch import Invocation, execute
 from runners.serve import Serve
 from specbench.config.compose import compose, typed
 from specbench.config.schema import LEARN_FROM_REQUESTS
@@ -20,6 +19,7 @@ from specbench.errors import ConfigurationError
 from specbench.replay.replayer import Replayer
 from specbench.replay.traces import load_traces
 from specbench.results.records import read_records
+from tests.small_run import run_here
 
 pytest.importorskip("xllamacpp")
 
@@ -28,8 +28,7 @@ COMMON = ["runner=serve", "server=llamacpp", "measure.warmup=0", "measure.exclus
 
 
 def run(path, *words):
-    words = [*COMMON, *words, f"output_dir={path}"]
-    code, _ = execute(compose(words), Invocation(tuple(words)), launch=lambda work, job: work(job))
+    code = run_here([], *COMMON, *words, f"output_dir={path}")
     return code, read_records(path)[0], json.loads((path / "summary.json").read_text())
 
 

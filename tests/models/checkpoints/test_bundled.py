@@ -11,7 +11,6 @@ from methods.cacheback import Cacheback
 from methods.oracle import Oracle
 from methods.pld import PromptLookup
 from methods.random_drafts import RandomDrafts
-from runners.launch import dispatch
 from specbench.config.compose import compose
 from specbench.data.cases import load_cases
 from specbench.data.chat_templates import PromptTemplate
@@ -23,6 +22,7 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.models.loading import load_model, load_tokenizer
 from specbench.models.target import Target
 from specbench.results import records
+from tests.small_run import run_here
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 NEW_TOKENS = 32
@@ -97,21 +97,19 @@ def test_the_shipped_draft_changes_no_output_and_is_of_use(tmp_path):
     questions = tmp_path / "questions.jsonl"
     lines = [{"question_id": i, "category": "qa", "turns": [t]} for i, t in enumerate(texts)]
     questions.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    config = compose(
-        [
-            "method=sps",
-            "compare=[pearl]",
-            "dataset=jsonl",
-            f"dataset.path={questions}",
-            f"generation.max_new_tokens={NEW_TOKENS}",
-            "model.device=cpu",
-            "measure.exclusive=false",
-            "measure.reruns=0",
-            "measure.warmup=0",
-            f"output_dir={tmp_path}/run",
-        ]
-    )
-    code, _ = dispatch.execute(config, dispatch.Invocation(), lambda work, job: work(job))
+    typed = [
+        "method=sps",
+        "compare=[pearl]",
+        "dataset=jsonl",
+        f"dataset.path={questions}",
+        f"generation.max_new_tokens={NEW_TOKENS}",
+        "model.device=cpu",
+        "measure.exclusive=false",
+        "measure.reruns=0",
+        "measure.warmup=0",
+        f"output_dir={tmp_path}/run",
+    ]
+    code = run_here(typed)
     gc.unfreeze()
     assert code == 0
     found = records.read_records(tmp_path / "run")[0]
