@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from specbench.kernels.compiled_call import Segment
 from specbench.kernels.compiled_pass import CompiledPass
 from specbench.models.kv_cache import KVCache, TextCaches
 from specbench.models.scores import Scores
-from specbench.models.target import Target
+from specbench.models.target import Target, read_draft
 from specbench.system import memory
 
 
@@ -147,14 +148,8 @@ class BatchTarget:
         Raises:
             CaseFailed: says what is wrong.
         """
-        most = self.seats[seat].free_rows()
-        if len(tree) > most:
-            raise CaseFailed(
-                "invalid_draft",
-                f"a draft of {len(tree)} nodes exceeds the {most} reserved; "
-                "state the method's largest tree in needs.max_nodes",
-            )
-        self.seats[seat].geometry.read(tree, self._target.vocab_size)
+        own = self.seats[seat]
+        read_draft(tree, own.geometry, own.free_rows(), self._target.vocab_size)
 
     @torch.inference_mode()
     def forward(
@@ -166,60 +161,22 @@ class BatchTarget:
             asked: drafts that `check` has read, each of another seat.
             hidden_layers: hidden states to hand over, of all texts alike.
         """
-        seats = [self.seats[seat] for seat, _, _ in asked]
-        counts = [len(tree) + 1 for _, _, tree in asked]
-        seen = [
-            self._target.seen(tree, seat.geometry)
-            for seat, (_, _, tree) in zip(seats, asked, strict=True)
-        ]
-        lengths = [seat.cache.length for seat in seats]
-        positions = torch.cat([d + n for (_, d), n in zip(seen, lengths, strict=True)])
-        ids = self._ids(asked, sum(counts))
-        logits, hidden, choices = self._pass(ids, positions, seats, counts, seen, hidden_layers)
-        found, first = [], 0
-        for seat, rows in zip(seats, counts, strict=True):
-            own = slice(first, first + rows)
-            found.append(
-                Scores(
-                    logits[own],
-                    hidden={i: states[own] for i, states in hidden.items()},
-                    depths=seat.geometry.depths[:rows],
-                    choices=None if choices is None else choices[own],
-                )
-            )
-            first += rows
-        return found
-
-    def _ids(self, asked: Sequence[Asked], rows: int) -> torch.Tensor:
-        """``[rows]`` roots and nodes, text by text, on the device."""
-        if self.device.type == "cpu":
-            ids, first = np.empty(rows, dtype=np.int64), 0
-            for _, root, tree in asked:
-                ids[first] = root
-                ids[first + 1 : first + 1 + len(tree)] = tree.tokens
-                first += len(tree) + 1
-            return torch.from_numpy(ids)
-        parts = []
-        for _, root, tree in asked:
-            parts += [to_device(torch.tensor([root]), self.device)]
-            parts += [to_device(tree.tokens, self.device)]
+        texts, roots = [], to_device(np.array([root for _, root, _ in asked]), self.device)
+        ids: list[torch.Tensor] = []
+        for (number, _, tree), root in zip(asked, roots.split(1), strict=True):
+            seat = self.seats[number]
+            seen = self._target.seen(tree, seat.geometry)
+            texts.append(_Text(seat.cache, len(tree) + 1, *seen))
+            ids += [root, to_device(tree.tokens, self.device)]
         # An id outside would end the whole process there; the verifier refuses the case.
-        return torch.cat(parts).clamp(0, self._target.vocab_size - 1)
-
-    def _pass(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        seats: Sequence[Seat],
-        counts: Sequence[int],
-        seen: Sequence[tuple[torch.Tensor | None, torch.Tensor]],
-        hidden_layers: tuple[int, ...],
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor], IntArray | None]:
-        """Logits ``[rows, vocab]``, states ``[rows, hidden]`` by number, and greedy ids if told."""
-        caches = [seat.cache for seat in seats]
-        return _joint_pass(
-            self._target, self._compiled, ids, positions, caches, counts, seen, hidden_layers
-        )
+        inside = torch.cat(ids).clamp(0, self._target.vocab_size - 1)
+        whole = _joint_pass(self._target, self._compiled, inside, texts, hidden_layers)
+        scores, first = [], 0
+        for (number, _, _), text in zip(asked, texts, strict=True):
+            own = slice(first, first + text.rows)
+            scores.append(whole.part(own, self.seats[number].geometry.depths[: text.rows]))
+            first += text.rows
+        return scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,67 +203,64 @@ def read_rows(asked: Sequence[NewRows]) -> list[Scores]:
         if one.depths is None:
             return [one.target.append(one.ids)]
         return [one.target.extend(one.ids, one.visible, one.depths)]
-    caches, counts = [one.target.cache for one in asked], [len(one.ids) for one in asked]
-    seen, positions = [], []
-    for one, cache, n in zip(asked, caches, counts, strict=True):
+    texts = []
+    for one in asked:
+        cache, n, visible = one.target.cache, len(one.ids), one.visible
         depths = one.target.positions(n) if one.depths is None else one.depths
         if cache.length + len(depths) > cache.max_len:
             raise CaseFailed("invalid_draft", f"a draft's rows exceed the cache's {cache.max_len}")
-        visible = one.visible
         if visible is None:
             visible = one.target.lower_triangle(n, cache.retained)
-        seen.append((visible, depths))
-        positions.append(depths[-n:] + cache.length)
+        texts.append(_Text(cache, n, visible, depths))
     ids, target = torch.cat([one.ids for one in asked]), asked[0].target
-    logits, _, choices = _joint_pass(
-        target, target.compiled, ids, torch.cat(positions), caches, counts, seen
-    )
-    found, end = [], 0
-    for one, cache, n in zip(asked, caches, counts, strict=True):
-        first, end = end, end + n
+    whole = _joint_pass(target, target.compiled, ids, texts)
+    scores, end = [], 0
+    for one, text in zip(asked, texts, strict=True):
+        first, end = end, end + text.rows
         if one.depths is None:
-            cache.commit(None, n)
+            text.cache.commit(None, text.rows)
             first = end - 1
         else:
-            cache.retain(n)
-        own = slice(first, end)
-        found.append(Scores(logits[own], choices=None if choices is None else choices[own]))
-    return found
+            text.cache.retain(text.rows)
+        scores.append(whole.part(slice(first, end)))
+    return scores
+
+
+class _Text(NamedTuple):
+    """What one text's rows are in a pass over those of several."""
+
+    cache: KVCache
+    rows: int
+    visible: torch.Tensor | None  # which held and own rows they see; None: all
+    depths: torch.Tensor  # of held and own rows
 
 
 def _joint_pass(
     target: Target,
     compiled: CompiledPass | None,
     ids: torch.Tensor,
-    positions: torch.Tensor,
-    caches: Sequence[KVCache],
-    counts: Sequence[int],
-    seen: Sequence[tuple[torch.Tensor | None, torch.Tensor]],
+    texts: Sequence[_Text],
     hidden_layers: tuple[int, ...] = (),
-) -> tuple[torch.Tensor, dict[int, torch.Tensor], IntArray | None]:
-    """Logits ``[rows, vocab]``, states ``[rows, hidden]`` by number, and greedy ids if told.
-
-    ``seen``: of each text which held and own rows its ``counts`` rows see, and the depths of all.
-    """
+) -> Scores:
+    """One pass over ``ids``, the rows of all texts in turn; their scores in that order."""
+    positions = torch.cat([t.depths[-t.rows :] + t.cache.length for t in texts])
     if compiled is not None:
         target.hidden_states.check(hidden_layers)
         segments = [
-            Segment(cache.storage, 0, cache.length, cache.retained, rows, visible)
-            for cache, rows, (visible, _) in zip(caches, counts, seen, strict=True)
+            Segment(t.cache.storage, 0, t.cache.length, t.cache.retained, t.rows, t.visible)
+            for t in texts
         ]
-        told = compiled.run(ids, positions, segments, hidden_layers=hidden_layers)
-        if told is not None:
-            return told.logits, dict(told.hidden), told.choices
+        if outputs := compiled.run(ids, positions, segments, hidden_layers=hidden_layers):
+            return Scores.of(outputs)
     plans = [
-        target.plan_of(cache.length, visible, depths + cache.length, rows)
-        for cache, rows, (visible, depths) in zip(caches, counts, seen, strict=True)
+        (t.rows, target.plan_of(t.cache.length, t.visible, t.depths + t.cache.length, t.rows))
+        for t in texts
     ]
-    plan = AttentionPlan(texts=tuple(zip(counts, plans, strict=True)))
-    with target.on(TextCaches(caches, counts)):
+    with target.on(TextCaches([t.cache for t in texts], [t.rows for t in texts])):
         logits, hidden = target.through_layers(
-            ids[None], positions[None], plan, hidden_layers=hidden_layers
+            ids[None], positions[None], AttentionPlan(texts=tuple(plans)), hidden_layers
         )
-    return logits[0], dict(hidden), None
+    return Scores(logits[0], hidden=hidden)
 
 
 def free_bytes(device: torch.device) -> int:

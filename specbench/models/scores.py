@@ -98,6 +98,12 @@ class Scores:
         """Of a pass that was run by one call."""
         return Scores(outputs.logits, select, outputs.hidden, depths, choices=outputs.choices)
 
+    def part(self, own: slice, depths: IntArray = ROOT_ALONE) -> Scores:
+        """Those of one text, whose rows are ``own`` in a pass over several."""
+        hidden = {i: states[own] for i, states in (self._hidden or {}).items()}
+        choices = None if self.choices is None else self.choices[own]
+        return Scores(self.raw[own], hidden=hidden, depths=depths, choices=choices)
+
     @property
     def vocab_size(self) -> int:
         return self.raw.shape[-1]

@@ -331,14 +331,15 @@ def test_one_that_the_targets_pass_fails_for_leaves_the_others(targets, monkeypa
     target, batch = targets()
     drafters = adversaries(target, 4)
     wanted = alone(target, drafters)
-    faulty, inner = batch.seats[2], BatchTarget._pass
+    faulty, inner = batch.seats[2].cache, batch_target._joint_pass
 
-    def passed(self, ids, positions, seats, *more):
-        if faulty in seats and faulty.cache.length > len(PROMPTS[2]) + 3:
+    def passed(target, compiled, ids, texts, *more):
+        caches = [text.cache for text in texts]
+        if faulty in caches and faulty.length > len(PROMPTS[2]) + 3:
             raise RuntimeError("no memory for these rows")
-        return inner(self, ids, positions, seats, *more)
+        return inner(target, compiled, ids, texts, *more)
 
-    monkeypatch.setattr(BatchTarget, "_pass", passed)
+    monkeypatch.setattr(batch_target, "_joint_pass", passed)
     found = together(batch, drafters)
     assert "no memory" in str(found.pop(2))
     wanted.pop(2)
@@ -463,25 +464,27 @@ def zeroed_key(patch):
     patch.setattr(KVCache, "update", padded)
 
 
-def neighbours_positions(patch):
-    inner = BatchTarget._pass
+def with_other_texts(change):
+    """``change(one, other)`` gives what is read in place of a text, ``other`` its neighbour."""
 
-    def rolled(self, ids, positions, *more):
-        return inner(self, ids, positions.roll(len(positions) // 2), *more)
+    def plant(patch):
+        inner = batch_target._joint_pass
 
-    patch.setattr(BatchTarget, "_pass", rolled)
+        def changed(target, compiled, ids, texts, *more):
+            texts = [change(one, other) for one, other in zip(texts, texts[::-1], strict=True)]
+            return inner(target, compiled, ids, texts, *more)
+
+        patch.setattr(batch_target, "_joint_pass", changed)
+
+    return plant
 
 
-def neighbours_mask(patch):
-    inner = BatchTarget._pass
+def at_the_neighbours_positions(one, other):
+    return one._replace(depths=one.depths + other.cache.length - one.cache.length)
 
-    def swapped(self, ids, positions, seats, counts, seen, layers):
-        if len(set(counts)) == 1:
-            masks = [visible for visible, _ in seen]
-            seen = [(mask, d) for mask, (_, d) in zip(masks[::-1], seen, strict=True)]
-        return inner(self, ids, positions, seats, counts, seen, layers)
 
-    patch.setattr(BatchTarget, "_pass", swapped)
+def with_the_neighbours_mask(one, other):
+    return one._replace(visible=other.visible) if one.rows == other.rows else one
 
 
 def gather_off_by_one(patch):
@@ -495,7 +498,11 @@ def gather_off_by_one(patch):
     patch.setattr(KVCache, "commit", shifted)
 
 
-FAULTS = {f.__name__: f for f in (neighbours_positions, neighbours_mask, gather_off_by_one)}
+FAULTS = {
+    "neighbours_positions": with_other_texts(at_the_neighbours_positions),
+    "neighbours_mask": with_other_texts(with_the_neighbours_mask),
+    "gather_off_by_one": gather_off_by_one,
+}
 
 
 def row_that_nobody_wrote(patch):
