@@ -29,8 +29,8 @@ from specbench.results.metrics import METRIC
 TITLE = "Speculative decoding compared"
 # Titles of panels by summary key, in the order of the sections.
 _SHOWN = {
-    m.name: f"{m.heading} ({m.unit or 'ratio to ar'})"
-    for m in (METRIC["speedup"], METRIC["mat"], METRIC["tokens_per_s"])
+    key: f"{METRIC[key].heading} ({METRIC[key].unit or 'ratio to ar'})"
+    for key in ("speedup", "mat", "tokens_per_s")
 }
 METRICS = _SHOWN | {f"{PREDICTED}{k}": f"PREDICTED {_SHOWN[k]}" for k in _SHOWN if k != "mat"}
 OUTPUTS = {
@@ -39,7 +39,7 @@ OUTPUTS = {
     "not_audited": "Turns not audited",
 }
 _FILTERS = ("model", "dataset", "timing", "typed")  # keys of a W&B run's configuration
-_PINNED = ("summary:speedup", "summary:mat", "summary:tokens_per_s", "config:model.value")
+_PINNED = ["summary:speedup", "summary:mat", "summary:tokens_per_s", "config:model.value"]
 
 
 @dataclass(frozen=True)
@@ -78,40 +78,35 @@ def sections(subject: Subject) -> dict[str, list[Any]]:
     import wandb_workspaces.reports.v2 as wr
 
     def bars(titles: Mapping[str, str]) -> list[Any]:
+        by, known = wr.Config("setting"), [key for key in titles if key in subject.keys]
         return [
-            wr.BarPlot(
-                title=title,
-                metrics=[wr.SummaryMetric(key)],
-                groupby=wr.Config("setting"),
-                title_x=title,
-            )
-            for key, title in titles.items()
-            if key in subject.keys
+            wr.BarPlot(title=t, metrics=[wr.SummaryMetric(k)], groupby=by, title_x=t)
+            for k, t in ((key, titles[key]) for key in known)
         ]
 
     panels = {title: bars({key: title}) for key, title in METRICS.items()}
     knobs = dict.fromkeys(knob for c in subject.comparisons for knob in swept_knobs(c))
-    for heading, key in (("Settings", "speedup"), ("Settings, PREDICTED", f"{PREDICTED}speedup")):
+    for before, heading in (("", "Settings"), (PREDICTED, "Settings, PREDICTED")):
+        key = f"{before}speedup"
         if key not in subject.keys:
             continue
         metric, mat, length = map(wr.SummaryMetric, (key, "mat", "tokens_per_pass"))
         axes = [*(wr.Config(f"knobs.{knob}") for knob in knobs), mat, metric]
         columns = [wr.ParallelCoordinatesPlotColumn(axis) for axis in axes]
         every = [wr.ParallelCoordinatesPlot(title="Settings", columns=columns)] if knobs else []
-        title = f"{METRICS[key]} against "
+        of_length, of_mat = (
+            f"{METRICS[key]} against {name}" for name in ("tokens verified per step", "MAT")
+        )
         panels[heading] = [
             *every,
-            wr.ScatterPlot(
-                title=f"{title}tokens verified per step", x=length, y=metric, log_x=True
-            ),
-            wr.ScatterPlot(title=f"{title}MAT", x=mat, y=metric),
+            wr.ScatterPlot(title=of_length, x=length, y=metric, log_x=True),
+            wr.ScatterPlot(title=of_mat, x=mat, y=metric),
         ]
     tasks = sorted(key.split("/") for key in subject.keys if key.startswith("task/"))
     for key, title in METRICS.items():
         titles = {"/".join(t): f"{title}: {t[1]}" for t in tasks if t[2] == key}
         panels[f"{title}, by task"] = bars(titles)
-    panels["Outputs"] = bars(OUTPUTS)
-    panels["Pictures"] = [wr.MediaBrowser()]
+    panels |= {"Outputs": bars(OUTPUTS), "Pictures": [wr.MediaBrowser()]}
     return {title: shown for title, shown in panels.items() if shown}
 
 
@@ -126,18 +121,14 @@ def workspace(subject: Subject) -> Any:
         for i, (title, panels) in enumerate(sections(subject).items())
     ]
     shown.append(ws.Section(name="What differs", panels=[wr.RunComparer(diff_only="split")]))
-    return ws.Workspace(
-        entity=subject.entity,
-        project=subject.project,
-        name=TITLE,
-        sections=shown,
-        runset_settings=ws.RunsetSettings(
-            groupby=[expr.Config("setting")],
-            filters=[expr.Config(key) == value for key, value in subject.filters[0].items()],
-            order=[expr.Ordering(expr.Summary("speedup"), ascending=False)],
-            pinned_columns=[*_PINNED],
-        ),
+    runs = ws.RunsetSettings(
+        groupby=[expr.Config("setting")],
+        filters=[expr.Config(key) == value for key, value in subject.filters[0].items()],
+        order=[expr.Ordering(expr.Summary("speedup"), ascending=False)],
+        pinned_columns=_PINNED,
     )
+    where = {"entity": subject.entity, "project": subject.project}
+    return ws.Workspace(**where, name=TITLE, sections=shown, runset_settings=runs)
 
 
 def report(subject: Subject) -> Any:
@@ -157,10 +148,11 @@ def report(subject: Subject) -> Any:
         )
         for values in subject.filters
     ]
-    tables = [comparison_table(comparison) for comparison in subject.comparisons]
+    tables = to_markdown([comparison_table(comparison) for comparison in subject.comparisons])
     terms = "".join(f"- **{term}**: {meaning}\n" for term, meaning in DEFINITIONS.items())
-    blocks = [wr.TableOfContents(), wr.H1("Tables"), wr.MarkdownBlock(text=to_markdown(tables))]
-    blocks += [wr.H1("Terms"), wr.MarkdownBlock(text=terms)]
+    blocks = [wr.TableOfContents()]
+    for heading, text in (("Tables", tables), ("Terms", terms)):
+        blocks += [wr.H1(heading), wr.MarkdownBlock(text=text)]
     for heading, panels in sections(subject).items():
         blocks += [wr.H1(heading), wr.PanelGrid(runsets=runsets, panels=panels)]
     about = "Made by python -m analysis.dashboards; repeat the command to bring it up to date."

@@ -41,12 +41,8 @@ LONGEST_NAME, LONGEST_TAG = 128, 64  # letters, as W&B allows
 PREDICTED = "predicted_"  # before the key of a number that rests on predicted times
 # The ``logger`` node, as far as W&B has a use for it.
 LOGGER: Mapping[str, Any] = {
-    "project": "specbench",
-    "entity": None,
-    "mode": "offline",
-    "tags": [],
-    "folder": None,
-}
+    "project": "specbench", "entity": None, "mode": "offline", "tags": [], "folder": None,
+}  # fmt: skip
 _RECORDS = {".json", ".jsonl", ".parquet", ".gz"}  # ends of the files of a run
 # Of a record all but prompts, outputs and other lists as long as a sequence.
 _TURN = (
@@ -130,8 +126,8 @@ def setting_of(run: Run, label: str) -> str:
     return " ".join(filter(None, [label, settings_text(knobs)]))
 
 
-def typed_conditions(run: Run) -> dict[str, str]:
-    """Return what was typed besides methods and knobs that changes a run's numbers."""
+def _typed_conditions(run: Run) -> dict[str, str]:
+    """What was typed besides methods and knobs that changes a run's numbers."""
     keys = {key for key in flat(run.manifest.identity or {}) if key.split(".")[0] in _CONDITIONS}
     return {key: value for key, value in _overrides(run).items() if key in keys}
 
@@ -150,7 +146,7 @@ def run_config(run: Run) -> dict[str, object]:
         "dtype": run.dtype,
         "timing": run.timing,
         "machine": run.hardware,
-        "typed": settings_text(typed_conditions(run)),
+        "typed": settings_text(_typed_conditions(run)),
         **{key: manifest[key] for key in _MANIFEST if key in manifest},
     }
 
@@ -166,24 +162,29 @@ def wandb_runs(runs: Sequence[Run]) -> Iterator[WandbRun]:
         summary = {"complete": run.complete}
         yield WandbRun(run, run_id(run), name, "cost", run_config(run), summary, files=files)
     for members in groups.values():
-        shared = set.intersection(*(set(typed_conditions(run).items()) for run in members))
+        shared = set.intersection(*(set(_typed_conditions(run).items()) for run in members))
         for comparison in make_comparisons(members):
             # Jobs that a sweep gets later do not take the place of the one that was first.
             first = min(comparison.runs, key=lambda run: (run.records[0].started_at, str(run.path)))
-            conditions = {"conditions": dict(conditions_of(comparison))}
             for entry, rows in label_rows(comparison):
                 if entry.label != entry.run.baseline or entry.run is first:
-                    typed = typed_conditions(entry.run).items()
+                    typed = _typed_conditions(entry.run).items()
                     differing = dict(item for item in typed if item not in shared)
-                    yield _of_label(entry, rows, settings_text(differing), conditions)
-            yield _of_all(comparison, first, conditions)
+                    yield _of_label(comparison, entry, rows, settings_text(differing))
+            yield _of_all(comparison, first)
 
 
 def _of_label(
-    entry: ComparedLabel, rows: pd.DataFrame, differing: str, conditions: Mapping[str, object]
+    comparison: ComparedRuns, entry: ComparedLabel, rows: pd.DataFrame, differing: str
 ) -> WandbRun:
     run, setting = entry.run, setting_of(entry.run, entry.label)
     timed = _before_times(run.timing)
+    turns = [
+        [*(getattr(record, key) for key in _TURN), record.lossless.verdict]
+        for record in run.records
+        if record.label == entry.label
+    ]
+    cases = pd.DataFrame(turns, columns=[*_TURN, "verdict"])
     return WandbRun(
         first=run,
         identity=_hashed(f"{run_id(run)}/{entry.label}"),
@@ -191,7 +192,7 @@ def _of_label(
         job_type=entry.method,
         config={
             **run_config(run),
-            **conditions,
+            "conditions": dict(conditions_of(comparison)),
             "label": entry.label,
             "method": entry.method,
             "setting": setting,
@@ -199,11 +200,11 @@ def _of_label(
             "knobs": without_names(entry.knobs),
         },
         summary=label_numbers(entry, rows) | {"timing": run.timing, "complete": run.complete},
-        tables={f"{timed}cases": _turns(entry), f"{timed}tasks": rows},
+        tables={f"{timed}cases": cases, f"{timed}tasks": rows},
     )
 
 
-def _of_all(comparison: ComparedRuns, first: Run, conditions: Mapping[str, object]) -> WandbRun:
+def _of_all(comparison: ComparedRuns, first: Run) -> WandbRun:
     """What is about all labels: tables, pictures, the verdict and the record files."""
     timed = _before_times(comparison.timing)
     warned = [(each.code, each.text, each.decides) for each in warnings_of(comparison)]
@@ -212,7 +213,7 @@ def _of_all(comparison: ComparedRuns, first: Run, conditions: Mapping[str, objec
         identity=_hashed(f"{run_id(first)}/comparison"),
         name="all methods",
         job_type="comparison",
-        config={**run_config(first), **conditions},
+        config={**run_config(first), "conditions": dict(conditions_of(comparison))},
         summary={
             f"{timed}verdict": verdict_of(comparison),
             "caption": caption(comparison),
@@ -260,13 +261,6 @@ def label_numbers(entry: ComparedLabel, rows: pd.DataFrame) -> dict[str, object]
     return numbers
 
 
-def _turns(entry: ComparedLabel) -> pd.DataFrame:
-    """A row for each turn, with its verdict beside plain decoding."""
-    own = [record for record in entry.run.records if record.label == entry.label]
-    rows = [[*(getattr(record, key) for key in _TURN), record.lossless.verdict] for record in own]
-    return pd.DataFrame(rows, columns=[*_TURN, "verdict"])
-
-
 def send(content: WandbRun, settings: Mapping[str, Any], folder: Path) -> str:
     """Send one W&B run, or write it for ``wandb sync``, and return its address.
 
@@ -278,9 +272,7 @@ def send(content: WandbRun, settings: Mapping[str, Any], folder: Path) -> str:
     run = content.first
     tags = [run.model, run.dataset if run.records else "", run.timing, content.job_type]
     with wandb.init(
-        project=settings["project"],
-        entity=settings["entity"],
-        mode=settings["mode"],
+        **{key: settings[key] for key in ("project", "entity", "mode")},
         dir=str(folder),
         id=content.identity,
         name=content.name[:LONGEST_NAME],

@@ -13,8 +13,8 @@ import argparse
 import base64
 import io
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jinja2
@@ -39,25 +39,6 @@ from specbench.results.records import OWN_ENGINE
 TEMPLATE = "report.html.jinja"
 
 
-@dataclass(frozen=True)
-class Section:
-    """One reproduction of a paper, or the runs that share model, data and conditions.
-
-    Attributes:
-        sentence: what the comparison says; "" for a reproduction, whose tables say it.
-        pictures: figures with their words, as :func:`picture` gives them.
-        csv: all numbers of its runs, as a ``data:`` address.
-        conditions: value by name.
-    """
-
-    title: str
-    sentence: str
-    tables: Sequence[ResultTable]
-    pictures: Sequence[Mapping[str, object]]
-    csv: str
-    conditions: Mapping[str, str]
-
-
 def page(runs: Sequence[Run]) -> str:
     """Return the whole page."""
     environment = jinja2.Environment(
@@ -70,20 +51,29 @@ def page(runs: Sequence[Run]) -> str:
     environment.tests["measured"] = lambda cell: isinstance(cell, Estimate)
     environment.filters["numeric"] = numeric_columns
     recorded = [run for run in runs if run.records]
-    comparisons = make_comparisons(recorded)
-    parts = list(sections(runs))
+    names = run_names(runs)
+    folders = [
+        {
+            "folder": names[run.path],
+            "command": last_parts(run.manifest.command),
+            "seed": str(run.seed),
+            "commit": run.code.removeprefix("commit "),
+        }
+        for run in runs
+    ]
+    warned = [text for each in make_comparisons(recorded) for text in _warnings(each)]
     return environment.get_template(TEMPLATE).render(
-        lead=lead(recorded or runs),
-        place=place(recorded or runs),
-        warnings=list(dict.fromkeys(text for c in comparisons for text in warnings(c))),
-        sections=parts,
+        lead=_lead(recorded or runs),
+        place=_place(recorded or runs),
+        warnings=list(dict.fromkeys(warned)),
+        sections=list(_sections(runs)),
         definitions=DEFINITIONS,
-        folders=folders(runs),
+        folders=folders,
     )
 
 
-def lead(runs: Sequence[Run]) -> str:
-    """Return what was run, in one sentence."""
+def _lead(runs: Sequence[Run]) -> str:
+    """What was run, in one sentence."""
     turns = sum(len(run.records) for run in runs)
     text = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {turns:,} recorded turns"
     if turns:
@@ -93,8 +83,8 @@ def lead(runs: Sequence[Run]) -> str:
     return f"{text}."
 
 
-def place(runs: Sequence[Run]) -> str:
-    """Return the days, machines and commits of the measurements."""
+def _place(runs: Sequence[Run]) -> str:
+    """Days, machines and commits of the measurements."""
     days = sorted({record.started_at[:10] for run in runs for record in run.records} - {""})
     machines = dict.fromkeys(run.hardware for run in runs)
     codes = dict.fromkeys(run.code for run in runs)
@@ -103,43 +93,43 @@ def place(runs: Sequence[Run]) -> str:
     return f"{when}. {'; '.join(machines)}. {code.capitalize()}."
 
 
-def warnings(comparison: ComparedRuns) -> list[str]:
-    """Return what a reader must know before any number of a comparison, wrong outputs first."""
+def _warnings(comparison: ComparedRuns) -> list[str]:
+    """What a reader must know before any number of a comparison, wrong outputs first."""
     beside = ["Incomplete run."] if any(not run.complete for run in comparison.runs) else []
     if comparison.timing == "none":
         beside.append("Replayed without times: steps only.")
     return [*wrong_words_of(comparison), *beside, *(w.text for w in warnings_of(comparison))]
 
 
-def sections(runs: Sequence[Run]) -> Iterator[Section]:
-    """Return the reproductions of the papers first, then every comparison of other runs."""
+def _sections(runs: Sequence[Run]) -> Iterator[dict[str, object]]:
+    """What the page has of the reproductions of the papers, then of every other comparison."""
     reproduced, others = by_reproduction(runs)
     for reproduction, members in reproduced:
         comparisons = make_comparisons([run for run in members if run.records])
-        yield Section(
-            reproduction.place + TITLE_TIMES[members[0].timing],
-            "",
-            [table.in_short() for table in reproduction.tables(members)],
-            [picture(figure) for _, figure in reproduction.figures(members)],
-            _csv(comparisons),
-            joined(map(conditions_of, comparisons)),
-        )
+        yield {
+            "title": reproduction.place + TITLE_TIMES[members[0].timing],
+            "sentence": "",
+            "tables": [table.in_short() for table in reproduction.tables(members)],
+            "pictures": [_picture(figure) for _, figure in reproduction.figures(members)],
+            "csv": _csv(comparisons),
+            "conditions": joined(map(conditions_of, comparisons)),
+        }
     for comparison in make_comparisons(others):
-        drawn = next(pictures_of(comparison), None)
         run = comparison.runs[0]
         parts = [
             comparison.printed_title,
             run.engine if run.engine != OWN_ENGINE else "",
             f"{run.concurrency} users at once" if run.concurrency > 1 else "",
         ]
-        yield Section(
-            ", ".join(filter(None, parts)) + TITLE_TIMES[comparison.timing],
-            verdict_of(comparison),
-            [_decision_table(comparison)],
-            [picture(drawn[1])] if drawn else [],
-            _csv([comparison]),
-            conditions_of(comparison),
-        )
+        first = next(pictures_of(comparison), None)
+        yield {
+            "title": ", ".join(filter(None, parts)) + TITLE_TIMES[comparison.timing],
+            "sentence": verdict_of(comparison),
+            "tables": [_decision_table(comparison)],
+            "pictures": [_picture(first[1])] if first else [],
+            "csv": _csv([comparison]),
+            "conditions": conditions_of(comparison),
+        }
 
 
 def _decision_table(comparison: ComparedRuns) -> ResultTable:
@@ -154,22 +144,8 @@ def _decision_table(comparison: ComparedRuns) -> ResultTable:
     return replace(table, frame=table.frame.iloc[order])
 
 
-def folders(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """Return name, command, seed and commit of each run folder; paths by their last part."""
-    names = run_names(runs)
-    return [
-        {
-            "folder": names[run.path],
-            "command": last_parts(run.manifest.command),
-            "seed": str(run.seed),
-            "commit": run.code.removeprefix("commit "),
-        }
-        for run in runs
-    ]
-
-
-def picture(figure: Drawing) -> dict[str, object]:
-    """Return a figure (SVG, as a ``data:`` address), its width in CSS pixels as drawn, its words.
+def _picture(figure: Drawing) -> dict[str, object]:
+    """A figure (SVG, as a ``data:`` address), its width in CSS pixels as drawn, its words.
 
     The words stand beside it, so that a screen reads them: its title, and what its axes show.
     """
@@ -183,9 +159,9 @@ def picture(figure: Drawing) -> dict[str, object]:
 
 
 def _csv(comparisons: Sequence[ComparedRuns]) -> str:
-    if not comparisons:
-        return ""
-    return _address("text/csv;charset=utf-8", csv_text(records_sheet(comparisons)).encode())
+    """All numbers as a ``data:`` address."""
+    text = csv_text(records_sheet(comparisons)) if comparisons else ""
+    return _address("text/csv;charset=utf-8", text.encode()) if text else ""
 
 
 def _address(kind: str, content: bytes) -> str:

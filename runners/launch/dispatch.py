@@ -135,7 +135,7 @@ def execute(cfg: DictConfig, invocation: Invocation) -> tuple[int, Path]:
     module = importlib.import_module(f"runners.{cfg.runner.name}")
     runner: Runner = getattr(module, cfg.runner.name.capitalize())()
     check_values(cfg)
-    publish.check(_logger(cfg))
+    publish.check(cfg.logger)
     for first in prerequisites.missing(cfg):
         if execute(first, Invocation())[0]:
             raise SpecBenchError(f"{first.output_dir} failed, which this run was to read.")

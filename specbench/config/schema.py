@@ -55,6 +55,18 @@ def _shard(part: str | None) -> str | None:
     return part
 
 
+def _matching(pattern: str, words: str) -> AfterValidator:
+    """Refuse a text, or a list with one, that the pattern does not match."""
+
+    def check(value: Any) -> Any:
+        texts = value if isinstance(value, list) else [value]
+        if not all(text is None or re.fullmatch(pattern, text) for text in texts):
+            raise ValueError(words)
+        return value
+
+    return AfterValidator(check)
+
+
 Count = Annotated[int, Ge(0)]
 Positive = Annotated[int, Ge(1)]
 NotNegative = Annotated[float, Ge(0)]
@@ -515,12 +527,18 @@ class LoggerConfig(Group):
 
 @dataclass
 class WandbConfig(LoggerConfig):
-    """W&B's."""
+    """W&B's, with the rules of its settings and of its accounts' names."""
 
-    project: str = "specbench"
-    entity: str | None = None
+    project: Annotated[
+        str, _matching(r"[^/\\#?%:]{1,128}", "1 to 128 letters without / \\ # ? % :")
+    ] = "specbench"
+    entity: Annotated[
+        str | None, _matching(r"[A-Za-z0-9_-]{1,64}", "1 to 64 of A-Z, a-z, 0-9, - and _")
+    ] = None
     mode: Annotated[str, OneOf("online", "offline", "disabled")] = "offline"
-    tags: list[str] = field(default_factory=list)
+    tags: Annotated[
+        list[str], _matching(r"(?s).{1,64}", "a list of texts of 1 to 64 letters each")
+    ] = field(default_factory=list)
     folder: str | None = None
 
 
