@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from specbench.config.schema import NotNegative
-from specbench.decoding.composite import Composite, made_drafters
+from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import DecodeState, DraftTree, Needs, StepOutcome
@@ -51,18 +51,16 @@ class SuffixElseHead(Composite):
         super().__post_init__()
         two = len(self.drafters) == 2
         self._require(two, "drafters", "two methods, the one that scores its drafts first")
-        if all(isinstance(part, Drafter) for part in self.drafters):
-            self._check_parts()
-            if not hasattr(self.drafters[0], "score"):
-                raise ConfigurationError(
-                    f"method={self.name} needs a first method that scores its drafts, and "
-                    f"{self.drafters[0].name} does not: type "
-                    "'method.drafters=[suffix_decoding,eagle2]'."
-                )
+        first = self.drafters[0]
+        if isinstance(first, Drafter) and not hasattr(first, "score"):
+            raise ConfigurationError(
+                f"method={self.name} needs a first method that scores its drafts, and "
+                f"{first.name} does not: type 'method.drafters=[suffix_decoding,eagle2]'."
+            )
 
     @property
-    def parts(self) -> tuple[Drafter, ...]:
-        return made_drafters(self.drafters)
+    def entries(self) -> list[Any]:
+        return self.drafters
 
     @property
     def own_needs(self) -> Needs:

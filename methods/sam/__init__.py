@@ -42,7 +42,6 @@ from methods.sam.static_automaton import StaticAutomaton, follow, grow_best_firs
 from specbench.arrays import IntArray
 from specbench.config.schema import Count, Positive
 from specbench.decoding.composite import Composite
-from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
@@ -53,7 +52,6 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.errors import ConfigurationError
 
 _DYNAMIC, _STATIC, _AUXILIARY = 0, 1, 2
 _BIAS_WITH_AUXILIARY = 5
@@ -94,8 +92,6 @@ class SuffixAutomatonDecoding(Composite):
         super().__post_init__()
         usual = 0 if self.auxiliary is None else _BIAS_WITH_AUXILIARY
         self._bias = usual if self.len_bias is None else self.len_bias
-        if isinstance(self.auxiliary, Drafter):
-            self._check_parts()
         self._dynamic: SuffixAutomaton | None = None
         self._static: StaticAutomaton | None = None
         self._cursor = np.zeros(2, dtype=np.int64)  # in the static one: state, length of the match
@@ -107,14 +103,8 @@ class SuffixAutomatonDecoding(Composite):
         return ("dynamic", "static", "auxiliary")
 
     @property
-    def parts(self) -> tuple[Drafter, ...]:
-        if self.auxiliary is None:
-            return ()
-        if not isinstance(self.auxiliary, Drafter):
-            raise ConfigurationError(
-                f"method.auxiliary={self.auxiliary!r} must be a method. Write a method's name."
-            )
-        return (self.auxiliary,)
+    def entries(self) -> list[Any]:
+        return [] if self.auxiliary is None else [self.auxiliary]
 
     @property
     def own_needs(self) -> Needs:

@@ -29,7 +29,7 @@ from annotated_types import Gt, MinLen
 from methods.union.merge import merge_trees, part_view
 from specbench.arrays import IntArray
 from specbench.config.schema import Count, Positive
-from specbench.decoding.composite import Composite, made_drafters
+from specbench.decoding.composite import Composite
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
@@ -90,8 +90,6 @@ class Union(Composite):
         self._limits = np.array([_ANY if q is None else q for q in limits], dtype=np.int64)
         self._proposed: list[tuple[DraftTree, IntArray]] = []
         self._credited = self._found = np.zeros(len(self.drafters), dtype=np.int64)
-        if all(isinstance(part, Drafter) for part in self.drafters):
-            self._check_parts()
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -100,8 +98,8 @@ class Union(Composite):
         )
 
     @property
-    def parts(self) -> tuple[Drafter, ...]:
-        return made_drafters(self.drafters)
+    def entries(self) -> list[Any]:
+        return self.drafters
 
     @property
     def own_needs(self) -> Needs:

@@ -29,69 +29,18 @@ _ANY = (
 _ALL = ("tokens_only", "sampling")
 
 
-def merged_needs(own: Needs, parts: Sequence[Needs]) -> Needs:
-    """What a composite requires: its own needs and everything any part requires.
-
-    ``layout`` and ``max_nodes`` stay its own. Names of the parts' artifacts get the part's index
-    as a prefix, so that two parts may have files of the same name.
-    """
-    everyone = (own, *parts)
-    artifacts = [
-        replace(artifact, name=f"part{i}.{artifact.name}")
-        for i, needs in enumerate(parts)
-        for artifact in needs.artifacts
-    ]
-    layers = {layer for needs in everyone for layer in needs.hidden_layers}
-    nodes = [needs.draft_nodes or needs.max_nodes for needs in everyone if needs.draft_model]
-    flags: dict[str, Any] = {key: any(getattr(n, key) for n in everyone) for key in _ANY}
-    flags |= {key: all(getattr(n, key) for n in everyone) for key in _ALL}
-    return replace(
-        own,
-        hidden_layers=tuple(sorted(layers)),
-        draft_nodes=max(nodes, default=0),
-        heads=tuple(sorted({head for needs in everyone for head in needs.heads})),
-        artifacts=(*own.artifacts, *artifacts),
-        **flags,
-    )
-
-
-def made_drafters(entries: Sequence[object]) -> tuple[Drafter, ...]:
-    """The parts in a composite's ``method.drafters``.
-
-    Raises:
-        ConfigurationError: an entry is still what a user typed, and no drafter.
-    """
-    for part in entries:
-        if not isinstance(part, Drafter):
-            raise ConfigurationError(
-                f"entry {part!r} of method.drafters must be a method. Write a method's name."
-            )
-    return tuple(part for part in entries if isinstance(part, Drafter))
-
-
 @dataclass(kw_only=True, eq=False)
 class Composite(ModelDrafter):
     """Base of drafters with parts. The composite's state scope holds for its parts too.
 
-    A class gives `parts` and `own_needs`, and decides whom to ask in ``drafting``. It hands each
+    A class gives `entries` and `own_needs`, and decides whom to ask in ``drafting``. It hands each
     outcome to the parts in ``observe``; the others calls are handed on here.
     """
 
-    @property
-    def parts(self) -> tuple[Drafter, ...]:
-        raise NotImplementedError
-
-    @property
-    def own_needs(self) -> Needs:
-        """What it needs besides its parts; ``max_nodes`` counts their nodes too."""
-        raise NotImplementedError
-
-    @property
-    def needs(self) -> Needs:
-        return merged_needs(self.own_needs, [part.needs for part in self.parts])
-
-    def _check_parts(self) -> None:
-        """Refuse parts that cannot work inside another drafter."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(isinstance(entry, Drafter) for entry in self.entries):
+            return  # names, which nothing can be asked of
         for part in self.parts:
             if part.needs.layout != "tree":
                 raise ConfigurationError(
@@ -105,6 +54,58 @@ class Composite(ModelDrafter):
                 f"method={self.name} cannot hold {' and '.join(drafting)} together: they would "
                 "overwrite each other in the draft model's one cache. Keep one of them."
             )
+
+    @property
+    def entries(self) -> Sequence[Any]:
+        """The knob that names the parts, which a configuration turns into drafters."""
+        raise NotImplementedError
+
+    @property
+    def own_needs(self) -> Needs:
+        """What it needs besides its parts; ``max_nodes`` counts their nodes too."""
+        raise NotImplementedError
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """The drafters that it is made of.
+
+        Raises:
+            ConfigurationError: an entry is still what a user typed, and no drafter.
+        """
+        for entry in self.entries:
+            if not isinstance(entry, Drafter):
+                raise ConfigurationError(
+                    f"a part of method={self.name} must be a method, got {entry!r}. Write a "
+                    "method's name."
+                )
+        return tuple(self.entries)
+
+    @property
+    def needs(self) -> Needs:
+        """Its own needs and everything that any part requires.
+
+        ``layout`` and ``max_nodes`` stay its own. Names of the parts' artifacts get the part's
+        index as a prefix, so that two parts may have files of the same name.
+        """
+        own, parts = self.own_needs, [part.needs for part in self.parts]
+        everyone = (own, *parts)
+        artifacts = [
+            replace(artifact, name=f"part{i}.{artifact.name}")
+            for i, needs in enumerate(parts)
+            for artifact in needs.artifacts
+        ]
+        layers = {layer for needs in everyone for layer in needs.hidden_layers}
+        nodes = [needs.draft_nodes or needs.max_nodes for needs in everyone if needs.draft_model]
+        flags: dict[str, Any] = {key: any(getattr(n, key) for n in everyone) for key in _ANY}
+        flags |= {key: all(getattr(n, key) for n in everyone) for key in _ALL}
+        return replace(
+            own,
+            hidden_layers=tuple(sorted(layers)),
+            draft_nodes=max(nodes, default=0),
+            heads=tuple(sorted({head for needs in everyone for head in needs.heads})),
+            artifacts=(*own.artifacts, *artifacts),
+            **flags,
+        )
 
     def setup(self, context: DraftContext) -> None:
         for i, part in enumerate(self.parts):

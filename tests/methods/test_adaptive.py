@@ -55,11 +55,10 @@ class Said(Drafter):
         self.outcome = outcome
 
 
-def surface(tmp_path, seconds, texts=0, dtype="float32", drafting_s=0.0):
+def surface(tmp_path, seconds, texts=0, dtype="float32"):
     """A file with passes of 1, 2, 3, .. rows that take these seconds, whatever the context.
 
     With passes of up to ``texts`` texts at once: rows cost the same, whoever's they are.
-    ``drafting_s``: of a step of `Said`.
     """
     rows = tuple(range(1, len(seconds) + 1))
     times = np.array(seconds)[:, None, None].repeat(2, 1)
@@ -76,9 +75,8 @@ def surface(tmp_path, seconds, texts=0, dtype="float32", drafting_s=0.0):
         joint = Grid(axes, taken[..., None].repeat(2, 2))
     path = tmp_path / "surface.json"
     model = {"name": "toy", "dtype": dtype, "device": "cpu"}
-    said = {"label": "said", "method": "said", "context": 9, "step_us": 1e6 * drafting_s}
     machine = {"hardware": {}, "versions": {}}
-    CostSurface(model, machine, *grids, texts=joint, drafting=[said]).write(path)
+    CostSurface(model, machine, *grids, texts=joint).write(path)
     return str(path)
 
 
@@ -225,10 +223,9 @@ def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
     assert any(0 < n < of for n, of in counts) and any(n == 0 < of for n, of in counts)
 
 
-@pytest.mark.parametrize("drafting_s", [0.0, 0.1])
-def test_a_text_whose_drafts_do_not_pay_drafts_less_and_less(drafting_s, tmp_path):
-    """A node costs .5 s and a token saves .68 s: .8 of one gains .04 s, too little for .1 s."""
-    file = surface(tmp_path, 1 + 0.5 * np.arange(6), texts=2, drafting_s=drafting_s)
+def test_a_text_whose_drafts_do_not_pay_drafts_less_and_less(tmp_path):
+    """A node costs .5 s and a token saves .68 s: .8 of one gains .04 s, .1 of one none."""
+    file = surface(tmp_path, 1 + 0.5 * np.arange(6), texts=2)
     parts = [Said(parents=np.array([-1]), survival=(sure,)) for sure in (0.8, 0.1)]
     seats = [Adaptive(drafter=part, policy="marginal", surface=file) for part in parts]
     for seat in seats:
@@ -237,12 +234,11 @@ def test_a_text_whose_drafts_do_not_pay_drafts_less_and_less(drafting_s, tmp_pat
     kept = np.array([[len(tree) for tree in choose(seats)] for _ in range(64)])
     asked = [np.flatnonzero(seat.report()["offered_per_step"]).tolist() for seat in seats]
     rarely = [0, 1, 3, 6, 11, 20, 37, 54]
-    # What is drafted is paid already, so that its node is verified where that pays.
-    assert asked == [rarely if drafting_s else [*range(64)], rarely]
+    assert asked == [[*range(64)], rarely]
     assert kept.sum(axis=0).tolist() == [len(asked[0]), 0]
     parts[1].survival = (0.8,)
     found = [len(choose(seats)[1]) for _ in range(24)]
-    assert found == [0] * 7 + ([1] * 17 if not drafting_s else [1] + [0] * 16)
+    assert found == [0] * 7 + [1] * 17
 
 
 def test_what_a_text_rests_for_is_learnt_when_the_rest_is_over(tmp_path):
