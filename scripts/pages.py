@@ -2,6 +2,7 @@
 
     python scripts/pages.py            write them
     python scripts/pages.py --check    exit 1 where a page is not what its records say
+    python scripts/pages.py --pictures also draw each picture above a ``Record:`` from that record
 
 A table stands between two comments; the first one says what it is made of::
 
@@ -31,7 +32,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
+from analysis.figures import figures_of
+from analysis.plots.style import save
 from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.load import usable_runs
 from specbench.paths import PROJECT
 from specbench.results.decision import against_cell
 from specbench.results.metrics import METRICS
@@ -44,7 +48,8 @@ _TABLE = re.compile(
     r"[\s\S]*?(<!-- end -->)"
 )
 _METRICS = re.compile(r"(<!-- metrics -->\n)[\s\S]*?(<!-- end -->)")
-_PICTURE = re.compile(r"^(?P<shown>Record: (?P<records>`.+`)\.)(?: \*Measured.*\*)?$", re.M)
+_RECORD = re.compile(r"^(?P<shown>Record: (?P<records>`.+`)\.)(?: \*Measured.*\*)?$", re.M)
+_PICTURE = re.compile(r"!\[[^\]]*\]\((.+/(\w+)\.png)\)(?:(?!!\[)[\s\S])*?^Record: `(.+)`\.", re.M)
 
 
 class Record:
@@ -148,7 +153,7 @@ def written(page: str, root: Path = PROJECT) -> tuple[str, list[str]]:
         return match["shown"] + (f" {caption}" if caption else "")
 
     page = _METRICS.sub(lambda match: f"{match[1]}\n{metrics_table()}\n{match[2]}", page)
-    return _PICTURE.sub(picture, _TABLE.sub(table, page)), lost
+    return _RECORD.sub(picture, _TABLE.sub(table, page)), lost
 
 
 def metrics_table() -> str:
@@ -190,18 +195,30 @@ def _measured_by(record: Path) -> tuple[str, str, str]:
 
 
 def _measured(records: Sequence[str], root: Path) -> str:
-    found = [_measured_by(root / record) for record in records]
-    dates, commits, machines = (sorted({f[i] for f in found if f[i]}) for i in range(3))
+    folders = [root / record for record in records]
+    paths = [path for folder in folders for path in [folder, *folder.glob("*/")]]  # a sweep's runs
+    origins = [_measured_by(path) for path in paths]
+    dates, commits, machines = (sorted({o[i] for o in origins if o[i]}) for i in range(3))
     parts = [f"on {' and '.join(machines)}"] if machines else []
     parts += [" to ".join(dict.fromkeys((dates[0], dates[-1])))] if dates else []
     parts += [f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}"] if commits else []
     return f"*Measured {', '.join(parts)}.*" if parts else ""
 
 
+def draw(page: Path) -> None:
+    """Draw a page's pictures again, each the first of its record whose name ends as the file's."""
+    for file, kind, record in _PICTURE.findall(page.read_text(encoding="utf-8")):
+        runs, _ = usable_runs([PROJECT / record], include_incomplete=True)
+        picture = next(drawn for stem, drawn in figures_of(runs) if stem.endswith(kind))
+        save(picture, (page.parent / file).parent, kind)[1].unlink()  # the PDF beside the PNG
+
+
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
-    check, wrong = parser.parse_args().check, 0
+    parser.add_argument("--pictures", action="store_true", help="draw the pictures, too")
+    options = parser.parse_args()
+    check, wrong = options.check, 0
     for path in [*(PROJECT / page for page in PAGES), *sorted((PROJECT / "docs").rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         now, lost = written(text)
@@ -212,6 +229,8 @@ def main() -> int:
             print(f"{name}: {'not what its records say' if check else 'written'}")
             if not check:
                 path.write_text(now, encoding="utf-8")
+        if options.pictures and not check:
+            draw(path)
         wrong += bool(lost) or (check and now != text)
     return int(wrong > 0)
 
