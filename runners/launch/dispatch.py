@@ -183,7 +183,7 @@ def resolve(cfg: DictConfig, runner: Runner, invocation: Invocation) -> Job:
     key, with_shard = key_of(identity), {**identity, "shard": cfg.shard}
     config = compose.typed(cfg)
     path = _output_folder(config, invocation, key)
-    folder.check_cache(Path(config.cache_dir))
+    folder.make_folder(Path(config.cache_dir), "cache_dir")
     if cfg.fresh:
         path = folder.fresh_folder(path)
     folder.check_owner(path, key, with_shard)

@@ -20,13 +20,12 @@ from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError
 
-_LOCK = ".lock"
 # A job that waits for a device looks so seldom in order not to disturb the one that measures.
 _LOOK_EVERY_S = 1.0
 
 
-def make_folder(path: Path) -> None:
-    """Create the folder.
+def make_folder(path: Path, key: str = "output_dir") -> None:
+    """Create the folder that ``key`` names.
 
     Raises:
         OutputRefused: the path cannot be a folder, or may not be written.
@@ -34,29 +33,17 @@ def make_folder(path: Path) -> None:
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        if key == "output_dir":  # a filled cache need not be writable
+            probe = path / f".probe-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable(path, error, key) from error
 
 
-def check_cache(path: Path) -> None:
-    """Create ``cache_dir``, which may be a filled one that cannot be written.
-
-    Raises:
-        OutputRefused: it is not there and cannot be made.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputRefused(
-            f"cache_dir={path} cannot be used: {error.strerror or error}. Give a folder that can "
-            "be created and written: cache_dir=DIR."
-        ) from error
-
-
-def unwritable(path: Path | str, error: OSError) -> OutputRefused | DiskError:
+def unwritable(
+    path: Path | str, error: OSError, key: str = "output_dir"
+) -> OutputRefused | DiskError:
     """What to tell the user when ``path`` cannot be created or written."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -66,8 +53,8 @@ def unwritable(path: Path | str, error: OSError) -> OutputRefused | DiskError:
             f"{path} is too long a path. Type a shorter one: the folder or file, or method.label."
         )
     return OutputRefused(
-        f"output_dir={path} cannot be used: {reason}. Give a folder that can be created and "
-        "written: output_dir=DIR."
+        f"{key}={path} cannot be used: {reason}. Give a folder that can be created and written: "
+        f"{key}=DIR."
     )
 
 
@@ -104,11 +91,10 @@ def check_owner(path: Path, run_key: str, identity: Mapping[str, Any]) -> None:
     theirs = manifest.identity or {}
     if manifest.run_key == run_key and theirs.get("shard") == identity.get("shard"):
         return
-    differing = config_diff(theirs, identity)
+    differing = "\n".join(config_diff(theirs, identity))
     raise OutputRefused(
-        f"{path} belongs to a run with another configuration. Differing keys:\n"
-        + "\n".join(differing)
-        + "\nGive another output_dir, or fresh=true to measure into a new folder beside it."
+        f"{path} belongs to a run with another configuration. Differing keys:\n{differing}\n"
+        "Give another output_dir, or fresh=true to measure into a new folder beside it."
     )
 
 
@@ -125,7 +111,7 @@ def hold_folder(path: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(hold_lock(path / _LOCK))
+            stack.enter_context(hold_lock(path / ".lock"))
         except LockHeld as holder:
             raise OutputRefused(
                 f"{path} is being written by {holder}. Wait for it, end it, or give another "
@@ -148,21 +134,16 @@ def hold_lock(path: Path, *, wait: bool = False) -> Iterator[None]:
     try:
         lock.acquire(timeout=-1 if wait else 0, poll_interval=_LOOK_EVERY_S)
     except Timeout:
-        raise LockHeld(_who(holder)) from None
+        who = "another process that has just started"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            held = json.loads(holder.read_text())
+            who = f"process {held['parent']} (child {held['pid']}) on host {held['host']}"
+        raise LockHeld(who) from None
+    process = {"pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname()}
     try:
-        jsonl.write_json(
-            holder, {"pid": os.getpid(), "parent": os.getppid(), "host": socket.gethostname()}
-        )
+        jsonl.write_json(holder, process)
         yield
     finally:
         with contextlib.suppress(OSError):
             holder.unlink()
         lock.release()
-
-
-def _who(holder: Path) -> str:
-    try:
-        found = json.loads(holder.read_text())
-        return f"process {found['parent']} (child {found['pid']}) on host {found['host']}"
-    except (OSError, ValueError, KeyError):
-        return "another process that has just started"

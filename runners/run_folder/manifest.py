@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from runners.job import Job
 from specbench.arrays import IntArray
@@ -25,7 +25,6 @@ from specbench.system.noted import Machine
 
 log = logging.getLogger(__name__)
 
-_ABSENT = object()
 _SHOWN = 12  # lines of what differs
 # What a manifest says of its job alone: a resumed run says it anew.
 OF_JOB = ("config", "identity", "labels", "baseline", "seed", "n_cases")
@@ -75,18 +74,12 @@ def check_resume(old: RunManifest, machine: Machine, force: bool) -> bool:
     Raises:
         OutputRefused: they differ and ``force`` is not set; names what differs.
     """
-    then = Machine(
-        hardware=old.hardware,
-        versions=old.versions,
-        git=old.git,
-        code=old.code,
-        cuda_settings=old.cuda_settings,
-    )
-    known, here = environment.fingerprint(then), environment.fingerprint(machine)
+    keys = ("hardware", "versions", "git", "code", "cuda_settings")
+    earlier = cast(Machine, {key: getattr(old, key) for key in keys})
+    then, now = environment.fingerprint(earlier), environment.fingerprint(machine)
     if old.code:  # an edit that was not committed
-        known["code"], here["code"] = old.code, machine["code"]
-    noted = {key: value for key, value in here.items() if key in known}
-    return _forced(config_diff(known, noted), force)
+        then["code"], now["code"] = old.code, machine["code"]
+    return _forced(then, {key: value for key, value in now.items() if key in then}, force)
 
 
 def check_passes(old: RunManifest, model: ModelInfo, force: bool) -> bool:
@@ -99,40 +92,35 @@ def check_passes(old: RunManifest, model: ModelInfo, force: bool) -> bool:
         {"threads": info.threads, "pass": (info.packed or {}).get("pass")}
         for info in (old.model or model, model)
     )
-    return _forced(config_diff(then, now), force)
+    return _forced(then, now, force)
 
 
-def _forced(differing: list[str], force: bool) -> bool:
+def _forced(then: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> bool:
     """Whether a run goes on although conditions differ."""
+    differing = "\n".join(config_diff(then, now))
     if differing and not force:
         raise OutputRefused(
-            "this run was begun under other conditions:\n"
-            + "\n".join(differing)
-            + "\nGo on under those, or measure anew with fresh=true, or type resume=force, which "
-            "marks the records."
+            f"this run was begun under other conditions:\n{differing}\nGo on under those, or "
+            "measure anew with fresh=true, or type resume=force, which marks the records."
         )
     if differing:
-        log.warning("resume=force: going on although these differ:\n%s", "\n".join(differing))
+        log.warning("resume=force: going on although these differ:\n%s", differing)
     return bool(differing)
 
 
-def check_questions(old: RunManifest, config: RunConfig, asked: Iterable[Case], path: Path) -> None:
-    """Refuse a folder whose questions have changed under the same name.
-
-    Args:
-        asked: what the run would ask now.
-        path: the folder, for the message.
+def check_questions(old: RunManifest, config: RunConfig, now: Iterable[Case], path: Path) -> None:
+    """Refuse a folder, ``path``, whose questions have changed under the same name.
 
     Raises:
         OutputRefused: names the questions; there is no forcing this.
     """
-    now = cases.prompt_set_hash(asked)
-    if now != old.prompt_set_hash:
+    digest = cases.prompt_set_hash(now)
+    if digest != old.prompt_set_hash:
         where = f" in data_dir={config.data_dir}" if config.data_dir else ""
         file = config.dataset.path or f"dataset={config.dataset.name}{where}"
         raise OutputRefused(
             f"{file} has changed since {path} was begun:\n"
-            f"  prompt_set_hash: there {old.prompt_set_hash!r}, here {now!r}\n"
+            f"  prompt_set_hash: there {old.prompt_set_hash!r}, here {digest!r}\n"
             "Restore the questions, or type fresh=true to measure into a new folder."
         )
 
@@ -144,12 +132,11 @@ def check_subject(old: RunManifest, model: ModelInfo) -> None:
         OutputRefused: names what differs; there is no forcing this.
     """
     # A run that was killed before its model was loaded has nothing to say about it.
-    then, now = _subject(old.model or model), _subject(model)
-    if differing := config_diff({"model": then}, {"model": now}):
+    differing = "\n".join(config_diff(_subject(old.model or model), _subject(model)))
+    if differing:
         raise OutputRefused(
-            "the files behind this run have changed since it was begun:\n"
-            + "\n".join(differing)
-            + "\nMeasure anew with fresh=true."
+            f"the files behind this run have changed since it was begun:\n{differing}\n"
+            "Measure anew with fresh=true."
         )
 
 
@@ -164,9 +151,7 @@ def check_prompts(job: Job, done: Iterable[CaseRecord], prompts: Sequence[IntArr
     """
     now = dict(zip((case.case_id for case in job.cases), prompts, strict=True))
     for record in done:
-        if record.turn or not record.prompt_ids:
-            continue
-        if list(record.prompt_ids) != now[record.case_id].tolist():
+        if record.turn == 0 and record.prompt_ids not in ([], now[record.case_id].tolist()):
             raise OutputRefused(
                 f"the prompt of case {record.case_id} is not what it was when {job.folder} was "
                 "begun: the chat template reads something that changes, such as the date. Fix "
@@ -176,15 +161,14 @@ def check_prompts(job: Job, done: Iterable[CaseRecord], prompts: Sequence[IntArr
 
 _WEIGHTS = ("id", "revision", "weights_hash", "dtype", "device")
 _SUBJECT = (*_WEIGHTS, "weights", "context_length", "tokenizer_hash", "template_sha")
-_DRAFT_SUBJECT = (*_WEIGHTS, "vocab_size")
 
 
 def _subject(model: ModelInfo) -> dict[str, Any]:
     drafts = {
-        label: {key: getattr(draft, key) for key in _DRAFT_SUBJECT}
+        label: {key: getattr(draft, key) for key in (*_WEIGHTS, "vocab_size")}
         for label, draft in model.drafts.items()
     }
-    return {key: getattr(model, key) for key in _SUBJECT} | {"drafts": drafts}
+    return {"model": {**{key: getattr(model, key) for key in _SUBJECT}, "drafts": drafts}}
 
 
 def _now() -> str:
@@ -197,7 +181,7 @@ def config_diff(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = [
         f"  {key}: there {_show(old, key)}, here {_show(new, key)}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key, _ABSENT) != new.get(key, _ABSENT)
+        if (key in old, old.get(key)) != (key in new, new.get(key))
     ]
     more = len(lines) - _SHOWN
     return [*lines[:_SHOWN], f"  and {more} more"] if more > 0 else lines

@@ -7,8 +7,7 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Self, TextIO
 
 from tqdm import tqdm
@@ -172,15 +171,21 @@ class OpenRun:
     def pending(self, at_once: int = 1) -> Iterator[tuple[int, list[CaseBlock], set[Place]]]:
         """Yield the batches that lack records: number in the run, blocks, places that lack them.
 
-        A batch is asked whole, so that what is missing is answered under the load of the rest. The
-        caller appends what it measured before it takes the next one.
+        A batch is of one repeat. It is asked whole, so that what is missing is answered under the
+        load of the rest. The caller appends what it measured before it takes the next one.
 
         Args:
             at_once: blocks of a batch; groups of ``batch.size`` are formed all the same.
         """
-        pending, total = {block.place for block in self.files.pending}, len(self.job.blocks())
-        with RunProgress(total, done=total - len(pending)) as progress:
-            for number, batch in enumerate(self._batches(at_once)):
+        pending, blocks = {block.place for block in self.files.pending}, self.job.blocks()
+        if self.job.config.batch.size > 1:
+            batches = self.job.groups(self.job.config.batch.size)
+        else:
+            n = len(blocks) // self.job.repeats
+            starts = [r * n + i for r in range(self.job.repeats) for i in range(0, n, at_once)]
+            batches = [blocks[at : min(at + at_once, at - at % n + n)] for at in starts]
+        with RunProgress(len(blocks), done=len(blocks) - len(pending)) as progress:
+            for number, batch in enumerate(batches):
                 missing = [block for block in batch if block.place in pending]
                 if missing:
                     yield number, batch, {block.place for block in missing}
@@ -214,23 +219,12 @@ class OpenRun:
                     yield block, 1 + max(r.attempt for r in self.files.done if r.key in keys)
                     progress.advance(f"again {block.case.task} {block.case.case_id}")
 
-    def _batches(self, size: int) -> Iterator[list[CaseBlock]]:
-        """The blocks of the run, so many at a time as are asked at once; of one repeat."""
-        if self.job.config.batch.size > 1:
-            yield from self.job.groups(self.job.config.batch.size)
-            return
-        for repeat in range(self.job.repeats):
-            blocks = [block for block in self.job.blocks() if block.repeat == repeat]
-            for start in range(0, len(blocks), size):
-                yield blocks[start : start + size]
-
     def _disturbed(self) -> list[CaseBlock]:
-        """The disturbed blocks to measure again; none of a run in batches."""
-        if self.job.config.batch.size > 1:  # a group is measured as a whole or not at all
+        """The disturbed blocks to measure again; a group is measured as a whole or not at all."""
+        if self.job.config.batch.size > 1:
             return []
-        return interference_rule.to_measure_again(
-            self.job, self.files.done, len(self.files.superseded)
-        )
+        superseded = len(self.files.superseded)
+        return interference_rule.to_measure_again(self.job, self.files.done, superseded)
 
 
 def _open_manifest(job: Job, runs: Sequence[MethodRun], begun: bool) -> RunManifest:
@@ -254,21 +248,13 @@ class RunProgress:
         total: blocks of the run.
         done: blocks that an earlier start finished.
         out: where the bar goes, if that is a terminal; elsewhere there are lines in the log.
-        clock: seconds, monotonic.
     """
 
-    def __init__(
-        self,
-        total: int,
-        done: int = 0,
-        out: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, total: int, done: int = 0, out: TextIO | None = None) -> None:
         out = out or sys.stderr
         self._bar = tqdm(total=total, initial=done, unit="case", file=out, disable=not out.isatty())
         self._total, self._done, self._first = total, done, done
-        self._clock, self._start = clock, clock()
-        self._last_line = self._start
+        self._start = self._last_line = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -281,14 +267,12 @@ class RunProgress:
         self._done += 1
         self._bar.set_description(note, refresh=False)
         self._bar.update()
-        now, every = self._clock(), max(1, self._total // _LINES)
+        now, every = time.monotonic(), max(1, self._total // _LINES)
         due = self._done % every == 0 or self._done == self._total
         if self._bar.disable and (due or now - self._last_line > _QUIET_S):
-            self._last_line = now
-            elapsed = now - self._start
+            self._last_line, elapsed = now, now - self._start
             left = elapsed / (self._done - self._first) * (self._total - self._done)
-            gone, rest = (str(timedelta(seconds=round(seconds))) for seconds in (elapsed, left))
+            times = (tqdm.format_interval(seconds) for seconds in (elapsed, left))
             log.info(
-                "%d/%d cases, %s gone, about %s left (%s)",
-                *(self._done, self._total, gone, rest, note),
+                "%d/%d cases, %s gone, about %s left (%s)", self._done, self._total, *times, note
             )

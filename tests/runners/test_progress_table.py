@@ -3,28 +3,32 @@
 import io
 import re
 import sys
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from rich.console import Console
 
+from runners.session import open_run
 from runners.session.open_run import RunProgress
 from specbench.results import console, records
 from specbench.results.fitted_table import FittedTable
 from specbench.storage import jsonl
 
 
-def test_away_from_a_terminal_there_is_a_line_every_few_cases_with_the_time_left(caplog):
+def test_away_from_a_terminal_there_is_a_line_every_few_cases_with_the_time_left(
+    caplog, monkeypatch
+):
     now = iter(range(0, 10_000, 6))
-    progress = RunProgress(60, done=20, out=io.StringIO(), clock=lambda: float(next(now)))
-    with caplog.at_level("INFO"), progress:
+    monkeypatch.setattr(open_run, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with caplog.at_level("INFO"), RunProgress(60, done=20, out=io.StringIO()) as progress:
         for _ in range(40):
             progress.advance("qa 7")
     lines = [record.getMessage() for record in caplog.records]
     # Every third block, at six seconds a block; the twenty blocks of an earlier start took no time.
-    assert lines[0] == "21/60 cases, 0:00:06 gone, about 0:03:54 left (qa 7)"
+    assert lines[0] == "21/60 cases, 00:06 gone, about 03:54 left (qa 7)"
     assert len(lines) == 14
-    assert lines[-1].startswith("60/60 cases, 0:04:00 gone, about 0:00:00 left")
+    assert lines[-1].startswith("60/60 cases, 04:00 gone, about 00:00 left")
 
 
 def test_on_a_terminal_there_is_a_bar_and_no_lines(caplog):
