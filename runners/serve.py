@@ -53,15 +53,13 @@ class Serve(Runner):
     """``runner=serve``."""
 
     def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The configuration with the server's model, and its way of drafting as the method."""
+        """Fill in the server's model, and its way of drafting as the method."""
         if cfg.server is None:
             names = " or ".join(f"server={name}" for name in SERVERS)
             raise ConfigurationError(
                 f"runner=serve needs a server. Type {names}; see docs/servers.md."
             )
-        _check_typed(overrides)
-        _check_groups(cfg)
-        _check_server(cfg.server)
+        _check_combinations(cfg, overrides)
         resolved = cfg.copy()
         OmegaConf.set_struct(resolved, False)
         if cfg.server.name == "openai":
@@ -77,12 +75,12 @@ class Serve(Runner):
     def entries(self, cfg: DictConfig) -> tuple[Entry, ...]:
         """The baseline (unless switched off or chosen itself), the server's own, compare."""
         own = cast(ServerConfig, OmegaConf.to_object(cfg.server))
-        found = [_entry(own)]
+        entries = [_entry(own)]
         if cfg.baseline and own.speculation != PLAIN:
-            found.insert(0, _entry(_baseline_of(own)))
-        found += [_entry(_with_entry(own, entry)) for entry in cfg.compare]
-        refuse_doubled(found, f"'compare=[{{speculation: {own.speculation}, label: LABEL_2}}]'")
-        return tuple(found)
+            entries.insert(0, _entry(_baseline_of(own)))
+        entries += [_entry(_with_entry(own, entry)) for entry in cfg.compare]
+        refuse_doubled(entries, f"'compare=[{{speculation: {own.speculation}, label: LABEL_2}}]'")
+        return tuple(entries)
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
         assert config.server is not None
@@ -96,7 +94,8 @@ class Serve(Runner):
         return run_served(job)
 
 
-def _check_typed(overrides: Sequence[str]) -> None:
+def _check_combinations(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Refuse what a server decides itself or does not say."""
     for text in overrides:
         key = text.lstrip("+~").partition("=")[0]
         if key.split(".")[0] in ("method", "pair"):
@@ -104,9 +103,7 @@ def _check_typed(overrides: Sequence[str]) -> None:
                 f"{text}: with runner=serve the server drafts, and our methods do not run. Leave "
                 f"{key} out and type server.speculation=ngram_simple, or {_EXAMPLE}."
             )
-
-
-def _check_groups(cfg: DictConfig) -> None:
+    server, openai = cfg.server, cfg.server.name == "openai"
     for key, value, why in (
         ("measure.phases", cfg.measure.phases, "a server does not say how long its phases take"),
         ("measure.energy", cfg.measure.energy, "the server's devices are not read here"),
@@ -115,48 +112,36 @@ def _check_groups(cfg: DictConfig) -> None:
         ("shard", cfg.shard, "questions that are asked at once belong together"),
         ("model.template", cfg.model.template != "auto", _OWN_TEMPLATE),
         ("dataset.special_tokens", cfg.dataset.special_tokens != "parse", _OWN_TEMPLATE),
+        ("verifier", cfg.verifier.name != "auto", "the server verifies"),
+        ("server.restart", server.restart and openai, "this server was not started here"),
     ):
         if value:
-            raise ConfigurationError(f"{key} cannot be combined with runner=serve: {why}.")
-    if cfg.verifier.name != "auto":
-        raise ConfigurationError(
-            f"verifier={cfg.verifier.name}: with runner=serve the server verifies. Leave it out."
-        )
-
-
-def _check_server(server: DictConfig) -> None:
-    if server.restart and server.name != "llamacpp":
-        raise ConfigurationError(
-            "server.restart=true restarts servers that were started here only."
-        )
-    if server.name == "openai":
-        _check_key(server.api_key_env)
-    if server.name == "openai" and server.engine not in ("auto", *ENGINES):
+            raise ConfigurationError(
+                f"{key} cannot be combined with runner=serve: {why}. Leave it out."
+            )
+    if openai and server.engine not in ("auto", *ENGINES):
         raise unknown_name("value of server.engine:", server.engine, ("auto", *ENGINES))
-
-
-def _check_key(name: str) -> None:
-    if name == OpenaiConfig.api_key_env or name in os.environ:
-        return
-    # It may be the key itself, and this line stays on the terminal.
-    shown = name if name.isidentifier() and name.isupper() else "what you typed"
-    raise ConfigurationError(
-        f"server.api_key_env: no environment variable is called {shown}. Type the name of the "
-        "variable that holds the key, not the key: export NAME=KEY, then server.api_key_env=NAME."
-    )
+    if openai and server.api_key_env not in (OpenaiConfig.api_key_env, *os.environ):
+        # It may be the key itself, and this line stays on the terminal.
+        name = str(server.api_key_env)
+        shown = name if name.isidentifier() and name.isupper() else "what you typed"
+        raise ConfigurationError(
+            f"server.api_key_env: no environment variable is called {shown}. Type the name of the "
+            "variable that holds the key, not the key: export NAME=KEY, then "
+            "server.api_key_env=NAME."
+        )
 
 
 def _find_weights(cfg: DictConfig) -> None:
     """The file that llama.cpp serves, and the name that its model goes by."""
     model = cfg.model
-    if cfg.server.gguf is None:
-        if not model.embedded:
-            raise NeedsNotMet(
-                f"server=llamacpp needs a GGUF file of model={model.name}. Type server.gguf=FILE."
-            )
-        return  # the wheel's own
-    path = llamacpp.check_gguf("server.gguf", cfg.server.gguf)
-    model.name, model.id, model.embedded = path.stem, str(path.absolute()), False
+    if cfg.server.gguf is not None:
+        path = llamacpp.check_gguf("server.gguf", cfg.server.gguf)
+        model.name, model.id, model.embedded = path.stem, str(path.absolute()), False
+    elif not model.embedded:  # of the bundled one the wheel has a file
+        raise NeedsNotMet(
+            f"server=llamacpp needs a GGUF file of model={model.name}. Type server.gguf=FILE."
+        )
 
 
 def _name_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
@@ -174,20 +159,21 @@ def _name_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 def _baseline_of(own: ServerConfig) -> ServerConfig:
     """The same server without speculation."""
-    if not isinstance(own, OpenaiConfig):
-        return replace(own, speculation=PLAIN, label=None)
-    if own.plain_url is None:
+    plain = replace(own, speculation=PLAIN, label=None)
+    if not isinstance(plain, OpenaiConfig):
+        return plain
+    if plain.plain_url is None:
         raise ConfigurationError(
             f"server.speculation={own.speculation} is compared with plain decoding. Type "
             "server.plain_url=URL, where the same model runs without it, or baseline=false."
         )
-    if own.plain_url.rstrip("/") == str(own.base_url).rstrip("/"):
+    if plain.plain_url.rstrip("/") == str(plain.base_url).rstrip("/"):
         raise ConfigurationError(
-            f"server.plain_url={own.plain_url} must not be server.base_url: one server cannot "
+            f"server.plain_url={plain.plain_url} must not be server.base_url: one server cannot "
             f"both draft ({own.speculation}) and decode plainly. Start a second one without "
             "speculation, or type baseline=false."
         )
-    return replace(own, speculation=PLAIN, label=None, base_url=own.plain_url)
+    return replace(plain, base_url=plain.plain_url)
 
 
 def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
@@ -210,39 +196,34 @@ def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
             "only."
         )
     typed = OmegaConf.merge(OmegaConf.structured(replace(own, label=None)), dict(entry))
-    found = cast(ServerConfig, OmegaConf.to_object(typed))
-    _check_same_decoding(own, found)
-    return found
-
-
-def _check_same_decoding(own: ServerConfig, found: ServerConfig) -> None:
-    """Refuse a label of llama.cpp that does not decode as the baseline does.
-
-    One file is served to all labels; the other keys may differ between labels that do not draft,
-    whose speedup is then what the key does.
-    """
-    for key in DECODING_KEYS if isinstance(found, LlamacppConfig) else ():
-        value = getattr(found, key)
-        if value == getattr(own, key) or (found.speculation == PLAIN and key != "gguf"):
+    server = cast(ServerConfig, OmegaConf.to_object(typed))
+    # One file is served to all labels; the other keys may differ between labels that do not draft,
+    # whose speedup is then what the key does.
+    for key in DECODING_KEYS if isinstance(server, LlamacppConfig) else ():
+        value = getattr(server, key)
+        if value == getattr(own, key) or (server.speculation == PLAIN and key != "gguf"):
             continue
         shown = str(value).lower() if isinstance(value, bool) else value
         alone = "" if key == "gguf" else f", or {key} in an entry with speculation: {PLAIN}"
         raise ConfigurationError(
-            f"compare entry for {found.speculation}: plain decoding depends on {key} too, and the "
+            f"compare entry for {server.speculation}: plain decoding depends on {key} too, and the "
             "speedup over a baseline without it would not be drafting's. Type "
             f"server.{key}={shown} for all labels{alone}."
         )
+    return server
 
 
 def _entry(server: ServerConfig) -> Entry:
     """A label's place among the methods."""
     kind, name = server.speculation, server.name
     parts = parts_of(kind)
+    called = f"{name}_{kind}".replace("+", "_")
+    method = {"_target_": _TARGET, "name": called, "server": asdict(server)}
     if isinstance(server, LlamacppConfig):
         for part in parts:
             if part not in LLAMACPP_SPECULATIONS:
                 raise unknown_name("server.speculation", part, LLAMACPP_SPECULATIONS)
-        if len(parts) != len({*parts} - ({PLAIN} if len(parts) > 1 else set())):
+        if len(parts) > 1 and (PLAIN in parts or len({*parts}) < len(parts)):
             raise ConfigurationError(
                 f"server.speculation={kind} names {PLAIN} or a kind twice. Type each once."
             )
@@ -255,10 +236,8 @@ def _entry(server: ServerConfig) -> Entry:
                     "server.draft_gguf=FILE.gguf."
                 )
             llamacpp.check_gguf("server.draft_gguf", server.draft_gguf)
+        if {*parts} & {*LEARN_FROM_REQUESTS}:
+            method["state_scope"] = "prompt"  # its server is started anew for each case
     elif isinstance(server, OpenaiConfig):
         check_url("server.base_url", server.base_url)
-    called = f"{name}_{kind}".replace("+", "_")
-    method = {"_target_": _TARGET, "name": called, "server": asdict(server)}
-    if name == "llamacpp" and {*parts} & {*LEARN_FROM_REQUESTS}:
-        method["state_scope"] = "prompt"  # its server is started anew for each case
     return Entry(server.label or (BASELINE if kind == PLAIN else called), method)

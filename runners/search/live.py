@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,19 +38,16 @@ _PASSES = 3
 
 
 class Bench:
-    """Makes runs of one model on chosen cases, in processes of their own.
+    """Makes runs of one model on chosen cases, in processes of their own; none twice.
 
-    What a folder holds already is not made again.
-
-    Attributes:
-        cfg: a run's configuration; its method is plain decoding.
+    ``cfg``: a run's configuration; its method is plain decoding.
     """
 
     def __init__(self, cfg: DictConfig) -> None:
         self.cfg = cfg
 
     def surface(self) -> Path:
-        """The file of the machine's cost surface, measured where there is none yet."""
+        """Give the file of the machine's cost surface, measured where there is none yet."""
         job, path = surface_job(self.cfg)
         return _execute(job, path, "timing passes") / SURFACE
 
@@ -72,30 +68,27 @@ class Bench:
         """Plain decoding on these cases alone, which are written beside the folder."""
         file = path.with_name(f"{path.name}.jsonl")
         file.parent.mkdir(parents=True, exist_ok=True)
-        lines = [
-            {"question_id": case.case_id, "category": case.category, "turns": list(case.turns)}
-            for case in cases
-        ]
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        jsonl.write_text(file, text)
-        dataset = compose.compose(
-            ["dataset=jsonl", f"dataset.path={json.dumps(str(file))}"]
-        ).dataset
-        for key in ("raw", "task", "special_tokens", "dialogue"):
-            dataset[key] = self.cfg.dataset[key]
+        jsonl.rewrite_jsonl(
+            file,
+            [
+                {"question_id": case.case_id, "category": case.category, "turns": list(case.turns)}
+                for case in cases
+            ],
+        )
         cfg = self.cfg.copy()
-        cfg.dataset = dataset
+        cfg.dataset = compose.compose(["dataset=jsonl"]).dataset
+        cfg.dataset.path = str(file)
+        for key in ("raw", "task", "special_tokens", "dialogue"):
+            cfg.dataset[key] = self.cfg.dataset[key]
         return prerequisites.recording(cfg)
 
 
 def surface_job(cfg: DictConfig) -> tuple[DictConfig, Path]:
-    """The run that times passes, and the folder that is its on this machine."""
-    job = prerequisites.measurement(cfg)
-    limit = cfg.model.context_length
+    """Give the run that times passes, and the folder that is its on this machine."""
+    job, limit = prerequisites.measurement(cfg), cfg.model.context_length
     for key, values in GRID.items():
-        job.runner[key] = [
-            value for value in values if "contexts" not in key or limit is None or value < limit
-        ]
+        fitting = [value for value in values if limit is None or value < limit]
+        job.runner[key] = fitting if "contexts" in key else list(values)
     job.runner.passes = _PASSES
     machine = key_of(environment.fingerprint(environment.describe()))
     name = f"{file_name(cfg.model.name)}-{run_key(job)}-{machine}"
@@ -115,12 +108,7 @@ def _execute(job: DictConfig, path: Path, what: str, may_fail: bool = False) -> 
 
 
 class LiveRuns:
-    """Measures candidates by runs of their own; a `runners.search.space.Measure`.
-
-    Args:
-        cases: all that there are.
-        folder: holds the runs' folders.
-    """
+    """Measures candidates by runs below a folder; a `runners.search.space.Measure`."""
 
     def __init__(self, bench: Bench, cases: Sequence[Case], folder: Path) -> None:
         self._bench, self._folder = bench, folder
@@ -130,13 +118,12 @@ class LiveRuns:
         usable = [candidate for candidate in candidates if not candidate.refused]
         missing = [case for case in cases if any(case not in c.costs for c in usable)]
         if usable and missing:
-            asked = [self._cases[case] for case in missing]
             path = self._path(usable, missing)
-            self._bench.live(_items(usable), asked, path)
+            self._bench.live(_items(usable), [self._cases[case] for case in missing], path)
             _read_costs(path, usable, missing)
 
     def is_done(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> bool:
-        """Whether such candidates were measured on the cases before."""
+        """Tell whether such candidates were measured on the cases before."""
         return is_complete(self._path(candidates, cases))
 
     def _path(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> Path:
@@ -166,9 +153,8 @@ def _read_costs(folder: Path, candidates: Sequence[Candidate], cases: Sequence[s
     wrong = wrong_outputs(records, labels)
     for label, candidate in zip(labels, candidates, strict=True):
         for case in cases:
-            own, plain = spent.get((label, case)), spent.get((BASELINE, case))
-            if own and plain:
-                candidate.costs[case] = CaseCost(*own, *plain)
+            if {(label, case), (BASELINE, case)} <= spent.keys():
+                candidate.costs[case] = CaseCost(*spent[label, case], *spent[BASELINE, case])
         if label in wrong:
             candidate.refused = f"its outputs are not what plain decoding gives (see {folder})"
         elif label in missing or not candidate.costs:

@@ -28,16 +28,9 @@ OUT_OF_TIME = "the minutes ended before it was tried"
 class Replays:
     """Measures candidates on recorded cases; a `runners.search.space.Measure`.
 
-    What is measured is kept on disk: a search that was interrupted goes on.
-
-    Args:
-        entries: of a configuration with the recording's model.
-        traces: of plain decoding.
-        surface: of the machine that is asked about.
-        file: keeps the costs of these settings on these traces and this surface.
-
-    Attributes:
-        until: of ``time.monotonic()``; later nothing is measured, what is missing is `OUT_OF_TIME`.
+    ``file`` keeps the costs on these traces of plain decoding and this surface: a search that was
+    interrupted goes on. After ``until`` (of ``time.monotonic()``) nothing is measured: what is
+    missing is `OUT_OF_TIME`.
     """
 
     def __init__(self, entries: Entries, traces: Traces, surface: CostSurface, file: Path) -> None:
@@ -61,14 +54,14 @@ class Replays:
             self._earlier[candidate.key] = candidate
 
     def kind(self, method: str, knobs: dict[str, object]) -> str | None:
-        """How close a setting's replay is to a live run, see `replay_kind`; None: there is none."""
+        """Tell how close a setting's replay is to a live run; None: there is none."""
         try:
             return replay_kind(instantiated(self._entries.entry(method, knobs)), self._traces)
         except NeedsNotMet:
             return None
 
     def slow_build(self, method: str) -> str:
-        """Why to wait for a file that takes the model minutes, and what to type; "": no need."""
+        """Say what to type for a file that takes the model minutes; "": none is missing."""
         needs = instantiated(self._entries.entry(method, {})).needs
         for artifact in needs.artifacts:
             if artifact.path is None and artifact.per_model:
@@ -138,9 +131,9 @@ class Replays:
     def _replayed(self, drafter: Drafter, cases: Sequence[str]) -> dict[str, tuple[int, float]]:
         """Tokens after the first of each turn, and predicted seconds, by case."""
         turns: list[RecordedTurn] = [turn for case in cases for turn in self._cases[case]]
-        found = {case: (0, 0.0) for case in cases}
+        costs = dict.fromkeys(cases, (0, 0.0))
         for turn, played in zip(turns, self._replayer.replay_turns(drafter, turns), strict=True):
-            tokens, seconds = found[turn.case_id]
-            made = len(played.decoded.output_ids) - 1
-            found[turn.case_id] = tokens + made, seconds + played.decode_s
-        return found
+            tokens, seconds = costs[turn.case_id]
+            n_decoded = len(played.decoded.output_ids) - 1
+            costs[turn.case_id] = tokens + n_decoded, seconds + played.decode_s
+        return costs

@@ -66,9 +66,8 @@ def progress_bar(
 ) -> Any:
     """Make a bar for work that may take hours; in a log it is a line every half minute."""
     every = 0.5 if sys.stderr.isatty() else 30.0
-    return tqdm(
-        items, desc=about, unit=unit, total=total, unit_scale=True, mininterval=every, delay=every
-    )
+    options = {"desc": about, "unit": unit, "total": total, "unit_scale": True}
+    return tqdm(items, mininterval=every, delay=every, **options)
 
 
 def tokenized(texts: Iterable[str], tokenizer: Any) -> Iterator[list[int]]:
@@ -139,8 +138,6 @@ HUB = {
 def hub_texts(name: str, revision: str | None) -> Iterator[str]:
     """Stream the documents of a corpus in `HUB`; every message of a dialogue is one.
 
-    ``revision`` is the data set's; None takes the newest.
-
     Raises:
         ConfigurationError: an unknown name, or the hub cannot be read.
     """
@@ -153,7 +150,9 @@ def hub_texts(name: str, revision: str | None) -> Iterator[str]:
     try:
         rows = load_dataset(source.id, split="train", streaming=True, revision=revision, **part)
         for row in rows:
-            yield from row_texts(row[source.column], source.message)
+            value = row[source.column]
+            parts: list[Any] = [value] if isinstance(value, str) else value
+            yield from (part[source.message] if source.message else part for part in parts)
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"cannot stream {source.id} from the hub: {error}. Check the network and "
@@ -161,34 +160,18 @@ def hub_texts(name: str, revision: str | None) -> Iterator[str]:
         ) from error
 
 
-def row_texts(value: Any, message: str | None) -> Iterator[str]:
-    """Give the texts in one column of one row; see `HubCorpus`."""
-    parts: list[Any] = [value] if isinstance(value, str) else value
-    for part in parts:
-        yield part if message is None else part[message]
-
-
 def recorded_documents(runs: Iterable[Path], tokenizer_hash: str) -> Iterator[Array]:
-    """Give prompt with answer of every turn of some runs, see `recorded_turns`.
-
-    Runs that share a turn give it once: what was measured more often is not more frequent.
-    """
-    seen: set[bytes] = set()
-    for run in runs:
-        for turn in recorded_turns(run, tokenizer_hash):
-            document = np.concatenate(turn)
-            if document.tobytes() not in seen:
-                seen.add(document.tobytes())
-                yield document
+    """Give prompt with answer of every turn of some runs, see `recorded_turns`; each once."""
+    turns = (turn for run in runs for turn in recorded_turns(run, tokenizer_hash))
+    documents = map(np.concatenate, turns)
+    return iter({document.tobytes(): document for document in documents}.values())
 
 
 def recorded_turns(path: Path, tokenizer_hash: str | None) -> Iterator[tuple[Array, Array]]:
     """Give prompt and answer of every turn of a run, of the first label that did not fail.
 
-    Args:
-        path: a ``cases.jsonl``, or the run folder it lies in.
-        tokenizer_hash: what the ids must belong to; None takes any. It is compared with the
-            manifest beside the file, where there is one.
+    ``path``: a ``cases.jsonl``, or the run folder it lies in. The ``tokenizer_hash`` is compared
+    with the manifest beside the file, where there is one; None takes any.
 
     Raises:
         ArtifactError: there is no such file, or it belongs to another tokenizer.

@@ -120,15 +120,10 @@ def _texts(name: str) -> Iterator[str]:
 
 
 class TokenArrays(NamedTuple):
-    """Documents one behind the other.
+    """Documents one behind the other."""
 
-    Attributes:
-        tokens: ``[total]`` int32.
-        ends: ``[n]`` int64, where each document ends.
-    """
-
-    tokens: Array
-    ends: Array
+    tokens: Array  # [total] int32
+    ends: Array  # [n] int64, where each document ends
 
 
 class TokenizedDocuments(ArrayTable[TokenArrays]):

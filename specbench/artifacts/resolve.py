@@ -36,12 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NamedTokenizer:
-    """A tokenizer that is known by its hash and loaded only where something must be built.
-
-    Attributes:
-        sha: ``specbench.models.loading.tokenizer_hash`` of it.
-        load: gives the transformers tokenizer.
-    """
+    """A tokenizer that is known by its hash and loaded only where something must be built."""
 
     sha: str
     load: Callable[[], Any]
@@ -56,19 +51,14 @@ def resolve(
     model_key: str | None = None,
     model_name: str = "MODEL",
 ) -> dict[str, Path]:
-    """Find the file of each artifact; build it now if it is missing and may be built.
+    """Find the file of each artifact by its name; build what is missing and may be built.
 
     Args:
-        artifacts: what a method needs.
         tokenizer: a transformers tokenizer, or a `NamedTokenizer`; files belong to one.
         bundled: whether the run's model is the bundled one, whose files are built on first use.
         cache_dir: default files lie in its folder ``artefacts``.
-        model_key: ``models.checkpoints.weights.model_key`` of the run's model; required where an
-            artifact is ``per_model``.
+        model_key: of the run's model (`weights.model_key`), for artifacts that are ``per_model``.
         model_name: what to type for the run's model in a command that builds a file.
-
-    Returns:
-        Paths by ``Artifact.name``.
 
     Raises:
         NeedsNotMet: a file is missing; the message has the command that builds it.
@@ -101,11 +91,7 @@ def resolve(
 def default_path(
     artifact: Artifact, *, tokenizer: Any, cache_dir: str | Path, model_key: str | None = None
 ) -> Path:
-    """Where an artifact lies if the user names no file.
-
-    Raises:
-        ValueError: it belongs to one model, and ``model_key`` does not say to which.
-    """
+    """Name where an artifact lies if the user names no file."""
     module = _builder_module(artifact)
     named = isinstance(tokenizer, NamedTokenizer)
     identity = {
@@ -133,11 +119,7 @@ def describe(path: Path) -> ArtifactInfo:
 
 @contextmanager
 def alone(path: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Be the only process that builds a file.
-
-    Args:
-        path: the file; its folder is made.
-        wait_s: for another process that is building it.
+    """Be the only process that builds a file; its folder is made.
 
     Raises:
         ConfigurationError: another process is building it still.

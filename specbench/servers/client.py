@@ -7,13 +7,12 @@ import math
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from urllib.parse import urlsplit
 
 import httpx
 
 from specbench.errors import CaseFailed, ConfigurationError, first_line
 
-HIDDEN = "…"
+_HIDDEN = "…"
 _SHORTEST_KEY = 8  # shorter ones (EMPTY, none, x) are no secrets, and are words of answers
 _LONGEST_LINE = 1 << 20
 _LONGEST_MESSAGE = 300
@@ -47,11 +46,9 @@ class Client:
 
     def __init__(self, url: str, timeout_s: float, answer_mb: float, key: str = "") -> None:
         self.url, self.timeout_s, self.answer_mb, self._key = url, timeout_s, answer_mb, key
-        parts = urlsplit(url)
         self._root = url.rstrip("/").removesuffix("/v1")
-        self.local = parts.hostname in ("localhost", "::1") or str(parts.hostname).startswith(
-            "127."
-        )
+        host = httpx.URL(url).host
+        self.local = host in ("localhost", "::1") or host.startswith("127.")
         self._http = httpx.Client(
             verify=ssl.create_default_context(),
             trust_env=False,  # a proxy would be measured, too
@@ -60,28 +57,23 @@ class Client:
         )
 
     def hide(self, text: str) -> str:
-        """The text without the key."""
-        return text.replace(self._key, HIDDEN) if len(self._key) >= _SHORTEST_KEY else text
+        """Give the text without the key."""
+        return text.replace(self._key, _HIDDEN) if len(self._key) >= _SHORTEST_KEY else text
 
     def get(self, path: str) -> str:
-        """The body at a path of the server, OpenAI's prefix left out.
-
-        Raises:
-            NoAnswer: it cannot be had.
-        """
-        limit_s = min(_QUICK_S, self.timeout_s)
-        return self._body(self._receive("GET", path, limit_s))
+        """Get the body at a path of the server, OpenAI's prefix left out (NoAnswer without one)."""
+        return self._body(self._receive("GET", path, min(_QUICK_S, self.timeout_s)))
 
     def get_json(self, path: str) -> object:
-        """The JSON at a path; errors as of `get`."""
+        """Get the JSON at a path; errors as of `get`."""
         return _parsed(self.get(path))
 
     def post_json(self, path: str, body: Mapping[str, object]) -> object:
-        """The answer's JSON; errors as of `get`."""
+        """Get the JSON that answers a body; errors as of `get`."""
         return _parsed(self._body(self._receive("POST", path, self.timeout_s, body)))
 
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[tuple[float, object]]:
-        """Server-sent events with the seconds since the request was sent.
+        """Yield server-sent events with the seconds since the request was sent.
 
         Ends behind ``[DONE]``, or where the server closes the stream.
 
@@ -106,7 +98,7 @@ class Client:
                 sent = time.perf_counter()
 
         headers = {b"Content-Type": b"application/json", b"Accept-Encoding": b"identity"}
-        said, size = bytearray(), 0
+        refusal, size = bytearray(), 0
         try:
             if self._key:
                 headers[b"Authorization"] = f"Bearer {self._key}".encode("latin-1")
@@ -125,33 +117,31 @@ class Client:
                     if now - start > limit_s:
                         raise httpx.ReadTimeout("as a whole")
                     if size > self.answer_mb * _MB:
-                        words = (
-                            f"{self.url} sent more than {self.answer_mb:g} MB (server.answer_mb)"
-                        )
+                        limit = f"{self.answer_mb:g} MB (server.answer_mb)"
+                        words = f"{self.url} sent more than {limit}"
                         raise NoAnswer("too_large", words, again=False)
                     if response.status_code == 200:
                         yield now - sent, chunk
                     else:
-                        said += chunk
+                        refusal += chunk
                 if response.status_code != 200:
-                    raise self._refusal(response, said.decode(errors="replace"))
+                    raise self._refusal(response, refusal.decode(errors="replace"))
         except httpx.TimeoutException:
             hint = " (server.timeout_s)" if limit_s == self.timeout_s else ""
             words = f"{self.url} took longer than {limit_s:g} s{hint}"
             raise NoAnswer("timeout", words, again=True) from None
-        except httpx.ConnectError as error:
-            words = f"no server answers at {self.url}: {self._words(error)}"
-            raise NoAnswer("refused", words, again=True) from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
-            words = f"the answer of {self.url} broke off: {self._words(error)}"
-            raise NoAnswer("cut", words, again=True) from None
+            refused, why = isinstance(error, httpx.ConnectError), self._shown(first_line(error))
+            begin = "no server answers at {}" if refused else "the answer of {} broke off"
+            words = f"{begin.format(self.url)}: {why}"
+            raise NoAnswer("refused" if refused else "cut", words, again=True) from None
 
-    def _words(self, error: Exception) -> str:
-        return printable(self.hide(first_line(error)))
+    def _shown(self, text: str) -> str:
+        return printable(self.hide(text))
 
-    def _refusal(self, response: httpx.Response, said: str) -> NoAnswer:
+    def _refusal(self, response: httpx.Response, text: str) -> NoAnswer:
         status = response.status_code
-        why = printable(self.hide(_message(said)))[:_LONGEST_MESSAGE] or "nothing"
+        why = self._shown(_message(text))[:_LONGEST_MESSAGE] or "nothing"
         return NoAnswer(
             f"http_{status}",
             f"{self.url} answered {status}: {why}",
@@ -161,7 +151,7 @@ class Client:
 
 
 def printable(text: str) -> str:
-    """What a server says, in one line that a terminal shows as it is and a file can hold."""
+    """Put what a server says in one line that a terminal shows as it is and a file can hold."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -174,31 +164,29 @@ def _lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, str]]
             yield at, line.decode(errors="replace")
         if len(rest) > _LONGEST_LINE:
             raise NoAnswer("malformed", "the server sent a line without an end", again=True)
-    if rest:
-        yield at, rest.decode(errors="replace")
+    yield at, rest.decode(errors="replace")
 
 
 def read_events(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[float, object]]:
-    """The JSON of server-sent events, up to ``[DONE]``, each with its line's time.
+    """Read the JSON of server-sent events, up to ``[DONE]``, each with its line's time.
 
     Raises:
         NoAnswer: an event is not JSON.
     """
     for at, line in lines:
-        if not line.startswith("data:"):
-            continue  # comments keep the connection open; event names say nothing
-        said = line.removeprefix("data:").strip()
-        if said == "[DONE]":
-            return
-        yield at, _parsed(said)
+        if line.startswith("data:"):  # comments keep the connection open; names say nothing
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                return
+            yield at, _parsed(data)
 
 
-def _parsed(said: str) -> object:
+def _parsed(text: str) -> object:
     """The value of a JSON text; numbers that no file can hold (NaN, 1e999) stay texts."""
     try:
-        return json.loads(said, parse_constant=str, parse_float=_number)
+        return json.loads(text, parse_constant=str, parse_float=_number)
     except (ValueError, RecursionError):
-        words = f"the server's answer is not JSON: {said[:_LONGEST_MESSAGE]!r}"
+        words = f"the server's answer is not JSON: {text[:_LONGEST_MESSAGE]!r}"
         raise NoAnswer("malformed", words, again=True) from None
 
 
@@ -206,28 +194,28 @@ def _number(text: str) -> float | str:
     return value if math.isfinite(value := float(text)) else text
 
 
-def _message(said: str) -> str:
+def _message(text: str) -> str:
     """What a server says is wrong, whichever way it says it."""
     try:
-        node = json.loads(said)
+        node = json.loads(text)
     except (ValueError, RecursionError):
-        return said
+        return text
     for key in ("error", "message", "detail"):
         if isinstance(node, dict):
             node = node.get(key, node)
     return node if isinstance(node, str) else json.dumps(node, ensure_ascii=False)
 
 
-def _seconds(said: str) -> float:
+def _seconds(text: str) -> float:
     """How long a ``Retry-After`` asks to wait; 0 for a date and nonsense: our own waiting does."""
     try:
-        return max(0.0, float(said))  # NaN is not above 0
+        return max(0.0, float(text))  # NaN is not above 0
     except ValueError:
         return 0.0
 
 
 def check_url(key: str, url: str | None) -> str:
-    """An address that can be asked, and that may be written down.
+    """Check for an address that can be asked, and that may be written down.
 
     Raises:
         ConfigurationError: it is none, or holds a name and password.
@@ -237,7 +225,7 @@ def check_url(key: str, url: str | None) -> str:
         usable = parts.scheme in ("http", "https") and bool(parts.host) and parts.port != 0
     except httpx.InvalidURL:
         usable = False
-    if not usable or not (url or "").isascii() or " " in (url or ""):
+    if url is None or not usable or not url.isascii() or " " in url:
         raise ConfigurationError(
             f"{key} must be a server's address, got {url}. Type e.g. "
             f"{key}=http://127.0.0.1:8000/v1."
@@ -247,4 +235,4 @@ def check_url(key: str, url: str | None) -> str:
             f"{key} holds more than an address, and would be written into the results. Put the "
             "key into an environment variable and type server.api_key_env=NAME."
         )
-    return (url or "").rstrip("/")
+    return url.rstrip("/")

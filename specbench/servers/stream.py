@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specbench.servers.client import NoAnswer
 from specbench.servers.counters import Said, whole
@@ -56,8 +57,7 @@ class Answer:
         return self.thoughts + self.said
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
+class _Arrival(NamedTuple):
     """An event with tokens; ``so_far``: tokens of the answer up to it, 0 where nobody says."""
 
     at: float
@@ -69,8 +69,7 @@ class _Arrival:
 def read_answer(events: Iterable[tuple[float, object]], longest: int = _MOST_ID) -> Answer:
     """Put an answer's events together: of OpenAI's chat interface, or llama.cpp's own.
 
-    Args:
-        longest: new tokens that were asked for at most.
+    ``longest``: new tokens that were asked for at most.
 
     Raises:
         NoAnswer: the stream ended without saying why, is not an answer, or counts what cannot be.
@@ -90,11 +89,10 @@ def read_answer(events: Iterable[tuple[float, object]], longest: int = _MOST_ID)
         answer.n_prompt = _count(event, "prompt_tokens", "tokens_evaluated") or answer.n_prompt
         answer.prompt_ids = _ids(event.get("prompt_token_ids")) or answer.prompt_ids
         ids = _ids(choice.get("token_ids", choice.get("tokens")))
-        answer.output_ids += ids
         delta = choice.get("delta")
         delta = delta if isinstance(delta, Mapping) else choice
-        said = _text(delta, "content")
-        thought = _text(delta, "reasoning_content", "reasoning")
+        said, thought = _text(delta, "content"), _text(delta, "reasoning_content", "reasoning")
+        answer.output_ids += ids
         answer.said += said
         answer.thoughts += thought
         if said or thought or ids:
@@ -136,38 +134,35 @@ def _count(event: Said, in_usage: str, in_event: str) -> int:
     if value is None:
         return 0
     if (count := whole(value)) is None:
-        raise _miscounted(f"{in_usage} is {value!r:.60}, which is no number of tokens")
+        words = f"{in_usage} is {value!r:.60}, which is no number of tokens"
+        raise NoAnswer("bad_count", words, again=False)
     return count
-
-
-def _miscounted(words: str) -> NoAnswer:
-    return NoAnswer("bad_count", words, again=False)
 
 
 def _check(answer: Answer, longest: int) -> None:
     """Refuse what cannot be measured, or cannot be."""
-    if not answer.finish_reason:
-        raise NoAnswer("cut", "the stream ended without a finish_reason", again=True)
-    if answer.finish_reason not in _REASONS.values():
-        words = f"the answer ended with finish_reason={answer.finish_reason!r}"
-        raise NoAnswer("ended", words, again=False)
-    if not answer.text and not answer.output_ids:
-        raise NoAnswer("empty", "the answer has no text", again=False)
-    if not answer.n_new:
-        raise NoAnswer("no_count", "the server does not say how many tokens it made", again=False)
     n_new, n_ids = answer.n_new, len(answer.output_ids)
-    if n_new > longest:
-        raise _miscounted(f"the server says {n_new} tokens, and was asked for {longest} at most")
-    # An end token has no text, and some servers give no id for it either.
-    if n_ids and not n_new - 1 <= n_ids <= n_new:
-        raise _miscounted(f"{n_ids} token ids for {n_new} tokens")
-    # Each token writes a byte at least, but for an end token and the few that have no text.
     n_bytes = len(answer.text.encode(errors="replace"))
-    if not n_ids and n_new > n_bytes + _SILENT:
-        raise _miscounted(
-            f"the server says {n_new} tokens for a text of {n_bytes} bytes: it counts what the "
-            "answer does not show"
-        )
+    reason = answer.finish_reason
+    for wrong, kind, words in (
+        (not reason, "cut", "the stream ended without a finish_reason"),
+        (reason not in _REASONS.values(), "ended", f"the answer ended with {reason!r}"),
+        (not n_bytes and not n_ids, "empty", "the answer has no text"),
+        (not n_new, "no_count", "the server does not say how many tokens it made"),
+        (n_new > longest, "bad_count", f"{n_new} tokens, and was asked for {longest} at most"),
+        # An end token has no text, and some servers give no id for it either.
+        (n_ids and not n_new - 1 <= n_ids <= n_new, "bad_count", f"{n_ids} ids for {n_new} tokens"),
+        # Each token writes a byte at least, but for an end token and the few that have no text.
+        (
+            not n_ids and n_new > n_bytes + _SILENT,
+            "bad_count",
+            f"{n_new} tokens for a text of {n_bytes} bytes: it counts what the answer does not "
+            "show",
+        ),
+    ):
+        if wrong:
+            words = f"the server says {words}" if kind == "bad_count" else words
+            raise NoAnswer(kind, words, again=kind == "cut")
     try:
         parse_json(json.dumps([answer.text, answer.counters]).encode())
     except (ValueError, RecursionError) as error:

@@ -44,13 +44,8 @@ def write_array_file(
 ) -> None:
     """Write ``path`` in one go and flush it to disk; whoever calls makes it appear atomically.
 
-    Args:
-        path: an existing file is overwritten.
-        kind: what the arrays are, e.g. ``frozen_table``.
-        version: of the kind's layout.
-        tokenizer_hash: what the token ids in it belong to.
-        arrays: by name; may be memory maps.
-        header: further JSON-ready facts, given back by `read_header`.
+    ``kind``: what the arrays are, e.g. ``frozen_table``; ``version``: of its layout; ``header``:
+    further JSON-ready facts, given back by `read_header`.
     """
     sections: dict[str, JsonObject] = {}
     parts: list[Array] = []

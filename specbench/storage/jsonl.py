@@ -28,7 +28,7 @@ Line = TypeVar("Line", bound=Mapping[str, object])
 
 PACKED = ".gz"  # of a file that is kept gzipped
 
-BYTE_ORDER_MARK = "\ufeff"  # of byte order, which editors and concatenated files leave in texts
+BYTE_ORDER_MARK = "\ufeff"  # which editors and concatenated files leave in texts
 _LARGEST = 2**63 - 1  # what arrays and tables can hold
 _MAYBE_LARGER = re.compile(rb"\d{19}")
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -88,17 +88,15 @@ def _refuse_constant(word: str) -> None:
 
 
 def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is too large a number")
-    return value
+    if math.isfinite(value := float(text)):
+        return value
+    raise ValueError(f"{text} is too large a number")
 
 
 def _bounded(text: str) -> int:
-    value = int(text)
-    if abs(value) > _LARGEST:
-        raise ValueError(f"{text[:20]}… is too large an integer")
-    return value
+    if abs(value := int(text)) <= _LARGEST:
+        return value
+    raise ValueError(f"{text[:20]}… is too large an integer")
 
 
 @overload
@@ -108,10 +106,8 @@ def read_jsonl(path: Path, parse: Callable[[JsonObject], T]) -> tuple[list[T], b
 def read_jsonl(path: Path, parse: Callable[[JsonObject], Any] = dict) -> tuple[list[Any], bool]:
     """Read the lines of a file, and whether its last line was cut off (and is left out).
 
-    Args:
-        path: a file of this program's; where it is missing, the gzipped one beside it
-            (``cases.jsonl.gz``) is read, and without that it is an empty one.
-        parse: a line's JSON object as what this file holds; raises a ValueError where it is not.
+    Where it is missing, the gzipped one beside it (``cases.jsonl.gz``) is read, and without that it
+    is an empty one. ``parse`` raises a ValueError where a line's object is not what the file holds.
 
     Raises:
         RecordError: a line before the last one is not such a json object.

@@ -10,19 +10,14 @@ CudaSettings: TypeAlias = dict[str, bool | int | str | None]
 
 
 class GpuState(TypedDict, total=False):
-    """What a GPU was doing; None: it does not report that.
-
-    Attributes:
-        throttle: names of the reasons in force (idling is none).
-        other_processes: compute processes besides this one.
-    """
+    """What a GPU was doing; None: it does not report that."""
 
     sm_mhz: int | None
     memory_mhz: int | None
     temperature_c: int | None
     power_w: float | None
-    throttle: list[str] | None
-    other_processes: int | None
+    throttle: list[str] | None  # reasons in force; idling is none
+    other_processes: int | None  # that compute, besides this one
 
 
 class Gpu(TypedDict):
@@ -34,11 +29,7 @@ class Gpu(TypedDict):
 
 
 class Hardware(TypedDict, total=False):
-    """A machine; files of other programs know less of theirs.
-
-    Attributes:
-        cache_bytes: of the last caches before the memory, of all CPUs that a process may run on.
-    """
+    """A machine; files of other programs know less of theirs."""
 
     cpu: str | None
     cpus: int | None
@@ -48,24 +39,18 @@ class Hardware(TypedDict, total=False):
     governor: str | None
     threads_set: dict[str, str]
     memory_gib: int
-    cache_bytes: int | None
+    cache_bytes: int | None  # of the last caches, of all CPUs that a process may run on
     gpus: list[Gpu]
     cuda_visible_devices: str | None
     system: str
 
 
 class GitState(TypedDict, total=False):
-    """The code of a run.
+    """The code of a run."""
 
-    Attributes:
-        commit: None before the first one.
-        dirty: code or configuration differs from it, new files included; ``changes``: where it
-            does, a hash of the differences.
-    """
-
-    commit: str | None
-    dirty: bool
-    changes: str
+    commit: str | None  # None before the first one
+    dirty: bool  # code or configuration differs from it, new files included
+    changes: str  # where it does, a hash of the differences
 
 
 class Machine(TypedDict):

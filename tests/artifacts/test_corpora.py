@@ -1,4 +1,6 @@
 import itertools
+import sys
+import types
 
 import pytest
 
@@ -59,9 +61,17 @@ def test_a_text_without_blank_lines_is_read_in_pieces(tmp_path, monkeypatch):
     assert max(map(len, pieces)) <= 16
 
 
-def test_texts_of_rows():
-    assert list(corpora.row_texts("x", None)) == ["x"]
-    assert list(corpora.row_texts(["x", "y"], None)) == ["x", "y"]
-    assert list(corpora.row_texts([{"from": "human", "value": "x"}], "value")) == ["x"]
+@pytest.mark.parametrize(
+    ("name", "row", "texts"),
+    [
+        ("openwebtext", {"text": "x"}, ["x"]),
+        ("ultrachat", {"data": ["x", "y"]}, ["x", "y"]),
+        ("sharegpt", {"conversations": [{"from": "human", "value": "x"}]}, ["x"]),
+    ],
+)
+def test_every_message_of_a_dialogue_is_a_text(monkeypatch, name, row, texts):
+    hub = types.SimpleNamespace(load_dataset=lambda *_, **__: [row, row])
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    assert list(corpora.hub_texts(name, None)) == 2 * texts
     with pytest.raises(ConfigurationError, match="ultrachat"):
         list(corpora.hub_texts("ultrachatt", None))
