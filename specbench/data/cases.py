@@ -54,15 +54,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A record of a data set, with the place that messages name."""
+    """A record of a data set, with the file or hub's part that messages name."""
 
-    place: str
+    source: str
     number: int
     values: Mapping[str, Any]
     columns: Mapping[str, str | None]
 
     def error(self, reason: str) -> DatasetError:
-        return DatasetError(f"{self.place}, line {self.number}: {reason}")
+        return DatasetError(f"{self.source}, line {self.number}: {reason}")
 
     def column(self, name: str) -> Any:
         if name not in self.values:
@@ -83,23 +83,22 @@ def load_cases(dataset: DatasetConfig, data_dir: str | Path | None = None) -> li
     """
     cases: dict[str, Case] = {}
     numbers: dict[str, int] = {}
-    place = str(dataset.path or dataset.name)
+    source = str(dataset.path or dataset.name)
     shots = _shots(dataset, data_dir)
     path = local_file(dataset, data_dir)
     columns = {name: getattr(dataset.columns, name) for name in _COLUMNS}
     for row in hub_rows(dataset, columns) if path is None else _file_rows(path, columns):
-        place = row.place
-        if not _selected(row, dataset.rows):
-            continue
-        case = _case(row, dataset, shots)
-        if case.case_id in cases:
-            earlier = numbers[case.case_id]
-            raise row.error(f"line {earlier} has the id {case.case_id!r} already")
-        cases[case.case_id], numbers[case.case_id] = case, row.number
+        source = row.source
+        if _selected(row, dataset.rows):
+            case = _case(row, dataset, shots)
+            if case.case_id in cases:
+                earlier = numbers[case.case_id]
+                raise row.error(f"line {earlier} has the id {case.case_id!r} already")
+            cases[case.case_id], numbers[case.case_id] = case, row.number
     if not cases:
         raise DatasetError(
-            f"{place} has no questions for dataset={dataset.name}. A question is a line: JSON with "
-            "a prompt, or in FILE.txt the prompt itself."
+            f"{source} has no questions for dataset={dataset.name}. A question is a line: JSON "
+            "with a prompt, or in FILE.txt the prompt itself."
         )
     return _select(list(cases.values()), dataset)
 
@@ -110,9 +109,6 @@ def prompt_set_hash(cases: Iterable[Case]) -> str:
     for case in cases:
         digest.update(json.dumps([case.case_id, case.category, case.turns]).encode() + b"\n")
     return digest.hexdigest()
-
-
-# --- where rows come from -------------------------------------------------------------------------
 
 
 def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | None:
@@ -144,10 +140,10 @@ def local_file(dataset: DatasetConfig, data_dir: str | Path | None) -> Path | No
 def _missing(
     dataset: DatasetConfig, file: str | None, data_dir: str | Path | None, reason: str
 ) -> str:
-    place = f"not in data_dir={data_dir}" if data_dir is not None else "data_dir is not set"
+    where = f"not in data_dir={data_dir}" if data_dir is not None else "data_dir is not set"
     fetch = f", or, with network, {dataset.fetch}" if dataset.fetch else ""
     return (
-        f"dataset={dataset.name}: the file {file} is missing ({place}) and {reason}."
+        f"dataset={dataset.name}: the file {file} is missing ({where}) and {reason}."
         f" Place {file} into a folder and type data_dir=FOLDER{fetch}."
     )
 
@@ -194,7 +190,6 @@ def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Itera
 
     hub = dataset.hub
     assert hub is not None, "local_file refuses a data set that is nowhere"
-    columns = {**columns, **hub.columns}
     number = 0
     for config in hub.configs:
         try:
@@ -205,36 +200,33 @@ def hub_rows(dataset: DatasetConfig, columns: Mapping[str, str | None]) -> Itera
             text = " ".join(str(error).split())[:_HUB_ERROR_CHARACTERS] or type(error).__name__
             reason = f"the hub (id {hub.id}, revision {hub.revision}) did not give it: {text}"
             raise DatasetError(_missing(dataset, dataset.file, None, reason)) from error
-        place = f"hub:{hub.id}/{config or 'default'}"
+        source = f"hub:{hub.id}/{config or 'default'}"
         for values in islice(rows, hub.rows_per_config):
             number += 1
-            yield _Row(place, number, dict(values), columns)
-
-
-# --- one row to one case --------------------------------------------------------------------------
+            yield _Row(source, number, dict(values), {**columns, **hub.columns})
 
 
 def _selected(row: _Row, rows: RowsConfig | None) -> bool:
     if rows is None:
         return True
     value = row.number if rows.column is None else row.column(rows.column)
-    if isinstance(value, bool) or not isinstance(value, int):
+    if type(value) is not int:
         raise row.error(f"the column {rows.column!r} must be a whole number, not {value!r}")
     return rows.first <= value <= rows.last
 
 
 def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
-    columns = row.columns
+    columns, values = row.columns, row.values
     # A file of the user's own may hold bare prompts: the rest is then optional.
-    bare = dataset.file is None and "prompt" in row.values and columns["turns"] not in row.values
-    if dataset.file is None and not bare and columns["turns"] not in row.values:
-        close = nearest("prompt", row.values)
+    bare = dataset.file is None and columns["turns"] not in values
+    if bare and "prompt" not in values:
+        bare, close = False, nearest("prompt", values)
         if close is not None:
             raise row.error(f"the column {close!r} is unknown: did you mean 'prompt'?")
     if bare:
-        columns = {key: name if name in row.values else None for key, name in columns.items()}
+        columns = {key: name if name in values else None for key, name in columns.items()}
     case_id = row.number if columns["id"] is None else row.column(columns["id"])
-    if isinstance(case_id, bool) or not isinstance(case_id, int | str) or case_id == "":
+    if type(case_id) not in (int, str) or case_id == "":
         raise row.error(f"the id must be a number or a text, not {case_id!r}")
     category = dataset.category or dataset.name
     if columns["category"] is not None:
@@ -242,7 +234,7 @@ def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
     if not isinstance(category, str) or not category:
         raise row.error(f"the category must be a text, not {category!r}")
     if bare:
-        turns = _texts(row, "prompt", [row.values["prompt"]])
+        turns = _texts(row, "prompt", [values["prompt"]])
     elif columns["turns"]:
         turns = _texts(row, columns["turns"], row.column(columns["turns"]))
     else:
@@ -250,7 +242,7 @@ def _case(row: _Row, dataset: DatasetConfig, shots: str) -> Case:
     task = dataset.task or task_of(category)
     if OVERALL in (category, task):
         raise row.error(f"tables call all categories together {OVERALL!r}: rename this category")
-    reference = row.values.get(columns["reference"]) if columns["reference"] else None
+    reference = values.get(columns["reference"]) if columns["reference"] else None
     return Case(str(case_id), category, task, turns, reference)
 
 
@@ -301,9 +293,6 @@ def _filled(template: str, row: _Row, shots: str = "") -> str:
     return prompt
 
 
-# --- which cases ----------------------------------------------------------------------------------
-
-
 def _select(cases: list[Case], dataset: DatasetConfig) -> list[Case]:
     selection = set(map(str, dataset.selection))
     if dataset.part == "selection":
@@ -327,8 +316,7 @@ def _select(cases: list[Case], dataset: DatasetConfig) -> list[Case]:
         cases = _stratified(cases, limit)
     if dataset.shuffle is not None:
         random.Random(dataset.shuffle).shuffle(cases)
-    cases = cases[:limit]
-    return interleaved(cases) if dataset.order == "interleaved" else cases
+    return interleaved(cases[:limit]) if dataset.order == "interleaved" else cases[:limit]
 
 
 def _by_task(cases: list[Case]) -> dict[str, list[int]]:
