@@ -11,7 +11,6 @@ from analysis.runs.load import load_runs
 from specbench.servers.client import Client
 from tests.servers.fake import serving
 from tests.servers.served_run import run
-from tests.servers.wire import listening, percentiles
 
 
 @pytest.fixture
@@ -65,21 +64,6 @@ def test_percentiles_are_those_of_the_events_that_arrived(tmp_path, heard, users
     batches = {(r.served.batch, r.turn): r.served.batch_s for r in records}
     assert found["good_requests_per_s"] == pytest.approx(len(records) / sum(batches.values()))
     assert found["limits"] == "ttft 1000 s"
-
-
-@pytest.mark.slow  # by the clock
-@pytest.mark.parametrize("users", [1, 2, 4, 8])
-def test_percentiles_agree_with_a_second_listener_and_its_clock(tmp_path, users):
-    with serving(wait_s=0.02) as (server, _), listening(server) as (url, heard):
-        words = [f"server.base_url={url}", f"server.concurrency={users}", "dataset.limit=8"]
-        code, records, summary = run(tmp_path / "r", *words)
-    assert code == 0
-    turns = [times for body, times in heard if body.get("max_tokens", 99) > 2][-len(records) :]
-    for name, expected in percentiles(turns).items():
-        found = summary["served"][0]["latency"][name]
-        assert {share: found[share] for share in expected} == pytest.approx(
-            expected, rel=0.05, abs=0.01
-        ), name
 
 
 def test_tokens_of_a_step_are_one_burst_and_requests_beyond_a_limit_do_not_count(tmp_path):
