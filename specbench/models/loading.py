@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig, RunConfig, device_name
 from specbench.errors import ConfigurationError
-from specbench.models.checkpoints import bundled, room, weights
+from specbench.models import memory
+from specbench.models.checkpoints import bundled, weights
 from specbench.system.environment import gpus
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 
 _SHAPE_STD = 0.02
-SAMPLED = "sampled-"  # begins the hash of weights whose files are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,8 @@ def model_files_present(config: RunConfig | ModelConfig) -> None:
         return
     if weights.is_bundled(model):
         bundled.find_gguf(str(model.gguf_package), str(model.gguf_file))
-        return
-    folder = weights.local_folder(model)
-    if folder is not None:
-        weights.check_folder(folder, weights.key_of(model), weights.remedy_of(model))
+    elif weights.local_folder(model) is not None:
+        weights.check_folder(model)
     else:
         weights.check_hub(model)
 
@@ -130,7 +128,7 @@ def load_model(
     kind = FLOAT32_WEIGHTS if engine is None else str(engine.weights)
     device = choose_device(str(model.device))
     dtype: torch.dtype = getattr(torch, str(model.dtype))
-    room.check(config, device)
+    memory.check_room(config, device)
     if model.shape:
         network = shape_model(
             model.shape_config, dtype=dtype, device=device, attention=str(model.attention)
@@ -166,7 +164,12 @@ def load_model(
         try:
             nn.Module.to(network, device)
         except torch.OutOfMemoryError as error:
-            raise weights.too_large(model, network, device) from error
+            size = sum(p.numel() * p.element_size() for p in network.parameters()) / 2**30
+            raise ConfigurationError(
+                f"{device} has no room for the weights of {weights.key_of(model)}={model.id}: they "
+                f"are {size:.1f} GiB in {model.dtype}. Type model.dtype=bfloat16 if it is not, "
+                "model.device_map=auto to spread them over several GPUs, or a smaller model."
+            ) from error
     short = shorten(network, kind, model)
     if isinstance(place, Path):
         digest = weights.weights_hash(place, Path(model.cache_dir))
@@ -192,7 +195,7 @@ def in_memory(
         network,
         tokenizer,
         revision=getattr(network.config, "_commit_hash", None),
-        weights_hash=f"{SAMPLED}{digest}",
+        weights_hash=f"sampled-{digest}",
     )
 
 
@@ -212,15 +215,15 @@ def _check_room(model: ModelConfig, network: PreTrainedModel) -> None:
 
     Such a pass is timed by a bus and not by the model, so no speedup over it says anything.
     """
-    away = [name for name, weight in network.named_parameters() if weight.is_meta]
+    weights_there = list(network.parameters())
+    away = sum(weight.is_meta for weight in weights_there)
     if away:
-        total = sum(1 for _ in network.parameters())
         raise ConfigurationError(
             f"model={model.name} with model.device_map={model.device_map} does not fit into "
-            f"this machine's free memory: {len(away)} of {total} weights ({away[0]} the first) "
-            "would be fetched from the host or a disk in every pass. Type "
-            "'model.device_map=null model.device=cpu' where the host's memory holds it, "
-            "model.dtype=bfloat16 where it is float32, or a smaller model."
+            f"this machine's free memory: {away} of {len(weights_there)} weights would be fetched "
+            "from the host or a disk in every pass. Type 'model.device_map=null model.device=cpu' "
+            "where the host's memory holds it, model.dtype=bfloat16 where it is float32, or a "
+            "smaller model."
         )
 
 
@@ -315,69 +318,45 @@ def _end_ids(
             )
         if ids:
             ends[name] = set(ids)
-    if not ends:
-        return frozenset(), ""
-    first, used = next(iter(ends.items()))
+    named = {name: f"token {', '.join(map(str, sorted(ids)))}" for name, ids in ends.items()}
+    first, used = next(iter(ends.items()), ("", set()))
     # A tokenizer names one end, which may be one of several.
     differing = [
-        f"{name} names {_id_list(ids)}"
+        f"{name} names {named[name]}"
         for name, ids in ends.items()
         if (not ids <= used if name == "the tokenizer" else ids != used)
     ]
-    note = f"answers end at {_id_list(used)}, from {first}; {' and '.join(differing)}, not applied."
-    return frozenset(used), note if differing else ""
-
-
-def _id_list(ids: set[int]) -> str:
-    return f"token {', '.join(map(str, sorted(ids)))}"
+    if not differing:
+        return frozenset(used), ""
+    return frozenset(used), (
+        f"answers end at {named[first]}, from {first}; {' and '.join(differing)}, not applied."
+    )
 
 
 # Settings of transformers' ``generate`` that change greedy decoding or where an answer ends, and
 # what switches them off besides null.
 _CHANGES_GREEDY: dict[str, object] = {
-    "num_beams": 1,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-    "constraints": None,
-    "force_words_ids": None,
-    "penalty_alpha": 0.0,
-    "dola_layers": None,
-    "guidance_scale": 1.0,
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "max_time": None,
-    "stop_strings": None,
-    "bad_words_ids": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "forced_decoder_ids": None,
-    "sequence_bias": None,
-    "exponential_decay_length_penalty": None,
-    "token_healing": False,
-    "watermarking_config": None,
-}
+    "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0, "constraints": None,
+    "force_words_ids": None, "penalty_alpha": 0.0, "dola_layers": None, "guidance_scale": 1.0,
+    "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0, "max_time": None,
+    "stop_strings": None, "bad_words_ids": None, "suppress_tokens": None,
+    "begin_suppress_tokens": None, "forced_bos_token_id": None, "forced_eos_token_id": None,
+    "forced_decoder_ids": None, "sequence_bias": None, "exponential_decay_length_penalty": None,
+    "token_healing": False, "watermarking_config": None,
+}  # fmt: skip
 
 
 def _not_applied(network: PreTrainedModel) -> str:
     """A note on what `generate` would apply and we do not; "" where there is nothing."""
     settings = {name: getattr(network.generation_config, name, None) for name in _CHANGES_GREEDY}
-    asked = [
+    applied = [
         f"{name}={value}"
         for name, value in settings.items()
         if value is not None and value != [] and value != _CHANGES_GREEDY[name]
     ]
-    if not asked:
-        return ""
-    return (
-        f"the model's generation_config.json asks for {', '.join(asked)}; no label applies that, "
-        "plain decoding included."
-    )
+    note = "the model's generation_config.json asks for {}; no label applies that, plain decoding "
+    return f"{note.format(', '.join(applied))}included." if applied else ""
 
 
 @contextmanager

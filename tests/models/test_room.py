@@ -8,7 +8,8 @@ import torch
 
 from specbench.config.compose import compose, typed
 from specbench.errors import ConfigurationError
-from specbench.models.checkpoints import room, weights
+from specbench.models import memory
+from specbench.models.checkpoints import weights
 
 GIB = 2**30
 
@@ -27,10 +28,10 @@ def machine(monkeypatch):
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: 0)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=host * GIB))
         monkeypatch.setattr(
-            room.shutil, "disk_usage", lambda place: SimpleNamespace(free=disk * GIB)
+            memory.shutil, "disk_usage", lambda place: SimpleNamespace(free=disk * GIB)
         )
         monkeypatch.setattr(weights, "at_hand", lambda model: fetched)
-        room.check(typed(compose([*typed_words])), torch.device(device))
+        memory.check_room(typed(compose([*typed_words])), torch.device(device))
 
     return ask
 
@@ -39,14 +40,18 @@ def machine(monkeypatch):
     ("words", "free", "refused"),
     [
         ("model=vicuna7b", {"gpus": [23.5]}, None),
-        ("model=vicuna7b", {"gpus": [15.6]}, r"takes about 16\.8 GiB .* the GPU has 15\.6 GiB"),
+        ("model=vicuna7b", {"gpus": [15.6]}, r"takes about 16\.8 GiB .* GPU.* 15\.6 GiB are free"),
         ("model=vicuna7b runner=hf", {"gpus": [23.5]}, r"takes about 29\.4 GiB"),
         ("model=llama2_70b", {"gpus": [79, 79]}, None),
         ("model=llama2_70b", {"gpus": [79]}, r"takes about 1\d\d\.\d GiB .* engine=eager"),
-        ("model=llama2_70b", {"gpus": [47, 47]}, r"the 2 GPUs have 94\.0 GiB free"),
-        ("model=vicuna7b", {"host": 8}, r"takes 12\.6 GiB of this machine's memory in float16"),
+        ("model=llama2_70b", {"gpus": [47, 47]}, r"of 2 GPUs, and 94\.0 GiB are free"),
+        ("model=vicuna7b", {"host": 8}, r"float16 takes about 12\.6 GiB of this machine's memory"),
         ("model=llama2_70b", {"gpus": [79, 79], "host": 8}, None),  # layer by layer
-        ("model=vicuna7b", {"disk": 9, "fetched": False}, r"about 12\.6 GiB and .* 9\.0 GiB free"),
+        (
+            "model=vicuna7b",
+            {"disk": 9, "fetched": False},
+            r"about 12\.6 GiB in .* 9\.0 GiB",
+        ),
         ("model=vicuna7b", {"disk": 9}, None),
         ("model=vicuna7b", {"device": "cpu", "host": 8, "gpus": []}, r"13\.6 GiB .* 8\.0 GiB"),
         ("model=smollm2_135m", {"device": "cpu", "host": 2, "gpus": []}, None),

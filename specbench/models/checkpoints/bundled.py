@@ -52,7 +52,7 @@ def find_gguf(package: str, file_name: str) -> Path:
 
 
 def converted_folder(package: str, file_name: str, cache_dir: Path) -> Path:
-    """Folder with the converted model, made now if it is missing.
+    """Give the folder with the converted model, made now if it is missing.
 
     Two processes may call this at once: one converts, the other waits.
 
@@ -65,51 +65,33 @@ def converted_folder(package: str, file_name: str, cache_dir: Path) -> Path:
     digest = file_sha256(gguf, cache_dir / "hashes")
     root = cache_dir / "models"
     final = root / f"{gguf.stem}-{digest[:12]}-v{CONVERTER_VERSION}"
-    if final.is_dir():
-        _check(final, cache_dir / "hashes")
+    hashes = root / f"{final.name}.sha256.json"
+    if not final.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(root / f"{final.name}.lock", timeout=_LOCK_TIMEOUT_S):
+            if final.is_dir():
+                return final
+            partial = root / f"{final.name}.partial"
+            # Whoever holds the lock is alone: a folder that is here was left by a killed process.
+            shutil.rmtree(partial, ignore_errors=True)
+            _log.warning("converting %s once (about half a minute) into %s", gguf.name, final)
+            _convert(gguf, digest, partial)
+            jsonl.write_json(hashes, {path.name: file_sha256(path) for path in partial.iterdir()})
+            partial.rename(final)
         return final
-    root.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(root / f"{final.name}.lock", timeout=_LOCK_TIMEOUT_S):
-        if final.is_dir():
-            return final
-        partial = root / f"{final.name}.partial"
-        # Whoever holds the lock is alone, so a folder found here was left by a killed process.
-        shutil.rmtree(partial, ignore_errors=True)
-        _log.warning("converting %s once (about half a minute) into %s", gguf.name, final)
-        _convert(gguf, digest, partial)
-        _note(partial, _hashes_of(final))
-        partial.rename(final)
-    return final
-
-
-def _hashes_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.sha256.json")
-
-
-def _note(folder: Path, place: Path) -> None:
-    found = {path.name: file_sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    jsonl.write_json(place, found)
-
-
-def _check(folder: Path, memo_dir: Path) -> None:
-    """Refuse a folder of which a file is not what was converted.
-
-    A file is read again only where its size or time of change is new: bytes that a disk flips by
-    itself are not seen.
-    """
-    place = _hashes_of(folder)
-    if not place.is_file():  # converted before hashes were kept
-        _note(folder, place)
-    again = f"Type rm -r {folder} {place}: the next run converts it again, in half a minute."
+    again = f"Type rm -r {final} {hashes}: the next run converts it again, in half a minute."
     try:
-        noted = jsonl.read_json(place)
+        noted = jsonl.read_json(hashes)
     except jsonl.RecordError as error:
         raise WeightsNotFound(f"{error} {again}") from error
-    for name, digest in noted.items():
-        path = folder / name
-        if not path.is_file() or file_sha256(path, memo_dir) != digest:
-            state = "was changed" if path.is_file() else "is missing"
-            raise WeightsNotFound(f"{path} {state} since the bundled model was converted. {again}")
+    # A file is read again only where its size or time of change is new: bytes that a disk flips by
+    # itself are not seen.
+    for path in (final / name for name in noted):
+        if not path.is_file() or file_sha256(path, cache_dir / "hashes") != noted[path.name]:
+            raise WeightsNotFound(
+                f"{path} was changed or removed since the bundled model was converted. {again}"
+            )
+    return final
 
 
 def _convert(gguf: Path, digest: str, folder: Path) -> None:

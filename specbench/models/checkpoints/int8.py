@@ -33,7 +33,7 @@ def save(network: PreTrainedModel, folder: Path) -> None:
 
 
 def rounded(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights as they are kept: matrices as bytes, each with a ``.scale`` of its rows."""
+    """Round weights as they are kept: matrices to bytes, each with a ``.scale`` of its rows."""
     tensors: dict[str, torch.Tensor] = {}
     for name, weight in weights.items():
         values = weight.detach().cpu()
@@ -48,21 +48,40 @@ def rounded(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def restored(stored: Mapping[str, torch.Tensor], file: Path) -> dict[str, torch.Tensor]:
-    """What ``rounded`` was given, in float32; other tensors as they are.
+    """Give what ``rounded`` was given, in float32; other tensors as they are.
 
     Raises:
         WeightsNotFound: a scale is missing, of another length, or some number is not finite.
     """
-    _check_scales(stored, file)
-    return {
-        name: (value * stored[name + _SCALE][:, None] if value.dtype == torch.int8 else value)
-        for name, value in stored.items()
-        if not name.endswith(_SCALE)
-    }
+    weights: dict[str, torch.Tensor] = {}
+    for name, value in stored.items():
+        if value.dtype != torch.int8:
+            # Eight-bit floats cannot be asked themselves.
+            numbers = value.double() if value.element_size() == 1 else value
+            if not numbers.isfinite().all():
+                raise _damaged(file, f"{name} is not finite")
+            if not name.endswith(_SCALE):
+                weights[name] = value
+            continue
+        scale = stored.get(name + _SCALE)
+        if scale is None:
+            raise _damaged(file, f"it lacks {name}{_SCALE}")
+        if value.dim() != 2 or scale.shape != value.shape[:1]:
+            raise _damaged(
+                file,
+                f"{name} is of bytes {tuple(value.shape)} with {scale.numel()} scales, where only "
+                "matrices are kept as bytes, with a scale a row",
+            )
+        weights[name] = value * scale[:, None]
+    return weights
+
+
+def _damaged(file: Path, why: str) -> WeightsNotFound:
+    return WeightsNotFound(f"{file} is damaged: {why}. Fetch it again.")
 
 
 def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """The model that ``save`` wrote, on the CPU, with weights in ``dtype``.
+    """Load the model that ``save`` wrote, on the CPU, with weights in ``dtype``.
 
     Raises:
         WeightsNotFound: the file is damaged, not of this configuration, or overflows in ``dtype``.
@@ -76,20 +95,12 @@ def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel
         config, dtype=dtype, attn_implementation=attention
     )
     try:
-        stored = load_file(folder / FILE)
-    except (SafetensorError, OSError) as error:
-        raise WeightsNotFound(f"{folder / FILE} is damaged: {error!r}. Fetch it again.") from error
-    state = restored(stored, folder / FILE)
-    if config.tie_word_embeddings:
-        state["lm_head.weight"] = state["model.embed_tokens.weight"]
-    try:
+        state = restored(load_file(folder / FILE), folder / FILE)
+        if config.tie_word_embeddings:
+            state["lm_head.weight"] = state["model.embed_tokens.weight"]
         network.load_state_dict(state)
-    except RuntimeError as error:
-        first = str(error).splitlines()[1:2] or [str(error)]
-        raise WeightsNotFound(
-            f"{folder / FILE} is not of the model that its config.json describes: "
-            f"{first[0].strip()}"
-        ) from error
+    except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+        raise _damaged(folder / FILE, " ".join(str(error).split())) from error
     for name, weight in network.named_parameters():
         if not weight.isfinite().all():  # in the file it was: `restored` has looked
             raise WeightsNotFound(
@@ -97,27 +108,3 @@ def load(folder: Path, *, dtype: torch.dtype, attention: str) -> PreTrainedModel
                 "Type dtype=bfloat16 or dtype=float32 of this model."
             )
     return network
-
-
-def _check_scales(stored: Mapping[str, torch.Tensor], file: Path) -> None:
-    """Refuse numbers that no model has, and rows without a scale."""
-    for name, value in stored.items():
-        if value.dtype != torch.int8:
-            # Eight-bit floats cannot be asked themselves.
-            numbers = value.double() if value.element_size() == 1 else value
-            if not numbers.isfinite().all():
-                raise WeightsNotFound(f"{file} is damaged: {name} is not finite. Fetch it again.")
-            continue
-        scale = stored.get(name + _SCALE)
-        if scale is None:
-            raise WeightsNotFound(f"{file} lacks {name}{_SCALE}. Fetch it again.")
-        if value.dim() != 2:
-            raise WeightsNotFound(
-                f"{file} is damaged: {name} are bytes of {value.dim()} dimensions, and only "
-                "matrices are kept as bytes. Fetch it again."
-            )
-        if scale.shape != value.shape[:1]:
-            raise WeightsNotFound(
-                f"{file} is damaged: {name}{_SCALE} has {scale.numel()} numbers for "
-                f"{len(value)} rows. Fetch it again."
-            )

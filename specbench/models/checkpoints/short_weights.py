@@ -34,28 +34,19 @@ def shorten(network: PreTrainedModel, kind: str, model: ModelConfig) -> str | No
     """
     if kind == FLOAT32_WEIGHTS:
         return None
-    instead = "Type engine.weights=float32."
+    why = ""
     if network.device.type != "cpu":
-        raise ConfigurationError(
-            f"engine.weights={kind} is for passes on a CPU, and the model is on {network.device}. "
-            f"{instead[:-1]}, or model.device=cpu; on a GPU model.dtype=bfloat16 is half as much."
-        )
-    if not panel_kernels.available():
-        raise ConfigurationError(
-            f"engine.weights={kind} needs products of this project's own (panels), and this build "
-            f"of torch has another OpenMP library. {instead}"
-        )
-    if not weights.is_bundled(model):
-        raise ConfigurationError(
-            f"engine.weights=stored reads the blocks of a GGUF file, and model={model.name} "
-            f"(id {model.id}) has none. Type engine.weights=float32, or model=smollm2_135m."
-        )
-    path = bundled.find_gguf(str(model.gguf_package), str(model.gguf_file))
-    if not _note_blocks(network, path):
-        raise ConfigurationError(
-            f"engine.weights=stored: no weights of {path.name} lie in blocks of Q8_0 or Q4_1, or "
-            f"they are not those of the model that was loaded. {instead}"
-        )
+        why = f"is for passes on a CPU, and the model is on {network.device}"
+    elif not panel_kernels.available():
+        why = "needs products of this project's own, and this build of torch has another OpenMP"
+    elif not weights.is_bundled(model):
+        why = f"reads the blocks of a GGUF file, and model={model.name} (id {model.id}) has none"
+    elif not _note_blocks(
+        network, bundled.find_gguf(str(model.gguf_package), str(model.gguf_file))
+    ):
+        why = f"found no blocks of Q8_0 or Q4_1 in {model.gguf_file} that are those of the model"
+    if why:
+        raise ConfigurationError(f"engine.weights={kind} {why}. Type engine.weights=float32.")
     return kind
 
 

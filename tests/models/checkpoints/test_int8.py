@@ -103,7 +103,7 @@ def test_a_scale_of_another_length_is_refused(path):
     matrix = next(name for name, value in stored.items() if value.dtype == torch.int8)
     stored[f"{matrix}.scale"] = stored[f"{matrix}.scale"][:1].clone()  # would fit every row
     save_file(stored, path)
-    with pytest.raises(WeightsNotFound, match=rf"{re.escape(matrix)}\.scale has 1 numbers"):
+    with pytest.raises(WeightsNotFound, match=rf"{re.escape(matrix)} .* with 1 scales"):
         load(path)
 
 
