@@ -26,9 +26,8 @@ State kept: none beyond the head's cache and unread states, for a turn.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,143 +36,15 @@ import torch
 from specbench.arrays import IntArray
 from specbench.config.schema import Count, Positive, Text
 from specbench.decoding.device import to_device
-from specbench.decoding.head_drafter import HeadDrafter
-from specbench.decoding.protocols import ModelWork, TargetInfo, alone
-from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree, Needs
+from specbench.decoding.protocols import ModelWork, TargetInfo
+from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree, Needs
 from specbench.index.head_tree import FixedTreeDrafter
 from specbench.models.heads import eagle, eagle3
-from specbench.models.heads.checkpoint import ends_of
-from specbench.models.heads.decoder import TrainedHead
-from specbench.models.heads.head_graphs import HeadGraphs, on_fixed_rows
+from specbench.models.heads.drafter import HeadDrafter
 
 
 @dataclass(kw_only=True, eq=False)
-class _Feature(HeadDrafter):
-    """What the three have in common: the head, and that it has read all that is committed."""
-
-    @property
-    def _levels(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def _nodes_read(self) -> int:
-        """Nodes that the head holds at once at most."""
-        raise NotImplementedError
-
-    def _load(self, folder: Path, target: TargetInfo) -> TrainedHead:
-        raise NotImplementedError
-
-    @property
-    def _weights(self) -> tuple[Hashable, ...]:
-        """Knobs that decide what `_load` gives."""
-        raise NotImplementedError
-
-    def _growing(
-        self, feature: torch.Tensor, levels: int, counted: torch.Tensor | None = None
-    ) -> ModelWork[torch.Tensor]:
-        """What a tree of ``levels`` levels is made of; ``feature [1, hidden]`` leads to the first.
-
-        ``counted [1]``: how many of the levels count, where that is known on the device alone.
-        """
-        raise NotImplementedError
-
-    def _tree_of(self, found: torch.Tensor, levels: int) -> DraftTree:
-        """The tree of what `_growing` gives for as many levels or more."""
-        raise NotImplementedError
-
-    def setup(self, context: DraftContext) -> None:
-        super().setup(context)
-        assert context.target is not None
-        load = partial(self._load, context.heads[self.head], context.target)
-        self._head = self._twin(context, load, *self._weights)
-        self._device, self._dtype = context.target.device, context.target.dtype
-        self._state_size = context.target.embeddings.embedding.shape[1]
-        self._graphs: HeadGraphs | None = None
-
-    @torch.inference_mode()
-    def begin(self, state: DecodeState) -> None:
-        if room := self._room(state):
-            rows = self._levels + 1  # the root's, and a path of its own
-            nodes = max(self._nodes_read, rows if self._graph_tokens else 0)
-            self._head.reserve(room, nodes)
-            if self._graphs is not None:
-                self._graphs.release()
-            if self._graph_tokens:
-                self._graphs = HeadGraphs(
-                    self._drafted,
-                    size=self._head.shape.hidden_size,
-                    device=self._device,
-                    dtype=self._dtype,
-                    read=self._read,
-                    width=len(self.layers) * self._state_size,
-                    rows=rows,
-                    nodes=nodes,
-                )
-                self._graphs.capture(self._head.cache.rows)
-        self._cache = self._head.cache
-        self._cache.truncate(0)
-        alone(self._catch_up(state))
-
-    def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
-        levels = min(self._levels, state.remaining - 1)
-        if levels < 1:
-            return DraftTree.empty()
-        read_so = yield from self._catch_up(state)
-        found = None
-        if self._graphs is not None:
-            found = self._graphs.draft(self._cache.length, self._feature, levels)
-        self._launched += found is None or not read_so
-        if found is None:
-            found = yield from self._growing(self._feature, levels)
-        return self._tree_of(found, levels)
-
-    def _catch_up(self, state: DecodeState) -> ModelWork[bool]:
-        """Read what is unread; whether that was nothing, or done by a graph."""
-        states = self._unread()
-        if states is None:
-            self._cache.drop_nodes()
-            return True
-        # Each row goes with the token after it, the last one with the root.
-        start = self._cache.length + 1
-        after = state.buffer[start : start + len(states)]
-        if self._graphs is not None and self._graphs.read(start - 1, states, after):
-            self._cache.read(len(states))
-            self._feature = self._graphs.feature
-            return True
-        ids = to_device(after.copy(), self._device)
-        self._feature = (yield from self._head.catching_up(ids, states))[-1:]
-        return False
-
-    # -- what graphs are recorded of ---------------------------------------------------------------
-
-    def _read(self, numbers: torch.Tensor, states: torch.Tensor, keys: int) -> torch.Tensor:
-        with on_fixed_rows(self._head, numbers[:1], keys):
-            features = alone(self._head.catching_up(numbers[2:], states))
-        return features.index_select(0, numbers[1:2] - 1)
-
-    def _drafted(self, feature: torch.Tensor, asked: torch.Tensor, keys: int) -> torch.Tensor:
-        with on_fixed_rows(self._head, asked[:1], keys):
-            return alone(self._growing(feature, self._levels, asked[1:]))
-
-
-class _FirstHead:
-    """EAGLE-1's and EAGLE-2's head, which says the ids of ``vocabulary``."""
-
-    vocabulary: str | None
-
-    @property
-    def _weights(self) -> tuple[Hashable, ...]:
-        return (self.vocabulary,)
-
-    def _load(self, folder: Path, target: TargetInfo) -> TrainedHead:
-        ends, ids = ends_of(target, self.vocabulary)
-        head = eagle.load(folder, ends, dtype=target.dtype, device=target.device)
-        head.target_ids = ids
-        return head
-
-
-@dataclass(kw_only=True, eq=False)
-class Eagle(_FirstHead, _Feature, FixedTreeDrafter):
+class Eagle(FixedTreeDrafter):
     """EAGLE: a trained head drafts a fixed tree from the target's hidden states."""
 
     name: str = "eagle"
@@ -181,16 +52,14 @@ class Eagle(_FirstHead, _Feature, FixedTreeDrafter):
     tree: str = "eagle_25"
 
     @property
-    def _levels(self) -> int:
-        return len(self._tree.levels)
-
-    @property
     def _nodes_read(self) -> int:
         return max(1, sum(len(layer.inner) for layer in self._tree.layers()))
 
+    def _load(self, folder: Path, target: TargetInfo) -> eagle.EagleHead:
+        return eagle.load(folder, target, self.vocabulary)
+
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
-        self._check_ranks(self._head.target_ids, context.vocab_size)
         # Of each node to read, by level, the number of its parent among all nodes that were read.
         self._above: list[torch.Tensor] = []
         numbers, count = torch.full((1,), -1, device=self._device), 0
@@ -200,8 +69,9 @@ class Eagle(_FirstHead, _Feature, FixedTreeDrafter):
             count += len(inner)
 
     def _growing(
-        self, feature: torch.Tensor, levels: int, counted: torch.Tensor | None = None
+        self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
     ) -> ModelWork[torch.Tensor]:
+        """``[n]`` the tree's tokens."""
         head, tokens = self._head, []
         features = feature
         for level, (above, ranks, inner) in enumerate(self._plan[:levels]):
@@ -214,12 +84,9 @@ class Eagle(_FirstHead, _Feature, FixedTreeDrafter):
                 features = yield from head.extending(ids, features[above], own)
         return torch.cat(tokens)
 
-    def _tree_of(self, found: torch.Tensor, levels: int) -> DraftTree:
-        return self._filled(found[: sum(self._tree.level_sizes[:levels])])
-
 
 @dataclass(kw_only=True, eq=False)
-class _Grown(_Feature):
+class _Grown(HeadDrafter):
     """Drafts the likeliest nodes of a tree that is grown level by level.
 
     Attributes:
@@ -255,7 +122,7 @@ class _Grown(_Feature):
         return max(1, self.depth * self.top_k)
 
     def _growing(
-        self, feature: torch.Tensor, levels: int, counted: torch.Tensor | None = None
+        self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
     ) -> ModelWork[torch.Tensor]:
         """``[3, n]`` float64: ids, parents and survival, the likeliest node first."""
         head = self._head
@@ -286,8 +153,8 @@ class _Grown(_Feature):
             made += k * k
         # A child scores at most its parent's and was made later: the best ones are a tree.
         every_score = torch.cat(all_scores)
-        if counted is not None:
-            beyond = torch.arange(made, device=self._device) >= k + (counted - 1) * k * k
+        if number is not None:
+            beyond = torch.arange(made, device=self._device) >= k + (number - 1) * k * k
             every_score = every_score.masked_fill(beyond, -torch.inf)
         kept = _first(every_score, min(self.total - 1, made))
         place = torch.full((made + 1,), -1, device=self._device)
@@ -295,11 +162,11 @@ class _Grown(_Feature):
         nodes = (torch.cat(all_ids)[kept], place[torch.cat(parents)[kept]], every_score[kept].exp())
         return torch.stack([part.double() for part in nodes])  # ids are exact in it
 
-    def _tree_of(self, found: torch.Tensor, levels: int) -> DraftTree:
+    def _tree_of(self, drafted: torch.Tensor, levels: int) -> DraftTree:
         k = min(self.top_k, self._n_ids)
         made = k + (levels - 1) * k * k
         # The one copy of a draft.
-        tokens, above, survival = found.cpu().numpy()[:, : min(self.total - 1, made)]
+        tokens, above, survival = drafted.cpu().numpy()[:, : min(self.total - 1, made)]
         return DraftTree(tokens.astype(np.int64), above.astype(np.int64), survival=survival.copy())
 
     def _children(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -318,7 +185,7 @@ def _first(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @dataclass(kw_only=True, eq=False)
-class Eagle2(_FirstHead, _Grown):
+class Eagle2(_Grown):
     """EAGLE-2: EAGLE's head drafts a tree that grows where the head is confident.
 
     Attributes:
@@ -329,6 +196,13 @@ class Eagle2(_FirstHead, _Grown):
     name: str = "eagle2"
     head: Text = "eagle"
     vocabulary: str | None = None
+
+    @property
+    def _variant(self) -> str | None:
+        return self.vocabulary
+
+    def _load(self, folder: Path, target: TargetInfo) -> eagle.EagleHead:
+        return eagle.load(folder, target, self.vocabulary)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -353,7 +227,7 @@ class Eagle3(_Grown):
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
-        assert context.target is not None and isinstance(self._head, eagle3.Eagle3Head)
+        assert context.target is not None
         if self._head.config.joins_states:
             layers = self._head.config.layer_ids
             self._layers = layers or eagle3.default_ids(context.target.n_layers)
@@ -363,7 +237,6 @@ class Eagle3(_Grown):
         return self._layers
 
     def check_layers(self, ids: IntArray, states: Sequence[torch.Tensor]) -> None:
-        assert isinstance(self._head, eagle3.Eagle3Head)
         if self._head.config.joins_states:
             self._head.reserve(len(ids), 1)
             self._reserved = 0  # the cache was made for this text
@@ -371,14 +244,8 @@ class Eagle3(_Grown):
             eagle3.checked_ids(self._head, here, to_device(ids, self._device), self._layers)
 
     @property
-    def _weights(self) -> tuple[Hashable, ...]:
+    def _variant(self) -> tuple[int, ...]:
         return tuple(self.layer_ids or ())
 
-    def _load(self, folder: Path, target: TargetInfo) -> TrainedHead:
-        return eagle3.load(
-            folder,
-            target.embeddings,
-            dtype=target.dtype,
-            device=target.device,
-            layer_ids=tuple(self.layer_ids or ()),
-        )
+    def _load(self, folder: Path, target: TargetInfo) -> eagle3.Eagle3Head:
+        return eagle3.load(folder, target, self._variant)

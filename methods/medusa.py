@@ -24,13 +24,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from specbench.config.schema import Text
-from specbench.decoding.protocols import ModelWork
+from specbench.decoding.protocols import ModelWork, TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
 from specbench.index.head_tree import FixedTreeDrafter
 from specbench.index.static_tree import (
@@ -41,8 +41,7 @@ from specbench.index.static_tree import (
     tree_of_knobs,
 )
 from specbench.models.heads import medusa
-from specbench.models.heads.checkpoint import ends_of, read_json
-from specbench.models.heads.head_graphs import HeadGraphs
+from specbench.models.heads.checkpoint import read_json
 
 _ROWS_AHEAD = 64  # of the vocabulary's size each
 _BY_MODEL = "by_model"
@@ -88,69 +87,45 @@ class Medusa(FixedTreeDrafter):
             log.info("%s: method.tree=by_model is %s", context.heads[self.head], tree)
             self._tree = load_tree(TREES[tree])
         super().setup(context)
-        assert context.target is not None
-        target, folder = context.target, context.heads[self.head]
-        ends, ids = ends_of(target, self.vocabulary)
-        self._check_ranks(ids, context.vocab_size)
-        load = partial(medusa.load, folder, ends, dtype=target.dtype, device=target.device)
-        self._heads = self._twin(context, load, self.vocabulary)
-        self._ids = None if self._heads.own_lm_heads else ids
-        require_heads(self._tree, len(self._heads.heads), folder)
+        require_heads(self._tree, len(self._head.heads), context.heads[self.head])
         depths = np.array([len(path) - 1 for path in self._tree.paths])
         ranks = np.array([path[-1] for path in self._tree.paths])
         self._depths = torch.from_numpy(depths).to(self._device)
         self._ranks = torch.from_numpy(ranks).to(self._device)
-        self._ends = np.cumsum(self._tree.level_sizes)  # nodes down to each level
-        self._graphs: HeadGraphs | None = None
-        if target.graph_tokens:
-            self._graphs = HeadGraphs(
-                lambda hidden, *_: self._chosen(
-                    self._best(self._heads(hidden, len(self._ends)))[0]
-                ),
-                size=target.embeddings.embedding.shape[1],
-                device=self._device,
-                dtype=target.dtype,
-            )
-            self._graphs.capture()
-        self._state: torch.Tensor | None = None
         self._ahead: torch.Tensor | None = None  # candidates of each row from the last prompt's on
+
+    def _load(self, folder: Path, target: TargetInfo) -> medusa.MedusaHeads:
+        return medusa.load(folder, target, self.vocabulary)
 
     @torch.inference_mode()
     def foresee(self, n_prompt: int, hidden: Mapping[int, torch.Tensor]) -> None:
-        rows = hidden[AFTER_FINAL_NORM][n_prompt - 1 :]
-        self._ahead = torch.cat(
-            [self._best(self._heads(x, len(self._ends))) for x in rows.split(_ROWS_AHEAD)]
-        )
-
-    def begin(self, state: DecodeState) -> None:
-        self._state = None
+        rows = hidden[AFTER_FINAL_NORM][n_prompt - 1 :].split(_ROWS_AHEAD)
+        self._ahead = torch.cat([self._best(self._head(x, self._levels)) for x in rows])
 
     def end(self, state: DecodeState) -> None:
         super().end(state)
         self._ahead = None
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
-        unread = self._unread()
-        if unread is not None:
-            self._state = unread[-1:]
-        levels = min(len(self._ends), state.remaining - 1)
-        if self._state is None or levels < 1:
-            return DraftTree.empty()
-        n = int(self._ends[levels - 1])
-        if self._ahead is not None:
-            best = self._ahead[state.length - state.n_prompt - 1]
-            return self._filled(self._chosen(best, n))
-        tokens = self._graphs.draft(0, self._state) if self._graphs is not None else None
-        if tokens is None:
-            self._launched += 1
-            best = self._best((yield from self._heads.guessing(self._state, levels)))[0]
-            tokens = self._chosen(best, n)
-        return self._filled(tokens[:n])
+        levels = min(self._levels, state.remaining - 1)
+        if self._ahead is None or levels < 1:
+            return (yield from super().drafting(state))
+        self._waiting = []
+        best = self._ahead[state.length - state.n_prompt - 1]
+        return self._tree_of(self._chosen(best, levels), levels)
 
-    def _chosen(self, best: torch.Tensor, n: int | None = None) -> torch.Tensor:
-        """Tokens of the first ``n`` nodes, of one row of `_best`; None: of all."""
-        tokens = best[self._depths[:n], self._ranks[:n]]
-        return tokens if self._ids is None else self._ids[tokens]
+    def _growing(
+        self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
+    ) -> ModelWork[torch.Tensor]:
+        """``[n]`` the tree's tokens."""
+        logits = yield from self._head.guessing(feature, levels)
+        return self._chosen(self._best(logits)[0], levels)
+
+    def _chosen(self, best: torch.Tensor, levels: int) -> torch.Tensor:
+        """Tokens of the nodes of the first ``levels``, of one row of `_best`."""
+        n = sum(self._tree.level_sizes[:levels])
+        tokens: torch.Tensor = self._head.to_target_ids(best[self._depths[:n], self._ranks[:n]])
+        return tokens
 
     def _best(self, logits: torch.Tensor) -> torch.Tensor:
         """``[n, levels, ranks]`` candidates of each row's heads, by their own ids."""

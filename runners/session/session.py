@@ -21,7 +21,6 @@ from specbench.decoding.batch import BatchEngine, BatchResult, TurnRequest
 from specbench.decoding.device import synchronize
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.head_drafter import heads_of
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext, Loaded
@@ -40,6 +39,7 @@ from specbench.models.checks.audit_tolerance import (
 )
 from specbench.models.draft.model import latency_ratio
 from specbench.models.graph_target import GraphTarget
+from specbench.models.heads.drafter import heads_of
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
 from specbench.replay.states import states_along

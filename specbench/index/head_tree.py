@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specbench.decoding.head_drafter import HeadDrafter
 from specbench.decoding.structs import Artifact, DraftContext, DraftTree, Needs
 from specbench.errors import ConfigurationError
 from specbench.index.static_tree import StaticTree, tree_file, tree_of_knobs
+from specbench.models.heads.drafter import HeadDrafter
 
 
 @dataclass(kw_only=True, eq=False)
@@ -48,6 +48,14 @@ class FixedTreeDrafter(HeadDrafter):
         return len(self._tree)
 
     @property
+    def _levels(self) -> int:
+        return len(self._tree.levels)
+
+    @property
+    def _variant(self) -> str | None:
+        return self.vocabulary
+
+    @property
     def needs(self) -> Needs:
         file = tree_file(self.tree) if self.levels is None else None
         if file is None:
@@ -58,8 +66,6 @@ class FixedTreeDrafter(HeadDrafter):
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
-        assert context.target is not None
-        self._device = context.target.device
         self._node_ranks = self._tree.ranks
         layers = self._tree.layers()
         self._n_ranks = [layer.n_ranks for layer in layers]
@@ -68,20 +74,17 @@ class FixedTreeDrafter(HeadDrafter):
             tuple(torch.from_numpy(part).to(self._device) for part in (x.above, x.ranks, x.inner))
             for x in layers
         ]
-
-    def _check_ranks(self, ids: torch.Tensor | None, vocab_size: int) -> None:
-        """Refuse a tree that takes more candidates than the head has ``ids``; None for all.
-
-        Raises:
-            ConfigurationError: says what to type.
-        """
-        n_ids = vocab_size if ids is None else len(ids)
+        ids = self._head.target_ids
+        n_ids = context.vocab_size if ids is None else len(ids)
         if self._tree.n_ranks > n_ids:
             key = "tree" if self.levels is None else "levels"
             raise ConfigurationError(
                 f"method.{key}={getattr(self, key)} takes {self._tree.n_ranks} candidates of a "
                 f"node, and there are {n_ids} ids. Name a tree of smaller ranks."
             )
+
+    def _tree_of(self, drafted: torch.Tensor, levels: int) -> DraftTree:
+        return self._filled(drafted[: sum(self._tree.level_sizes[:levels])])
 
     def _filled(self, tokens: torch.Tensor) -> DraftTree:
         """The tree's first nodes with ``tokens [n]``, ids of the target on its device."""

@@ -26,7 +26,6 @@ from specbench.decoding.composite import Composite
 from specbench.decoding.device import to_device
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.head_drafter import HeadDrafter, heads_of
 from specbench.decoding.structs import NO_TOKENS, DraftContext, DraftTree, Loaded
 from specbench.decoding.tree import ROOT_ALONE, TreeGeometry
 from specbench.decoding.turn import DecodeResult
@@ -34,6 +33,7 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.errors import CaseFailed, NeedsNotMet, SpecBenchError
 from specbench.models import loading
 from specbench.models.checkpoints import weights
+from specbench.models.heads.drafter import HeadDrafter, heads_of
 from specbench.replay import states
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.traces import RecordedTurn, Traces

@@ -8,7 +8,6 @@ import torch
 
 from specbench.decoding.batch import BatchEngine, TurnRequest
 from specbench.decoding.drafter import Drafter, ModelDrafter
-from specbench.decoding.head_drafter import heads_of
 from specbench.decoding.protocols import ModelCall
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DraftContext, DraftTree
@@ -16,6 +15,7 @@ from specbench.decoding.verify import GreedyVerifier, RejectionVerifier
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.models import batch_target, kv_cache
 from specbench.models.batch_target import BatchTarget
+from specbench.models.heads.drafter import heads_of
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.kv_cache import KVCache
 from specbench.models.target import Target

@@ -35,7 +35,7 @@ from specbench.models import graph_target
 from specbench.models.checks.audit_tolerance import calibrate
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
-from specbench.models.heads import head_graphs
+from specbench.models.heads import drafter as head_drafter
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.target import Target
 from tests.conftest import VOCAB, tiny_model
@@ -152,7 +152,7 @@ def few_keys() -> Iterator[None]:
         return shorter
 
     names = ("key_bucket", "key_buckets")
-    with mock.patch.multiple(head_graphs, **{n: short(getattr(graph_target, n)) for n in names}):
+    with mock.patch.multiple(head_drafter, **{n: short(getattr(graph_target, n)) for n in names}):
         yield
 
 

@@ -19,7 +19,7 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.kernels import cuda_graphs
 from specbench.models import graph_target
 from specbench.models.graph_target import FixedShape, GraphTarget, StaticNodes, StaticPass
-from specbench.models.heads import head_graphs
+from specbench.models.heads import drafter as head_drafter
 from specbench.models.heads.row_cache import RowCache
 from specbench.models.kv_cache import KVCache
 from specbench.models.target import Target
@@ -213,7 +213,7 @@ MISTAKES = {
         then(StaticPass, "__init__", lambda s: setattr(s, "_result", s._result + 0)), a_text,
         PAGEABLE),
     "a head's numbers are not pinned": (
-        instead(head_graphs, "fill", pageable), with_a_head("eagle2"), PAGEABLE),
+        instead(head_drafter, "fill", pageable), with_a_head("eagle2"), PAGEABLE),
     "the numbers' buffer is replaced": (
         then(StaticPass, "load", lambda s: setattr(s, "numbers", s.numbers.clone())), a_text,
         FREED),

@@ -17,7 +17,6 @@ from methods.sam import SuffixAutomatonDecoding
 from methods.suffix_decoding import SuffixDecoding
 from methods.suffix_else_head import SuffixElseHead
 from methods.union import Union
-from specbench.decoding import head_drafter
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, StepOutcome
@@ -25,6 +24,7 @@ from specbench.decoding.verify import RejectionVerifier
 from specbench.errors import ConfigurationError
 from specbench.index.static_tree import TREES, load_tree
 from specbench.models.draft.loading import ID_MAP_FILE
+from specbench.models.heads import drafter as head_drafter
 from specbench.models.heads.layer_shape import read_shape
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, engine, tiny_model
@@ -133,7 +133,10 @@ def rows_of_the_next_token(patch):
 
 
 def embedding_of_the_row_s_own_token(patch):
-    patch.setattr("methods.eagle.to_device", lambda ids, device: torch.as_tensor(np.roll(ids, 1)))
+    patch.setattr(
+        "specbench.models.heads.drafter.to_device",
+        lambda ids, device: torch.as_tensor(np.roll(ids, 1)),
+    )
 
 
 def first_row_skipped(patch):

@@ -44,11 +44,11 @@ class Checkpoint:
         """The error for what is wrong with the file: ``FILE reason``."""
         return WeightsNotFound(f"{self.file} {reason}")
 
-    def weight(self, key: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Give a weight in the dtype that the head computes with.
+    def weight(self, key: str, target: TargetInfo) -> torch.Tensor:
+        """Give a weight in the target's dtype, on its device.
 
         Raises:
-            WeightsNotFound: it is no matrix of real numbers, or not finite in ``dtype``.
+            WeightsNotFound: it is no matrix of real numbers, or not finite in that dtype.
         """
         tensor = self.tensors[key]
         if tensor.dtype not in _FLOATS or tensor.layout != torch.strided or tensor.is_meta:
@@ -57,13 +57,13 @@ class Checkpoint:
                 "matrix of real numbers without a scale. Save it as float32, float16 or bfloat16, "
                 "or fetch the head again."
             )
-        value = tensor.to(device, dtype)
+        value = tensor.to(target.device, target.dtype)
         if not value.isfinite().all():
             if not tensor.isfinite().all():
                 raise self.refuse(f"is damaged: {key} is not finite. Fetch it again.")
             raise self.refuse(
                 f"has numbers up to {float(tensor.abs().max()):.3g} in {key}, too large for "
-                f"{str(dtype)[6:]}. Type model.dtype=bfloat16 or model.dtype=float32."
+                f"{str(target.dtype)[6:]}. Type model.dtype=bfloat16 or model.dtype=float32."
             )
         return value
 
@@ -120,13 +120,7 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
 
 
 def fill(
-    module: nn.Module,
-    checkpoint: Checkpoint,
-    target: TargetEmbeddings,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    ignored: str = "",
+    module: nn.Module, checkpoint: Checkpoint, target: TargetInfo, *, ignored: str = ""
 ) -> None:
     """Give ``module`` (made on the meta device) the weights of a checkpoint, and freeze it.
 
@@ -141,7 +135,7 @@ def fill(
     """
     names = module.state_dict().keys()
     state = {
-        key: checkpoint.weight(key, dtype, device) if key in names else tensor
+        key: checkpoint.weight(key, target) if key in names else tensor
         for key, tensor in checkpoint.tensors.items()
         if key in names or not re.fullmatch(ignored, key)
     }
@@ -157,8 +151,8 @@ def fill(
         if weight.data_ptr() != state[key].data_ptr() and not torch.equal(weight, state[key]):
             raise checkpoint.refuse(f"has {key} as another matrix than its copies. Fetch it again.")
     module.eval().requires_grad_(False)
-    if target.packed:  # a head reads as much for a token
-        pack_linears(module, target.packed)
+    if packed := target.embeddings.packed:  # a head reads as much for a token
+        pack_linears(module, packed)
 
 
 def count(keys: Iterable[str], pattern: str) -> int:
@@ -170,14 +164,7 @@ def count(keys: Iterable[str], pattern: str) -> int:
     return max((int(m[1]) for m in map(re.compile(pattern).match, keys) if m), default=-1) + 1
 
 
-def own_embedding(
-    checkpoint: Checkpoint,
-    target: TargetEmbeddings,
-    width: int,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor | None:
+def own_embedding(checkpoint: Checkpoint, target: TargetInfo, width: int) -> torch.Tensor | None:
     """Give the head's embedding where it is not the target's; mostly it is a copy.
 
     Args:
@@ -187,7 +174,8 @@ def own_embedding(
         WeightsNotFound: it has not one such row for each of the target's ids, is not finite, or is
             missing where the target's has another width.
     """
-    vocab, hidden = target.embedding.shape
+    ends = target.embeddings.embedding
+    vocab, hidden = ends.shape
     tensor = checkpoint.tensors.get(EMBEDDING)
     if tensor is None and width == hidden:
         return None
@@ -196,8 +184,8 @@ def own_embedding(
             f"has {EMBEDDING} as {'nothing' if tensor is None else list(tensor.shape)}, where "
             f"config.json and the target ask for {[vocab, width]}. Take the head of this target."
         )
-    weight = checkpoint.weight(EMBEDDING, dtype, device)
-    theirs = target.embedding.to(device, dtype)
+    weight = checkpoint.weight(EMBEDDING, target)
+    theirs = ends.to(target.device, target.dtype)
     # One of the two may have been rounded to float16, the other to bfloat16.
     if weight.shape == theirs.shape and torch.allclose(weight, theirs, rtol=1e-2, atol=1e-5):
         return None

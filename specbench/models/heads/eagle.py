@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from specbench.decoding.protocols import TargetEmbeddings
+from specbench.decoding.protocols import TargetEmbeddings, TargetInfo
 from specbench.models.heads import checkpoint
 from specbench.models.heads.decoder import DecoderLayer, TrainedHead
 from specbench.models.heads.layer_shape import LayerShape, read_shape
@@ -50,10 +50,11 @@ class EagleHead(TrainedHead):
         return self.target.logits(features)
 
 
-def load(
-    folder: Path, target: TargetEmbeddings, *, dtype: torch.dtype, device: torch.device
-) -> EagleHead:
+def load(folder: Path, target: TargetInfo, vocabulary: str | None = None) -> EagleHead:
     """Load the EAGLE-1 or EAGLE-2 head in ``folder``.
+
+    Args:
+        vocabulary: see `checkpoint.ends_of`.
 
     Raises:
         WeightsNotFound: missing, damaged, or not for this target; names the keys.
@@ -61,7 +62,8 @@ def load(
     """
     stored = checkpoint.read(folder, FILES)
     shape = read_shape(stored.config, str(folder / "config.json"), qkv_bias_alone=True)
-    hidden = target.embedding.shape[1]
+    ends, ids = checkpoint.ends_of(target, vocabulary)
+    hidden = ends.embedding.shape[1]
     if shape.hidden_size != hidden:
         raise stored.refuse(
             f"is for targets of hidden_size {shape.hidden_size}; this one has "
@@ -69,8 +71,9 @@ def load(
         )
     with torch.device("meta"):
         # A configuration without the key means true: the code that trained the heads has it so.
-        head = EagleHead(target, shape, bias=bool(stored.config.get("bias", True)))
-    checkpoint.fill(head, stored, target, dtype=dtype, device=device, ignored=_OPTIONAL)
-    head.embedding = checkpoint.own_embedding(stored, target, hidden, dtype=dtype, device=device)
+        head = EagleHead(ends, shape, bias=bool(stored.config.get("bias", True)))
+    checkpoint.fill(head, stored, target, ignored=_OPTIONAL)
+    head.embedding = checkpoint.own_embedding(stored, target, hidden)
+    head.target_ids = ids
     log.info("%s: EAGLE with rope_theta %g", folder, shape.rope_theta)
     return head

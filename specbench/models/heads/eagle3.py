@@ -20,7 +20,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import nn
 
-from specbench.decoding.protocols import ModelWork, TargetEmbeddings
+from specbench.decoding.protocols import ModelWork, TargetEmbeddings, TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM
 from specbench.errors import ConfigurationError
 from specbench.models.heads import checkpoint
@@ -212,14 +212,7 @@ class Eagle3Head(TrainedHead):
         return logits
 
 
-def load(
-    folder: Path,
-    target: TargetEmbeddings,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    layer_ids: tuple[int, ...] = (),
-) -> Eagle3Head:
+def load(folder: Path, target: TargetInfo, layer_ids: tuple[int, ...] = ()) -> Eagle3Head:
     """Load the EAGLE-3 head in ``folder``, of either dialect.
 
     Args:
@@ -232,19 +225,19 @@ def load(
     stored = checkpoint.read(folder, FILES)
     keys, where = frozenset(stored.tensors), str(folder / "config.json")
     config = read_config(stored.config, keys, where, layer_ids=layer_ids)
-    vocab, hidden = target.embedding.shape
+    ends = target.embeddings
+    vocab, hidden = ends.embedding.shape
     if config.target_hidden_size != hidden:
         raise stored.refuse(
             f"is for targets of hidden_size {config.target_hidden_size}; this one has "
             f"{hidden}. Take the head of this target."
         )
     with torch.device("meta"):
-        head = Eagle3Head(target, config)
-    checkpoint.fill(head, stored, target, dtype=dtype, device=device, ignored=_OPTIONAL)
-    width = config.shape.hidden_size
-    head.embedding = checkpoint.own_embedding(stored, target, width, dtype=dtype, device=device)
+        head = Eagle3Head(ends, config)
+    checkpoint.fill(head, stored, target, ignored=_OPTIONAL)
+    head.embedding = checkpoint.own_embedding(stored, target, config.shape.hidden_size)
     ids = _target_ids(stored, config.draft_vocab_size, vocab)
-    head.target_ids = None if ids is None else ids.to(device)
+    head.target_ids = None if ids is None else ids.to(target.device)
     log.info(
         "%s: EAGLE-3 with rope_theta %g, layer ids %s",
         folder,

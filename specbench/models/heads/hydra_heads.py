@@ -6,15 +6,15 @@ layer over the committed states first; plain Hydra (``mlp``) reads the last stat
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import BaseModel
 from torch import nn
 
-from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings
+from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, TargetInfo
 from specbench.models.heads import checkpoint
 from specbench.models.heads.decoder import DecoderLayer, ResidualBlock, TrainedHead, split
 from specbench.models.heads.layer_shape import LayerShape, checked, read_shape
@@ -147,18 +147,11 @@ class HydraHeads(TrainedHead):
         return states
 
 
-def load(
-    folder: Path,
-    target: TargetEmbeddings,
-    target_config: Mapping[str, Any],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> HydraHeads:
-    """Load the Hydra heads in ``folder``.
+def load(folder: Path, target: TargetInfo, vocabulary: str | None = None) -> HydraHeads:
+    """Load the Hydra heads in ``folder``; the prefix layer is a layer of the target's kind.
 
     Args:
-        target_config: the target's config.json: the prefix layer is a layer of its kind.
+        vocabulary: see `checkpoint.ends_of`; of heads with an LM head each it is not asked.
 
     Raises:
         WeightsNotFound: missing, damaged, or not for this target.
@@ -177,14 +170,17 @@ def load(
     # One more than the file has is enough to be told which is missing.
     most = 1 + checkpoint.count(stored.tensors, r"hydra_mlp\.0\.(\d{1,2})\.")
     prefixed = config.hydra_head_arch == "prefix-mlp"
-    prefix = read_shape(target_config, "the target") if prefixed else None
+    prefix = read_shape(target.config, "the target") if prefixed else None
+    own = any(key.startswith("hydra_lm_head.") for key in stored.tensors)
+    ends, ids = checkpoint.ends_of(target, vocabulary)
     with torch.device("meta"):
         hydra = HydraHeads(
-            target,
+            ends,
             n_heads=n_heads,
             n_blocks=min(config.hydra_num_layers, most),
             prefix=prefix,
-            own_lm_heads=any(key.startswith("hydra_lm_head.") for key in stored.tensors),
+            own_lm_heads=own,
         )
-    checkpoint.fill(hydra, stored, target, dtype=dtype, device=device, ignored=_UNREAD)
+    checkpoint.fill(hydra, stored, target, ignored=_UNREAD)
+    hydra.target_ids = None if own else ids
     return hydra

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from specbench.decoding.protocols import ModelWork, TargetEmbeddings
+from specbench.decoding.protocols import ModelWork, TargetEmbeddings, TargetInfo
 from specbench.errors import WeightsNotFound
 from specbench.models.heads import checkpoint
 from specbench.models.heads.decoder import ResidualBlock, TrainedHead, row_call
@@ -78,13 +78,14 @@ class MedusaHeads(TrainedHead):
         return states
 
 
-def load(
-    folder: Path, target: TargetEmbeddings, *, dtype: torch.dtype, device: torch.device
-) -> MedusaHeads:
+def load(folder: Path, target: TargetInfo, vocabulary: str | None = None) -> MedusaHeads:
     """Load the Medusa-1 heads in ``folder``, of either format.
 
     Heads and blocks are counted from the keys: the published ``medusa_num_heads`` is 2 where the
     file has 5.
+
+    Args:
+        vocabulary: see `checkpoint.ends_of`; of heads with an LM head each it is not asked.
 
     Raises:
         WeightsNotFound: missing, damaged, not for this target, or a Medusa-2 model.
@@ -102,7 +103,9 @@ def load(
     if not n_heads or not n_blocks:
         raise stored.refuse("has no key 0.0.linear.weight: this is not a Medusa head. Take one.")
     own = any(f"{i}.{n_blocks}.weight" in stored.tensors for i in range(n_heads))
+    ends, ids = checkpoint.ends_of(target, vocabulary)
     with torch.device("meta"):
-        heads = MedusaHeads(target, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own)
-    checkpoint.fill(heads, stored, target, dtype=dtype, device=device)
+        heads = MedusaHeads(ends, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own)
+    checkpoint.fill(heads, stored, target)
+    heads.target_ids = None if own else ids
     return heads

@@ -1,12 +1,13 @@
 """Each head against its plain restatement, in float64, over several steps of random drafts."""
 
+from types import SimpleNamespace
+
 import torch
 
 from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
 from tests.models.heads import plain_heads, tiny_heads
 
 EXACT = {"rtol": 0.0, "atol": 1e-9}
-CPU64 = {"dtype": torch.float64, "device": torch.device("cpu")}
 
 
 LOADERS = {
@@ -18,10 +19,13 @@ LOADERS = {
 }
 
 
-def load(folder, family, target=None, **kwargs):
-    _, _, read = LOADERS[family]
-    layer = (tiny_heads.LAYER,) if family == "hydra" else ()
-    return read(folder, target or tiny_heads.target(), *layer, **{**CPU64, **kwargs})
+def load(folder, family, target=None, dtype=torch.float64, **options):
+    """``target``: its ends."""
+    whole = SimpleNamespace(
+        embeddings=target or tiny_heads.target(), dtype=dtype, device=torch.device("cpu"),
+        config=tiny_heads.LAYER,
+    )  # fmt: skip
+    return LOADERS[family][2](folder, whole, **options)
 
 
 def saved(folder, family, change=None, made=None):

@@ -251,7 +251,7 @@ def test_a_head_runs_in_the_targets_dtype(tmp_path, dtype):
     ends = tiny_heads.target()
     exact = parity.load(parity.saved(tmp_path, "eagle"), "eagle", ends)
     low = tiny_heads.Ends(ends.embedding.to(dtype), ends.head.to(dtype))
-    rounded = eagle.load(tmp_path, low, dtype=dtype, device=torch.device("cpu"))
+    rounded = parity.load(tmp_path, "eagle", low, dtype)
     features = torch.randn(5, tiny_heads.HIDDEN, dtype=torch.float64)
     outs = []
     for head, like in ((exact, torch.float64), (rounded, dtype)):
