@@ -52,15 +52,11 @@ def pooled(runs: Sequence[Run], without: Sequence[str] = ()) -> JsonObject:
     baseline = first.baseline if first.baseline in labels else None
     compared = compare_labels(records, labels, baseline, first.seed, first.estimator)
     errors = [error for run in runs for error in run.errors]
-    warned = warnings(records, first.manifest, compared.rows, errors, left_out)
+    warned = warnings(records, first.manifest, compared["rows"], errors, left_out)
     return {
         "code": first.manifest.code,
         "runs": [run.manifest.run_key for run in runs],
-        "rows": compared.rows,
-        "pairs": compared.pairs,
-        "leaders": compared.leaders,
-        "against_best": compared.against_best,
-        "verdict": compared.verdict,
+        **compared,
         "warnings": [warning.to_json() for warning in warned],
     }
 

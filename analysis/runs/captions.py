@@ -8,7 +8,6 @@ from analysis.runs.comparisons import ComparedRuns
 from analysis.runs.load import Run
 from specbench.results.conditions import KINDS, Warned, conditions, joined, warnings
 from specbench.results.decision import cases_words
-from specbench.results.run_summary import served_warnings
 from specbench.results.statistics.disturbed import disturbance_text
 from specbench.results.statistics.served import served_labels
 from specbench.results.summary_schema import SummaryRow
@@ -51,8 +50,8 @@ def warnings_of(comparison: ComparedRuns) -> list[Warned]:
     warned: list[Warned] = []
     for run in comparison.runs:
         rows = _rows(comparison, run)
-        warned += warnings(run.counted, run.manifest, rows, run.errors, run.left_out)
-        warned += served_warnings(served_labels(run.counted, run.labels, baseline=run.baseline))
+        served = served_labels(run.counted, run.labels, baseline=run.baseline)
+        warned += warnings(run.counted, run.manifest, rows, run.errors, run.left_out, served)
     return list({warning.text: warning for warning in warned}.values())
 
 

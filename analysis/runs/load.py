@@ -30,7 +30,7 @@ from specbench.results.records import (
     CaseRecord,
     read_records,
 )
-from specbench.results.statistics.counted import WrongOutputs, left_out, wrong_outputs
+from specbench.results.statistics.counted import left_out, wrong_outputs
 from specbench.results.statistics.roofline import number_format
 from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED, JsonObject, read_json, read_jsonl
@@ -277,7 +277,7 @@ class Run:
         return [record for record in self.records if record.label not in self.left_out]
 
     @functools.cached_property
-    def wrong_outputs(self) -> Mapping[str, WrongOutputs]:
+    def wrong_outputs(self) -> Mapping[str, str]:
         """The labels that may not be ranked because of their outputs."""
         return wrong_outputs(self.records, self.labels)
 

@@ -28,9 +28,8 @@ from specbench.results.decision import (
 from specbench.results.estimate import ABSENT, FEWEST, INTERVAL, Cell, Estimate, Fact
 from specbench.results.metrics import METRIC
 from specbench.results.records import OWN_ENGINE
-from specbench.results.statistics.latency import limits_of
 from specbench.results.statistics.pairs import MARGIN, rank_labels
-from specbench.results.statistics.served import load_rows, served_labels
+from specbench.results.statistics.served import limits_of, load_rows, served_labels
 from specbench.results.summary_schema import SummaryRow, interval, n_of, number
 from specbench.results.tasks import HEADINGS, OVERALL
 

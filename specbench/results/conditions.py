@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
+from specbench.config.schema import STORED_WEIGHTS
 from specbench.paths import PROJECT
 from specbench.results.decision import AGAINST_TEXT, cases_words, listed
 from specbench.results.estimate import FEWEST
-from specbench.results.manifest import Hardware, ModelInfo, RunManifest
+from specbench.results.manifest import ModelInfo, Passes, RunManifest
 from specbench.results.metrics import METRICS
 from specbench.results.records import (
     CASES,
@@ -28,13 +29,15 @@ from specbench.results.records import (
     OWN_ENGINE,
     CaseRecord,
 )
-from specbench.results.statistics import roofline
+from specbench.results.statistics.roofline import PLAIN_PASS, number_format, plain_engine
 from specbench.results.statistics.summary import noisy_blocks, timed_turns
-from specbench.results.summary_schema import SummaryRow, WarningLine, n_of
+from specbench.results.summary_schema import ServedLabel, SummaryRow, WarningLine, n_of
 from specbench.results.tasks import OVERALL
 
 _NEAR_TIES_SHOWN_FROM = 0.02  # of the audited turns, in float32
 _STEAL_SHOWN_FROM = 0.05  # of the CPU time while turns ran
+_SLOW_BASELINE = 0.5  # share of the bandwidth below which a run warns
+_IMPOSSIBLE = 1 - 1e-9  # a share from which on plain decoding itself was the fastest read
 _LISTED = 24  # labels in a sentence
 _THINKING = "enable_thinking"  # the chat templates' word for it (Qwen 3 and others)
 _CREDIT = ("accepted_from_", "found_by_")  # counts of a drafter's parts
@@ -59,8 +62,10 @@ DEFINITIONS = {metric.heading: metric.help for metric in METRICS} | {
     "Case": "a question with all its turns. A case that failed for one method counts for none.",
 }
 
+KINDS = ("SYNTHETIC", "IMPORTED", "PREDICTED")  # of numbers that were not measured here
+
 # A sentence of each warning, by its code.
-SENTENCES: Mapping[str, str] = {
+_DECIDING = {
     "SYNTHETIC": "SYNTHETIC RECORDS, not a measurement.",
     "IMPORTED": "IMPORTED from {source}'s files: not run here, no tokens to audit.",
     "PREDICTED": "PREDICTED times (replay with a cost surface), not measured ones.",
@@ -70,7 +75,7 @@ SENTENCES: Mapping[str, str] = {
     "AUDIT_FAILED": "The audit itself failed for {turns} turns; reasons in {file}.",
     "BUSY": "THE MACHINE WAS TOO BUSY in {disturbed} of {cases} cases. They count; take these "
     "speedups as rough.",
-    "SLOW_BASELINE": "SLOW BASELINE: ar takes {share} of the {by} bandwidth, so each speedup is "
+    "SLOW_BASELINE": "SLOW BASELINE: ar takes {share} of the read bandwidth, so each speedup is "
     "partly due to a slow baseline.",
     "SLOW_ROW": "SLOW BASELINE: passes of more rows take less time than ar's of one row "
     "({prices}), so each speedup is partly due to a slow baseline.",
@@ -85,18 +90,6 @@ SENTENCES: Mapping[str, str] = {
     "MIXED": "MIXED draft lengths: {kinds}.",
     "NO_DRAFT": "{label} drafted nothing in {steps} steps.",
     "FORCED": "Resumed with resume=force: not all records come from the same conditions.",
-    "MEMORY": "MEMORY IS NOT THE LIMIT: ar takes {share} of the {by} bandwidth, because its "
-    "weights are blocks that each pass unpacks, which takes longer than to read them.",
-    "BANDWIDTH": "BANDWIDTH DISTURBED: ar read its weights faster than the measured {by}.",
-    "DISTURBED": "{disturbed} of {cases} cases stayed disturbed (disturbed_by in the records says "
-    "why); their times count for no label.",
-    "STOLEN": "The hypervisor gave {share:.0%} of this machine's CPU time to others while turns "
-    "were measured (cpu_steal in the records).",
-    "NEAR_TIES": "{ties} of {audited} audited turns are near ties, more than {limit:.0%} in "
-    "float32: look at their gaps in {file}.",
-    "LAUNCHED": "{label}: {share:.1%} of its head's drafts were launched kernel by kernel, beside "
-    "passes of the target that are replayed as CUDA graphs, and took longer than they have to (a "
-    "path longer than the head's own, or no capture: see the log).",
     "UNCOUNTED": "{label}: the server did not say its steps in {turns} turns, which do not count "
     "in MAT.",
     "TOGETHER": "{label}: all tokens came together in {turns} turns, which count in no decode "
@@ -106,13 +99,20 @@ SENTENCES: Mapping[str, str] = {
     "DIFFERS": "{label} differs first at {place}.",
     "REMARK": "{text}",
 }
-KINDS = ("SYNTHETIC", "IMPORTED", "PREDICTED")  # of numbers that were not measured here
-_DECIDE = (
-    *KINDS, "LEFT_OUT", "CASES_DROPPED", "AUDIT_FAILED", "BUSY",
-    "SLOW_BASELINE", "SLOW_ROW", "BASELINE_LAUNCHED", "EAGER_FALLBACK", "ANOTHER_ENGINE", "LOSSY",
-    "ROUNDINGS", "MIXED", "NO_DRAFT", "FORCED", "DIFFERS", "UNCOUNTED",
-    "TOGETHER", "NOT_STREAMED", "REMARK",
-)  # fmt: skip
+SENTENCES: Mapping[str, str] = _DECIDING | {
+    "MEMORY": "MEMORY IS NOT THE LIMIT: ar takes {share} of the read bandwidth, because its "
+    "weights are blocks that each pass unpacks, which takes longer than to read them.",
+    "BANDWIDTH": "BANDWIDTH DISTURBED: ar read its weights faster than the measured read.",
+    "DISTURBED": "{disturbed} of {cases} cases stayed disturbed (disturbed_by in the records says "
+    "why); their times count for no label.",
+    "STOLEN": "The hypervisor gave {share:.0%} of this machine's CPU time to others while turns "
+    "were measured (cpu_steal in the records).",
+    "NEAR_TIES": "{ties} of {audited} audited turns are near ties, more than {limit:.0%} in "
+    "float32: look at their gaps in {file}.",
+    "LAUNCHED": "{label}: {share:.1%} of its head's drafts were launched kernel by kernel, beside "
+    "passes of the target that are replayed as CUDA graphs, and took longer than they have to (a "
+    "path longer than the head's own, or no capture: see the log).",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,10 @@ class Warned:
     @property
     def decides(self) -> bool:
         """Whether it may change which method one takes."""
-        return self.code in _DECIDE
+        return self.code in _DECIDING
 
     def to_json(self) -> WarningLine:
-        return {"code": self.code, "values": dict(self.values)}
+        return cast("WarningLine", asdict(self))
 
 
 def _warn(code: str, **values: object) -> Warned:
@@ -148,7 +148,7 @@ def hardware_text(manifest: RunManifest) -> str:
         return "hardware of the server not recorded"
     if names := gpu_names(manifest):
         return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))
-    machine = timed_on(manifest)[1]
+    machine = manifest.timed_hardware
     if not machine.get("cpu"):
         return "hardware not recorded"
     count = machine.get("cpus_usable") or machine.get("cpus")
@@ -157,20 +157,11 @@ def hardware_text(manifest: RunManifest) -> str:
     return f"{machine['cpu']}{cpus}{pinned}"
 
 
-def timed_on(manifest: RunManifest) -> tuple[ModelInfo, Hardware]:
-    """Give model and hardware that the times belong to: the cost surface's, else the run's."""
-    if manifest.surface is None:
-        return manifest.model or ModelInfo(), manifest.hardware
-    machine = manifest.surface["machine"].get("hardware") or Hardware()
-    return ModelInfo.from_json(manifest.surface["model"]), machine
-
-
 def gpu_names(manifest: RunManifest) -> list[str]:
     """Name the GPUs that the times belong to; none where a CPU computed."""
-    model, machine = timed_on(manifest)
-    device = model.device or manifest.setting("model", "device")
-    on_gpu = str(device).startswith("cuda")
-    return [gpu["name"] for gpu in machine.get("gpus", [])] if on_gpu else []
+    device = manifest.timed_model.device or manifest.setting("model", "device")
+    gpus = manifest.timed_hardware.get("gpus", [])
+    return [gpu["name"] for gpu in gpus] if str(device).startswith("cuda") else []
 
 
 def thinking(manifest: RunManifest) -> bool | None:
@@ -201,6 +192,8 @@ def conditions(
     repeats = 1 + max((record.repeat for record in records), default=0)
     limit = manifest.setting("generation", "max_new_tokens")
     whole = [row for row in rows if row["task"] == OVERALL]
+    engine, threads = plain_engine(manifest.timed_model), (manifest.model or ModelInfo()).threads
+    own_engine = [engine, f"{threads} thread{'s' * (threads > 1)}" if threads else None]
     lines = {
         "model": _model(manifest),
         "data": str(manifest.setting("dataset", "name")),
@@ -209,7 +202,7 @@ def conditions(
         "repeats": str(repeats) if repeats > 1 else "",
         "sampling": _sampling(records, manifest),
         "hardware": hardware_text(manifest),
-        "engine": _engines(records) or _own_engine(manifest),
+        "engine": _engines(records) or ", ".join(filter(None, own_engine)),
         "server build": _builds(manifest),
         "sequences at once": _batch(records),
         "users at once": str(manifest.setting("server", "concurrency") or ""),
@@ -227,8 +220,8 @@ def conditions(
         lines |= {
             "speedup": SPEEDUPS[manifest.config.get("estimator") or "paired"],
             "intervals": _interval(records, repeats, whole),
-            "cost of rows": roofline.price_text(manifest),
-            "weights read": roofline.share_text(manifest, whole),
+            "cost of rows": _price_text(manifest),
+            "weights read": _share_text(manifest, whole),
         }
     return {name: line for name, line in lines.items() if line}
 
@@ -250,7 +243,7 @@ def _model(manifest: RunManifest) -> str:
     """``smollm2_135m (float32, greedy, template auto)``."""
     model, temperature = manifest.model or ModelInfo(), _temperature(manifest)
     dtype = model.dtype or manifest.setting("model", "dtype")
-    parts = [roofline.number_format({"dtype": dtype, "weights": model.weights})] if dtype else []
+    parts = [number_format({"dtype": dtype, "weights": model.weights})] if dtype else []
     parts.append("greedy" if temperature == 0 else f"temperature {temperature:g}")
     if not manifest.servers:  # a server writes its prompts itself
         template, thinks = manifest.setting("model", "template"), thinking(manifest)
@@ -275,13 +268,6 @@ def _engines(records: Iterable[CaseRecord]) -> str:
     """Other engines with what they keep weights in; empty where ours decoded."""
     answered = {(r.engine, r.numerics) for r in records if r.engine != OWN_ENGINE}
     return "; ".join(f"{engine}, weights in {numerics}" for engine, numerics in sorted(answered))
-
-
-def _own_engine(manifest: RunManifest) -> str:
-    threads = (manifest.model or ModelInfo()).threads
-    parts = [roofline.baseline_engine(manifest) or ""]
-    parts += [f"{threads} thread{'s' * (threads > 1)}"] if threads else []
-    return ", ".join(filter(None, parts))
 
 
 def _builds(manifest: RunManifest) -> str:
@@ -331,7 +317,6 @@ def _totals(records: Iterable[CaseRecord], count: Callable[[CaseRecord], int]) -
 
 
 def _drafted(records: Sequence[CaseRecord]) -> str:
-    """Draft tokens of a step, measured, by label."""
     steps = _totals(records, lambda r: r.n_target_passes)
     drafted = _totals(records, lambda r: r.n_drafted)
     offered = _totals(records, lambda r: sum(r.drafter.get("offered_per_step", ())))
@@ -359,18 +344,19 @@ def _interval(records: Sequence[CaseRecord], repeats: int, rows: Sequence[Summar
 
 def accepted_by_part(records: Sequence[CaseRecord]) -> list[str]:
     """Tell for each label made of several drafters whose draft tokens were accepted."""
+    counts: dict[str, Counter[str]] = {}
+    for record in records:
+        credit = {k: n for k, n in record.drafter.items() if k.startswith(_CREDIT)}
+        if record.status != "failed" and credit:
+            counts.setdefault(record.label, Counter()).update(credit)
     lines = []
-    for label in dict.fromkeys(record.label for record in records):
-        counts = Counter[str]()
-        for record in records:
-            if record.label == label and record.status != "failed":
-                counts.update({k: n for k, n in record.drafter.items() if k.startswith(_CREDIT)})
-        credited = [name for name in counts if name.startswith(_CREDIT[0])]
-        if total := sum(counts[name] for name in credited):
-            parts = [(name.removeprefix(_CREDIT[0]), counts[name]) for name in credited]
+    for label, count in counts.items():
+        parts = [k.removeprefix(_CREDIT[0]) for k in count if k.startswith(_CREDIT[0])]
+        if total := sum(count[_CREDIT[0] + part] for part in parts):
             shares = ", ".join(
-                f"{part} {n / total:.0%} (had {counts[_CREDIT[1] + part] / total:.0%})"
-                for part, n in parts
+                f"{part} {count[_CREDIT[0] + part] / total:.0%} "
+                f"(had {count[_CREDIT[1] + part] / total:.0%})"
+                for part in parts
             )
             lines.append(f"{total:,} of {label}: {shares}")
     return lines
@@ -394,6 +380,45 @@ def _draft_weights(manifest: RunManifest) -> str:
     return f"{form} ({', '.join(labels)}); the model is not rounded" if labels else ""
 
 
+def _share_text(manifest: RunManifest, rows: Sequence[SummaryRow]) -> str:
+    """Which part of the memory's speed plain decoding takes."""
+    speed = manifest.timed_model.read_bytes_per_s
+    shares = [row["bandwidth_share"] for row in rows if row["label"] == manifest.baseline]
+    if not shares or shares[0] is None or speed is None:
+        return ""
+    return f"by ar at {shares[0]:.0%} of this machine's read bandwidth ({speed / 1e9:.0f} GB/s)"
+
+
+def _row_prices(manifest: RunManifest) -> dict[int, Sequence[float]]:
+    """By rows above 1, a pass's time over that of one row: alone, or with its interval."""
+    times = manifest.timed_model.row_times
+    if not times or "1" not in times["seconds"] or manifest.batch_size > 1:
+        return {}
+    first = times["seconds"]["1"]
+    prices: dict[str, Sequence[float]] = {
+        rows: (seconds / first,) for rows, seconds in times["seconds"].items()
+    }
+    prices |= times.get("prices", {})
+    return {int(rows): prices[rows] for rows in sorted(prices, key=int) if int(rows) > 1}
+
+
+def _price_text(manifest: RunManifest) -> str:
+    times, prices = manifest.timed_model.row_times, _row_prices(manifest)
+    if not prices or times is None:
+        return ""
+    return (
+        f"{_prices_text(prices)}, in passes of one row behind {times['context']} tokens; speedup "
+        "is MAT / this, less what drafting takes"
+    )
+
+
+def _prices_text(prices: Mapping[int, Sequence[float]]) -> str:
+    return ", ".join(
+        f"{rows} rows {price:.2f}" + (" ({:.2f} to {:.2f})".format(*bounds) if bounds else "")
+        for rows, (price, *bounds) in prices.items()
+    )
+
+
 # -- warnings --------------------------------------------------------------------------------------
 
 
@@ -403,6 +428,7 @@ def warnings(
     rows: Sequence[SummaryRow],
     errors: Sequence[Mapping[str, object]] = (),
     left_out: Mapping[str, str] | None = None,
+    served: Sequence[ServedLabel] = (),
 ) -> list[Warned]:
     """Warn of what may mislead a reader of a run's numbers, the weightiest first.
 
@@ -412,9 +438,10 @@ def warnings(
         rows: of these records, from ``summarize``.
         errors: the lines of ``errors.jsonl``.
         left_out: labels that do not count, with their reasons.
+        served: of these records, from ``served_labels``.
     """
     labels = [row["label"] for row in rows if row["task"] == OVERALL]
-    busy, slow = [*_machine(records)], roofline_warnings(manifest, rows)
+    busy, slow = [*_machine(records)], [*roofline_warnings(manifest, rows)]
     if any(warned.code == "BUSY" for warned in busy):
         # Other programs took the CPU, and may be why plain decoding was slow.
         slow = [warned for warned in slow if warned.code not in ("SLOW_BASELINE", "MEMORY")]
@@ -428,6 +455,7 @@ def warnings(
         *_outputs(records, manifest),
         *_drafts(records, manifest, rows),
         *(_warn("REMARK", text=note) for note in manifest.notes or ()),
+        *_served(served),
     ]
 
 
@@ -458,9 +486,9 @@ def _failures(
 
 def _machine(records: Sequence[CaseRecord]) -> Iterator[Warned]:
     """What other programs took, and what became of the cases."""
-    units = noisy_blocks(records)
-    blocks = {(r.repeat, r.case_id): (r.repeat, r.unit) for r in records}
-    if disturbed := sum(unit in units for unit in blocks.values()):
+    noisy = noisy_blocks(records)
+    blocks = {(r.repeat, r.case_id): r.block for r in records}
+    if disturbed := sum(block in noisy for block in blocks.values()):
         labels = list(dict.fromkeys(record.label for record in records))
         counted = bool(noisy_blocks(timed_turns(records, labels)))
         yield _warn("BUSY" if counted else "DISTURBED", disturbed=disturbed, cases=len(blocks))
@@ -469,42 +497,48 @@ def _machine(records: Sequence[CaseRecord]) -> Iterator[Warned]:
         yield _warn("STOLEN", share=sum(steal) / len(steal))
 
 
-def roofline_warnings(manifest: RunManifest, rows: Sequence[SummaryRow]) -> list[Warned]:
+def roofline_warnings(manifest: RunManifest, rows: Sequence[SummaryRow]) -> Iterator[Warned]:
     """Warn of a baseline that is slower than it could be, or than any read of memory allows."""
-    warned = []
-    if prices := roofline.prices_below_one(manifest):
-        warned.append(_warn("SLOW_ROW", prices=prices))
-    if reason := roofline.not_captured(manifest):
-        warned.append(_warn("BASELINE_LAUNCHED", reason=reason))
+    # Below 1 as they are shown.
+    below = {n: p for n, p in _row_prices(manifest).items() if len(p) == 3 and round(p[2], 2) < 1}
+    if below:
+        yield _warn("SLOW_ROW", prices=_prices_text(below))
+    if reason := _not_captured(manifest.timed_model):
+        yield _warn("BASELINE_LAUNCHED", reason=reason)
     shares = {r["task"]: r["bandwidth_share"] for r in rows if r["label"] == manifest.baseline}
-    share, context = shares.get(OVERALL), roofline.baseline_context(manifest)
-    if share is not None and share < roofline.SLOW_BASELINE:
-        code = "MEMORY" if context.weights == roofline.STORED_WEIGHTS else "SLOW_BASELINE"
-        warned.append(_warn(code, share=f"{share:.0%}", by=context.by))
-    if max((s for s in shares.values() if s), default=0.0) >= roofline.IMPOSSIBLE:
-        warned.append(_warn("BANDWIDTH", by=context.by))
-    return warned
+    share = shares.get(OVERALL)
+    if share is not None and share < _SLOW_BASELINE:
+        stored = manifest.timed_model.weights == STORED_WEIGHTS
+        yield _warn("MEMORY" if stored else "SLOW_BASELINE", share=f"{share:.0%}")
+    if max((s for s in shares.values() if s), default=0.0) >= _IMPOSSIBLE:
+        yield _warn("BANDWIDTH")
+
+
+def _not_captured(model: ModelInfo) -> str:
+    """Why plain decoding's passes are no CUDA graphs on a GPU; empty where they are."""
+    passes = model.passes or Passes()
+    eager = passes.get("eager") or {}
+    failed = [f"{shape}: {why}" for shape, why in eager.items() if shape.startswith(PLAIN_PASS)]
+    if failed:
+        return "; ".join(failed)
+    if passes.get("engine") == "graph" and plain_engine(model) == "eager":
+        return "none of a pass with one row was captured"
+    return passes.get("reason", "") if (model.device or "").startswith("cuda") else ""
 
 
 def _passes(records: Sequence[CaseRecord]) -> Iterator[Warned]:
     """Labels whose passes were no CUDA graphs although they were meant to be."""
-    passes = {
-        "target": (EAGER_PASSES, _totals(records, lambda r: r.n_target_passes)),
-        # The draft's pass over a prompt may be such a one and is not among its passes.
-        "draft": (
-            EAGER_DRAFT_PASSES,
-            _totals(records, lambda r: int(r.drafter.get("draft_forwards", 0))),
-        ),
-    }
-    for model, (name, counts) in passes.items():
-        for label, eager in _totals(records, _counter(name)).items():
-            if eager:
-                share = eager / max(counts[label], eager)
-                yield _warn("EAGER_FALLBACK", label=label, model=model, share=share)
-    for label, launched in _totals(records, _counter(LAUNCHED_DRAFTS)).items():
-        if launched:
-            share = launched / max(passes["target"][1][label], launched)
-            yield _warn("LAUNCHED", label=label, share=share)
+    passes = _totals(records, lambda r: r.n_target_passes)
+    # The draft's pass over a prompt may be such a one and is not among its passes.
+    drafts = _totals(records, lambda r: int(r.drafter.get("draft_forwards", 0)))
+    for code, name, counts, values in (
+        ("EAGER_FALLBACK", EAGER_PASSES, passes, {"model": "target"}),
+        ("EAGER_FALLBACK", EAGER_DRAFT_PASSES, drafts, {"model": "draft"}),
+        ("LAUNCHED", LAUNCHED_DRAFTS, passes, {}),
+    ):
+        for label, n in _totals(records, _counter(name)).items():
+            if n:
+                yield _warn(code, label=label, share=n / max(counts[label], n), **values)
 
 
 def _counter(name: str) -> Callable[[CaseRecord], int]:
@@ -541,6 +575,18 @@ def _drafts(
     for label, steps in _totals(ours, lambda r: r.n_target_passes).items():
         if steps and not drafted[label]:
             yield _warn("NO_DRAFT", label=label, steps=steps)
+
+
+def _served(rows: Iterable[ServedLabel]) -> Iterator[Warned]:
+    """Answers that differ, and what servers did not say."""
+    for row in rows:
+        if row["first_difference"]:
+            yield _warn("DIFFERS", label=row["label"], place=row["first_difference"])
+        if row["uncounted"]:
+            yield _warn("UNCOUNTED", label=row["label"], turns=row["uncounted"])
+        if row["together"]:
+            code = "TOGETHER" if row["user_tokens_per_s"] else "NOT_STREAMED"
+            yield _warn(code, label=row["label"], turns=row["together"])
 
 
 def citation(file: Path = PROJECT / "CITATION.cff") -> str:

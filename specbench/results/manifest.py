@@ -129,9 +129,6 @@ class ModelInfo(_Loaded):
     tokenizer_hash: str | None = None
     template_sha: str | None = None
     weight_bytes: int | None = None
-    copy_bytes_per_s: float | None = None
-    """The device's copy bandwidth at the run's start."""
-
     read_bytes_per_s: float | None = None
     """The device's fastest read of as many bytes as the weights have, of all in the run."""
 
@@ -305,6 +302,24 @@ class RunManifest(_Node):
                     f"{path} {state} after the run was done, so its numbers are not shown. Put the "
                     f"file back, {'' if name == MANIFEST else keep}or measure anew: fresh=true."
                 )
+
+    @property
+    def timed_model(self) -> ModelInfo:
+        """The model that times belong to: the cost surface's, where they are predicted."""
+        if self.surface:
+            return ModelInfo.from_json(self.surface.get("model") or {})
+        return self.model or ModelInfo()
+
+    @property
+    def timed_hardware(self) -> Hardware:
+        """The machine that times belong to, likewise."""
+        machine = self.surface.get("machine") or {} if self.surface else {"hardware": self.hardware}
+        return machine.get("hardware") or Hardware()
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences that our engine decoded at once."""
+        return int(self.setting("batch", "size") or 1)
 
     @property
     def shard(self) -> tuple[int, int] | None:

@@ -60,7 +60,6 @@ MODELS = {
     "smollm2_135m": "SmolLM2-135M",
     "vicuna13b": "Vicuna-13B",
     "vicuna33b": "Vicuna-33B",
-    "vicuna68m": "Vicuna-68M",
     "vicuna7b": "Vicuna-7B",
     "unspecified": "a model not stated",
     "unspecified_13b": "a 13B model",

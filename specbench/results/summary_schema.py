@@ -78,14 +78,6 @@ class Standing(TypedDict):
     p: float | None
 
 
-class WithoutRule(TypedDict):
-    """A label's numbers over the whole run, of every turn as it was first measured."""
-
-    tokens_per_s: float | None
-    speedup: float | None
-    speedup_ci: Interval | None
-
-
 class Disturbance(TypedDict):
     """What the rule about disturbed turns found and did.
 
@@ -93,14 +85,14 @@ class Disturbance(TypedDict):
         turns: by label, measured turns; ``flagged``: of these the ones whose first measurement was
             called disturbed.
         cases_again: cases (and repeats) measured again; ``turns_again``: their turns, all labels.
-        without_rule: by label.
+        without_rule: by label, numbers of a row that has every turn as it was first measured.
     """
 
     turns: dict[str, int]
     flagged: dict[str, int]
     cases_again: int
     turns_again: int
-    without_rule: dict[str, WithoutRule]
+    without_rule: dict[str, dict[str, Any]]
 
 
 class ServedLabel(TypedDict):
@@ -177,13 +169,26 @@ class WarningLine(TypedDict):
     values: dict[str, object]
 
 
-class Summary(TypedDict):
-    """All of the file; ``pairs`` is empty unless two methods were compared.
+class Compared(TypedDict):
+    """The labels of records beside each other.
 
     Attributes:
         leaders: the methods that may be the fastest, the first first.
         against_best: by label; empty where nothing was timed.
         verdict: what the comparison says in one sentence.
+    """
+
+    rows: list[SummaryRow]
+    pairs: list[Pair]
+    leaders: list[str]
+    against_best: dict[str, Standing]
+    verdict: str
+
+
+class Summary(Compared):
+    """All of the file; ``pairs`` is empty unless two methods were compared.
+
+    Attributes:
         disturbed: None where no time was measured.
         conditions: what the numbers stand on, a condition a line; ``warnings``: by their codes.
         served: where servers answered.
@@ -192,12 +197,7 @@ class Summary(TypedDict):
 
     schema_version: int
     run_key: str | None
-    rows: list[SummaryRow]
-    pairs: list[Pair]
-    leaders: list[str]
-    against_best: dict[str, Standing]
     disturbed: Disturbance | None
-    verdict: str
     conditions: dict[str, str]
     warnings: list[WarningLine]
     served: NotRequired[list[ServedLabel]]

@@ -235,8 +235,8 @@ class TestConditions:
         ("speed", "codes"),
         [
             ({"read_bytes_per_s": 4e10}, {"SLOW_BASELINE"}),
-            ({"copy_bytes_per_s": 5e9}, {"BANDWIDTH"}),
-            ({"copy_bytes_per_s": 7e9}, set()),
+            ({"read_bytes_per_s": 5e9}, {"BANDWIDTH"}),
+            ({"read_bytes_per_s": 7e9}, set()),
         ],
     )
     def test_a_slow_baseline_and_an_impossible_share_are_warned_of(self, results, speed, codes):

@@ -15,7 +15,6 @@ from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless, Served
 from specbench.results.run_summary import exit_code, run_summary
 from specbench.results.statistics.batched import batched_labels
-from specbench.results.statistics.latency import Limits
 from specbench.results.statistics.pairs import rank_labels
 from specbench.results.statistics.served import served_labels, system_verdict
 from specbench.results.statistics.summary import summarize, task_order, timed_turns
@@ -503,7 +502,7 @@ class TestRunSummary:
             cases += pair(case, plain_s=4, fast_s=2)
             cases.append(record("slow", case, 11, 10, 8.0, method="ar"))
         labels = {"ar": {}, "pld": {}, "slow": {"method": "ar", "knobs": {"eager": True}}}
-        model = {"weight_bytes": 4_000_000_000, "copy_bytes_per_s": 20e9}
+        model = {"weight_bytes": 4_000_000_000, "read_bytes_per_s": 20e9}
         if engine is not None:
             model["passes"] = {"engine": engine}
         found = self.of(cases, labels=labels, model=model)
@@ -518,7 +517,7 @@ class TestRunSummary:
         assert [rows[label]["bandwidth_share"] for label in labels] == [0.5, 0.5, 0.25]
 
     def test_the_baseline_is_held_against_the_memory(self):
-        model = {"weight_bytes": 4_000_000_000, "copy_bytes_per_s": 8e9, "dtype": "float32"}
+        model = {"weight_bytes": 4_000_000_000, "read_bytes_per_s": 8e9, "dtype": "float32"}
         cases = pair("a", plain_s=10)
         found = self.of(cases, model=model)["conditions"]["weights read"]
         assert "at 50% of" in found  # one token a second
@@ -606,7 +605,7 @@ class TestServed:
                 )
 
             repeats += self.cases(alter=again)
-        for found in served_labels(repeats, LABELS, Limits(ttft_s=1000)):
+        for found in served_labels(repeats, LABELS, {"ttft": 1000.0}):
             assert found["good_requests_per_s"] == pytest.approx(1), "14 requests in 7 batches"
 
     def test_the_sentence_is_about_all_users_and_not_about_what_one_gains(self):

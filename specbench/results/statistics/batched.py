@@ -11,26 +11,29 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from specbench.results.estimate import ABSENT, Cell, number
-from specbench.results.records import CaseRecord
+from specbench.results.records import CaseRecord, grouped
 from specbench.results.statistics.summary import timed_turns
 from specbench.results.summary_schema import BatchedLabel
 
-_Turns: TypeAlias = list[CaseRecord]  # of one label that were decoded at once
+_Groups: TypeAlias = Sequence[Sequence[CaseRecord]]  # turns of a label that were decoded at once
 
 
 def batched_labels(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None
 ) -> list[BatchedLabel]:
     """Describe the labels of a run that decoded texts at once; none of a run that did not."""
-    timed = timed_turns(records, labels)
+    timed = grouped((t for t in timed_turns(records, labels) if t.batch), lambda turn: turn.label)
+    groups_of = {
+        label: [*grouped(timed.get(label, ()), lambda turn: (turn.block, turn.turn)).values()]
+        for label in labels
+    }
     plain = {r.key[:3]: r.output_ids for r in records if r.label == baseline and r.output_ids}
-    speed = _full_speed(_groups(timed, baseline)) if baseline else None
+    plain_speed = _full_speed(groups_of.get(baseline or "", ()))
     rows = []
-    for label in labels:
+    for label, groups in groups_of.items():
         batched = [r for r in records if r.label == label and r.batch and r.status != "failed"]
         if not batched:
             continue
-        groups = _groups(timed, label)
         parts = [group[0].batch for group in groups if group[0].batch]
         turns = [turn for group in groups for turn in group]
         tokens = sum(turn.n_new - 1 for turn in turns)
@@ -52,7 +55,7 @@ def batched_labels(
                 system_tokens_per_s=tokens / whole_s if whole_s else None,
                 user_tokens_per_s=tokens / decode_s if decode_s else None,
                 full_tokens_per_s=full,
-                full_speedup=full / speed if full and speed else None,
+                full_speedup=full / plain_speed if full and plain_speed else None,
                 tail_share=1 - math.fsum(p.full_s for p in parts) / whole_s if whole_s else None,
                 idle_share=1 - decode_s / slots_s if slots_s else None,
                 useless_rows=1 - committed / query_tokens if query_tokens else None,
@@ -65,15 +68,7 @@ def batched_labels(
     return rows
 
 
-def _groups(timed: Sequence[CaseRecord], label: str | None) -> list[_Turns]:
-    groups: dict[tuple[int, str, int], _Turns] = {}
-    for turn in timed:
-        if turn.label == label and turn.batch is not None:
-            groups.setdefault((turn.repeat, turn.unit, turn.turn), []).append(turn)
-    return list(groups.values())
-
-
-def _outside_share(groups: Sequence[_Turns]) -> float | None:
+def _outside_share(groups: _Groups) -> float | None:
     """Of the steps' time; None where a group's passes were not timed."""
     in_passes, in_steps = 0.0, 0.0
     for group in groups:
@@ -85,7 +80,7 @@ def _outside_share(groups: Sequence[_Turns]) -> float | None:
     return 1 - in_passes / in_steps if in_steps else None
 
 
-def _full_speed(groups: Sequence[_Turns]) -> float | None:
+def _full_speed(groups: _Groups) -> float | None:
     """Tokens a second of the steps in which all texts of a group run; of full groups, if any."""
     groups = [g for g in groups if len(g) == max(map(len, groups))]
     tokens = 0
@@ -103,7 +98,7 @@ BATCHED_TEXT = (
 
 
 def batched_cells(row: BatchedLabel) -> dict[str, Cell]:
-    """A label as a line of a table."""
+    """Make the line of a label for a table."""
     return {
         "method": row["label"],
         "batch": str(row["size"]),

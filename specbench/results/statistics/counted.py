@@ -10,11 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from specbench.errors import message_line
 from specbench.results.manifest import BASELINE, RunManifest
-from specbench.results.records import CASES, CaseRecord
+from specbench.results.records import CASES, CaseRecord, grouped
 from specbench.results.summary_schema import Standing
 
 FAILED_SHARE = 0.5  # of the cases (of groups, where cases are decoded at once)
@@ -22,35 +21,17 @@ FAILED_SHARE = 0.5  # of the cases (of groups, where cases are decoded at once)
 WRONG = Standing(verdict="wrong outputs", p=None)
 
 
-@dataclass(frozen=True, slots=True)
-class WrongOutputs:
-    """A label's outputs that the audit calls a bug: how many, and where the first one differs."""
-
-    turns: int
-    audited: int
-    case_id: str
-    turn: int
-    position: int | None  # from 0, in the output's tokens
-
-
 def failing_labels(records: Iterable[CaseRecord], labels: Collection[str]) -> dict[str, str]:
-    """The labels that failed too often to count, each with how often it did, in words."""
-    units: set[str] = set()
-    grouped = False
-    failed: dict[str, set[str]] = {label: set() for label in labels}
-    for record in records:
-        if record.label in failed:
-            units.add(record.unit)
-            grouped |= record.batch is not None
-            if record.status == "failed":
-                failed[record.label].add(record.unit)
-    found = {
-        label: f"It failed in {len(own)} of {len(units)} {'groups' if grouped else 'cases'}, more "
-        f"than {FAILED_SHARE:.0%}"
-        for label, own in failed.items()
-        if len(own) > FAILED_SHARE * len(units)
-    }
-    return {} if len(found) == len(failed) else found
+    """Find the labels that failed too often to count, each with how often it did, in words."""
+    turns = [record for record in records if record.label in labels]
+    n_units = len({turn.unit for turn in turns})
+    kind = "groups" if any(turn.batch for turn in turns) else "cases"
+    failing = {}
+    for label in labels:
+        n = len({turn.unit for turn in turns if turn.label == label and turn.status == "failed"})
+        if n > FAILED_SHARE * n_units:
+            failing[label] = f"It failed in {n} of {n_units} {kind}, more than {FAILED_SHARE:.0%}"
+    return {} if len(failing) == len(labels) else failing
 
 
 def left_out(
@@ -58,57 +39,52 @@ def left_out(
     manifest: RunManifest,
     errors: Iterable[Mapping[str, object]] = (),
 ) -> dict[str, str]:
-    """The labels of a run that do not count, with their reasons.
+    """Find the labels of a run that do not count, with their reasons.
 
     Args:
         records: of the run.
         manifest: names those that could not run, or failed in their warm-up.
-        errors: the lines of ``errors.jsonl``, for what was said first.
+        errors: the lines of ``errors.jsonl``, of which the first of a label is part of its reason.
     """
     first: dict[str, str] = {}
     for error in errors:
-        words = f"{error['type']}: {message_line(Exception(error['message']))}"
-        first.setdefault(str(error["label"]), words)
+        message = message_line(Exception(error["message"]))
+        first.setdefault(str(error["label"]), f" ({error['type']}: {message})")
     failing = {
-        label: f"{words}{f' ({first[label]})' if label in first else ''}. Its records are in "
-        f"{CASES}."
-        for label, words in failing_labels(records, manifest.labels).items()
+        label: f"{reason}{first.get(label, '')}. Its records are in {CASES}."
+        for label, reason in failing_labels(records, manifest.labels).items()
     }
     return {**(manifest.left_out or {}), **failing}
 
 
-def wrong_outputs(
-    records: Iterable[CaseRecord], labels: Collection[str]
-) -> dict[str, WrongOutputs]:
-    """The labels that may not be ranked because of their outputs."""
-    audited: dict[str, list[CaseRecord]] = {label: [] for label in labels}
-    for record in records:
-        if record.label in audited and record.lossless.verdict != "not_audited":
-            audited[record.label].append(record)
-    found = {}
-    for label, own in audited.items():
-        if bugs := [record for record in own if record.lossless.verdict == "bug"]:
+def wrong_outputs(records: Iterable[CaseRecord], labels: Collection[str]) -> dict[str, str]:
+    """Find the labels that may not be ranked because of their outputs, with how many are wrong."""
+    by_label = grouped(records, lambda record: record.label)
+    wrong = {}
+    for label in labels:
+        audited = [r for r in by_label.get(label, ()) if r.lossless.verdict != "not_audited"]
+        if bugs := [record for record in audited if record.lossless.verdict == "bug"]:
             first = min(bugs, key=lambda r: (r.repeat, r.stream_index, r.turn))
-            place = first.case_id, first.turn, first.lossless.first_diff
-            found[label] = WrongOutputs(len(bugs), len(own), *place)
-    return found
+            token = first.lossless.first_diff
+            position = "" if token is None else f", at token {token} of the output"
+            wrong[label] = (
+                f"{len(bugs)} of {len(audited)} are not what plain decoding gives; first in case "
+                f"{first.case_id}, turn {first.turn}{position}."
+            )
+    return wrong
 
 
 def rankable(
     labels: Iterable[str], wrong: Collection[str], baseline: str | None = BASELINE
 ) -> list[str]:
-    """The labels that may have a standing, given those whose outputs are wrong."""
+    """Choose the labels that may have a standing, given those whose outputs are wrong."""
     return [] if baseline in wrong else [label for label in labels if label not in wrong]
 
 
-def wrong_words(wrong: Mapping[str, WrongOutputs], baseline: str | None = BASELINE) -> list[str]:
-    """A sentence for each label whose outputs are wrong: which, how often, where first."""
-    said = []
-    for label, found in wrong.items():
-        where = "" if found.position is None else f", at token {found.position} of the output"
-        so = "so no label has a standing" if label == baseline else "so it has no standing"
-        said.append(
-            f"WRONG OUTPUTS of {label}, {so}: {found.turns} of {found.audited} are not what plain "
-            f"decoding gives; first in case {found.case_id}, turn {found.turn}{where}."
-        )
-    return said
+def wrong_words(wrong: Mapping[str, str], baseline: str | None = BASELINE) -> list[str]:
+    """Say of each label whose outputs are wrong which these are; ``wrong``: `wrong_outputs`."""
+    return [
+        f"WRONG OUTPUTS of {label}, so {'no label' if label == baseline else 'it'} has "
+        f"{'a' if label == baseline else 'no'} standing: {outputs}"
+        for label, outputs in wrong.items()
+    ]

@@ -1,7 +1,4 @@
-"""What the rule about disturbed turns did to the numbers of a run.
-
-The rule itself is in ``runners``; here are the counts and the numbers without it.
-"""
+"""What the rule about disturbed turns did to the numbers of a run; ``runners`` has the rule."""
 
 from __future__ import annotations
 
@@ -14,22 +11,9 @@ from specbench.results.summary_schema import Disturbance, SummaryRow
 from specbench.results.tasks import OVERALL
 
 
-def first_measurements(
-    records: Iterable[CaseRecord], superseded: Iterable[CaseRecord]
-) -> list[CaseRecord]:
-    """Give every turn as it was first measured; ``superseded``: of ``disturbed.jsonl``."""
-    first = {record.key: record for record in superseded if not record.attempt}
-    return [first.get(record.key, record) for record in records]
-
-
-def without_rule(first: Iterable[CaseRecord]) -> list[CaseRecord]:
-    """Give the same turns, with each disturbed one counted as ``ok``."""
-    return [r.replace(status="ok") if r.status == "disturbed" else r for r in first]
-
-
 def disturbance(
     records: Sequence[CaseRecord],
-    superseded: Sequence[CaseRecord],
+    superseded: Iterable[CaseRecord],
     rows: Sequence[SummaryRow],
     baseline: str | None,
     seed: int = 0,
@@ -37,7 +21,7 @@ def disturbance(
     """Count what was flagged and measured again; compute the numbers without the rule.
 
     Args:
-        records, superseded: as :func:`first_measurements` takes them.
+        records: of a run; ``superseded``: of its ``disturbed.jsonl``.
         rows: of the records, from :func:`specbench.results.statistics.summary.summarize`.
         baseline, seed: that the rows were made with.
 
@@ -47,24 +31,22 @@ def disturbance(
     if not any(record.timing == "measured" for record in records):
         return None
     labels = [row["label"] for row in rows if row["task"] == OVERALL]
-    first = first_measurements(records, superseded)
+    replaced = {record.key: record for record in superseded if not record.attempt}
+    first = [replaced.get(record.key, record) for record in records]
     timed = [record for record in first if record.status != "failed"]
     turns = Counter(record.label for record in timed)
     flagged = Counter(r.label for r in timed if r.status == "disturbed" or r.disturbed_by)
     again = [record for record in records if record.attempt]
     if flagged or again:
-        rows = summarize(without_rule(first), labels, baseline, seed, rows[0]["estimator"])
+        first = [r.replace(status="ok") if r.status == "disturbed" else r for r in first]
+        rows = summarize(first, labels, baseline, seed, rows[0]["estimator"])
     return {
         "turns": {label: turns[label] for label in labels},
         "flagged": {label: flagged[label] for label in labels},
         "cases_again": len({(record.repeat, record.case_id) for record in again}),
         "turns_again": len(again),
         "without_rule": {
-            row["label"]: {
-                "tokens_per_s": row["tokens_per_s"],
-                "speedup": row["speedup"],
-                "speedup_ci": row["speedup_ci"],
-            }
+            row["label"]: {key: row[key] for key in ("tokens_per_s", "speedup", "speedup_ci")}
             for row in rows
             if row["task"] == OVERALL
         },
@@ -74,11 +56,10 @@ def disturbance(
 def disturbance_text(runs: Iterable[Disturbance | None]) -> str:
     """Say how many turns of the runs were disturbed and measured again; empty where none was."""
     turns, flagged, again = Counter[str](), Counter[str](), 0
-    for run in runs:
-        if run is not None:
-            turns.update(run["turns"])
-            flagged.update(run["flagged"])
-            again += run["cases_again"]
+    for run in filter(None, runs):
+        turns.update(run["turns"])
+        flagged.update(run["flagged"])
+        again += run["cases_again"]
     if not (flagged.total() or again):
         return ""
     counts = {label: f"{flagged[label]} of {turns[label]}" for label in turns}

@@ -1,7 +1,12 @@
-"""Labels that servers answered: time to first token, throughput, equality.
+"""Labels that servers answered: how long requests took, throughput, equality.
 
 Definitions:
-    time to first token: from the request to the first token's arrival here; the median over turns.
+    ttft: seconds from the request to the first token, as the client sees it.
+    tpot: seconds for each token after those that came first.
+    itl: seconds between two bursts: a step's accepted tokens arrive together and are one burst, so
+        that drafting well makes bursts longer and not the time between them shorter.
+    e2e: seconds from the request to the last token.
+    P50, P95, P99: of all timed turns (itl: of all their gaps), linear between two of them.
     batch: the questions of a label that were asked at once; the next ones wait until all are done.
     system tokens/s: new tokens of all batches over their time, from the first request to the last
         token. Batches are left out whole and for all labels: those with a failed or repeated
@@ -13,51 +18,99 @@ Definitions:
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import median
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from specbench.arrays import first_difference
 from specbench.results.estimate import ABSENT, Cell, Estimate, number
-from specbench.results.manifest import BASELINE
-from specbench.results.records import DIFFERS, CaseRecord, Served
+from specbench.results.manifest import BASELINE, RunManifest
+from specbench.results.records import DIFFERS, CaseRecord, Served, grouped
 from specbench.results.statistics.bootstrap import log_ratios
 from specbench.results.statistics.counted import rankable, wrong_outputs
-from specbench.results.statistics.latency import NO_LIMITS, Limits, latencies
 from specbench.results.statistics.pairs import Ranking
 from specbench.results.statistics.summary import timed_turns
 from specbench.results.summary_schema import ServedLabel
 
+PERCENTILES = (50, 95, 99)
 _PAYS = {"faster": "yes", "slower": "no"}  # by the verdict on all users' speed; else unknown
+
+Limits: TypeAlias = Mapping[str, float]  # seconds of ``ttft``, ``tpot`` that a good request keeps
+
+
+class Totals(NamedTuple):
+    """Batches of a label added up: new tokens, seconds, requests within the limits."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    good: int = 0
+
+    def plus(self, other: Totals) -> Totals:
+        tokens, seconds, good = other
+        return Totals(self.tokens + tokens, self.seconds + seconds, self.good + good)
+
+
+# By label, and by the cases that were asked together.
+Batches: TypeAlias = dict[str, dict[tuple[str, ...], Totals]]
+
+
+def limits_of(manifest: RunManifest) -> Limits:
+    """Give those of ``server.limit_ttft_s`` and ``server.limit_tpot_s``."""
+    limits = {name: manifest.setting("server", f"limit_{name}_s") for name in ("ttft", "tpot")}
+    return {name: seconds for name, seconds in limits.items() if seconds is not None}
+
+
+def _latencies(turn: CaseRecord) -> dict[str, list[float]]:
+    return {
+        "ttft": [turn.prefill_s],
+        "tpot": [turn.decode_s / turn.n_decoded] if turn.n_decoded else [],
+        "itl": [b - a for a, b in pairwise(turn.served.bursts)] if turn.served else [],
+        "e2e": [turn.wall_s],
+    }
+
+
+def _percentiles(turns: Sequence[CaseRecord]) -> dict[str, dict[str, float]]:
+    """Seconds by what is measured and by percentile (``p50``); what nobody measured is left out."""
+    seconds: dict[str, list[float]] = {}
+    for turn in turns:
+        for name, of_turn in _latencies(turn).items():
+            seconds.setdefault(name, []).extend(of_turn)
+    return {
+        name: {f"p{q}": float(np.percentile(values, q)) for q in PERCENTILES}
+        for name, values in seconds.items()
+        if values
+    }
 
 
 def served_labels(
     records: Sequence[CaseRecord],
     labels: Sequence[str],
-    limits: Limits = NO_LIMITS,
+    limits: Limits | None = None,
     baseline: str | None = BASELINE,
     seed: int = 0,
 ) -> list[ServedLabel]:
     """Describe the labels of a run that servers answered; none of a run of our own engine."""
+    if not any(record.served for record in records):
+        return []
     timed = timed_turns(records, labels)
-    whole = _whole(records, labels, timed)
+    batches = _batches(records, labels, limits or {})
     methods, ranking = _system_ranking(records, labels, baseline, seed)
-    system = dict(zip(methods, ranking.over_plain, strict=True))
-    standing = dict(zip(methods, ranking.plain_verdicts, strict=True))
     rows = []
     for label in labels:
         answered = [r for r in records if r.label == label and r.status != "failed" and r.served]
         if not answered:
             continue
-        batches = _of_label(records, label, whole)
         in_time = [r for r in timed if r.label == label]
-        decode_s = sum(r.decode_s for r in in_time)
+        total = functools.reduce(Totals.plus, batches[label].values(), Totals())
         verdicts = [r.lossless.verdict for r in answered]
-        different = [r for r in answered if r.lossless.verdict == DIFFERS]
-        over = system.get(label)
+        i = methods.index(label) if label in methods else None
+        over = None if i is None else ranking.over_plain[i]
+        verdict = "" if i is None else ranking.plain_verdicts[i]
         rows.append(
             ServedLabel(
                 label=label,
@@ -65,19 +118,21 @@ def served_labels(
                 numerics=answered[0].numerics,
                 concurrency=_of(answered[0]).concurrency,
                 ttft_s=median(r.prefill_s for r in in_time) if in_time else None,
-                user_tokens_per_s=_per(sum(r.n_decoded for r in in_time), decode_s),
-                system_tokens_per_s=_per(*_totals(batches)),
+                user_tokens_per_s=_per(
+                    sum(r.n_decoded for r in in_time), sum(r.decode_s for r in in_time)
+                ),
+                system_tokens_per_s=_per(total.tokens, total.seconds),
                 system_speedup=math.exp(over.log_ratio) if over else None,
                 system_speedup_ci=over.interval if over else None,
-                pays="" if label == baseline else _PAYS.get(standing.get(label, ""), "unknown"),
+                pays="" if label == baseline else _PAYS.get(verdict, "unknown"),
                 equal=verdicts.count("equal"),
-                compared=verdicts.count("equal") + len(different),
-                first_difference=_words(different, records),
+                compared=verdicts.count("equal") + verdicts.count(DIFFERS),
+                first_difference=_first_difference(answered, records),
                 uncounted=sum(not _of(r).counted for r in answered),
                 together=sum(r.n_new > 1 and not r.n_decoded for r in answered),
-                latency=latencies(in_time),
-                good_requests_per_s=_good(in_time, whole, batches, limits),
-                limits=limits.words(),
+                latency=_percentiles(in_time),
+                good_requests_per_s=_per(total.good, total.seconds) if limits else None,
+                limits=", ".join(f"{name} {limit:g} s" for name, limit in (limits or {}).items()),
             )
         )
     return rows
@@ -92,57 +147,28 @@ def _of(record: CaseRecord) -> Served:
     return record.served
 
 
-# By the cases that were asked together: new tokens, and the seconds of their batches.
-_Batches: TypeAlias = dict[tuple[str, ...], tuple[int, float]]
-# By repeat and batch, the cases that were asked together.
-_Whole: TypeAlias = dict[tuple[int, int], tuple[str, ...]]
+def _batches(records: Sequence[CaseRecord], labels: Sequence[str], limits: Limits) -> Batches:
+    """The batches that count for all labels, their turns and repeats added up."""
+    timed = {(turn.repeat, turn.case_id) for turn in timed_turns(records, labels)}
+    answered = (record for record in records if record.served and record.label in labels)
+    batches: Batches = {label: {} for label in labels}
+    for batch in grouped(answered, lambda turn: (turn.repeat, _of(turn).batch)).values():
+        if any(not _of(t).batch_s or (t.repeat, t.case_id) not in timed for t in batch):
+            continue
+        cases = tuple(sorted({turn.case_id for turn in batch}))
+        for (label, _), together in grouped(batch, lambda turn: (turn.label, turn.turn)).items():
+            totals = Totals(
+                sum(turn.n_new for turn in together),
+                _of(together[0]).batch_s or 0.0,
+                sum(_is_good(turn, limits) for turn in together),
+            )
+            batches[label][cases] = batches[label].get(cases, Totals()).plus(totals)
+    return batches
 
 
-def _whole(
-    records: Sequence[CaseRecord], labels: Sequence[str], timed: Sequence[CaseRecord]
-) -> _Whole:
-    """The batches that count, for all labels."""
-    kept = {(turn.repeat, turn.case_id) for turn in timed}
-    broken: set[tuple[int, int]] = set()
-    together: dict[tuple[int, int], set[str]] = {}
-    for record in records:
-        if record.served is not None and record.label in labels:
-            together.setdefault(_place(record), set()).add(record.case_id)
-            if not record.served.batch_s or (record.repeat, record.case_id) not in kept:
-                broken.add(_place(record))
-    return {place: tuple(sorted(c)) for place, c in together.items() if place not in broken}
-
-
-def _place(record: CaseRecord) -> tuple[int, int]:
-    return record.repeat, _of(record).batch
-
-
-def _of_label(records: Sequence[CaseRecord], label: str, whole: _Whole) -> _Batches:
-    """A label's batches that count, turns and repeats added up."""
-    turns: dict[tuple[int, int, int], list[CaseRecord]] = {}
-    for r in records:
-        if r.label == label and r.served is not None and _place(r) in whole:
-            turns.setdefault((*_place(r), r.turn), []).append(r)
-    found: _Batches = {}
-    for (*place, _), together in turns.items():
-        cases = whole[place[0], place[1]]
-        tokens, seconds = found.get(cases, (0, 0.0))
-        tokens += sum(r.n_new for r in together)
-        found[cases] = (tokens, seconds + (_of(together[0]).batch_s or 0.0))
-    return found
-
-
-def _totals(batches: _Batches) -> tuple[int, float]:
-    """New tokens and seconds of all batches."""
-    return sum(n for n, _ in batches.values()), sum(seconds for _, seconds in batches.values())
-
-
-def _good(
-    in_time: Sequence[CaseRecord], whole: _Whole, batches: _Batches, limits: Limits
-) -> float | None:
-    """Requests/s within the limits, of the batches that count."""
-    good = sum(limits.met(r) for r in in_time if _place(r) in whole)
-    return _per(good, _totals(batches)[1]) if limits else None
+def _is_good(turn: CaseRecord, limits: Limits) -> bool:
+    latencies = _latencies(turn)
+    return all(s <= limit for name, limit in limits.items() for s in latencies[name])
 
 
 def system_verdict(
@@ -179,29 +205,28 @@ def _system_ranking(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
 ) -> tuple[list[str], Ranking]:
     """Methods, and how their speeds over plain decoding's, of common batches, stand."""
-    whole = _whole(records, labels, timed_turns(records, labels))
-    batches = {label: _of_label(records, label, whole) for label in labels}
+    batches = _batches(records, labels, {})
     ranked = rankable(labels, wrong_outputs(records, labels), baseline)
     methods = [label for label in ranked if label != baseline and batches[label]]
     if baseline is None or not batches.get(baseline) or not methods:
         return [], Ranking([], [], {})
-    shown = [baseline, *methods]
-    units = sorted(set.intersection(*(set(batches[label]) for label in shown)))
+    compared = [baseline, *methods]
+    units = sorted(set.intersection(*(set(batches[label]) for label in compared)))
     over = None
     if units:
-        totals = np.array([[batches[label][u] for label in shown] for u in units], dtype=float)
+        totals = np.array([[batches[x][u][:2] for x in compared] for u in units], dtype=np.float64)
         above, below = (np.stack([totals[..., i]] * 2) for i in range(2))
         ratios = log_ratios(above, below, np.zeros(len(units), dtype=np.int64), seed)
-        contrasts = np.eye(len(shown))[1:] - np.eye(len(shown))[0]
+        contrasts = np.eye(len(compared))[1:] - np.eye(len(compared))[0]
         over = None if ratios is None else ratios.of(contrasts)
     return methods, Ranking.of(over, over, [0.0] * len(methods))
 
 
-def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> str:
+def _first_difference(answered: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> str:
     """Where the first answer that is not plain decoding's leaves it, both ways on."""
-    if not different:
+    record = next((r for r in answered if r.lossless.verdict == DIFFERS), None)
+    if record is None:
         return ""
-    record = different[0]
     where = f"case {record.case_id}, turn {record.turn}"
     plain = next((r for r in records if r.key == (*record.key[:3], BASELINE)), None)
     ours, theirs = _of(record).text, _of(plain).text if plain and plain.served else ""
@@ -212,23 +237,30 @@ def _words(different: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> st
     return f"{where}, character {at}: {ours[at : at + 20]!r}, plain {theirs[at : at + 20]!r}"
 
 
-def load_cells(row: ServedLabel, plain: ServedLabel) -> dict[str, Cell]:
-    """Compare a way of drafting with the same server's plain decoding, as a line of a table."""
-    waits = [each["latency"].get("e2e", {}).get("p95") for each in (plain, row)]
-    speeds = [each["system_tokens_per_s"] for each in (plain, row)]
-    return {
-        "draft": row["label"],
-        "users": str(row["concurrency"]),
-        "tokens/s off → on": " → ".join(number(speed, ".1f") for speed in speeds),
-        "change [95 %]": Estimate(row["system_speedup"], row["system_speedup_ci"]),
-        "P95, s": " → ".join(number(wait, ".2f") for wait in waits),
-        "equal": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
-        "switch on": row["pays"],
-    }
-
-
 def load_rows(rows: Sequence[ServedLabel], baseline: str = BASELINE) -> list[dict[str, Cell]]:
-    """A line for each way of drafting that a server was asked with, at one load."""
+    """Compare each way of drafting with the same server's plain decoding, at one load."""
     plain = next((row for row in rows if row["label"] == baseline), None)
-    others = [row for row in rows if row["label"] != baseline]
-    return [load_cells(row, plain) for row in others] if plain else []
+    if plain is None:
+        return []
+
+    def off_and_on(values: tuple[float | None, float | None], form: str) -> str:
+        return " → ".join(number(value, form) for value in values)
+
+    def p95(row: ServedLabel) -> float | None:
+        return row["latency"].get("e2e", {}).get("p95")
+
+    return [
+        {
+            "draft": row["label"],
+            "users": str(row["concurrency"]),
+            "tokens/s off → on": off_and_on(
+                (plain["system_tokens_per_s"], row["system_tokens_per_s"]), ".1f"
+            ),
+            "change [95 %]": Estimate(row["system_speedup"], row["system_speedup_ci"]),
+            "P95, s": off_and_on((p95(plain), p95(row)), ".2f"),
+            "equal": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
+            "switch on": row["pays"],
+        }
+        for row in rows
+        if row["label"] != baseline
+    ]
