@@ -31,8 +31,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
-from runners.search.live import Bench, LiveRuns
-from runners.search.replayed import Replays
+from runners.search.backends import Bench, LiveRuns, Replays
 from runners.search.space import (
     Candidate,
     Entries,

@@ -25,7 +25,7 @@ from runners.cost import Cost
 from runners.job import Job
 from runners.launch.dispatch import entry_of
 from runners.run_folder.folder import is_complete, make_folder
-from runners.search.live import Bench, surface_job
+from runners.search.backends import Bench, surface_job
 from runners.search.space import typed
 from specbench.config import compose
 from specbench.config.run_key import key_of, run_identity

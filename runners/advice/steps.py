@@ -15,8 +15,7 @@ from scipy import stats
 
 from runners.advice.answer import Advice, Option, Speed
 from runners.run_folder.folder import is_complete
-from runners.search.live import Bench, LiveRuns
-from runners.search.replayed import OUT_OF_TIME, Replays
+from runners.search.backends import OUT_OF_TIME, Bench, LiveRuns, Replays
 from runners.search.space import (
     Candidate,
     Entries,

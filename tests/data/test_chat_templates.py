@@ -118,14 +118,11 @@ def test_sha_tells_templates_apart_and_is_stable(tokenizer):
     assert PromptTemplate(tokenizer).sha != one
 
 
-def test_errors(tokenizer):
+def test_a_configuration_names_the_template_and_its_arguments(tokenizer):
     with pytest.raises(ConfigurationError, match=r"'vicuna_v1\.1'"):
         PromptTemplate(tokenizer, "vicuna")
     with pytest.raises(ConfigurationError, match="no chat template"):
         PromptTemplate(tokenizer, "chat")
-
-
-def test_from_config(tokenizer):
     tokenizer.chat_template = CHAT
     assert PromptTemplate.from_config(tokenizer, compose()).name == "chat"
     vicuna = PromptTemplate.from_config(tokenizer, compose(["model=vicuna7b"]))
@@ -139,7 +136,6 @@ def test_from_config(tokenizer):
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{% for m in messages %}hello{% endfor %}", "ignores the question"),
         ("{{ messages[0]['content'] }}", "ignores the question of a second turn"),
         ("{{ messages[-1]['content'][:3] }}", "ignores the question"),
     ],

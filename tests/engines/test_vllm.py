@@ -106,9 +106,9 @@ def within(drafts, request):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_drafts_of_200_requests_in_reused_rows_are_our_engines(method):
+def test_drafts_of_many_requests_in_reused_rows_are_our_engines(method):
     config = vllm_scheduler.config(K, knobs=METHODS[method])
-    asked = requests(200)
+    asked = requests(80)
     engine = vllm_scheduler.Engine(made(method, config), config)
     engine.run(asked)
     accepted = 0
@@ -220,7 +220,7 @@ def test_a_vllm_that_calls_drafters_in_another_way_is_refused(monkeypatch, fault
         made("pld", config)
 
 
-@pytest.mark.parametrize("method", ["rest", "sam", "ngrammys"])
+@pytest.mark.parametrize("method", ["sam", "ngrammys"])
 def test_methods_with_files_draft_from_the_files_of_vllms_tokenizer(method, monkeypatch, tmp_path):
     context = toy_context(instantiate(method), tmp_path, monkeypatch)
     asked_for = []

@@ -13,11 +13,10 @@ from rich.console import Console
 from runners.advice import answer, command
 from runners.advice.answer import Advice, Option, Speed
 from runners.launch import dispatch
-from runners.search import live as search_live
+from runners.search import backends
 from runners.session import live
 from specbench.errors import ConfigurationError
 from specbench.storage.hashes import file_sha256
-from tests.small_run import in_process
 
 PROMPTS = [
     "tell me a story", "why is the water blue", "count from seven to one", "which ship is red",
@@ -34,9 +33,9 @@ def quick():
     """Runs in this process, a small grid; garbage is left to the tests."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch, "run_in_child", in_process)
+        patch.setattr(dispatch, "run_in_child", lambda work, job, _: work(job))
         patch.setattr(live, "collector_at_rest", nullcontext)
-        patch.setattr(search_live, "GRID", GRID)
+        patch.setattr(backends, "GRID", GRID)
         yield patch
 
 

@@ -11,7 +11,7 @@ from methods.pld import PromptLookup
 from runners import advise, compare
 from runners.advice import steps
 from runners.caller_input import read_input
-from runners.search import live
+from runners.search import backends
 from specbench.config import compose
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
@@ -225,7 +225,7 @@ def test_advice_on_a_model_in_memory_which_comes_back_as_it_was(lent, options, m
         "batch_k": [],
         "batch_w": [],
     }
-    monkeypatch.setattr(live, "GRID", grid)
+    monkeypatch.setattr(backends, "GRID", grid)
     monkeypatch.setattr(steps, "SETTINGS", (2,))
     shape = shape_of(model)
     prompts = [f"{text} {word}" for text in TEXTS for word in ("ship", "quay", "page")]

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from methods.medusa import Medusa
-from runners.search.replayed import Replays
+from runners.search.backends import Replays
 from runners.search.space import Candidate, Entries
 from specbench.config import compose
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet

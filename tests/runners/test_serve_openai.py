@@ -254,8 +254,8 @@ def test_missing_counters_leave_mat_out_and_say_so(tmp_path, capsys):
 @pytest.mark.parametrize(("engine", "first"), [("vllm", 8), ("sglang", 11), ("other", 3)])
 def test_tokens_that_come_together_first_make_no_speedup(tmp_path, engine, first):
     with (
-        serving(engine=engine, wait_s=0.01) as (plain, _),
-        serving(engine=engine, wait_s=0.01, firsts=[first] * 99) as (drafting, _),
+        serving(engine=engine, wait_s=0.005) as (plain, _),
+        serving(engine=engine, wait_s=0.005, firsts=[first] * 99) as (drafting, _),
     ):
         where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
         code, records, summary = run(tmp_path / "r", *where, "server.speculation=mtp")

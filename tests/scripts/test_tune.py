@@ -6,11 +6,10 @@ from contextlib import nullcontext
 import pytest
 from omegaconf import OmegaConf
 
-from runners.search import live as search_live
+from runners.search import backends
 from scripts import tune
 from specbench.config import compose
 from specbench.errors import ConfigurationError
-from tests.small_run import in_process
 
 SMALL_GRID = {
     "contexts": [32, 200], "tree_rows": [1, 8, 32], "batch_contexts": [32], "batch_k": [1, 8],
@@ -24,8 +23,8 @@ def here(monkeypatch):
     from runners.launch import dispatch
     from runners.session import live
 
-    monkeypatch.setattr(dispatch, "run_in_child", in_process)
-    monkeypatch.setattr(search_live, "GRID", SMALL_GRID)
+    monkeypatch.setattr(dispatch, "run_in_child", lambda work, job, _: work(job))
+    monkeypatch.setattr(backends, "GRID", SMALL_GRID)
     monkeypatch.setattr(live, "collector_at_rest", nullcontext)
 
 

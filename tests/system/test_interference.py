@@ -53,13 +53,11 @@ def test_shares_of_the_time_of_the_cpus_it_may_use(tmp_path, monkeypatch):
     assert found.cpu_others == pytest.approx(0.15)
     assert found.cpu_load is not None
     assert (found.gpu, found.energy_j) == (None, None)
-
-
-def test_waiting_is_the_sum_over_threads_per_second(tmp_path, monkeypatch):
-    now, proc = [0], FakeProc(tmp_path)
+    # Of waiting threads the seconds are summed, per second.
+    now = [0]
     monkeypatch.setattr(time, "perf_counter_ns", lambda: now[0])
     proc.set_waited(10**9, 0)
-    watch = SystemMonitor(proc=proc.folder)
+    watch.begin()
     proc.set_waited(2 * 10**9, 5 * 10**8)
     now[0] = 2 * 10**9
     assert watch.end().cpu_waiting == pytest.approx(1.5 / 2)
