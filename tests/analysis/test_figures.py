@@ -8,29 +8,26 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from analysis.plots import charts
-from analysis.plots.charts import (
-    Panel,
-    Point,
-    Series,
-    mat_against_speedup,
-    predicted_against_measured,
-    ranked,
-    stacked_bars,
-)
+from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.style import color_of, family_of, looks, save
 from specbench.results.estimate import Estimate
 
-UNITS = ("MAT", "speedup")
 
-
-def bar_chart(*series, ticks=("qa", "rag")):
-    return charts.bars([Panel("", "", "speedup", series, ticks)], "t", "c")
+def bar_chart(*series):
+    return charts.bars([Panel("", "", "speedup", series, ("qa", "rag"))], "t", "c")
 
 
 def containers(axes, kind="patches"):
     """What was drawn with error bars, by its name."""
     return {c.get_label(): c for c in axes.containers if hasattr(c, kind)}
+
+
+def ends(container):
+    """Ends of the intervals, in their order."""
+    lines = getattr(container, "errorbar", container).lines
+    axis = int(not getattr(container, "has_xerr", False))
+    return [tuple(each[:, axis]) for each in lines[2][0].get_segments() if len(each)]
 
 
 def markers(axes, marker):
@@ -39,11 +36,14 @@ def markers(axes, marker):
     return [tuple(point) for line in lines for point in line.get_xydata()]
 
 
+def white(axes):
+    """Places and heights of the hollow points."""
+    lines = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+    return [tuple(point) for line in lines for point in line.get_xydata()]
+
+
 def legend(figure):
     return [text.get_text().replace("\n", " ") for text in figure.legends[0].get_texts()]
-
-
-# --- colors ---------------------------------------------------------------------------------------
 
 
 def test_a_color_stands_for_a_family_and_markers_tell_its_methods_apart():
@@ -61,30 +61,23 @@ def test_a_color_stands_for_a_family_and_markers_tell_its_methods_apart():
 # --- bars and lines -------------------------------------------------------------------------------
 
 
-def test_bars_are_as_high_as_the_numbers_and_hollow_where_nothing_is_shown():
-    points = [Point(0, 1.2, (1.1, 1.3), hollow=True), Point(1, 1.4, hollow=True)]
-    figure = bar_chart(Series("pld", "pld", points), Series("eagle", "eagle", [Point(0, 1.5)]))
-    found = containers(figure.axes[0])
+def test_bars_are_as_high_as_the_numbers_and_each_is_hollow_by_itself():
+    points = [Point(0, 1.2, (1.1, 1.3), hollow=True), Point(1, 1.4)]
+    first = Series("pld", "pld", points, claimed=[Point(1, 1.5)])
+    figure = bar_chart(first, Series("eagle", "eagle", [Point(0, 1.5)]))
+    axes, found = figure.axes[0], containers(figure.axes[0])
     assert [bar.get_height() for bar in found["pld"]] == [1.2, 1.4]
-    assert [to_hex(found[name][0].get_facecolor()) for name in ("pld", "eagle")] == [
-        "#ffffff", color_of("trained heads").lower(),
-    ]  # fmt: skip
-    segment = found["pld"].errorbar.lines[2][0].get_segments()[0]
-    assert segment[:, 1] == pytest.approx([1.1, 1.3])
-    assert sum(name.startswith("hollow") for name in legend(figure)) == 1
-    assert figure.axes[0].get_ylim()[0] == 0
-
-
-def test_claims_stand_over_their_own_bars():
-    figure = bar_chart(
-        Series("pld", "pld", [Point(0, 1.2), Point(1, 1.4)], claimed=[Point(1, 1.5)]),
-        Series("sam", "sam", [Point(0, 1.3)]),
-    )
-    axes = figure.axes[0]
+    assert ends(found["pld"]) == [pytest.approx((1.1, 1.3))]
+    colors = [(to_hex(bar.get_facecolor()), to_hex(bar.get_edgecolor())) for bar in found["pld"]]
+    text = color_of("text").lower()
+    assert colors == [("#ffffff", text), (text, "#ffffff")]
+    assert to_hex(found["eagle"][0].get_facecolor()) == color_of("trained heads").lower()
     ((x, y),) = markers(axes, "D")
-    bar = containers(axes)["pld"][1]
-    assert (x, y) == (pytest.approx(bar.get_x() + bar.get_width() / 2), 1.5)
-    assert "claimed" in legend(figure)
+    bar = found["pld"][1]
+    assert (x, y) == (pytest.approx(bar.get_x() + bar.get_width() / 2), 1.5), "over its own bar"
+    names = legend(figure)
+    assert "claimed" in names and sum(name.startswith("hollow") for name in names) == 1
+    assert axes.get_ylim()[0] == 0
 
 
 def test_lines_have_their_intervals_gaps_marks_and_claims():
@@ -92,11 +85,8 @@ def test_lines_have_their_intervals_gaps_marks_and_claims():
     line = Series("s", "ssd", points, claimed=[Point(2, 3.0)])
     figure = charts.curves([[Panel("", "x", "y", [line])]], "t", "c")
     axes = figure.axes[0]
-    segments = axes.containers[0].lines[2][0].get_segments()
-    assert [tuple(segment[:, 1]) for segment in segments] == [(1.5, 2.5), (3.0, 5.5)]
-    dots = [line for line in axes.lines if line.get_marker() == "o"]
-    white = [line for line in dots if line.get_markerfacecolor() == "white"]
-    assert [tuple(point) for line in white for point in line.get_xydata()] == [(3.0, 4.0)]
+    assert ends(axes.containers[0]) == [(1.5, 2.5), (3.0, 5.5)]
+    assert white(axes) == [(3.0, 4.0), (2.0, 3.0)]
     assert markers(axes, "D") == [(2, 3.0)] and "claimed" in legend(figure)
 
 
@@ -114,7 +104,7 @@ def test_huge_intervals_do_not_flatten_the_rest():
     huge = Series("pld", "pld", [Point(0, 2.0, (0.0, 2000.0))])
     for figure in (bar_chart(huge), charts.curves([[Panel("", "x", "y", [huge])]], "t", "c")):
         assert 2.0 < figure.axes[0].get_ylim()[1] < 4.0
-    assert ranked([huge], "speedup", "t", "c").axes[0].get_xlim()[1] < 4.0
+    assert charts.ranked([huge], "speedup", "t", "c").axes[0].get_xlim()[1] < 4.0
 
 
 # --- heatmaps -------------------------------------------------------------------------------------
@@ -163,17 +153,18 @@ def test_a_line_parts_gains_from_losses(values, edges):
 # --- the other kinds ------------------------------------------------------------------------------
 
 
-def test_ranks_keep_their_order_from_the_top_on_one_scale():
+def test_ranks_keep_their_order_from_the_top():
     rows = [
         Series("first", "pld", [Point(0, 1.9, (1.8, 2.0))]),
         Series("second", "eagle", [Point(0, 1.1, (0.9, 1.3), hollow=True)]),
     ]
-    figure = ranked(rows, "speedup", "t", "c")
+    figure = charts.ranked(rows, "speedup", "t", "c")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["first", "second"]
     assert axes.yaxis_inverted()
     dots = [c.lines[0] for c in axes.containers]
     assert [tuple(dot.get_xydata()[0]) for dot in dots] == [(1.9, 0), (1.1, 1)]
+    assert [ends(c) for c in axes.containers] == [[(1.8, 2.0)], [pytest.approx((0.9, 1.3))]]
     assert [dot.get_markerfacecolor() for dot in dots] == [color_of("text"), "white"]
     names = legend(figure)
     assert names[:2] == ["text", "trained heads"] and any(n.startswith("hollow") for n in names)
@@ -181,7 +172,7 @@ def test_ranks_keep_their_order_from_the_top_on_one_scale():
 
 def test_lines_of_equal_cost_are_mat_over_speedup():
     rows = [Series("PLD", "pld", [Point(2.0, 1.5, across=(1.9, 2.1))])]
-    axes = mat_against_speedup(rows, UNITS, "t", "c").axes[0]
+    axes = charts.mat_against_speedup(rows, ("MAT", "speedup"), "t", "c").axes[0]
     guides = [line for line in axes.lines if to_hex(line.get_color()) == "#cccccc"]
     for text, line in zip(axes.texts, guides, strict=True):
         x, y = line.get_xydata()[-1]
@@ -192,22 +183,20 @@ def test_lines_of_equal_cost_are_mat_over_speedup():
 
 def test_a_prediction_that_is_right_stands_on_the_diagonal():
     rows = [Series("PLD", "pld", [Point(1.5, 1.5, across=(1.2, 1.9))])]
-    axes = predicted_against_measured(rows, "t", "c").axes[0]
-    dot = containers(axes, "has_yerr")["PLD"].lines[0]
-    assert dot.get_xydata().tolist() == [[1.5, 1.5]]
+    axes = charts.predicted_against_measured(rows, "t", "c").axes[0]
+    dot = containers(axes, "has_yerr")["PLD"]
+    assert dot.lines[0].get_xydata().tolist() == [[1.5, 1.5]]
+    assert ends(dot) == [pytest.approx((1.2, 1.9))]
     assert "predicted" in axes.get_ylabel() and "measured" in axes.get_xlabel()
 
 
 def test_stacks_add_up():
     shares = {"draft": Estimate(0.25, (0.2, 0.3)), "verify": Estimate(0.75), "none": Estimate(0)}
-    axes = stacked_bars({"ar": shares}, "share", "t", "c").axes[0]
+    axes = charts.stacked_bars({"ar": shares}, "share", "t", "c").axes[0]
     assert [bar.get_width() for bar in axes.patches if bar.get_width() < 1] == [0.25, 0.75]
     assert {text.get_text() for text in axes.texts} - {""} == {"25%", "75%"}
     (segment,) = containers(axes)["draft"].errorbar.lines[2][0].get_segments()
     assert segment[:, 0] == pytest.approx((0.2, 0.3))
-
-
-# --- files ----------------------------------------------------------------------------------------
 
 
 def test_a_file_has_the_words_above_and_below_and_is_the_same_again(tmp_path):
@@ -226,9 +215,7 @@ def test_a_file_has_the_words_above_and_below_and_is_the_same_again(tmp_path):
     assert Image.open(tmp_path / "first" / "one.png").size == tuple(map(round, pixels))
     assert b"/FontFile2" in (tmp_path / "first" / "one.pdf").read_bytes()
     (names,) = figure.legends
-    figure.draw_without_rendering()
-    above = figure._suptitle.get_window_extent()
-    below = figure._supxlabel.get_window_extent()
+    above, below = (each.get_window_extent() for each in (figure._suptitle, figure._supxlabel))
     drawn = [axes.get_tightbbox() for axes in figure.axes] + [names.get_window_extent()]
     for box in drawn:
         assert below.y1 <= box.y0 and box.y1 <= above.y0, "words stand over the picture"

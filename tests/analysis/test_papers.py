@@ -91,17 +91,14 @@ def test_claims_of_other_artifacts_stay_away():
     assert "token_recycling" in {claim.method for claim in comparison.not_run}
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
+def test_a_caption_says_for_which_model_and_hardware_its_claims_are():
+    for name, words in (
         ("cacheback_table1", "Claimed for Vicuna-7B, hardware: 1 to 4 RTX 4090"),
         ("card_table3", "3 A800-80GB with NVLink"),
         ("token_recycling_table1", "1 A100-80GB (Turning Trash into Treasure)"),
-    ],
-)
-def test_a_caption_says_for_which_model_and_hardware_its_claims_are(name, words):
-    first, *_ = reproduction(name).tables(load_runs([EXPERIMENTS / name]))
-    assert words in first.caption.split("\n")[0]
+    ):
+        first, *_ = reproduction(name).tables(load_runs([EXPERIMENTS / name]))
+        assert words in first.caption.split("\n")[0]
 
 
 def with_wrong_outputs(run, label):
@@ -141,9 +138,16 @@ def test_a_label_with_wrong_outputs_is_in_no_picture(name, label):
 
 
 @pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda each: each.name)
-def test_nothing_is_drawn_where_plain_decoding_has_wrong_outputs(reproduction):
-    runs = load_runs([EXPERIMENTS / reproduction.name])
-    wrong = [with_wrong_outputs(run, run.baseline) for run in runs]
+def test_figures_have_words_and_units_and_are_not_drawn_where_plain_decoding_is_wrong(reproduction):
+    runs, _ = usable_runs([EXPERIMENTS / name for name in reproduction.experiments], surfaces=True)
+    drawn = list(reproduction.figures(runs))
+    assert drawn or "figure" not in reproduction.name
+    for _, figure in drawn:
+        assert figure.title and "SYNTHETIC" in figure.caption
+        for axes in figure.axes:
+            if axes.axison:
+                assert axes.get_ylabel() or axes.get_xlabel() or len(figure.axes) > 2
+    wrong = [with_wrong_outputs(run, run.baseline) for run in runs if run.records]
     assert list(reproduction.figures(wrong)) == []
 
 
@@ -175,37 +179,30 @@ def test_settings_that_may_be_as_fast_as_the_best_are_named():
     assert said(replace(run, records=parted)) == [f"{words}."]
 
 
-def with_knobs(run, folder, **knobs):
-    """The run in another folder, its only method set otherwise."""
-    (label,) = [name for name in run.labels if name != run.baseline]
-    info = run.manifest.labels[label]
-    info = info.model_copy(update={"knobs": {**info.knobs, **knobs}})
-    manifest = run.manifest.model_copy(update={"labels": {**run.manifest.labels, label: info}})
-    return replace(run, path=run.path.with_name(folder), manifest=manifest)
-
-
-def swept_by_leader_and_follower(runs):
-    (comparison,) = reproduction("cacheback_table1").comparisons(runs)
-    return sweeps(comparison, "leader_len", "follower_len")
-
-
-def test_cells_of_a_heatmap_share_all_other_settings():
+def test_cells_of_a_heatmap_share_all_other_settings_and_were_run_once():
     runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
-    frozen = [with_knobs(run, f"frozen_{run.path.name}", table="frozen") for run in runs]
-    (sweep,) = swept_by_leader_and_follower([*runs, frozen[0]])
+
+    def swept(*more):
+        (comparison,) = reproduction("cacheback_table1").comparisons([*runs, *more])
+        return sweeps(comparison, "leader_len", "follower_len")
+
+    def again(run, folder, **knobs):
+        labels = {
+            label: info.model_copy(update={"knobs": {**info.knobs, **knobs}})
+            for label, info in run.manifest.labels.items()
+        }
+        manifest = run.manifest.model_copy(update={"labels": labels})
+        return replace(run, path=run.path.with_name(folder), manifest=manifest)
+
+    frozen = [again(run, f"frozen_{run.path.name}", table="frozen") for run in runs]
+    (sweep,) = swept(frozen[0])
     assert (sweep.words, len(sweep.entries)) == ("", 6), "a single cell is no sweep"
-    found = {s.words: s.entries for s in swept_by_leader_and_follower([*runs, *frozen[:2]])}
-    assert {words: len(cells) for words, cells in found.items()} == {
-        "table dual": 6, "table frozen": 2,
-    }  # fmt: skip
-    paths = {entry.run.path.name for entry in found["table frozen"].values()}
+    cells = {each.words: each.entries for each in swept(*frozen[:2])}
+    assert {words: len(of) for words, of in cells.items()} == {"table dual": 6, "table frozen": 2}
+    paths = {entry.run.path.name for entry in cells["table frozen"].values()}
     assert paths == {"frozen_1_1", "frozen_1_2"}
-
-
-def test_a_cell_that_was_run_twice_is_refused():
-    runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
     with pytest.raises(ResultsError, match=r"leader_len 1, follower_len 1 was run twice.*again"):
-        swept_by_leader_and_follower([*runs, with_knobs(runs[0], "again")])
+        swept(again(runs[0], "again"))
 
 
 def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below():
@@ -229,9 +226,10 @@ def rows_overall(records, run):
 def test_estimates_agree_with_the_summary(run):
     row = rows_overall(run.records, run)["pld"]
     own = [record for record in run.records if record.label == "pld"]
-    assert mat(own, run.seed).value == pytest.approx(row["mat"])
+    assert (mat(own, run.seed).value, tokens_per_s(own).value) == pytest.approx(
+        (row["mat"], row["tokens_per_s"])
+    )
     assert mat(own, run.seed).interval == pytest.approx(row["mat_ci"])
-    assert tokens_per_s(own).value == pytest.approx(row["tokens_per_s"])
 
 
 def test_intervals_are_left_out_or_bounded_and_a_table_says_so(run):
@@ -260,7 +258,7 @@ def test_spread_over_repeats_by_hand():
     assert over_repeats(repeats[0], "k5_w4", "ar") is None
 
 
-def test_acceptance_by_depth_position_and_part_of_the_stream_by_hand(run):
+def test_acceptance_by_depth_by_hand(run):
     own = [record for record in run.records if record.label == "pld"]
     steps = [n for record in own for n in record.committed_per_step]
     shares = {depth: share.value for depth, share in by_depth(own)}
@@ -269,24 +267,23 @@ def test_acceptance_by_depth_position_and_part_of_the_stream_by_hand(run):
         [sum(n > depth for n in steps) / len(steps) for depth in shares]
     )
     # Depths: none at every third step, else as deep as what was accepted, or one deeper.
-    depths = {
-        record.key: [
-            0 if n == 1 and i % 3 == 0 else n - 1 + i % 2
-            for i, n in enumerate(record.committed_per_step)
-        ]
-        for record in own
-    }
-    seen = [
-        (n - 1, d) for r in own for n, d in zip(r.committed_per_step, depths[r.key], strict=True)
-    ]
+    seen, depths = [], {}
+    for record in own:
+        accepted = [n - 1 for n in record.committed_per_step]
+        deep = [0 if not n and i % 3 == 0 else n + i % 2 for i, n in enumerate(accepted)]
+        depths[record.key] = deep
+        seen += zip(accepted, deep, strict=True)
     drafts = [accepted for accepted, depth in seen if depth]
     assert 0 < len(drafts) < len(seen)
-    marginal = {depth: share.value for depth, share in by_depth(own, depths=depths)}
-    assert 1 + sum(marginal.values()) == pytest.approx(1 + sum(drafts) / len(drafts))
-    conditional = {d: share.value for d, share in where_the_one_before(own, depths=depths)}
-    for d, share in conditional.items():
+    marginal = [share.value for _, share in by_depth(own, depths=depths)]
+    assert sum(marginal) == pytest.approx(sum(drafts) / len(drafts))
+    for d, share in where_the_one_before(own, depths=depths):
         asked = [accepted for accepted, depth in seen if accepted >= d - 1 and depth >= d]
-        assert share == pytest.approx(sum(accepted >= d for accepted in asked) / len(asked))
+        assert share.value == pytest.approx(sum(accepted >= d for accepted in asked) / len(asked))
+
+
+def test_acceptance_by_position_and_part_of_the_stream(run):
+    own = [record for record in run.records if record.label == "pld"]
     stretches = by_position(own, width=8)
     assert [at for at, _ in stretches] == [4.0 + 8 * i for i in range(len(stretches))]
     ((_, whole),) = by_position(own, width=10_000)
@@ -306,29 +303,20 @@ def draft_model_rows(change):
     """Cells of the table of resources by method, after ``change`` of every record's counters."""
     runs = load_runs([EXPERIMENTS / "draft_models"])
     for run in runs:
-        run.records[:] = [
-            r.replace(drafter=change(r.method, r.drafter)) if r.method != "ar" else r
-            for r in run.records
-        ]
+        run.records[:] = [r.replace(drafter=change(r.method, r.drafter)) for r in run.records]
     table = reproduction("draft_models").tables(runs)[0]
     return {row["method"]: row for row in table.frame.to_dict("records")}
 
 
-COUNTED = ["hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "devices"]
-
-
-def test_a_union_shows_what_its_parts_counted():
-    """Its counters bear the part's name; what a part counted is the union's."""
+def test_a_union_shows_what_its_parts_counted_and_nobody_s_counts_are_absent_and_not_0():
+    """A union's counters bear the part's name; what a part counted is the union's."""
     plain = draft_model_rows(lambda method, counts: counts)
     named = draft_model_rows(lambda method, counts: {f"{method}.{k}": counts[k] for k in counts})
     assert plain["card"]["hit rate [95 %]"].value > 0
     assert named == plain
-
-
-def test_what_nobody_counted_is_absent_and_not_0():
-    rows = draft_model_rows(lambda method, counts: {"accepted_from_pld": 3})
-    for row in rows.values():
-        assert {str(row[column]) for column in [*COUNTED, "draft Params × L_new"]} == {"–"}
+    counted = ["hit rate [95 %]", "draft passes [95 %]", "draft tokens [95 %]", "devices"]
+    for row in draft_model_rows(lambda method, counts: {"accepted_from_pld": 3}).values():
+        assert {str(row[column]) for column in [*counted, "draft Params × L_new"]} == {"–"}
     (run,) = load_runs([EXPERIMENTS / "card_table3"])
     run.records[:] = [r.replace(drafter={}) if r.label == "sps" else r for r in run.records]
     (table,) = reproduction("card_table3").tables([run])

@@ -8,7 +8,6 @@ import pytest
 
 from analysis import figures, residuals
 from analysis.figures import pictures_of, task_bars
-from analysis.papers import REPRODUCTIONS
 from analysis.papers.claimed import bar_series
 from analysis.plots.pictures import (
     acceptance_picture,
@@ -21,7 +20,7 @@ from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, usable_runs
 from analysis.runs.sweeps import sweeps, swept_knobs
 from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_manifest
-from tests.analysis.test_figures import containers, legend
+from tests.analysis.test_figures import containers, ends, legend, white
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +35,14 @@ def swept():
     return make_comparisons([run for run in runs if run.dataset == "gsm8k"])[0]
 
 
-@pytest.fixture(scope="module")
-def board():
-    (run,) = load_runs([EXPERIMENTS / "specbench_board"])
-    return replace(run, manifest=run.manifest.model_copy(update={"overrides": []}))
-
-
 def with_knobs(run, **knobs):
     """The run with other knobs, by label."""
     labels = {
         label: info.model_copy(update={"knobs": knobs.get(label, info.knobs)})
         for label, info in run.manifest.labels.items()
     }
-    return replace(run, manifest=run.manifest.model_copy(update={"labels": labels}))
+    manifest = run.manifest.model_copy(update={"labels": labels, "overrides": []})
+    return replace(run, manifest=manifest)
 
 
 def with_verdicts(monkeypatch, **verdicts):
@@ -61,15 +55,12 @@ def with_verdicts(monkeypatch, **verdicts):
     monkeypatch.setattr("analysis.plots.pictures.over_plain", over_plain)
 
 
-@pytest.mark.slow  # over a second
-def test_the_command_writes_pictures_and_says_what_went(results, capsys):
+def test_the_command_writes_pictures_and_says_what_went(results, monkeypatch, capsys):
+    monkeypatch.setattr(figures, "pictures_of", lambda c: [("mat", task_bars(c, "mat"))])
     assert figures.main([str(results)]) == 0
-    stems = {f"vicuna7b_specbench_{n}" for n in ("speedup_by_task", "mat", "ranked", "mat_speedup")}
-    folder = results / "figures"
-    assert {path.name for path in folder.iterdir()} == {
-        f"{stem}.{suffix}" for stem in stems for suffix in ("png", "pdf")
-    }
-    assert stems <= set(capsys.readouterr().out.split())
+    names = {path.name for path in (results / "figures").iterdir()}
+    assert names == {f"vicuna7b_specbench_mat.{suffix}" for suffix in ("png", "pdf")}
+    assert "vicuna7b_specbench_mat" in capsys.readouterr().out
     for option in ("--width", "--caption"):
         with pytest.raises(SystemExit) as stopped:
             figures.main([str(results), option, "page"])
@@ -77,7 +68,8 @@ def test_the_command_writes_pictures_and_says_what_went(results, capsys):
 
 
 @pytest.mark.parametrize("name", ["cacheback_table1", "ngrammys_figure1", "../records"])
-def test_a_second_machine_has_figures_of_its_own(name):
+def test_a_second_machine_has_figures_of_its_own(name, monkeypatch):
+    monkeypatch.setattr(figures, "pictures_of", lambda c: [("mat", None)])
     runs, _ = usable_runs([EXPERIMENTS / name], surfaces=True)
     machine = {"hardware": {"cpu": "Other CPU", "cpus_usable": 2, "gpus": []}}
     others = [
@@ -90,36 +82,28 @@ def test_a_second_machine_has_figures_of_its_own(name):
     assert len(twice) == 2 * len(once) > 0
 
 
-def test_bars_are_the_table_s_numbers_the_fastest_first(comparison, monkeypatch):
+def test_bars_and_ranks_are_the_table_s_numbers_and_standings(comparison, monkeypatch):
     with_verdicts(monkeypatch, cacheback="faster", no_frozen="slower")
-    figure = task_bars(comparison, "speedup")
-    drawn = containers(figure.axes[0])
-    entries = sorted(comparison.drafting, key=lambda e: -e.overall["speedup"])
-    assert list(drawn) == [entry.label for entry in entries]
-    for entry in entries:
-        expected = [entry.rows[task]["speedup"] for task in [*comparison.tasks, "overall"]]
-        assert [bar.get_height() for bar in drawn[entry.label]] == expected
-        hollow = drawn[entry.label][0].get_facecolor() == (1, 1, 1, 1)
-        assert hollow == (entry.label == "pld")
-    assert figure.title.startswith(f"{entries[0].label} has the highest speedup in ")
-
-
-def test_ranks_are_by_speedup_and_hollow_by_their_standing(comparison, monkeypatch):
-    with_verdicts(monkeypatch, pld="faster")
     drawn = dict(pictures_of(comparison))
-    axes = drawn["ranked"].axes[0]
-    values = [container.lines[0].get_xdata()[0] for container in axes.containers]
-    assert values == sorted((e.overall["speedup"] for e in comparison.drafting), reverse=True)
-    white = {
-        name.get_text()
-        for name, container in zip(axes.get_yticklabels(), axes.containers, strict=True)
-        if container.lines[0].get_markerfacecolor() == "white"
-    }
-    assert white == {entry.label for entry in comparison.drafting} - {"pld"}
+    assert list(drawn) == ["ranked", "mat_speedup", "speedup_by_task", "mat"]
+    entries = sorted(comparison.drafting, key=lambda e: -e.overall["speedup"])
+    labels = [entry.label for entry in entries]
+    bars = containers(drawn["speedup_by_task"].axes[0])
     dots = containers(drawn["mat_speedup"].axes[0], "has_yerr")
-    for entry in comparison.drafting:
+    (axes,) = drawn["ranked"].axes
+    assert list(bars) == [text.get_text() for text in axes.get_yticklabels()] == labels
+    for entry, rank in zip(entries, axes.containers, strict=True):
+        overall = entry.overall
+        expected = [entry.rows[task]["speedup"] for task in [*comparison.tasks, "overall"]]
+        assert [bar.get_height() for bar in bars[entry.label]] == expected
+        assert rank.lines[0].get_xdata()[0] == overall["speedup"]
         place = dots[entry.label].lines[0].get_xydata()[0]
-        assert tuple(place) == (entry.overall["mat"], entry.overall["speedup"])
+        assert tuple(place) == (overall["mat"], overall["speedup"])
+        hollow = entry.label == "pld"
+        assert (bars[entry.label][0].get_facecolor() == (1, 1, 1, 1)) == hollow
+        assert (rank.lines[0].get_markerfacecolor() == "white") == hollow
+    title = drawn["speedup_by_task"].title
+    assert title.startswith(f"{labels[0]} has the highest speedup in ")
 
 
 def test_no_speedups_without_a_baseline_and_a_label_of_two_runs_is_drawn_for_each(results):
@@ -138,7 +122,7 @@ def test_no_speedups_without_a_baseline_and_a_label_of_two_runs_is_drawn_for_eac
 # --- a sweep --------------------------------------------------------------------------------------
 
 
-def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept, comparison):
+def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept, comparison, monkeypatch):
     assert swept_knobs(swept) == ["k", "w"]
     drawn = dict(pictures_of(swept))
     assert list(drawn) == ["k_w_speedup", "k_w_mat"]
@@ -149,12 +133,12 @@ def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept, comparison):
         k, w = max(sweep.entries, key=lambda cell: sweep.entries[cell].overall[key])
         assert f"{np.max(table):.2f}, at k {k}, w {w}" in drawn[f"k_w_{key}"].title
     assert "predicted" in drawn["k_w_speedup"].axes[-1].get_ylabel(), "without its caption, too"
-    # Labels beside a sweep are drawn too; labels of one run are no sweep.
+    assert "error, which is not known" in drawn["k_w_speedup"].caption
+    # Labels beside a sweep are drawn too.
+    monkeypatch.setattr(figures, "overview_pictures", lambda _: [("ranked", None)])
     (pld,) = [entry for entry in comparison.drafting if entry.label == "pld"]
-    names = [n for n, _ in pictures_of(replace(swept, entries=[*swept.entries, pld]))]
-    assert {"k_w_speedup", "ranked"} <= set(names)
-    names = [name for name, _ in pictures_of(comparison)]
-    assert names == ["ranked", "mat_speedup", "speedup_by_task", "mat"]
+    beside = replace(swept, entries=[*swept.entries, pld])
+    assert {"k_w_speedup", "ranked"} <= {name for name, _ in pictures_of(beside)}
 
 
 def test_one_knob_ends_in_lines_whose_title_names_the_highest(swept):
@@ -173,32 +157,22 @@ def test_one_knob_ends_in_lines_whose_title_names_the_highest(swept):
 def test_an_error_that_all_predictions_share_leaves_no_cell_undecided(swept):
     """Cells are compared on their prompts, although each prediction may miss by 30 %."""
     speeds = {(1, 2): 110.0, (1, 6): 120.0, (5, 2): 150.0, (5, 6): 130.0}
-    runs = []
-    for run in swept.runs:
+
+    def predicted(run):
         knobs = run.knobs("ngrammys")
         speed = {"ar": 100.0, "ngrammys": speeds[knobs["k"], knobs["w"]]}
-        runs.append(
-            replace(
-                run,
-                records=[
-                    record.model_copy(
-                        update={
-                            "decode_s": (record.n_new - 1) / speed[record.label],
-                            "wall_s": record.prefill_s + (record.n_new - 1) / speed[record.label],
-                            "prediction_error": 0.3,
-                        }
-                    )
-                    for record in run.records
-                ],
-            )
-        )
-    (found,) = make_comparisons(runs)
+        times = [(r, (r.n_new - 1) / speed[r.label]) for r in run.records]
+        records = [
+            r.replace(decode_s=s, wall_s=r.prefill_s + s, prediction_error=0.3) for r, s in times
+        ]
+        return replace(run, records=records)
+
+    (found,) = make_comparisons([predicted(run) for run in swept.runs])
     (sweep,) = sweeps(found, "k", "w")
     assert sweep.leaders("speedup") == [(5, 2)]
     everyone = leaders.leaders(list(sweep.entries.values()), "speedup")
     assert len(everyone) == 4, "by itself each may be anywhere within its prediction's error"
     assert "the predictions' error, 30.0%" in caption_of(found)
-    assert "error, which is not known" in caption_of(swept)
 
 
 # --- budgets, heads, loads ------------------------------------------------------------------------
@@ -215,13 +189,22 @@ def budgets_of(comparison, *settings, run=None):
     return budget_picture(replace(comparison, runs=[e.run for e in entries], entries=entries))
 
 
-def test_settings_are_joined_where_they_differ_in_one_knob(comparison):
-    line = budgets_of(comparison, *({"num_tokens": n} for n in (2, 4, 8)))
-    drawn = containers(line.axes[0], "has_yerr")["pld"].lines[0]
+BUDGETS = [{"num_tokens": n} for n in (2, 4, 8)]
+
+
+def test_settings_are_joined_where_they_differ_in_one_knob_and_hollow_where_undecided(
+    comparison, monkeypatch
+):
+    for verdict, hollow in (("faster", 0), ("slower", 0), ("undecided", 3)):
+        with_verdicts(monkeypatch, pld=verdict)
+        figure = budgets_of(comparison, *BUDGETS)
+        assert len(white(figure.axes[0])) == hollow
+        assert any(name.startswith("hollow") for name in legend(figure)) == bool(hollow)
+    drawn = containers(figure.axes[0], "has_yerr")["pld"].lines[0]
     assert len(drawn.get_xdata()) == 3 and drawn.get_linestyle() == "-"
-    apart = budgets_of(comparison, *({"num_tokens": n, "max_ngram": 9 - n} for n in (2, 4, 8)))
+    apart = budgets_of(comparison, *({**each, "max_ngram": each["num_tokens"]} for each in BUDGETS))
     assert containers(apart.axes[0], "has_yerr")["pld"].lines[0].get_linestyle() == "None"
-    assert budgets_of(comparison, *({"num_tokens": 2} for _ in range(3))) is None
+    assert budgets_of(comparison, *BUDGETS[:1] * 3) is None
 
 
 def test_settings_with_wrong_outputs_are_not_drawn(comparison):
@@ -231,15 +214,16 @@ def test_settings_with_wrong_outputs_are_not_drawn(comparison):
         for r in run.records
     ]
     wrong = replace(run, records=records)
-    assert budgets_of(comparison, *({"num_tokens": n} for n in (2, 4, 8)), run=wrong) is None
+    assert budgets_of(comparison, *BUDGETS, run=wrong) is None
     (found,) = make_comparisons([wrong])
     figure = task_bars(found, "speedup")
     assert "pld" not in containers(figure.axes[0])
     assert figure.caption.startswith("Not drawn: ") and "pld" in figure.caption
 
 
-def test_acceptance_is_the_records_share_by_position(board):
-    assert acceptance_picture(make_comparisons([board])[0]) is None, "there are no heads"
+def test_acceptance_is_the_records_share_by_position():
+    (board,) = load_runs([EXPERIMENTS / "specbench_board"])
+    assert acceptance_picture(make_comparisons([with_knobs(board)])[0]) is None, "there is no head"
     run = with_knobs(board, eagle2={"head": "eagle"}, medusa={"head": "medusa"})
     (heads,) = make_comparisons([run], claims=())
     every, after = (containers(a, "has_yerr") for a in acceptance_picture(heads).axes)
@@ -250,22 +234,9 @@ def test_acceptance_is_the_records_share_by_position(board):
             assert share == pytest.approx((steps > place).mean())
         for place, share in after[name].lines[0].get_xydata():
             assert share == pytest.approx((steps > place).sum() / (steps >= place).sum())
-    uncounted = [record.model_copy(update={"committed_per_step": ()}) for record in run.records]
+    uncounted = [record.replace(committed_per_step=()) for record in run.records]
     (empty,) = make_comparisons([replace(run, records=uncounted)], claims=())
     assert acceptance_picture(empty) is None
-
-
-def test_budgets_are_hollow_where_no_difference_is_shown(comparison, monkeypatch):
-    for verdict in ("faster", "slower"):
-        with_verdicts(monkeypatch, pld=verdict)
-        drawn = budgets_of(comparison, *({"num_tokens": n} for n in (2, 4, 8)))
-        white = [line for line in drawn.axes[0].lines if line.get_markerfacecolor() == "white"]
-        assert not any(len(line.get_xdata()) for line in white)
-    with_verdicts(monkeypatch)
-    drawn = budgets_of(comparison, *({"num_tokens": n} for n in (2, 4, 8)))
-    white = [line for line in drawn.axes[0].lines if line.get_markerfacecolor() == "white"]
-    assert sum(len(line.get_xdata()) for line in white) == 3
-    assert any(name.startswith("hollow") for name in legend(drawn))
 
 
 @pytest.mark.parametrize(
@@ -284,36 +255,14 @@ def test_a_load_s_title_is_its_standing_and_not_its_ratio(comparison, monkeypatc
     figure = load_picture([comparison])
     assert title in figure.title and figure.title.count(" at ") == 2  # "decoded at once" is one
     hollow = sum(verdicts.get(e.label, "") not in ("faster", "slower") for e in comparison.ranked)
-    white = [line for line in figure.axes[0].lines if line.get_markerfacecolor() == "white"]
-    assert sum(len(line.get_xdata()) for line in white) == hollow
+    assert len(white(figure.axes[0])) == hollow
+    drawn = containers(figure.axes[0], "has_yerr")
     for entry in comparison.drafting:
-        segment = containers(figure.axes[0], "has_yerr")[entry.label].lines[2][0].get_segments()[0]
-        assert segment[:, 1] == pytest.approx(entry.overall["speedup_ci"])
-
-
-# --- papers and residuals -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def experiments():
-    return usable_runs([EXPERIMENTS], surfaces=True)[0]
-
-
-@pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda reproduction: reproduction.name)
-def test_every_reproduction_s_figures_are_drawn_with_words_and_units(reproduction, experiments):
-    members = [run for run in experiments if run.experiment in reproduction.experiments]
-    drawn = list(reproduction.figures(members))
-    assert drawn or "figure" not in reproduction.name
-    for _, figure in drawn:
-        assert figure.title and "SYNTHETIC" in figure.caption
-        for axes in figure.axes:
-            if axes.axison:
-                assert axes.get_ylabel() or axes.get_xlabel() or len(figure.axes) > 2
+        assert ends(drawn[entry.label]) == [pytest.approx(entry.overall["speedup_ci"])]
 
 
 def test_residuals_are_drawn_with_the_measured_interval(comparison):
     row = {"label": "pld", "method": "pld", "speedup": 1.5, "speedup_ci": (1.2, 1.9)}
     found = pd.DataFrame([row | {"speedup_predicted": 1.6, "residual": 1.6 / 1.5 - 1}])
     figure = residuals.draw(found, comparison.runs[0])
-    segment = containers(figure.axes[0], "has_xerr")["pld"].lines[2][0].get_segments()[0]
-    assert segment[:, 0] == pytest.approx((1.2, 1.9))
+    assert ends(containers(figure.axes[0], "has_xerr")["pld"]) == [pytest.approx((1.2, 1.9))]
