@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -30,6 +31,7 @@ from specbench.results.tasks import OVERALL
 
 MOST = 6  # lines or kinds of bars that can be told apart
 
+_IN_NOTEBOOK = "ipykernel" in sys.modules  # the project does not depend on it
 _stems: Counter[str] = Counter()
 
 
@@ -78,8 +80,8 @@ def lines(
 def caption_of(comparison: ComparedRuns) -> str:
     """Return a comparison's caption, which says how many of its labels `lines` draws."""
     count = len(comparison.drafting)
-    left_out = f"Drawn: the first {MOST} of {count} labels." if count > MOST else ""
-    return "\n".join(filter(None, [left_out, caption(comparison)]))
+    left_out = f"Drawn: the first {MOST} of {count} labels.\n" if count > MOST else ""
+    return left_out + caption(comparison)
 
 
 def numbers(comparisons: Sequence[ComparedRuns], *columns: str) -> pd.DataFrame:
@@ -105,11 +107,11 @@ def table(frame: pd.DataFrame, title: str) -> None:
     """Show a data frame: in a notebook as it shows them, as a plain file in plain text."""
     if frame.empty:
         return
-    frame = frame.round(3)
-    if "ipykernel" in sys.modules:
-        _display(frame.style.hide(axis="index").format(precision=3, na_rep="–").set_caption(title))
+    if _IN_NOTEBOOK:
+        style = frame.style.hide(axis="index").format(precision=3, na_rep="–")
+        _display().display(style.set_caption(title))
     else:
-        sys.stdout.write(f"{title}\n{frame.to_string(index=False, na_rep='–')}\n\n")
+        sys.stdout.write(f"{title}\n{frame.round(3).to_string(index=False, na_rep='–')}\n\n")
 
 
 def show(figure: Drawing, stem: str) -> None:
@@ -120,13 +122,12 @@ def show(figure: Drawing, stem: str) -> None:
     _stems[stem] += 1
     stem = stem if _stems[stem] == 1 else f"{stem}_{_stems[stem]}"
     with tempfile.TemporaryDirectory() as folder:
-        png, pdf = save(figure, Path(os.environ.get("FIGURES") or folder), stem)
-        if "ipykernel" in sys.modules:
-            _display(importlib.import_module("IPython.display").Image(filename=str(png)))
+        paths = save(figure, Path(os.environ.get("FIGURES") or folder), stem)
+        if _IN_NOTEBOOK:
+            _display().display(_display().Image(filename=str(paths[0])))
     if os.environ.get("FIGURES"):
-        sys.stdout.write(f"{png}\n{pdf}\n")
+        sys.stdout.write("".join(f"{path}\n" for path in paths))
 
 
-def _display(shown: object) -> None:
-    # Only where there is a notebook: the project does not depend on IPython.
-    importlib.import_module("IPython.display").display(shown)
+def _display() -> Any:
+    return importlib.import_module("IPython.display")

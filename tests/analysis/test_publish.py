@@ -13,7 +13,7 @@ from analysis.runs.captions import conditions_of, warnings_of
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs, load_surfaces
 from tests.analysis import wandb_file
-from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_manifest, vouch
+from tests.analysis.folders import EXPERIMENTS, RECORDS, edit_manifest, edit_records, vouch
 
 LONG_MODEL = "m" * 100  # as folders of fine-tuned models are called: longer than a tag may be
 
@@ -64,20 +64,16 @@ def test_each_label_is_a_run_with_flat_numbers_and_its_turns(run):
 
 
 def job(run, home, tokens, *typed):
-    """A job of a sweep over pld's ``num_tokens``."""
+    """A job of a sweep over pld's ``num_tokens``, with plain decoding."""
     folder = shutil.copytree(run.path, home / f"pld-{tokens}")
-    labels = run.manifest.to_json()["labels"]
-    labels = {"ar": labels["ar"], "pld": labels["pld"]}
+    labels = {label: run.manifest.to_json()["labels"][label] for label in ("ar", "pld")}
     labels["pld"]["knobs"]["num_tokens"] = tokens
-    overrides = ["method=pld", f"method.num_tokens={tokens}", "dataset.limit=3", *typed]
-    identity = {"dataset": {"limit": 3}, "method": {"num_tokens": tokens}, "seed": tokens}
-    config = {"method": {"name": "pld"}, "output_dir": str(home)}
-    lines = (folder / "cases.jsonl").read_text().splitlines()
-    kept = [line for line in lines if json.loads(line)["label"] in labels]
-    (folder / "cases.jsonl").write_text("\n".join(kept) + "\n")
+    edit_records(folder, lambda record: record if record["label"] in labels else None)
     edit_manifest(
-        folder, labels=labels, overrides=overrides, identity=identity, config=config,
-        swept=True, folder_id=f"{tokens:016x}", files=None,
+        folder, labels=labels, swept=True, folder_id=f"{tokens:016x}", files=None,
+        overrides=["method=pld", f"method.num_tokens={tokens}", "dataset.limit=3", *typed],
+        identity={"dataset": {"limit": 3}, "method": {"num_tokens": tokens}, "seed": tokens},
+        config={"method": {"name": "pld"}, "output_dir": str(home)},
     )  # fmt: skip
     return folder
 
@@ -125,60 +121,36 @@ def written_offline(path, folder):
     return [wandb_file.read(path) for path in files]
 
 
-@pytest.fixture(scope="module")
-def offline(tmp_path_factory):
-    """A run folder, where its W&B runs are written, and those by name."""
-    pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
-    home = tmp_path_factory.mktemp("offline")
-    folder = shutil.copytree(RECORDS / "synthetic", home / "job")
-    lines = (folder / "cases.jsonl").read_text().replace('"vicuna7b"', f'"{LONG_MODEL}"')
-    (folder / "cases.jsonl").write_text(lines)
-    vouch(folder)
-    written = written_offline(folder, home / "wandb")
-    return folder, home / "wandb", {each.run.display_name: each for each in written}
-
-
 @pytest.mark.slow
-def test_what_wandb_wrote_offline_is_read_back_and_again_is_a_segment_more(offline):
-    folder, home, sent = offline
-    assert set(sent) == {"ar", "cacheback", "no_frozen", "pld", "all methods"}
+def test_what_wandb_wrote_offline_is_read_back_and_again_is_a_segment_more(run, tmp_path):
+    pytest.importorskip("wandb", reason="the extra [wandb] is not installed")
+    folder, home = job(run, tmp_path / "sweep1", 2), tmp_path / "wandb"
+    edit_records(folder, lambda record: record | {"model": LONG_MODEL})
+    sent = {each.run.display_name: each for each in written_offline(folder, home)}
+    whole = sent["all methods"]
     (comparison,) = make_comparisons(load_runs([folder]))
-    for entry in comparison.entries:
-        written = sent[entry.label]
-        assert written.run.run_group == "job"
+    conditions = dict(conditions_of(comparison))
+    assert all(each.config["conditions"] == conditions for each in sent.values())
+    names = ("ar", "pld num_tokens=2")
+    assert set(sent) == {*names, "all methods"}
+    for entry, name in zip(comparison.entries, names, strict=True):
+        written = sent[name]
+        assert written.run.run_group == "sweep1"
         assert {"mine", "m" * 64, entry.method} <= set(written.run.tags)
         assert written.config["model"] == LONG_MODEL
         assert written.summary["mat"] == pytest.approx(entry.overall["mat"])
         assert written.summary["cases/_type"] == "table-file"
-    assert sent["all methods"].summary["figures/mat/_type"] == "image-file"
-    assert [a.type for a in sent["all methods"].artifacts].count("records") == 1
-    twice = [written.run.run_id for written in written_offline(folder, home)]
-    assert len(twice) == 2 * len(sent)
-    assert set(twice) == {written.run.run_id for written in sent.values()}
-
-
-@pytest.mark.slow
-def test_each_run_written_offline_has_the_conditions(offline):
-    folder, _, sent = offline
-    (comparison,) = make_comparisons(load_runs([folder]))
-    conditions = dict(conditions_of(comparison))
-    assert conditions["model"].startswith("vicuna7b")
-    assert {name: each.config["conditions"] for name, each in sent.items()} == dict.fromkeys(
-        sent, conditions
-    )
-
-
-@pytest.mark.slow
-def test_the_run_of_all_methods_written_offline_has_the_warnings(offline):
-    folder, home, sent = offline
-    name = sent["all methods"].summary["warnings/path"]
-    file = next(home.glob(f"wandb/offline-run-*/files/{name}"))
+    assert whole.summary["figures/mat/_type"] == "image-file"
+    assert [a.type for a in whole.artifacts].count("records") == 1
+    file = next(home.glob(f"wandb/offline-run-*/files/{whole.summary['warnings/path']}"))
     table = json.loads(file.read_text())
     assert table["columns"] == ["code", "text", "decides"]
-    (comparison,) = make_comparisons(load_runs([folder]))
     warned = [[each.code, each.text, each.decides] for each in warnings_of(comparison)]
     assert table["data"] == warned
     assert ["SYNTHETIC", "SYNTHETIC RECORDS, not a measurement.", True] in warned
+    twice = [written.run.run_id for written in written_offline(folder, home)]
+    assert len(twice) == 2 * len(sent)
+    assert set(twice) == {written.run.run_id for written in sent.values()}
 
 
 def test_a_cost_surface_is_published_too(tmp_path):
