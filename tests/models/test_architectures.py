@@ -199,14 +199,30 @@ def made_small(model_type, sizes):
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
 
 
-def build(name, dtype):
-    """Random weights, with the attention that transformers would give it."""
-    model_type, *numbers = ARCHITECTURES[name]
-    return network(AutoConfig.for_model(model_type, **(_SIZES | dict(*numbers))), dtype)
+def build(name, dtype=torch.float32, width=32, spread=0.4, seed=0, noise=0.0):
+    """Random weights, with the attention that transformers would give it.
+
+    Args:
+        name: of `ARCHITECTURES`, or what is there: a type and what sets it apart.
+        width: of hidden states and all that goes with it.
+        spread: standard deviation of matrices; ``noise``: what is added to norms and biases.
+    """
+    model_type, *numbers = ARCHITECTURES[name] if isinstance(name, str) else name
+    sizes = _SIZES | dict(*numbers) | {"initializer_range": spread}
+    for key in ("hidden_size", "n_embd", "intermediate_size", "ffn_dim", "word_embed_proj_dim"):
+        if key in sizes and width != 32:
+            sizes[key] = sizes[key] * width // 32
+    if "head_dim" in sizes and width != 32:
+        sizes["head_dim"] = width // 4
+    model = network(AutoConfig.for_model(model_type, **sizes), dtype, seed)
+    for weight in model.parameters():
+        if noise and weight.dim() == 1:
+            weight.data += noise * torch.randn_like(weight)
+    return model
 
 
-def network(config, dtype):
-    torch.manual_seed(0)
+def network(config, dtype, seed=0):
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
         config, dtype=dtype, attn_implementation=offered_attention(config, "sdpa")
     )

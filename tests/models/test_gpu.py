@@ -7,15 +7,13 @@ must be a near tie. Files that methods draft from are toys. Skipped where there 
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
-from methods.random_drafts import RandomDrafts
 from specbench.config.compose import option_names
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.lossless import audit_output
-from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree
+from specbench.decoding.structs import DraftContext
 from specbench.models.checks.audit_tolerance import calibrate
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
@@ -119,29 +117,3 @@ def test_methods_are_exact(architecture, way, dtype, rng, decode):
 def without_a_model() -> list[str]:
     return [n for n, needs in NEEDS.items()
             if not (needs.reference or needs.draft_model or needs.heads)]  # fmt: skip
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_captured_passes_of_stock_layers_give_the_same_numbers(architecture, rng, decode):
-    """Tokens, and hidden states of two key buckets."""
-    sizes, layers = {"max_len": 300, "max_nodes": 15}, (0, 1, AFTER_FINAL_NORM)
-    exact = Target(model(architecture), **sizes)
-    fixed = GraphTarget(model(architecture), **sizes)
-    prompt = rng.integers(3, VOCABULARY, 30)
-    wanted = decode(exact, Drafter(name="plain"), prompt)
-    assert decode(fixed, RandomDrafts(name="random_drafts", n_nodes=15), prompt) == wanted
-    fixed.expect(layers)
-    graphs = fixed.describe()["graphs"]
-    for n_prompt in (9, 250):
-        prompt = rng.integers(3, VOCABULARY, n_prompt)
-        for target in (exact, fixed):
-            target.prefill(prompt)
-        for n in (0, 6, 15):
-            tree = DraftTree.chain(rng.integers(3, VOCABULARY, n))
-            fixed.forward(5, tree)  # another graph, which may write over the first one's outputs
-            found, right = (each.forward(5, tree, hidden_layers=layers) for each in (fixed, exact))
-            for i in layers:
-                torch.testing.assert_close(found.hidden[i], right.hidden[i], atol=1e-10, rtol=0)
-            for target in (exact, fixed):
-                target.commit(tree, np.array([], dtype=np.int64))
-    assert graphs and fixed.describe() == {"engine": "graph", "graphs": graphs, "eager": {}}

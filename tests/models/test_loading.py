@@ -34,6 +34,7 @@ ARCHITECTURES = [
     ("qwen25_7b", "qwen2", {}),
     ("qwen3_8b", "qwen3", {"head_dim": 8}),
     ("phi3_mini", "phi3", {"sliding_window": 64}),
+    ("local", "gemma2", {"head_dim": 8}),  # transformers has no sdpa for it
 ]
 
 
@@ -55,19 +56,11 @@ def config(tmp_path: Path, *overrides: str) -> DictConfig:
     return compose([f"cache_dir={tmp_path / 'cache'}", "model.device=cpu", *overrides])
 
 
-def test_a_model_that_has_no_sdpa_is_loaded_with_eager_attention(tmp_path):
-    """Gemma-2's soft-capping; transformers refuses what ``model.attention`` asks for."""
-    save_checkpoint(tmp_path / "model", "gemma2", head_dim=8)
-    cfg = config(tmp_path, f"model.id={tmp_path / 'model'}", "model.dtype=float32")
-    assert cfg.model.attention == "sdpa"
-    assert loading.load_model(cfg).model.config._attn_implementation == "eager"
-
-
 @pytest.mark.parametrize(
     ("name", "architecture", "numbers"),
     [
-        *ARCHITECTURES[:2],
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in ARCHITECTURES[2:]),
+        *ARCHITECTURES[:1],
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ARCHITECTURES[1:]),
     ],
 )
 def test_local_folder(tmp_path, name, architecture, numbers):
@@ -261,70 +254,52 @@ def test_complete_download_is_used_offline(tmp_path, monkeypatch):
     assert done.stdout.split() == [folder.name, "None", f"some/model@{folder.name}"]
 
 
-@pytest.mark.parametrize(
-    ("missing", "reason"),
-    [(None, "no such folder"), ("config.json", "no config.json"), ("*.safetensors", "no weights")],
-)
-def test_incomplete_folder(tmp_path, missing, reason):
-    folder = tmp_path / "model"
-    if missing:
-        save_checkpoint(folder)
-        for path in folder.glob(missing):
+def shards(weight_map) -> dict[str, Any]:
+    return {"model.safetensors.index.json": {"weight_map": weight_map}}
+
+
+GONE = None
+ENDS = "generation_config.json"
+# What is written over a folder's files, joined to a json object that is there, and what is said.
+DAMAGES: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"config.json": GONE}, WeightsNotFound, "no config.json"),
+    ({"model.safetensors": GONE}, WeightsNotFound, "no weights in it"),
+    ({"model.safetensors": b"cut off"}, WeightsNotFound, "corrupt"),
+    (shards({"a": "model.safetensors", "b": "2.safetensors"}), WeightsNotFound, "names 2.safe"),
+    (shards(3), WeightsNotFound, "index.json is damaged"),
+    ({"model.safetensors.index.json": b"{"}, WeightsNotFound, "index.json is damaged"),
+    ({"config.json": {"num_hidden_layers": 5}}, WeightsNotFound, "asks for are missing"),
+    ({"config.json": {"num_hidden_layers": 1}}, WeightsNotFound, "has 1 layers, its weights more"),
+    ({"config.json": {"num_hidden_layers": "2"}}, WeightsNotFound, "no weights for model.id="),
+    ({"config.json": {"num_attention_heads": 3}}, WeightsNotFound, "no weights for model.id="),
+    ({"config.json": {"intermediate_size": 20}}, WeightsNotFound, "no weights for model.id="),
+    ({"config.json": b"[]"}, WeightsNotFound, "config.json is damaged"),
+    ({ENDS: b'{"eos'}, WeightsNotFound, "generation_config.json is damaged"),
+    ({"tokenizer_config.json": b"[]"}, WeightsNotFound, "tokenizer_config.json is damaged"),
+    ({"tokenizer.json": GONE, "tokenizer_config.json": GONE}, WeightsNotFound, "no weights for"),
+    *(
+        ({ENDS: {"eos_token_id": wrong}}, ConfigurationError, "eos_token_id")
+        for wrong in ("x", [[2]], 2.5)
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "error", "reason"), DAMAGES)
+def test_a_folder_that_is_incomplete_or_damaged_is_refused(tmp_path, folder, damage, error, reason):
+    for name, content in damage.items():
+        path = folder / name
+        if content is GONE:
             path.unlink()
-    assert reason in refuse(config(tmp_path, f"model.id={folder}"))
-
-
-def test_missing_shard(tmp_path, folder):
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    message = refuse(config(tmp_path, f"model.id={folder}"))
-    assert "model-2.safetensors" in message
-    assert "model.safetensors," not in message
-    for broken in ("{", "[]", '{"weight_map": 3}'):
-        (folder / "model.safetensors.index.json").write_text(broken)
-        assert "index.json is damaged" in refuse(config(tmp_path, f"model.id={folder}"))
-
-
-def test_truncated_weights(tmp_path, folder):
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(WeightsNotFound, match="corrupt"):
-        loading.load_model(config(tmp_path, f"model.id={folder}"))
-
-
-def test_stop_tokens_that_are_no_ids_are_refused(tmp_path, folder):
-    path = folder / "generation_config.json"
-    for wrong in ("x", [[2]], 2.5):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": wrong}))
-        with pytest.raises(ConfigurationError, match="eos_token_id"):
-            loading.load_model(config(tmp_path, f"model.id={folder}"))
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "said"),
-    [
-        ("config.json", {"num_hidden_layers": 5}, "weights that its config.json asks for are miss"),
-        ("config.json", {"num_hidden_layers": 1}, "has 1 layers, its weights more"),
-        ("config.json", {"num_hidden_layers": "2"}, "no weights for model.id="),
-        ("config.json", {"num_attention_heads": 3}, "no weights for model.id="),
-        ("config.json", {"intermediate_size": 20}, "no weights for model.id="),
-        ("config.json", [], "config.json is damaged"),
-        ("generation_config.json", None, "generation_config.json is damaged"),
-        ("tokenizer_config.json", [], "tokenizer_config.json is damaged"),
-        ("tokenizer.json", "gone", "no weights for model.id="),
-    ],
-)
-def test_settings_that_are_damaged_or_do_not_suit_the_weights(tmp_path, folder, name, change, said):
-    if change == "gone":
-        for path in folder.glob("tokenizer*"):
-            path.unlink()
-    else:
-        text = json.dumps(json.loads((folder / name).read_text()) | change) if change else "[]"
-        (folder / name).write_text('{"eos' if change is None else text)
+        elif isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            before = json.loads(path.read_text()) if path.exists() else {}
+            path.write_text(json.dumps(before | content))
     cfg = config(tmp_path, f"model.id={folder}")
-    with pytest.raises(WeightsNotFound, match=said):
+    with pytest.raises(error, match=reason):
         loading.load_tokenizer(cfg)
         loading.load_model(cfg)
+    assert "no such folder" in refuse(config(tmp_path, f"model.id={tmp_path / 'none'}"))
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:97", "cuda:4000", "mps", "meta"])
@@ -426,7 +401,7 @@ def convert(cache: Path) -> Path:
 def whole(gguf: Path, digest: str, folder: Path) -> None:
     """In place of the conversion."""
     folder.mkdir()
-    time.sleep(0.2)
+    time.sleep(0.05)
     (folder / "model.safetensors").write_bytes(b"kept")
 
 
@@ -451,22 +426,24 @@ def test_conversion_runs_once_until_the_file_changes(fake_wheel, tmp_path, monke
     assert len(calls) == len(set(calls)) == 2
 
 
-@pytest.mark.parametrize("damage", [b"lost", b"LOST and more", None])
-def test_a_converted_file_that_was_changed_is_refused(fake_wheel, tmp_path, monkeypatch, damage):
+def test_a_converted_file_that_was_changed_is_refused(fake_wheel, tmp_path, monkeypatch):
     monkeypatch.setattr(bundled, "_convert", whole)
     folder = convert(tmp_path / "cache")
     assert convert(tmp_path / "cache") == folder
-    weights_file = folder / "model.safetensors"
-    weights_file.unlink() if damage is None else weights_file.write_bytes(damage)
-    with pytest.raises(WeightsNotFound, match=rf"{weights_file}.*Type rm -r {folder} ") as refusal:
+    weights_file, hashes = folder / "model.safetensors", Path(f"{folder}.sha256.json")
+    again = rf"Type rm -r {folder} {hashes}"
+    for damage in (b"lost", b"LOST and more"):
+        weights_file.write_bytes(damage)
+        with pytest.raises(WeightsNotFound, match=rf"{weights_file}.*{again}"):
+            convert(tmp_path / "cache")
+    weights_file.unlink()
+    with pytest.raises(WeightsNotFound, match=rf"{weights_file}.*{again}"):
         convert(tmp_path / "cache")
-    assert refusal.value.exit_code == 2
-    (hashes,) = folder.parent.glob("*.sha256.json")
     hashes.write_text("[]")
-    with pytest.raises(WeightsNotFound, match=rf"{hashes} holds no .*Type rm -r {folder} "):
+    with pytest.raises(WeightsNotFound, match=rf"{hashes} holds no .*{again}"):
         convert(tmp_path / "cache")
-    for path in (folder, *folder.parent.glob("*.json")):
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(folder)
+    hashes.unlink()
     assert convert(tmp_path / "cache") == folder
 
 

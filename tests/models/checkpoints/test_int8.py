@@ -60,15 +60,9 @@ def test_weights_come_in_the_precision_asked_for(dtype, tied, tmp_path):
         assert torch.equal(weight, exact[name].to(dtype)), name
     head, embedding = found.lm_head.weight, found.model.embed_tokens.weight
     assert (head.data_ptr() == embedding.data_ptr()) == tied
-    with torch.no_grad():
-        logits = found(ROWS).logits
-    assert logits.dtype == dtype and logits.isfinite().all()
-
-
-def test_a_matrix_takes_one_byte_a_number(path):
-    stored = load_file(path)
-    assert stored["model.layers.0.mlp.up_proj.weight"].dtype == torch.int8
-    assert stored["model.norm.weight"].dtype == torch.float32
+    kept = {name: value.dtype for name, value in load_file(path).items()}
+    assert kept["model.layers.0.mlp.up_proj.weight"] == torch.int8
+    assert kept["model.norm.weight"] == torch.float32
 
 
 def test_a_damaged_file_is_refused(path):
