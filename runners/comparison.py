@@ -1,26 +1,49 @@
-"""Speculative-decoding methods compared on a model in memory, from a script or a notebook.
+"""Methods compared on a model in memory, from a script or a notebook.
 
-It measures as ``runner=offline`` does: the same engine, order, records and statistics. It
-runs in the caller's process, and the model is given back as it was.
+A caller's model, prompts and methods become a job like any other, which measures as
+``runner=offline`` does: the same engine, order, records and statistics. It runs in the caller's
+process, and the model is given back as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import json
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from html import escape
 from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
 from matplotlib.figure import Figure
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from runners.caller_input import call, read_input, use_project_cache
+from runners.job import Entry, Job, refuse_doubled
+from runners.launch.dispatch import entry_of
+from runners.run_folder import folder as run_folder
+from runners.run_folder.manifest import check_questions
+from runners.session import live
+from runners.session.loading import make_session
+from specbench import paths
 from specbench.config import compose
-from specbench.errors import ConfigurationError
+from specbench.config.compare import NamedMethod, compose_entry
+from specbench.config.run_key import key_of, run_identity
+from specbench.config.schema import ATTENTIONS, DTYPES, FLOAT32_WEIGHTS
+from specbench.config.validate import check_values
+from specbench.data.cases import Case
+from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
+from specbench.decoding.drafter import Drafter
+from specbench.errors import ConfigurationError, OutputRefused, unknown_name
 from specbench.models import loading
+from specbench.models.given_back import given_back
 from specbench.results import console, records
 from specbench.results.conditions import Warned
 from specbench.results.decision import verdict_words
@@ -31,6 +54,16 @@ from specbench.storage import jsonl
 
 _WIDTH = 100  # of the printed table
 _ERROR_COLUMNS = ["label", "case_id", "turn", "repeat", "during", "type", "message"]
+_DATASET = "prompts"  # what records call prompts that a caller handed over
+_UNSAVED = "DIR_OF_THE_SAVED_MODEL"  # in commands to type, for a model that lies nowhere
+
+# Keys that an argument of the call or the model itself decides.
+_ARGUMENTS = {
+    *("method", "compare", "baseline", "model", "dataset", "runner", "generation", "verifier"),
+    *(f"model.{key}" for key in ("id", "path", "name", "device", "device_map", "dtype", "shape")),
+    *("generation.max_new_tokens", "generation.temperature", "seed", "repeats"),
+    *("output_dir", "shard", "fresh", "logger", "record"),
+}
 
 
 @dataclass(frozen=True)
@@ -189,3 +222,278 @@ def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> 
         folder=kept,
         lossless=manifest.exit_code == 0,
     )
+
+
+class ComparisonRefused(ConfigurationError, ValueError):
+    """What was handed to `compare` cannot be used; the message says what to type."""
+
+
+@contextmanager
+def call(output_dir: str | Path | None = None) -> Iterator[Path]:
+    """Around a call: its folder; the caller's Hydra put aside; what is refused, a ValueError."""
+    theirs = {kind: Singleton._instances.pop(kind, None) for kind in (GlobalHydra, HydraConfig)}
+    try:
+        with tempfile.TemporaryDirectory(prefix="specbench-") as temporary:
+            yield Path(temporary if output_dir is None else output_dir).expanduser()
+    except ConfigurationError as error:
+        raise ComparisonRefused(str(error)) from error
+    finally:
+        for kind, instance in theirs.items():
+            Singleton._instances.pop(kind, None)
+            if instance is not None:
+                Singleton._instances[kind] = instance
+
+
+def use_project_cache(cfg: DictConfig) -> None:
+    """Use what lies in the project's own cache, wherever the caller's script lies."""
+    if str(cfg.cache_dir) == "./.cache/specbench":  # nobody asked for another
+        cfg.cache_dir = str(paths.PROJECT / ".cache" / "specbench")
+
+
+@dataclass(frozen=True)
+class CallerInput:
+    """A model in memory with prompts for it, checked.
+
+    Attributes:
+        cfg: the configuration of plain decoding.
+        overrides: what the caller typed of it.
+        template_sha: of the template that made the cases' token ids.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    cfg: DictConfig
+    overrides: tuple[str, ...]
+    cases: tuple[Case, ...]
+    template_sha: str
+
+    def measure(
+        self,
+        methods: Iterable[Any],
+        folder: Path,
+        cases: Sequence[Case] | None = None,
+        record: str | bool = False,
+        strict: bool = True,
+    ) -> None:
+        """Measure what the folder lacks; the model is given back as it was.
+
+        Args:
+            methods: see `runners.comparison.compare`.
+            cases: None takes all.
+            record: as the key of that name.
+            strict: False leaves out methods that cannot run.
+
+        Raises:
+            ConfigurationError: something cannot be used; says what to type.
+        """
+        with given_back(self.model):
+            cfg = self.cfg.copy()
+            OmegaConf.update(cfg, "record", record)
+            entries, instances, cfg.compare = _entries(cfg, methods)
+            if strict and len(entries) == 1:
+                raise ConfigurationError(
+                    f"methods must hold another one than {BASELINE}. Type methods=['pld']."
+                )
+            check_values(cfg)
+            identity = run_identity(cfg)
+            job = Job(
+                config=compose.typed(cfg),
+                overrides=self.overrides,
+                identity={**identity, "shard": None},
+                run_key=key_of(identity),
+                folder=folder,
+                entries=entries,
+                cases=self.cases if cases is None else tuple(cases),
+                optional=frozenset(() if strict else (entry.label for entry in entries[1:])),
+            )
+            loaded = loading.in_memory(job.config.model, self.model, self.tokenizer)
+            run_folder.check_owner(folder, job.run_key, job.identity)
+            if run_folder.is_complete(folder):
+                _check_finished(job, loaded.weights_hash)
+                return
+            run_folder.make_folder(folder)
+            template = TokenIdPrompts(self.template_sha)
+            live.run_live(
+                job,
+                lambda job, runs: make_session(job, runs, self.tokenizer, template, lambda: loaded),
+                instances,
+            )
+
+
+def _check_finished(job: Job, weights_hash: str | None) -> None:
+    """Refuse a finished folder of other questions or weights."""
+    manifest = RunManifest.read(job.folder)
+    check_questions(manifest, job.config, job.cases, job.folder)
+    before = manifest.model and manifest.model.weights_hash
+    if before != weights_hash:
+        raise OutputRefused(
+            f"{job.folder} holds a run of other weights of the same name (weights_hash there "
+            f"{before}, here {weights_hash}). Give another output_dir."
+        )
+    manifest.check_files(job.folder)
+
+
+def read_input(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Iterable[Any],
+    name: str | None,
+    arguments: Sequence[str],
+    overrides: Sequence[str],
+) -> CallerInput:
+    """Check what was handed over; see `runners.comparison.compare`.
+
+    ``arguments``: the call's other arguments, as overrides.
+
+    Raises:
+        ConfigurationError: something cannot be used; says what to type.
+    """
+    for value, kind, remedy in (
+        (model, PreTrainedModel, "model._orig_mod of torch.compile's, model.merge_and_unload()"),
+        (tokenizer, PreTrainedTokenizerBase, "what AutoTokenizer.from_pretrained(...) returns"),
+    ):
+        if not isinstance(value, kind):
+            raise ConfigurationError(
+                f"a {kind.__name__} is needed, got {type(value).__name__}. Pass {remedy}."
+            )
+    for text in overrides:
+        if text.partition("=")[0].lstrip("+~") in _ARGUMENTS:
+            raise ConfigurationError(
+                f"overrides: {text!r} is for the command line. Leave it out: an argument of the "
+                "call says it, or the model itself."
+            )
+    typed = [f"method={BASELINE}", "dataset=jsonl", "runner=offline", *arguments, *overrides]
+    cfg = _with_model(typed, model, name)
+    if cfg.engine.weights != FLOAT32_WEIGHTS:
+        raise ConfigurationError(
+            f"engine.weights={cfg.engine.weights} changes weights as they are loaded, and this "
+            "model is loaded. Leave it out, or compare with run.py, which loads the model."
+        )
+    named = any(re.match(r"\+{0,2}model\.template=", text) for text in overrides)
+    if cfg.model.template == "auto" and not named and not tokenizer.chat_template:
+        cfg.model.template = "plain"  # a text, not Vicuna's dialogue
+    template = PromptTemplate.from_config(tokenizer, compose.typed(cfg))
+    embedding: Any = model.get_input_embeddings()
+    cases = _cases(prompts, template, int(embedding.num_embeddings))
+    return CallerInput(model, tokenizer, cfg, tuple(overrides), cases, template.sha)
+
+
+def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) -> DictConfig:
+    """The composed configuration, with a ``model`` node for the model in memory."""
+    source = str(model.name_or_path or _UNSAVED)
+    names = compose.option_names("model")
+    if name is None:
+        ids = {str(OmegaConf.load(paths.CONF_DIR / "model" / f"{n}.yaml").id): n for n in names}
+        name = ids.get(source)
+    if name in names:
+        cfg = compose.compose([*typed, f"model={name}"])
+    else:
+        cfg = compose.compose([*typed, "model=local"])
+        cfg.model.id = source
+        cfg.model.name = name or compose.own_name(str(model.name_or_path or type(model).__name__))
+    dtype = str(model.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise unknown_name("dtype of the model:", dtype, DTYPES)
+    spread = len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1
+    cfg.model.dtype, cfg.model.device = dtype, str(model.device)
+    cfg.model.device_map = "auto" if spread else None
+    attention = str(model.config._attn_implementation)
+    cfg.model.attention = attention if attention in ATTENTIONS else ATTENTIONS[0]
+    cfg.dataset.name = _DATASET
+    use_project_cache(cfg)
+    return cfg
+
+
+def _cases(prompts: Iterable[Any], template: PromptTemplate, vocab_size: int) -> tuple[Case, ...]:
+    """A case for each prompt: its ids, numbered from 0."""
+    items = [] if isinstance(prompts, str | Mapping) else list(prompts)
+    if all(isinstance(prompt, Mapping | int) for prompt in items):  # of one prompt, or none
+        raise ConfigurationError(
+            f"prompts must be a list of prompts, got {prompts!r:.60}. Type prompts=[...]."
+        )
+    cases = []
+    for number, prompt in enumerate(items):
+        try:
+            ids = _ids(prompt, template)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"prompts[{number}]: {error}") from error
+        if not ids or not 0 <= min(ids) <= max(ids) < vocab_size:
+            raise ConfigurationError(
+                f"prompts[{number}] must have tokens of the model's vocabulary, 0 to "
+                f"{vocab_size - 1}, got {ids!r:.60}."
+            )
+        cases.append(Case(str(number), _DATASET, _DATASET, (json.dumps(ids),)))
+    return tuple(cases)
+
+
+def _ids(prompt: Any, template: PromptTemplate) -> list[int]:
+    if isinstance(prompt, str):
+        return template.render([(prompt, None)]) if prompt.strip() else []
+    if hasattr(prompt, "tolist"):  # of torch or numpy, perhaps a batch of one
+        prompt = prompt.tolist()
+        prompt = prompt[0] if len(prompt) == 1 and isinstance(prompt[0], list) else prompt
+    if isinstance(prompt, Sequence):
+        if all(isinstance(part, int) and not isinstance(part, bool) for part in prompt):
+            return list(prompt)
+        if all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in prompt):
+            return template.render_messages(prompt)
+    raise ConfigurationError(
+        "a prompt must be a text, a list of token ids, or a list of messages such as "
+        f"{{'role': 'user', 'content': 'Hello'}}, got {prompt!r:.60}."
+    )
+
+
+def _entries(
+    cfg: DictConfig, methods: Iterable[Any]
+) -> tuple[tuple[Entry, ...], dict[str, Drafter], list[Any]]:
+    """The run's entries, the baseline first; the caller's own drafters by label; ``compare``."""
+    if isinstance(methods, str | Mapping | Drafter):
+        raise ConfigurationError(
+            f"methods must be a list, got {methods!r:.80}. Type methods=[{methods!r:.80}]."
+        )
+    entries, compared = [entry_of(cfg)], []
+    instances: dict[str, Drafter] = {}
+    for item in methods:
+        named = item if isinstance(item, Mapping) and "drafter" in item else {"drafter": item}
+        drafter = named["drafter"]
+        if drafter == BASELINE:
+            continue  # always there
+        if isinstance(drafter, Drafter):
+            if any(drafter is other for other in instances.values()):
+                raise ConfigurationError(
+                    f"methods holds {drafter.name!r} twice, and one would know what the other "
+                    "learns. Make two."
+                )
+            label = str(named.get("label") or drafter.name)
+            entries.append(replace(entries[0], label=label, method=_described(drafter)))
+            instances[label] = drafter
+            compared.append({**entries[-1].method, "label": label})
+        else:
+            NamedMethod.parse(
+                item,
+                "compare",
+                f"methods holds {item!r:.80}. It must be a method's name, a mapping such as "
+                "{'method': 'pld', 'num_tokens': 5, 'label': 'short'}, or a Drafter. "
+                "`python run.py --list methods` prints the names.",
+            )
+            entries.append(entry_of(compose_entry(cfg, item)))
+            compared.append(dict(item) if isinstance(item, Mapping) else item)
+    refuse_doubled(
+        entries, "{'method': NAME, 'label': 'LABEL_2'} or {'drafter': INSTANCE, 'label': 'LABEL_2'}"
+    )
+    return tuple(entries), instances, compared
+
+
+def _described(drafter: Drafter) -> dict[str, Any]:
+    """Name, class and knobs, as a ``method`` node has them."""
+    kind = type(drafter)
+    names = [f.name for f in fields(drafter) if f.init and not f.name.startswith("_")]
+    knobs = json.dumps({name: getattr(drafter, name) for name in names}, default=_plain)
+    return {"_target_": f"{kind.__module__}.{kind.__qualname__}", **json.loads(knobs)}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON cannot hold, never as an address: the run key must not change by itself."""
+    if isinstance(value, Drafter):
+        return _described(value)
+    return sorted(value) if isinstance(value, set | frozenset) else type(value).__name__

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from runners.advice import answer
 from runners.advice.answer import Advice
 from runners.advice.steps import Budget, find, subject_key
-from runners.caller_input import CallerInput, call, read_input
+from runners.comparison import CallerInput, call, read_input
 from runners.cost import Cost
 from runners.job import Job
 from runners.launch.dispatch import entry_of

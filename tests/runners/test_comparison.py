@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from methods.pld import PromptLookup
 from runners import advise, compare
 from runners.advice import steps
-from runners.caller_input import read_input
+from runners.comparison import read_input
 from runners.search import backends
 from specbench.config import compose
 from specbench.data.chat_templates import PromptTemplate

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -142,26 +143,18 @@ def damage(rng, lines):
     """One to three ways of damage."""
     lines = list(lines)
     for _ in range(rng.randint(1, 3)):
-        i = rng.randrange(len(lines)) if lines else 0
-        kind = rng.randrange(8)
-        if not lines:
-            break
-        if kind == 0:
+        i, kind = rng.randrange(len(lines)), rng.randrange(7)
+        if kind == 0 and len(lines) > 1:
             del lines[i]
         elif kind == 1:
             lines.insert(i, lines[i])
         elif kind == 2:
-            lines = lines[:i]
-        elif kind == 3 and lines[i]:
-            line = list(lines[i])
-            for _ in range(rng.randint(1, 4)):
-                line[rng.randrange(len(line))] = chr(rng.randrange(256))
-            lines[i] = "".join(line)
-        elif kind == 4:
+            lines = lines[: i + 1]
+        elif kind == 3:
             lines[i] = lines[i][: rng.randrange(len(lines[i]) + 1)]
-        elif kind == 5:
+        elif kind == 4:
             rng.shuffle(lines)
-        elif kind == 6:
+        elif kind == 5:
             lines[i] = rng.choice(["", ": ping", "event: x", "data:", "data: []", "data: 1"])
         else:
             lines[i] = "data: " + changed(rng, lines[i])
@@ -190,19 +183,18 @@ def changed(rng, line):
     return json.dumps(node)
 
 
-def check(seed, n):
-    rng = random.Random(seed)
+def test_a_damaged_answer_is_read_or_refused_in_words():
+    rng = random.Random(1)
     sound = {engine: lines_of(engine) for engine in ENGINES}
-    read_whole = refused = 0
-    for _ in range(n):
+    outcomes = Counter()
+    for _ in range(1000):
         engine = rng.choice(sorted(ENGINES))
         try:
             answer = read(damage(rng, sound[engine]))
         except NoAnswer as error:
-            assert error.kind
-            refused += 1
+            outcomes[bool(error.kind)] += 1
             continue
-        read_whole += 1
+        outcomes["read"] += 1
         assert answer.n_new >= 1
         assert answer.finish_reason in ("eos", "length")
         assert answer.ttft_s > 0
@@ -212,10 +204,5 @@ def check(seed, n):
         if counts is not None:
             assert 0 <= counts.steps <= answer.n_new - 1
             assert not counts.committed or sum(counts.committed) == answer.n_new - 1
-    return read_whole, refused
-
-
-def test_a_damaged_answer_is_read_or_refused_in_words():
-    read_whole, refused = check(seed=1, n=1000)
-    assert read_whole > 40
-    assert refused > 40
+    assert min(outcomes["read"], outcomes[True]) > 40
+    assert not outcomes[False]
