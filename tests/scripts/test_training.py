@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -271,7 +272,9 @@ def test_the_shipped_weights_are_those_on_their_cards_and_small(loaded):
     assert (folder / "int8.safetensors").stat().st_size <= 32_000_000
     # That of EAGLE's head describes a layer of the target's sizes.
     config = json.loads((heads.FOLDER / "eagle" / "config.json").read_text())
-    options = {"dtype": torch.float32, "device": torch.device("cpu")}
+    target = SimpleNamespace(
+        embeddings=Ends(), config=config, dtype=torch.float32, device=torch.device("cpu")
+    )
     modules = {"eagle": eagle, "eagle3": eagle3, "medusa": medusa, "hydra": hydra_heads}
     size = 0
     for name, module in modules.items():
@@ -279,7 +282,7 @@ def test_the_shipped_weights_are_those_on_their_cards_and_small(loaded):
         facts = json.loads((shipped / "training.json").read_text())
         weights = (shipped / heads.FAMILIES[name].file_name).read_bytes()
         assert hashlib.sha256(weights).hexdigest() == facts["sha256"]
-        head = module.load(shipped, Ends(), *([config] if name == "hydra" else []), **options)
+        head = module.load(shipped, target)
         assert sum(p.numel() for p in head.parameters()) == facts["parameters"]
         size += len(weights)
     assert size <= 40_000_000

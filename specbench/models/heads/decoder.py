@@ -81,7 +81,7 @@ class Attention(nn.Module):
         query = self.q_norm(self.q_proj(x).view(n, -1, self._size)).transpose(0, 1)
         key = self.k_norm(self.k_proj(x).view(n, -1, self._size)).transpose(0, 1)
         value = self.v_proj(x).view(n, -1, self._size).transpose(0, 1)
-        keys, values = rows.cache.update(_rotated(key, rows)[None], value[None], self._layer)
+        keys, values = rows.update(_rotated(key, rows)[None], value[None], self._layer)
         out, _ = attend(self, _rotated(query, rows)[None], keys, values, None, plan=rows.plan)
         projected: torch.Tensor = self.o_proj(out.reshape(n, -1))
         return projected

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ from specbench.decoding.structs import (
 )
 from specbench.kernels.cuda_graphs import GraphRecorder, RecordedCall
 from specbench.models.graph_target import key_bucket, key_buckets
-from specbench.models.heads.row_cache import FixedRows, RowCache
 from specbench.results.records import LAUNCHED_DRAFTS
 
 Work: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -256,7 +255,7 @@ class HeadDrafter(ModelDrafter):
             yield
             return
         own = self._head.cache
-        self._head.cache = cast(RowCache, FixedRows(own, length, keys))
+        self._head.cache = own.fixed(length, keys)
         try:
             yield
         finally:

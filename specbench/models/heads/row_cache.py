@@ -7,8 +7,10 @@ node's keys are never kept: the next committed rows drop them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -25,26 +27,36 @@ _ALIGNED = 16  # keys that attention kernels read at once: a mask of other sizes
 class Rows:
     """The rows of one pass: where they stand and what they see."""
 
-    cache: KVCache | TextCaches | _Slots
+    cache: KVCache | TextCaches
     cos: torch.Tensor  # [rows, head_dim]
     sin: torch.Tensor
     plan: AttentionPlan
     parents: torch.Tensor | None  # [rows] of nodes; None: committed rows
     segments: tuple[Segment, ...] = ()  # for a call that runs all layers; then ``plan`` is empty
+    # Places in the cache [rows], and keys to look at, of a pass whose places the device alone knows
+    slots: tuple[torch.Tensor, int] | None = None
 
     def __len__(self) -> int:
         return len(self.cos)
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[Any, Any]:
+        """As ``KVCache.update``."""
+        if self.slots is None:
+            return self.cache.update(keys, values, layer)
+        assert isinstance(self.cache, KVCache)
+        with self.cache.static(*self.slots):
+            return self.cache.update(keys, values, layer)
 
 
 def joint_rows(texts: Sequence[Rows]) -> Rows:
     """The rows of several texts behind each other; each text's own cache keeps its rows."""
     if len(texts) == 1:
         return texts[0]
-    counts = [len(rows) for rows in texts]
     caches = [rows.cache for rows in texts if isinstance(rows.cache, KVCache)]
     plan = AttentionPlan(texts=tuple((len(rows), rows.plan) for rows in texts))
     cos, sin = (torch.cat(tables) for tables in zip(*((r.cos, r.sin) for r in texts), strict=True))
     segments = tuple(segment for rows in texts for segment in rows.segments)
+    counts = [len(rows) for rows in texts]
     return Rows(TextCaches(caches, counts), cos, sin, plan, None, segments)
 
 
@@ -82,7 +94,7 @@ class RowCache:
             )
         self._max_len, self._max_nodes = max_len, max_nodes
         self.few = 0  # rows of a pass that one call runs at most
-        self._window, self._dtype, self._device = shape.window, dtype, device
+        self._window, self._dtype = shape.window, dtype
         frequencies, factor = shape.inverse_frequencies()
         positions = torch.arange(length, dtype=torch.float64)
         angles = torch.outer(positions, frequencies).repeat(1, 2)
@@ -90,6 +102,7 @@ class RowCache:
         self._sin = (angles.sin() * factor).to(device, dtype)
         self._positions = torch.arange(length, device=device)
         self._parents = torch.empty(0, dtype=torch.int64, device=device)
+        self._fixed: torch.Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -100,6 +113,17 @@ class RowCache:
     def rows(self) -> int:
         """Rows that it has memory for."""
         return self._cache.max_len
+
+    def fixed(self, length: torch.Tensor, keys: int) -> RowCache:
+        """The same cache for work that is recorded: ``length [1]`` of its rows are committed.
+
+        Passes look at the first ``keys`` rows, most of them masked; some of the committed rows
+        may be padding, behind the others. They are counted by `read`, afterwards.
+        """
+        other = copy.copy(self)
+        other._fixed, other._positions = length, self._positions[:keys]
+        other._parents = self._parents[:0]
+        return other
 
     def drop_nodes(self) -> None:
         self._cache.retained = 0
@@ -116,6 +140,9 @@ class RowCache:
         Raises:
             ValueError: there is no room for them.
         """
+        if self._fixed is not None:
+            slots = self._fixed + self._positions[:n]
+            return self._rows(slots, self._positions <= slots[:, None], slots=slots)
         self.drop_nodes()
         start = self.length
         if start + n > self._max_len:
@@ -135,21 +162,26 @@ class RowCache:
         Raises:
             ValueError: more nodes than reserved, or a parent that is not held (seen on a CPU).
         """
-        held = len(self._parents)
-        if held + len(parents) > self._max_nodes:
-            more = f"{held + len(parents)} nodes exceed the {self._max_nodes} reserved"
-            raise ValueError(more)
+        held, n = len(self._parents), len(parents)
+        if held + n > self._max_nodes:
+            raise ValueError(f"{held + n} nodes exceed the {self._max_nodes} reserved")
         if not parents.is_cuda and ((parents >= held) | (parents < -1)).any():
             raise ValueError("a node's parent was not read before it")
         tree, depths = visibility(torch.cat([self._parents, parents]))
+        seen = tree[held + 1 :, 1:]
+        if self._fixed is not None:
+            slots = self._fixed + self._positions[: held + n]
+            positions = self._fixed + depths[1:] - 1
+            committed = (self._positions < self._fixed).expand(n, -1)
+            visible = committed.index_copy(1, slots, seen)
+            keys = self._positions.index_copy(0, slots, positions)
+            return self._rows(positions[held:], visible, parents, keys, slots[held:])
         positions = self.length + depths[1:] - 1
-        if len(parents) <= self.few:
-            segments = tuple(self._cache.segments(1, len(parents), tree[held + 1 :, 1:]))
-            here = positions[held:]
-            cos, sin = self._cos[here], self._sin[here]
+        if n <= self.few:
+            segments = tuple(self._cache.segments(1, n, seen))
+            cos, sin = self._cos[positions[held:]], self._sin[positions[held:]]
             return Rows(self._cache, cos, sin, AttentionPlan(), parents, segments)
-        committed = torch.ones(len(parents), self.length, dtype=torch.bool, device=self._device)
-        visible = torch.cat([committed, tree[held + 1 :, 1:]], dim=1)
+        visible = torch.cat([seen.new_ones(n, self.length), seen], dim=1)
         keys = torch.cat([self._positions[: self.length], positions])
         return self._rows(positions[held:], visible, parents, keys)
 
@@ -159,88 +191,35 @@ class RowCache:
         visible: torch.Tensor,
         parents: torch.Tensor | None = None,
         keys: torch.Tensor | None = None,
+        slots: torch.Tensor | None = None,
     ) -> Rows:
         """``visible [rows, keys]``; ``keys [keys]``: their positions where they do not count up."""
         if self._window is not None:
             keys = self._positions[: visible.shape[1]] if keys is None else keys
             visible = visible & (positions[:, None] - keys < self._window)
-        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self._device)
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=visible.device)
         mask.masked_fill_(~visible, torch.finfo(self._dtype).min)
-        plan = AttentionPlan(mask=mask[None, None])
-        return Rows(self._cache, self._cos[positions], self._sin[positions], plan, parents)
+        return Rows(
+            self._cache,
+            self._cos[positions],
+            self._sin[positions],
+            AttentionPlan(mask=mask[None, None]),
+            parents,
+            slots=None if slots is None else (slots, visible.shape[1]),
+        )
 
     def keep(self, rows: Rows) -> None:
         """After the pass: commit its rows, or hold its nodes for the ones below them."""
+        if rows.parents is not None:
+            self._parents = torch.cat([self._parents, rows.parents])
+        if self._fixed is not None:
+            return
         if rows.parents is None:
             self._cache.commit(None, len(rows))
         else:
             self._cache.retain(len(rows))
-            self._parents = torch.cat([self._parents, rows.parents])
 
     def read(self, n: int) -> None:
-        """``n`` more rows are committed, which a `FixedRows` of it has written."""
+        """``n`` more rows are committed, which its `fixed` twin has written."""
         self.drop_nodes()
         self._cache.commit(None, n)
-
-    def fixed_rows(
-        self,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        seen: torch.Tensor,
-        parents: torch.Tensor | None = None,
-        keys: torch.Tensor | None = None,
-    ) -> Rows:
-        """Rows that are written at ``slots`` and look at the first ``seen.shape[1]`` rows."""
-        rows = self._rows(positions, seen, parents, keys)
-        return replace(rows, cache=_Slots(self._cache, slots, seen.shape[1]))
-
-
-class FixedRows:
-    """A `RowCache` whose committed rows are counted on the device, for work that is recorded.
-
-    Its passes have fixed shapes: they look at the first ``keys`` rows, most of them masked. Nodes
-    are held for those below them; committed rows are counted by `RowCache.read`.
-
-    Args:
-        length: ``[1]`` committed rows.
-    """
-
-    def __init__(self, cache: RowCache, length: torch.Tensor, keys: int) -> None:
-        self._rows, self._length = cache, length
-        self._keys = torch.arange(keys, device=length.device)
-        self._parents = torch.empty(0, dtype=torch.int64, device=length.device)
-
-    def committed_rows(self, n: int) -> Rows:
-        """As `RowCache.committed_rows`; some of them may be padding, behind the others."""
-        slots = self._length + self._keys[:n]
-        return self._rows.fixed_rows(slots, slots, self._keys <= slots[:, None])
-
-    def node_rows(self, parents: torch.Tensor) -> Rows:
-        """As `RowCache.node_rows`."""
-        held, n = len(self._parents), len(parents)
-        tree, depths = visibility(torch.cat([self._parents, parents]))
-        slots = self._length + self._keys[: held + n]
-        positions = self._length + depths[1:] - 1
-        committed = (self._keys < self._length).expand(n, -1)
-        seen = committed.index_copy(1, slots, tree[held + 1 :, 1:])
-        keys = self._keys.index_copy(0, slots, positions)
-        return self._rows.fixed_rows(slots[held:], positions[held:], seen, parents, keys)
-
-    def keep(self, rows: Rows) -> None:
-        """As `RowCache.keep`."""
-        if rows.parents is not None:
-            self._parents = torch.cat([self._parents, rows.parents])
-
-
-class _Slots:
-    """A cache's rows at places that are known on the device alone."""
-
-    def __init__(self, cache: KVCache, slots: torch.Tensor, keys: int) -> None:
-        self._cache, self._slots, self._keys = cache, slots, keys
-
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``KVCache.update``."""
-        with self._cache.static(self._slots, self._keys):
-            return self._cache.update(keys, values, layer)
