@@ -93,8 +93,7 @@ def both_baselines(job: Job) -> Job:
 
 
 def _measure(load: Load, run: OpenRun) -> None:
-    # Heavy imports only where something is left to measure.
-    from runners.session.recorder import Recorder
+    from runners.session.session import Recorder  # torch, where something is left to measure
 
     job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
     measure, earlier = job.config.measure, manifest.model
@@ -179,14 +178,10 @@ def _name_busy_machine(loading: Interference, limit: float | None) -> None:
 
 
 class BaselineCache:
-    """Plain greedy answers that no measured run gives: computed once, untimed, kept on disk.
+    """Plain greedy answers that no measured run gives: computed once, untimed, kept in a file.
 
     Needed as the first turn's answer in a dialogue where no greedy baseline runs, and as the
     reference of a method that asks for one before the baseline has run.
-
-    Args:
-        path: the file; a line cut off by a crash is dropped.
-        session: its ``plain`` decodes.
     """
 
     def __init__(self, path: Path, session: Session) -> None:
@@ -197,12 +192,7 @@ class BaselineCache:
         self._path, self._session = path, session
 
     def get(self, case_id: str, turn: int, prompt: IntArray) -> IntArray:
-        """The plain greedy output for a prompt of a case's turn.
-
-        Raises:
-            CaseFailed: the prompt cannot be decoded.
-            DiskError: the answer cannot be kept.
-        """
+        """The plain greedy output for a prompt of a case's turn."""
         sha = hashlib.sha256(np.ascontiguousarray(prompt, dtype="<i8").tobytes()).hexdigest()
         key = (case_id, turn, sha)
         if key not in self._outputs:
@@ -214,11 +204,7 @@ class BaselineCache:
 
 
 class EngineAnswers(Answers):
-    """Turns decoded by our own engine, one at a time.
-
-    Args:
-        watch: looks at the machine before and after every turn.
-    """
+    """Turns decoded by our own engine, one at a time; ``watch`` looks at the machine meanwhile."""
 
     def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
         super().__init__(job)
@@ -226,11 +212,12 @@ class EngineAnswers(Answers):
         # Plain answers computed untimed, where the run itself has none.
         self._plain = BaselineCache(job.folder / records.DIALOGUE, session)
         self._lengths: list[int] = []
-        self._first: dict[str, IntArray] = {}  # rendered prompts of first turns, by case
-        self._later: dict[Any, IntArray] = {}  # of the batch's other turns
+        # By case and the answers that the prompt quotes.
+        self._prompts: dict[tuple[Any, ...], IntArray] = {}
 
     def begin_batch(self) -> None:
-        self._later.clear()
+        """Keep the prompts of first turns, which other repeats ask again."""
+        self._prompts = {key: ids for key, ids in self._prompts.items() if len(key) == 1}
 
     def begin(self, record: CaseRecord) -> CaseRecord:
         return record.replace(verifier=self.job.verifier(record.label), host=socket.gethostname())
@@ -281,19 +268,17 @@ class EngineAnswers(Answers):
 
     def _prompt(self, turn: Turn) -> IntArray:
         """Rendered once for all labels that quote the same: a template may read the clock."""
-        pairs, case_id = turn.dialogue.pairs, turn.record.case_id
-        rendered: dict[Any, IntArray] = self._later if pairs else self._first
-        key = (case_id, *pairs) if pairs else case_id
-        if key not in rendered:
-            rendered[key] = self._session.render([*pairs, (turn.question, None)])
-        return rendered[key]
+        pairs = turn.dialogue.pairs
+        key = (turn.record.case_id, *pairs)
+        if key not in self._prompts:
+            self._prompts[key] = self._session.render([*pairs, (turn.question, None)])
+        return self._prompts[key]
 
     def _reference(self, turn: Turn, prompt: IntArray) -> IntArray:
         """The plain greedy output of the turn: the baseline's if it ran already, else computed."""
-        ran = turn.beside.get(self.job.baseline or "")
-        plain = ran.record if ran is not None and self.job.greedy else turn.record
-        if plain.status != "failed" and list(plain.prompt_ids) == prompt.tolist():
-            return np.asarray(plain.output_ids, dtype=np.int64)
+        ran = turn.beside.get(self.job.baseline or "") if self.job.greedy else None
+        if ran and ran.record.status != "failed" and ran.record.prompt_ids == prompt.tolist():
+            return np.asarray(ran.record.output_ids, dtype=np.int64)
         return self._plain.get(turn.record.case_id, turn.record.turn, prompt)
 
     def quoted(self, turn: Turn) -> str:
@@ -331,23 +316,28 @@ class EngineAnswers(Answers):
 
         Also makes room for what the audit will read, so that no buffer grows behind the warm-up.
         """
-        self._first = dict(zip((c.case_id for c in self.job.cases), prompts, strict=True))
+        case_ids = [case.case_id for case in self.job.cases]
+        self._prompts = {(id,): ids for id, ids in zip(case_ids, prompts, strict=True)}
         if self.job.greedy and self.job.baseline:
             self._session.reserve_audit(prompts)
-        lengths = list(map(len, prompts))
         longest = self._session.context_length - _WARM_UP_TOKENS
-        fitting = sorted(length for length in lengths if length <= longest)
-        chosen = (fitting[0], fitting[len(fitting) // 2], fitting[-1]) if fitting else ()
-        self._lengths = sorted(set(chosen))
+        lengths = sorted(length for length in map(len, prompts) if length <= longest)
+        if lengths:
+            self._lengths = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
 
     def warm_up(self, run: MethodRun) -> None:
-        text, drafter = self._session.encode(WARM_UP_TEXT), run.drafter
         for length in self._lengths:
-            prompt: IntArray = np.resize(text, length)
-            drafter.reset()
-            if drafter.needs.reference:
-                drafter.set_reference(self._session.plain(prompt, _WARM_UP_TOKENS))
-            self._session.decode(prompt, drafter, seed=0, max_new_tokens=_WARM_UP_TOKENS)
+            request = self._warm_up_request(run, length)
+            self._session.decode(request.prompt, run.drafter, 0, _WARM_UP_TOKENS)
+
+    def _warm_up_request(self, run: MethodRun, length: int) -> TurnRequest:
+        from specbench.decoding.batch import TurnRequest  # torch
+
+        prompt: IntArray = np.resize(self._session.encode(WARM_UP_TEXT), length)
+        run.drafter.reset()
+        if run.drafter.needs.reference:
+            run.drafter.set_reference(self._session.plain(prompt, _WARM_UP_TOKENS))
+        return TurnRequest(prompt, run.drafter)
 
 
 class BatchAnswers(EngineAnswers):
@@ -419,18 +409,11 @@ class BatchAnswers(EngineAnswers):
         return self._session.audit(record, alone.tolist())
 
     def warm_up(self, run: MethodRun) -> None:
-        from specbench.decoding.batch import TurnRequest  # torch
-
-        text = self._session.encode(WARM_UP_TEXT)
-        requests = []
-        for i in range(self._size if self._lengths else 0):
-            drafter = self.seated(run, i).drafter
-            prompt: IntArray = np.resize(text, self._lengths[i % len(self._lengths)])
-            drafter.reset()
-            if drafter.needs.reference:
-                drafter.set_reference(self._session.plain(prompt, _WARM_UP_TOKENS))
-            requests.append(TurnRequest(prompt, drafter))
-        made = self._session.decode_together(requests, _WARM_UP_TOKENS).turns if requests else ()
-        for decoded in made:
-            if isinstance(decoded, Exception):
-                raise decoded
+        requests = [
+            self._warm_up_request(self.seated(run, i), self._lengths[i % len(self._lengths)])
+            for i in range(self._size if self._lengths else 0)
+        ]
+        decoded = self._session.decode_together(requests, _WARM_UP_TOKENS) if requests else None
+        for turn in decoded.turns if decoded else ():
+            if isinstance(turn, Exception):
+                raise turn

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from runners.session.blocks import without_reasoning
 from runners.session.method_runs import MethodRun, describe_files, fitting, needs_of
 from runners.session.pass_times import time_rows
 from specbench.arrays import IntArray
+from specbench.config.schema import ModelConfig
 from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
 from specbench.decoding.batch import BatchEngine, BatchResult, TurnRequest
 from specbench.decoding.device import synchronize
@@ -27,6 +29,7 @@ from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier
 from specbench.decoding.verify.choice import build_verifier
+from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
 from specbench.kernels.cuda_graphs import check_device
 from specbench.models import loading
 from specbench.models.batch_target import BatchTarget
@@ -39,11 +42,13 @@ from specbench.models.checks.audit_tolerance import (
 )
 from specbench.models.draft.model import latency_ratio
 from specbench.models.graph_target import GraphTarget
+from specbench.models.heads import eagle3
+from specbench.models.heads import folder as head_folder
 from specbench.models.heads.drafter import heads_of
 from specbench.models.loading import LoadedModel
 from specbench.models.target import Target
-from specbench.replay.states import states_along
-from specbench.results.manifest import ModelInfo, RowTimes
+from specbench.replay import states
+from specbench.results.manifest import BASELINE, ModelInfo, RowTimes
 from specbench.results.records import EAGER_DRAFT_PASSES, EAGER_PASSES, CaseRecord, Lossless
 from specbench.storage.jsonl import JsonObject
 from specbench.system import bandwidth
@@ -73,61 +78,53 @@ class Session:
         target: Target,
         max_len: int,
     ) -> None:
-        config = job.config
-        self._max_new_tokens = config.generation.max_new_tokens
+        config, size = job.config, job.config.batch.size
         assert model.tokenizer is not None  # text is asked
         self._tokenizer, self._template = model.tokenizer, template
         self.tokenizer_hash = loading.tokenizer_hash(model.tokenizer)
         self._runs, self._model, self._target = runs, model, target
-        self.n_layers = target.n_layers
-        # Labels with the same draft model share it.
-        self._drafts = list({id(r.draft[0]): r.draft[0] for r in runs if r.draft}.values())
+        self._max_new_tokens = config.generation.max_new_tokens
         self._max_len, self._max_nodes = max_len, max(run.drafter.needs.max_nodes for run in runs)
         self._batch = max(run.drafter.needs.batch for run in runs)
         self._memory = {run.label: self._memory_of(run) for run in runs}
-        sampling = Sampling.from_config(config.generation)
-        make_engine = partial(
-            Engine,
-            eos_ids=model.eos_ids,
-            context_length=model.context_length,
-            vocab_size=target.vocab_size,
-            overlap=config.engine.overlap,
-        )
-        phases, size = config.measure.phases, config.batch.size
+        self._tolerance = fixed_tolerance(target.dtype)
         self._eager_target = target
         if isinstance(target, GraphTarget) and any(run.drafter.needs.eager for run in runs):
             self._eager_target = Target(model.model, max_len=max_len, max_nodes=self._max_nodes)
+        sampling = Sampling.from_config(config.generation)
+        limits: dict[str, Any] = {
+            "eos_ids": model.eos_ids,
+            "context_length": model.context_length,
+            "vocab_size": target.vocab_size,
+        }
+        overlap = config.engine.overlap
+        make_engine: Callable[..., Engine] = partial(Engine, **limits, overlap=overlap)
         self._engines = {
             id(run.drafter): make_engine(
                 self._eager_target if run.drafter.needs.eager else target,
                 build_verifier(run.entry.verifier or config.verifier, sampling),
-                phases=phases,
+                phases=config.measure.phases,
             )
             for run in runs
         }
-        self._overlap = next(iter(self._engines.values())).overlap
-        overlapping = [run.label for run in runs if run.drafter.needs.overlap]
-        self._overlapping = overlapping if phases and self._overlap != "serial" else None
         self._plain_engine = make_engine(target, GreedyVerifier())
         self._plain_drafter = Drafter(name="plain")
-        self._tolerance = fixed_tolerance(target.dtype)
+        # Labels with the same draft model share it.
+        self._drafts = list({id(r.draft[0]): r.draft[0] for r in runs if r.draft}.values())
         self._seats: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
-        kept = sum(draft.target.token_bytes for draft in self._drafts)
-        self._batch_target = BatchTarget(target, size, draft_bytes=kept) if size > 1 else None
-        if self._batch_target is not None:
+        self._batch_target = None
+        if size > 1:
+            draft_bytes = sum(draft.target.token_bytes for draft in self._drafts)
+            self._batch_target = BatchTarget(target, size, draft_bytes=draft_bytes)
+            verifiers = [build_verifier(config.verifier, sampling) for _ in range(size)]
             self._batch_engine = BatchEngine(
-                self._batch_target,
-                [build_verifier(config.verifier, sampling) for _ in range(size)],
-                eos_ids=model.eos_ids,
-                context_length=model.context_length,
-                vocab_size=target.vocab_size,
-                phases=phases,
+                self._batch_target, verifiers, **limits, phases=config.measure.phases
             )
             twins = {id(d): [d.twin() for _ in range(size - 1)] for d in self._drafts}
-            self._drafts += [draft for each in twins.values() for draft in each]
+            self._drafts += [draft for drafts in twins.values() for draft in drafts]
             for run in runs:
-                beside = twins.get(id(run.draft and run.draft[0]), [None] * (size - 1))
-                self._seats[run.label] += [run.twin(draft) for draft in beside]
+                drafts = twins.get(id(run.draft and run.draft[0]), [None] * (size - 1))
+                self._seats[run.label] += [run.twin(draft) for draft in drafts]
         loaded: Loaded = {}
         for run in [seat for seats in self._seats.values() for seat in seats]:
             draft = run.draft[0] if run.draft else None
@@ -155,6 +152,10 @@ class Session:
                 target.hidden_states.check(layers, f"method={run.label}")
                 if isinstance(target, GraphTarget):
                     target.expect(layers)
+        self._overlap = next(iter(self._engines.values())).overlap
+        overlapping = [run.label for run in runs if run.drafter.needs.overlap]
+        timed = config.measure.phases and self._overlap != "serial"
+        self._overlapping = overlapping if timed else None
 
     @property
     def context_length(self) -> int:
@@ -217,10 +218,10 @@ class Session:
 
     def time_rows(self, prompts: Sequence[IntArray], seed: int) -> RowTimes | None:
         """What passes cost by their rows, behind the prompt of middling length that fits."""
-        fitting = sorted((p for p in prompts if len(p) < self.context_length), key=len)
-        if not fitting:
+        prompts = sorted((p for p in prompts if len(p) < self.context_length), key=len)
+        if not prompts:
             return None
-        (prompt,) = self._readable([fitting[len(fitting) // 2]])
+        (prompt,) = self._readable([prompts[len(prompts) // 2]])
         return time_rows(self._target, prompt, self.context_length - len(prompt), seed)
 
     def _readable(self, prompts: Sequence[IntArray]) -> list[IntArray]:
@@ -357,21 +358,12 @@ class Session:
             ended_rightly=complete and not eos.intersection(output[:-1]),
         )
 
-    @property
-    def state_bytes(self) -> int:
-        """Of one hidden state of one token."""
-        return self._target.embeddings.embedding.shape[1] * self._target.dtype.itemsize
-
-    def check_layers(self, layers: Sequence[int], who: str) -> None:
-        """Refuse hidden states that the model does not have, in the name of ``who``."""
-        self._target.hidden_states.check(layers, who)
-
     def states_along(
         self, prompt: IntArray, output: IntArray, layers: tuple[int, ...]
     ) -> dict[int, torch.Tensor]:
         """The hidden states of a text, untimed, see `specbench.replay.states.states_along`."""
         self.make_room(len(prompt) + len(output))
-        return states_along(self._target, prompt, output, layers)
+        return states.states_along(self._target, prompt, output, layers)
 
     def check_heads(self, runs: Sequence[MethodRun], prompt: IntArray) -> None:
         """Warn of heads that were trained on other layers than they read; untimed.
@@ -384,7 +376,7 @@ class Session:
             return
         (prompt,) = self._readable([prompt])
         answer = self.plain(prompt, _GUESSED)
-        layers = tuple(range(self.n_layers + 1))
+        layers = tuple(range(self._target.n_layers + 1))
         states = self.states_along(prompt, answer, layers)
         text = np.concatenate([prompt, answer])[:-1]
         if len(text) > 2:  # a head guesses from the third token on
@@ -393,9 +385,9 @@ class Session:
 
     def recover(self, error: Exception, running: str, before: str) -> None:
         """Give back what a failed case left; arguments and what it raises as `check_device`."""
-        places = [weight.device for weight in self._model.model.parameters()]
-        places += [draft.device for draft in self._drafts]
-        for device in dict.fromkeys(places):
+        devices = [weight.device for weight in self._model.model.parameters()]
+        devices += [draft.device for draft in self._drafts]
+        for device in dict.fromkeys(devices):
             check_device(device, error, running, before)
         for target in {self._target, self._eager_target}:
             target.cache.clear()
@@ -412,21 +404,88 @@ class Session:
         """
         needs = run.drafter.needs
         rows = (self._max_len + needs.max_nodes + 1) * needs.batch
-        found = {"target": self._target.memory_bytes(rows)}
+        sizes = {"target": self._target.memory_bytes(rows)}
         if run.draft is not None:
             rows = self._max_len + (needs.draft_nodes or needs.max_nodes)
-            found["draft"] = run.draft[0].target.memory_bytes(rows)
-        return found
+            sizes["draft"] = run.draft[0].target.memory_bytes(rows)
+        return sizes
 
     def make_room(self, tokens: int) -> None:
         """Grow the engine's buffers where a text may be longer than foreseen; untimed."""
-        wanted = min(tokens, self.context_length)
-        if wanted > self._max_len:
-            if self._batch_target is not None:
-                self._batch_target.reserve(wanted)  # first, since it may refuse
-            self._target.reserve(wanted, self._max_nodes, self._batch)
-            if self._eager_target is not self._target:
-                self._eager_target.reserve(wanted, self._eager_target.max_nodes)
-            for draft in self._drafts:
-                draft.reserve(wanted)
-            self._max_len = wanted
+        tokens = min(tokens, self.context_length)
+        if tokens <= self._max_len:
+            return
+        if self._batch_target is not None:
+            self._batch_target.reserve(tokens)  # first, since it may refuse
+        self._target.reserve(tokens, self._max_nodes, self._batch)
+        if self._eager_target is not self._target:
+            self._eager_target.reserve(tokens, self._eager_target.max_nodes)
+        for draft in self._drafts:
+            draft.reserve(tokens)
+        self._max_len = tokens
+
+
+class Recorder:
+    """Writes the hidden states along plain decoding, behind each block; untimed.
+
+    Args:
+        runs: the run's methods, whose hidden states are recorded, too.
+
+    Raises:
+        ConfigurationError: there is no plain greedy output to record along, or the model has no
+            such hidden states.
+    """
+
+    def __init__(self, job: Job, session: Session, runs: Sequence[MethodRun]) -> None:
+        config = job.config
+        if job.baseline is None or not job.greedy:
+            raise ConfigurationError(
+                f"record={config.record} keeps the hidden states along {BASELINE}'s greedy output: "
+                "type baseline=true and generation.temperature=0, or drop record."
+            )
+        self._job, self._session = job, session
+        target, layers = session._target, config.record_layers
+        self._n_layers = target.n_layers
+        if layers is None:
+            layers = [layer for run in runs for layer in run.drafter.needs.hidden_layers]
+            layers += _layers_of_heads(config.pair.heads, config.model, self._n_layers)
+        target.hidden_states.check(layers, "record_layers")
+        places = {states.place(layer, self._n_layers) for layer in [*layers, AFTER_FINAL_NORM]}
+        self._layers = tuple(sorted(places))
+        state_bytes = target.embeddings.embedding.shape[1] * target.dtype.itemsize
+        log.info(
+            "recording the hidden states %s: %.1f kB a token",
+            ", ".join(map(str, self._layers)),
+            state_bytes * len(self._layers) / 1e3,
+        )
+
+    def keep(self, finished: Sequence[CaseRecord]) -> None:
+        """Record each finished turn of the baseline; a block that is redone writes it again."""
+        for record in finished:
+            if record.label != self._job.baseline or record.status == "failed" or record.repeat:
+                continue
+            prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+            output = np.asarray(record.output_ids, dtype=np.int64)
+            states.write_states(
+                states.path_of(self._job.folder, record.stream_index, record.turn),
+                self._session.states_along(prompt, output, self._layers),
+                n_layers=self._n_layers,
+                prompt=prompt,
+                output=output,
+                tokenizer_hash=self._session.tokenizer_hash,
+            )
+
+
+def _layers_of_heads(heads: Mapping[str, str], model: ModelConfig, n_layers: int) -> list[int]:
+    """The states that trained heads read whose files are at hand."""
+    layers: list[int] = []
+    for name in heads:
+        try:
+            folder = head_folder.find(name, heads, model)
+        except (NeedsNotMet, WeightsNotFound):
+            folder = None
+        if folder is None:
+            log.info("pair.heads.%s is not here: what it reads is recorded by record_layers", name)
+        else:
+            layers += eagle3.ids_read_by(folder, n_layers)
+    return layers
