@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import add_command, parser_of, reporting_errors
-from methods.cacheback import builder as frozen_table
-from methods.ngrammys import builder as bigram_table
+from methods.cacheback import ngram_counts as frozen_table
+from methods.ngrammys import bigram_table
 from methods.ngrammys.bigram_table import TOP, digest
-from methods.rest import builder as datastore
+from methods.rest import datastore
 from methods.rest.datastore import CHUNK
-from methods.sam import builder as static_automaton
+from methods.sam import static_automaton
 from specbench.artifacts import resolve
 from specbench.artifacts.corpora import (
     HUB,

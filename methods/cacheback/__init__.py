@@ -16,6 +16,9 @@ Where ours differs, and why:
       does at every turn (``state_scope: paper``). ``prompt`` keeps it for a case, whose second turn
       repeats the first one's text anyway.
     - ``merge: true`` is ours: equal branches are shared and the budget counts distinct nodes.
+Example: ``follower_len`` 2; after "a b c a d e a" the dynamic table has "d e" and "b c" behind a,
+    the newest first, and the frozen one "f g": the tree has these three chains below the root,
+    and below e, c, g what followed those.
 State kept: the dynamic tables, bounded by leader_capacity × follower_capacity followers.
 """
 
@@ -212,7 +215,7 @@ def _artifact(entry: _Table, name: str) -> Artifact:
     options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in params.items())
     return Artifact(
         name=name,
-        builder="methods.cacheback.builder:build",
+        builder="methods.cacheback.ngram_counts:build",
         command=f"python scripts/build_artifact.py frozen_table --model MODEL {options}",
         path=entry.frozen_table,
         params=params,

@@ -22,11 +22,13 @@ Where ours differs, and why:
     - ``bos: false``: the paper does not say whether a begin token precedes the single token.
     - The listing of the context n-gram has no recency and returns the query, too.
     - The unigram is the listing's, by an inner product: the text's, nearest to the mean output
-      embedding, ranks rare words first (``methods.ngrammys.builder.rank_unigrams``).
+      embedding, ranks rare words first (`rank_unigrams`).
     - A bigram row equal to a context row is left out for the next best one.
     - Where ``context`` finds fewer than k rows, the batch keeps its shape: the last row is
       repeated, or without any the last token. A tree has only the rows there are.
     - The first draft comes after the prompt's pass, as for every method here.
+Example: ``k`` 3, ``w`` 2 after "a b c a d e a", where the model says f, b, g after a and h after
+    each: the rows are "d e" (the later one), "b c" and "f h".
 State kept: none beyond the committed tokens, so the state scope changes nothing.
 Recorded for each step (``drafter`` in the records): how many rows either source gave, in the order
     they were run (context first, best first), and of the row that won its place among all rows,
@@ -113,7 +115,7 @@ class NGrammys(Drafter):
         wider = f" --top {top}" if top > TOP else ""
         table = Artifact(
             name="bigram_table",
-            builder="methods.ngrammys.builder:build",
+            builder="methods.ngrammys.bigram_table:build",
             command=f"python scripts/build_artifact.py bigram_table --model MODEL{bos}{wider}",
             path=self.bigram_table,
             params={"top": top, "bos": self.bos},

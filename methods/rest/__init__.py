@@ -25,6 +25,8 @@ Where ours differs, and why:
     - Ids are 32 bits wide (the reference: 16), and the file is mapped, not read into memory.
     - ``cut: false`` is ours: shared prefixes are then not counted again and again, and the tree
       holds 64 nodes.
+Example: the corpus holds "a b c", "a b c" and "a b d": after "x a b" the tree is c and d below the
+    root, c first.
 State kept: none beyond the committed tokens, so the state scope changes nothing.
 """
 
@@ -96,7 +98,7 @@ class Retrieval(Drafter):
         command = "python scripts/build_artifact.py datastore --model MODEL --corpus ultrachat"
         file = Artifact(
             name="datastore",
-            builder="methods.rest.builder:build",
+            builder="methods.rest.datastore:build",
             command=" ".join([command, *(f"--store-tokens {n}" for n in size.values())]),
             path=self.datastore,
             params=size,

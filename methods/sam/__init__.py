@@ -25,6 +25,8 @@ Where ours differs, and why:
       less.
     - Of equally frequent continuations the smaller id comes first, of equally probable nodes the
       one found first; the reference's order depends on its dictionaries and heap.
+Example: ``alpha`` 1, ``automata: dynamic``; after "a b c d x a b" the longest suffix that occurred
+    before, "a b", has two tokens: the draft is "c d".
 State kept: the dynamic automaton of one turn (a later turn's prompt repeats the dialogue), at most
     124 bytes for each of ``max_tokens``; what the auxiliary keeps, under our state scope.
 """
@@ -113,7 +115,7 @@ class SuffixAutomatonDecoding(Composite):
         )
         static = Artifact(
             name="static_automaton",
-            builder="methods.sam.builder:build",
+            builder="methods.sam.static_automaton:build",
             command=command,
             path=self.static_automaton,
         )

@@ -53,7 +53,7 @@ class AutomatonArrays(NamedTuple):
     meta: Array
 
 
-# The hash of `methods.cacheback.kernels`, again: an edit there would leave stale code here.
+# Cacheback's hash, again: an edit there would leave stale code here.
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(29)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from methods.ngrammys import builder as bigram_table
+from methods.ngrammys import bigram_table
 from specbench.arrays import IntArray
 from specbench.artifacts import documentation, resolve
 from specbench.config.compare import PART_KNOBS, with_parts

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.card.layered_tree import LayeredTree
+from methods.card import LayeredTree
 
 
 class ToyDraft:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.ngrammys import NGrammys, bigram_table
-from methods.ngrammys.bigram_table import BigramTable
-from methods.ngrammys.builder import build, build_table, rank_unigrams
+from methods.ngrammys.bigram_table import BigramTable, build, build_table, rank_unigrams
 from scripts import build_artifact as script
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError

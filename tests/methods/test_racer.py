@@ -108,8 +108,7 @@ def test_a_later_turn_counts_what_is_new():
             state.commit(whole[length : length + 1] if length < 80 else whole[:1])
             drafter.begin(state)
             seen = state.tokens.copy()
-        automaton = drafter._automaton
-        found.append([automaton._nodes, automaton._buckets, automaton._meta])
+        found.append(drafter._trie)
     assert all((one == other).all() for one, other in zip(*found, strict=True))
 
 

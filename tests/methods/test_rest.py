@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.rest import Retrieval
-from methods.rest.builder import build
-from methods.rest.datastore import Datastore
+from methods.rest.datastore import Datastore, build
 from scripts import build_artifact as script
 from specbench.artifacts import corpora, documentation
 from specbench.artifacts.corpora import Corpus

@@ -4,7 +4,7 @@ import pytest
 from methods.ngrammys import NGrammys
 from methods.pld import PromptLookup
 from methods.sam import SuffixAutomatonDecoding
-from methods.sam.builder import DocumentAutomaton
+from methods.sam.static_automaton import DocumentAutomaton
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,
@@ -133,7 +133,7 @@ class Spy(Drafter):
 
     @property
     def needs(self):
-        file = Artifact("table", "methods.cacheback.builder:build", "make it")
+        file = Artifact("table", "methods.cacheback.ngram_counts:build", "make it")
         return Needs(
             tokens_only=False, logits=True, prompt_logits=True, reference=True, overlap=True,
             hidden_layers=(3,), sampling=False, max_nodes=7, artifacts=(file,),

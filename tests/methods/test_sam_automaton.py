@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from methods.sam.automaton import START, SuffixAutomaton
-from methods.sam.builder import DocumentAutomaton, build
 from methods.sam.static_automaton import (
+    DocumentAutomaton,
     StaticAutomaton,
+    build,
     find_target,
     follow,
     grow_best_first,

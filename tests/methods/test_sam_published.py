@@ -8,7 +8,7 @@ import pytest
 
 from methods.pld import PromptLookup
 from methods.sam import SuffixAutomatonDecoding
-from methods.sam.builder import DocumentAutomaton
+from methods.sam.static_automaton import DocumentAutomaton
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 from tests.methods.suffix_reference import PlainCorpus, earlier_suffix
 

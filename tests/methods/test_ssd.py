@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.ssd import Spacelike
-from methods.ssd.ring import RingIndex, Staleness, TokenRing
+from methods.ssd import RingIndex, Spacelike, Staleness, TokenRing
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ArtifactError
 from specbench.index.suffix_array import SEPARATOR, build_suffix_array

@@ -3,9 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.suffix_decoding import SuffixDecoding
-from methods.suffix_decoding.kernels import FREED, TAIL, speculate
-from methods.suffix_decoding.tree import SuffixTree
+from methods.suffix_decoding import FREED, TAIL, SuffixDecoding, SuffixTree, speculate
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from tests.conftest import VOCAB
 from tests.methods.suffix_reference import PlainSuffixTree

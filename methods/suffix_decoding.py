@@ -1,26 +1,284 @@
-"""All compiled code of depth-limited suffix trees; `methods.suffix_decoding.tree` owns the arrays.
+"""SuffixDecoding: drafts of adaptive length from suffix trees with occurrence counts.
 
-One file, because numba's cache on disk notices a change in a function's own file only.
-
-Invariants, on which everything here rests:
-    - A node's count is the number of stored suffixes that pass its whole edge.
-    - Every stored suffix (cut at the tree's depth) and every growing one ends at the end of an
-      edge, never inside it. So all positions of an edge have the node's count.
-    - A node but the root that has one child has a suffix ending at it; hence at most two nodes for
-      each token.
-    - A node's label lies in the newest text that passed it, so that it outlives older requests.
-    - Siblings are ordered by count, equal ones by who reached it first (the root's are unordered).
+Paper: "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications", NeurIPS 2025,
+    arXiv 2411.04975.
+Reference code studied, by its description: snowflakedb/ArcticInference
+    (``suffix_decoding/cache.py``, ``csrc/suffix_decoding/suffix_tree.cc``), which vLLM wraps.
+Trees: a local one of the turn's prompt and answer, and a global one of the answers of all turns,
+    past and running. Every suffix of the text that a tree knows drafts; the draft with the highest
+    expected number of accepted tokens is taken, the local one of equals.
+Where ours differs, and why:
+    - Defaults are Arctic's for suffix-only use; ``conf/method/suffix_decoding.yaml`` has vLLM's.
+    - Path mode is what both serve with; the paper describes a tree, which is ``draft: tree``.
+    - Memory is bounded by ``max_cached_tokens`` besides the number of requests.
+    - Equally frequent continuations are ordered by which of them reached the count first.
+As in the reference, the text's own end counts as an occurrence, so probabilities of rare
+continuations are lower than their share.
+Example: after "a b c x a b" the longest suffix that came before, "a b", was followed by c x a, each
+    time it was met, one of its two ends being the text's own: c is expected with .5 and so are x
+    and a behind it. With ``factor`` 1 two tokens are drafted, c x.
+State kept: the local tree for a turn; the global tree as ``state_scope`` says: with ``run`` over
+    all cases as in the paper, with ``prompt`` over the turns of a case, so that it is empty at the
+    beginning of each. At most 100 bytes for each of ``max_cached_tokens``, per tree.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from collections import deque
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Ge
 from numba import njit
 
-from specbench.arrays import Array
+from specbench.arrays import Array, FloatArray, IntArray
+from specbench.config.schema import NotNegative, Positive, Share
+from specbench.decoding.drafter import Drafter, Scope
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
+
+_LOCAL, _GLOBAL = 0, 1
+
+
+@dataclass(kw_only=True, eq=False)
+class SuffixDecoding(Drafter):
+    """SuffixDecoding: drafts of adaptive length from suffix trees with counts.
+
+    Attributes:
+        depth: tokens of the match and its continuation together, at most.
+        factor: draft tokens per token of the match.
+        offset: draft tokens besides these.
+        min_token_prob: path probability below which nothing is drafted.
+        max_spec_tokens: draft nodes at most; None is ``depth``.
+        draft: ``path`` (a chain) or ``tree``.
+        max_cached_requests: answers in the global tree at most; 0 for no global tree, -1 for any
+            number.
+        max_cached_tokens: tokens of a tree at most, rounded up to a power of two.
+
+    `score` tells how many tokens of the last draft are expected to be accepted.
+    """
+
+    name: str = "suffix_decoding"
+    paper_scope: Scope = "run"
+    depth: Annotated[int, Ge(2)] = 64
+    factor: NotNegative = 1.0
+    offset: float = 0.0
+    min_token_prob: Share = 0.1
+    max_spec_tokens: Positive | None = 16
+    draft: Literal["path", "tree"] = "path"
+    max_cached_requests: Annotated[int, Ge(-1)] = 100_000
+    max_cached_tokens: Positive = 2**20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.score = 0.0
+        self._longest = self.depth if self.max_spec_tokens is None else self.max_spec_tokens
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return ("local", "global")
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(max_nodes=self._longest, survival=True)
+
+    def setup(self, context: DraftContext) -> None:
+        requests = None if self.max_cached_requests < 0 else self.max_cached_requests
+        self._local = SuffixTree(self.depth, self.max_cached_tokens)
+        self._global = SuffixTree(self.depth, self.max_cached_tokens, requests)
+        # Compiles, or loads what was compiled before, outside any clock.
+        tree = SuffixTree(self.depth, 8, 1)
+        for _ in range(2):
+            tree.start_request()
+            tree.extend(np.zeros(4, dtype=np.int64), 0, 4)
+        self._speculate(tree, DecodeState(np.zeros(4, dtype=np.int64), 1))
+
+    def reset(self) -> None:
+        self._local.clear()
+        self._global.clear()
+
+    def begin(self, state: DecodeState) -> None:
+        self._local.clear()
+        self._local.start_request()
+        self._local.extend(state.buffer, 0, state.length)
+        self._global.start_request(state.length - state.n_prompt + state.remaining)
+        self._global.extend(state.buffer, state.n_prompt, state.length)
+
+    def propose(self, state: DecodeState) -> DraftTree:
+        source = _LOCAL
+        score, nodes, chances = self._speculate(self._local, state)
+        if self.max_cached_requests != 0:
+            other = self._speculate(self._global, state)
+            if other[0] > score:
+                source, (score, nodes, chances) = _GLOBAL, other
+        self.score = score
+        sources = np.full(nodes.shape[1], source, dtype=np.int64)
+        return DraftTree(nodes[0], nodes[1], sources=sources, survival=chances)
+
+    def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
+        begin = state.length - len(outcome.committed)
+        self._local.extend(state.buffer, begin, state.length)
+        self._global.extend(state.buffer, begin, state.length)
+
+    def end(self, state: DecodeState) -> None:
+        self._global.end_request()
+
+    def _speculate(
+        self, tree: SuffixTree, state: DecodeState
+    ) -> tuple[float, IntArray, FloatArray]:
+        drafted: tuple[float, IntArray, FloatArray] = speculate(
+            tree.arrays,
+            state.buffer,
+            state.length,
+            float(self.factor),
+            float(self.offset),
+            self._longest,
+            float(self.min_token_prob),
+            self.draft == "tree",
+        )
+        return drafted
+
+
+_FIRST_SIZE = 1024
+# Text positions are kept modulo 2³², of which any size below is a divisor.
+_MOST_TOKENS = 1 << 29
+
+
+class TreeArrays(NamedTuple):
+    """The whole state of one tree with room for N tokens, a power of two.
+
+    Attributes:
+        nodes: ``[2N + 2, 11]`` int32; node 0 is the root.
+        buckets: ``[2N]`` int32 heads of the hash chains; the key is parent and first token.
+        text: ``[N]`` int32 ring of the stored requests' tokens.
+        active: ``[depth]`` int32; entry p - 1 is where the last p tokens of the request in progress
+            end.
+        meta: ``[5]`` int64, see the kernels' constants.
+    """
+
+    nodes: Array
+    buckets: Array
+    text: Array
+    active: Array
+    meta: Array
+
+
+class SuffixTree:
+    """One tree; see the module's text.
+
+    Args:
+        depth: longest substring that is counted.
+        max_tokens: tokens of all stored requests at most, rounded up to a power of two; bounds the
+            memory (100 bytes a token).
+        max_requests: requests stored at most; None for any number.
+
+    Attributes:
+        arrays: what compiled code works on; replaced when the tree grows.
+    """
+
+    def __init__(
+        self, depth: int, max_tokens: int = _MOST_TOKENS, max_requests: int | None = None
+    ) -> None:
+        self.max_tokens = 1 << (min(max_tokens, _MOST_TOKENS) - 1).bit_length()
+        self.max_requests = max_requests
+        room = min(_FIRST_SIZE, self.max_tokens)
+        self.arrays = TreeArrays(
+            np.empty((2 * room + 2, COLUMNS), dtype=np.int32),
+            np.empty(2 * room, dtype=np.int32),
+            np.empty(room, dtype=np.int32),
+            np.empty(depth, dtype=np.int32),
+            np.empty(N_META, dtype=np.int64),
+        )
+        # Positions at which the stored requests begin, the oldest first.
+        self._begins: deque[int] = deque()
+        self._recording = False
+        self.clear()
+
+    def __len__(self) -> int:
+        return int(self.arrays.meta[TAIL]) - self._begins[0] if self._begins else 0
+
+    @property
+    def n_requests(self) -> int:
+        """Requests stored, the one in progress included."""
+        return len(self._begins)
+
+    @property
+    def n_nodes(self) -> int:  # without the root
+        return int(self.arrays.meta[NODES])
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    def clear(self) -> None:
+        nodes, buckets, _, _, meta = self.arrays
+        buckets.fill(NONE)
+        meta[[NODES, GROWING, TAIL]] = 0
+        meta[FRESH], meta[FREED] = 1, NONE
+        nodes[ROOT, [PARENT, FIRST, LAST, SINGLE]] = NONE
+        nodes[ROOT, [COUNT, LENGTH]] = 0
+        self._begins.clear()
+        self._recording = False
+
+    def start_request(self, expected: int = 0) -> None:
+        """End the request in progress and begin another, of ``expected`` tokens at most.
+
+        Old requests make room for them now, not in its midst.
+        """
+        self.end_request()
+        if self.max_requests == 0:
+            return
+        while self.max_requests is not None and self.n_requests >= self.max_requests:
+            self._evict()
+        while self._begins and len(self) + expected > self.max_tokens:
+            self._evict()
+        self._begins.append(int(self.arrays.meta[TAIL]))
+        self._recording = True
+
+    def end_request(self) -> None:
+        """End the request in progress, if there is one; it stays stored."""
+        self.arrays.meta[GROWING] = 0
+        self._recording = False
+
+    def extend(self, tokens: Array, begin: int, end: int) -> None:
+        """Add ``tokens[begin:end]`` to the request in progress, if there is one.
+
+        Older requests are evicted for it. A request that fills the tree alone ends here.
+        """
+        if not self._recording or begin >= end:
+            return
+        count = end - begin
+        while self.n_requests > 1 and len(self) + count > self.max_tokens:
+            self._evict()
+        free = self.max_tokens - len(self)
+        if len(self) + min(count, free) > len(self.arrays.text):
+            self._grow(len(self) + min(count, free))
+        append(self.arrays, tokens, begin, begin + min(count, free))
+        if count > free:
+            self.end_request()
+
+    def count(self, tokens: Array) -> int:
+        node, _ = locate(self.arrays, np.asarray(tokens, dtype=np.int64), 0, len(tokens))
+        return 0 if node == NONE else int(self.arrays.nodes[node, COUNT])
+
+    def _evict(self) -> None:
+        begin = self._begins.popleft()
+        end = self._begins[0] if self._begins else int(self.arrays.meta[TAIL])
+        remove(self.arrays, begin, end)
+
+    def _grow(self, wanted: int) -> None:
+        old = self.arrays
+        room = min(1 << (wanted - 1).bit_length(), self.max_tokens)
+        nodes = np.empty((2 * room + 2, COLUMNS), dtype=np.int32)
+        nodes[: len(old.nodes)] = old.nodes
+        text = np.empty(room, dtype=np.int32)
+        stored = np.arange(int(old.meta[TAIL]) - len(self), int(old.meta[TAIL]))
+        text[stored & (room - 1)] = old.text[stored & (len(old.text) - 1)]
+        buckets = np.full(2 * room, NONE, dtype=np.int32)
+        self.arrays = TreeArrays(nodes, buckets, text, old.active, old.meta)
+        rehash(self.arrays)
+
 
 NONE = -1
 ROOT = 0
@@ -34,7 +292,7 @@ COLUMNS = 11
 NODES, FRESH, FREED, GROWING, TAIL = range(5)
 N_META = 5
 
-# The hash of `methods.cacheback.kernels`, again: an edit there would leave stale code here.
+# Cacheback's hash, again: an edit there would leave stale code here.
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT = np.uint64(29)
