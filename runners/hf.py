@@ -19,14 +19,13 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch.utils.hooks import RemovableHandle
 from transformers import GenerationConfig, PreTrainedModel
 
 from runners.job import Entry, Job
@@ -47,6 +46,8 @@ from specbench.results.manifest import ModelInfo
 from specbench.system.clock import make_clock
 
 log = logging.getLogger(__name__)
+
+Call: TypeAlias = tuple[int, int]  # tokens cached before a forward call, and its query tokens
 
 
 @dataclass(kw_only=True, eq=False)
@@ -165,11 +166,13 @@ class TransformersSession(Session):
         limit = self._rules.limit(prompt, requested)
         ids = torch.from_numpy(prompt)[None].to(self._stock.device)
         options = self._options(drafter.loop)
-        passes, drafts = Calls(), Calls()
+        passes: list[Call] = []
+        drafts: list[Call] = []
         start, before_s = time.perf_counter(), 0.0
 
-        def begin(*_: Any) -> None:
+        def begin(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
             nonlocal before_s
+            passes.append(_call_of(kwargs))
             if len(passes) == 1:
                 self._clock.begin()  # waits for what the assistant still does
                 before_s = time.perf_counter() - start
@@ -179,12 +182,14 @@ class TransformersSession(Session):
                 self._clock.prefill_done()
                 self._clock.setup_done()
 
+        def draft(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+            drafts.append(_call_of(kwargs))
+
         with ExitStack() as hooks:
-            hooks.enter_context(_recorded(self._stock, passes))
-            hooks.enter_context(self._stock.register_forward_pre_hook(begin))
+            hooks.enter_context(self._stock.register_forward_pre_hook(begin, with_kwargs=True))
             hooks.enter_context(self._stock.register_forward_hook(end))
-            if "assistant_model" in options:
-                hooks.enter_context(_recorded(options["assistant_model"], drafts))
+            if assistant := options.get("assistant_model"):
+                hooks.enter_context(assistant.register_forward_pre_hook(draft, with_kwargs=True))
             knobs = {"do_sample": False, "max_new_tokens": limit, **self._ends}
             out = self._stock.generate(
                 ids,
@@ -199,10 +204,10 @@ class TransformersSession(Session):
         ends = [i for i, token in enumerate(output, 1) if token in self._model.eos_ids]
         output = output[: ends[0]] if ends else output
         reason = "eos" if ends else "context" if limit < requested else "length"
-        counts = {}
-        if "assistant_model" in options:
+        counts = {"target_forwards": len(passes), "drafted_with_prompt": passes[0][1] - len(prompt)}
+        if assistant:
             further = [n_rows for cached, n_rows in drafts if cached]  # behind the prompt's pass
-            counts = {"draft_forwards": len(further), "draft_tokens": sum(further)}
+            counts |= {"draft_forwards": len(further), "draft_tokens": sum(further)}
         steps = _steps(passes, len(prompt), output)
         drafted = [n_drafted for _, n_drafted in steps]
         return DecodeResult(
@@ -213,11 +218,7 @@ class TransformersSession(Session):
             depth_per_step=drafted,
             sources_per_step=None,
             n_aux=0,
-            drafter={
-                "target_forwards": len(passes),
-                "drafted_with_prompt": passes[0][1] - len(prompt),
-                **counts,
-            },
+            drafter=counts,
             timings=timings,
         )
 
@@ -248,20 +249,13 @@ class TransformersSession(Session):
         return {"assistant_model": self._assistant}
 
 
-class Calls(list[tuple[int, int]]):
-    """Forward calls of a model: tokens in the cache before each, and its query tokens."""
+def _call_of(kwargs: Mapping[str, Any]) -> Call:
+    cache = kwargs.get("past_key_values")
+    cached = 0 if cache is None else int(cache.get_seq_length())
+    return cached, int(kwargs["input_ids"].shape[1])
 
 
-def _recorded(model: PreTrainedModel, calls: Calls) -> RemovableHandle:
-    def record(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
-        cache = kwargs.get("past_key_values")
-        cached = 0 if cache is None else int(cache.get_seq_length())
-        calls.append((cached, int(kwargs["input_ids"].shape[1])))
-
-    return model.register_forward_pre_hook(record, with_kwargs=True)
-
-
-def _steps(passes: Calls, n_prompt: int, output: Sequence[int]) -> list[tuple[int, int]]:
+def _steps(passes: Sequence[Call], n_prompt: int, output: Sequence[int]) -> list[tuple[int, int]]:
     """Tokens that each step committed and drafted.
 
     A pass sees all committed tokens but the last in the cache, so what it committed shows at the
