@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from analysis import figures, report, tables
-from analysis.papers.claimed import task_label
+from analysis.papers.claimed import task_panel
 from analysis.runs.captions import caption, conditions_of, warnings_of
 from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.comparisons import make_comparisons
@@ -224,7 +224,7 @@ class TestConditions:
             (task,) = (task for task, size in sizes.items() if size == (4, n))
             cells = task_table(comparison, "by task").frame.set_index(["data", "method"])
             assert str(cells.loc[(task, entry.label), "n"]) == f"n = 4 ({n} timed)"
-            assert f"n = 4 ({n} timed)" in task_label(comparison, task)
+            assert any(f"n = 4 ({n} timed)" in tick for tick in task_panel(comparison, "mat").ticks)
             assert f"23 ({23 - len(lost)} timed) cases" in caption(comparison)
             assert entry.rows[task]["mat"] == before[task]["mat"], "noise moves no count"
             assert entry.measured("mat", task).interval is not None
