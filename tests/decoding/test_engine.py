@@ -100,17 +100,6 @@ def test_random_trees_change_nothing(architecture, seed, n_prompt, honesty, make
     assert target.cache.length >= len(prompt) + len(truth) - 1
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_plain_decoding_is_sequential_decoding(architecture, make_target, rng):
-    target = make_target(architecture)
-    prompt = rng.integers(0, VOCAB, 15)
-    truth = sequential(target, prompt, 40)
-    result = engine(target).decode(prompt, Drafter(name="ar"), max_new_tokens=40)
-    assert result.output_ids == truth
-    assert result.committed_per_step == [1] * 39
-    assert target.cache.length == len(prompt) + 39
-
-
 @dataclass(kw_only=True, eq=False)
 class Truth(Drafter):
     """A chain of the true continuation."""

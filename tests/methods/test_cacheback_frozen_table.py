@@ -4,7 +4,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.cacheback.frozen_table import FrozenTable
 from methods.cacheback.ngram_counts import WindowCounter, frequent_followers
 
 
@@ -54,13 +53,6 @@ def test_equals_plain_counters_whatever_the_chunks_and_the_packing(
     assert content(table) == plain_table(documents, leader_len, follower_len, *capacities)
 
 
-def test_large_ids_survive_the_packing():
-    top = 151_935
-    documents = [[top, 0, top, top - 1, 0, top, 0, top, top - 1]]
-    table = counted(documents, 2, 4, (9, 9), top + 1)
-    assert content(table) == plain_table(documents, 2, 4, 9, 9)
-
-
 def test_windows_are_sampled_by_share_and_seed():
     def sampled(seed):
         with WindowCounter(2, 100, keep=0.25, seed=seed) as counter:
@@ -70,14 +62,3 @@ def test_windows_are_sampled_by_share_and_seed():
 
     assert abs(sampled(1)[0] - 10_000) < 400
     assert sampled(1) == sampled(1) != sampled(2)
-
-
-def test_a_file_holds_the_table_and_is_mapped_read_only(tmp_path):
-    file = tmp_path / "table.bin"
-    counts = counted([[1, 2, 1, 3, 1, 3, 2, 0] * 20], 1, 2, (9, 9), 4)
-    counts.write(file, tokenizer_hash="mine", header={"corpus": {"name": "toy"}})
-    table = FrozenTable.open(file, "mine")
-    assert table.followers((1,)) == [(2, 1), (3, 1), (3, 2)]
-    assert table.header["corpus"] == {"name": "toy"}
-    for array in table.arrays:
-        assert not array.flags.writeable and not array.flags.owndata

@@ -1,7 +1,5 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from methods.cacheback.table import LruTable
 from tests.methods.cacheback_reference import PlainTable
@@ -30,14 +28,6 @@ def test_memory_is_bounded_by_the_capacities():
     assert len(table.arrays.followers) == 6
 
 
-def test_clearing_forgets_everything():
-    table = filled([1, 2, 1, 3], 1, 1, 9, 9)
-    table.clear()
-    assert table.snapshot() == []
-    table.insert_windows(np.array([5, 6]), 0, 2)
-    assert table.snapshot() == [((5,), [(6,)])]
-
-
 @pytest.mark.parametrize("alphabet", [3, 40, 4000])
 def test_growth_keeps_content_and_order(alphabet):
     tokens = np.random.default_rng(alphabet).integers(0, alphabet, 6_000)
@@ -45,26 +35,3 @@ def test_growth_keeps_content_and_order(alphabet):
     plain = PlainTable(*shape)
     plain.insert_windows(tokens.tolist(), 0, len(tokens))
     assert filled(tokens, *shape).snapshot() == plain.snapshot()
-
-
-@given(
-    tokens=st.lists(st.integers(0, 5), max_size=80),
-    leader_len=st.integers(1, 3),
-    follower_len=st.integers(1, 4),
-    leader_capacity=st.integers(1, 6),
-    follower_capacity=st.integers(1, 4),
-    step=st.integers(1, 7),
-)
-def test_equals_ordered_dictionaries(
-    tokens, leader_len, follower_len, leader_capacity, follower_capacity, step
-):
-    shape = (leader_len, follower_len, leader_capacity, follower_capacity)
-    table, plain = LruTable(*shape), PlainTable(*shape)
-    array = np.array(tokens, dtype=np.int64)
-    for begin in range(0, len(tokens), step):
-        end = min(len(tokens), begin + step)
-        table.insert_windows(array, begin, end)
-        plain.insert_windows(tokens, begin, end)
-        assert table.snapshot() == plain.snapshot()
-    assert len(table) == len(plain.entries)
-    assert table.n_followers == sum(map(len, plain.entries.values()))

@@ -12,15 +12,12 @@ from methods.ouroboros import Ouroboros
 from methods.pearl import Pearl
 from methods.sps import Sps
 from specbench.decoding.drafter import Drafter
-from specbench.decoding.engine import Engine
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import RejectionVerifier
 from specbench.models.draft.model import latency_ratio
-from specbench.models.target import Target
-from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft, tiny_model
+from tests.conftest import ARCHITECTURES, VOCAB, tiny_draft
 from tests.contract import driver
-from tests.decoding.distributions import P_LEAST, worst_p
 from tests.decoding.test_engine import engine
 from tests.methods.table_turns import pair, ready, turn
 
@@ -228,39 +225,3 @@ def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
             committed = np.append(tree.tokens[:accepted], 11)
             state.commit(committed)
             drafter.observe(state, StepOutcome(tree, path, committed, None))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [None, [0, 3, 5]], ids=["all ids", "some ids"])
-@pytest.mark.parametrize("method", [METHODS["sps"], METHODS["confidence"], Pearl])
-def test_the_laws_of_three_tokens_are_the_targets(method, kept):
-    """Chi-square with two real models; methods that draw nothing: ``test_sampling_methods.py``."""
-    vocab, turns, sampling = 6, 3000, Sampling(1.2, top_p=0.95)
-    model = tiny_model("llama", vocab_size=vocab)
-    target = Target(model, max_len=32, max_nodes=16)
-    prompt = np.array([1, 4, 2])
-    texts = torch.tensor([[*prompt, a, b, c] for a, b, c in np.ndindex(vocab, vocab, vocab)])
-    model.set_attn_implementation("sdpa")
-    with torch.inference_mode():
-        distributions = sampling.probs(model(input_ids=texts, use_cache=False).logits)
-    model.set_attn_implementation("specbench")
-    at = len(prompt) - 1
-    probs = [distributions[:, at + i].gather(1, texts[:, at + i + 1 :][:, :1]) for i in range(3)]
-    drafter = method()
-    if kept is None:
-        draft = tiny_draft(drafter.needs, seed=1, vocab_size=vocab, max_len=32)
-    else:  # a draft that can say half of the tokens, and reads the others as one
-        ids = np.array([-1, *kept])
-        draft = tiny_draft(
-            drafter.needs, vocab_size=len(ids), target_vocab=vocab, max_len=32, id_map=ids
-        )
-    ready(drafter, draft, sampling=sampling)
-    loop = Engine(target, RejectionVerifier(sampling), eos_ids=frozenset())
-    length = 6 if method is Pearl else 3  # PEARL's first pass verifies nothing
-    results = [
-        loop.decode(prompt, drafter, max_new_tokens=length, seed=seed) for seed in range(turns)
-    ]
-    # Drafts are accepted, or the test says nothing.
-    assert max(max(result.committed_per_step) for result in results) >= 2
-    outputs = np.array([result.output_ids[:3] for result in results])
-    assert worst_p(outputs, torch.stack(probs).prod(0).numpy().reshape((vocab,) * 3)) > P_LEAST

@@ -54,17 +54,6 @@ def test_unigrams_and_bigrams_are_single_tokens(tmp_path, strategy, firsts):
     assert drafter.needs.max_nodes == 2 and drafter.source_names[1] == strategy
 
 
-def test_mixed_fills_up_with_bigrams_that_are_not_there_yet(tmp_path):
-    drafter = ready(tmp_path, k=4, w=2)
-    tree = propose(drafter, [6, 7, 8, 6, 5, 5, 6])
-    # Context: 5 5 is the later one, then 7 8, which is also the first bigram row and left out.
-    assert tree.rows == (4, 2)
-    assert rows_of(tree) == [[5, 5], [7, 8], [8, 9], [9, 0]]
-    assert tree.sources.reshape(4, 2)[:, 0].tolist() == [0, 0, 1, 1]
-    needs = drafter.needs
-    assert (needs.layout, needs.batch, needs.max_nodes) == ("batch", 4, 8)
-
-
 def test_a_merged_tree_shares_beginnings_and_names_the_first_row(tmp_path):
     drafter = ready(tmp_path, k=4, w=3, layout="tree")
     tree = propose(drafter, [6, 7, 8, 1, 6, 7, 9, 1, 6])
@@ -169,13 +158,6 @@ def test_the_table_is_what_the_model_says_after_each_token_alone(model):
     after_bos = build_table(model, top=5, bos_id=1)
     logits = model(input_ids=torch.tensor([[1, 9]])).logits[0, -1]
     assert after_bos.bigrams[9].tolist() == logits.topk(5).indices.tolist() and after_bos.bos
-
-
-def test_the_table_is_the_same_in_the_engines_target():
-    assert np.array_equal(
-        build_table(Target(tiny_model("llama"), max_len=16).model, top=5).bigrams,
-        build_table(tiny_model("llama"), top=5).bigrams,
-    )
 
 
 def test_unigrams_point_away_from_the_mean_in_the_metric_of_the_input_embeddings(model):

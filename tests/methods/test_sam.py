@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from methods.ngrammys import NGrammys
 from methods.pld import PromptLookup
 from methods.sam import SuffixAutomatonDecoding
 from methods.sam.static_automaton import DocumentAutomaton
@@ -15,7 +14,7 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.errors import ArtifactError, ConfigurationError
+from specbench.errors import ConfigurationError
 from tests.conftest import VOCAB
 
 DYNAMIC, STATIC, AUXILIARY = 0, 1, 2
@@ -194,19 +193,3 @@ def test_a_pad_token_outside_the_vocabulary_is_refused():
     drafter = SuffixAutomatonDecoding(automata="dynamic", pad_token=VOCAB)
     with pytest.raises(ConfigurationError, match="pad_token"):
         drafter.setup(context())
-
-
-def test_an_automaton_of_another_tokenizer_is_refused(static):
-    with pytest.raises(ArtifactError, match=r"toy.*other"):
-        SuffixAutomatonDecoding().setup(context(static([[1]]), tokenizer_hash="other"))
-
-
-def test_a_name_that_nobody_resolved_is_no_auxiliary():
-    drafter = SuffixAutomatonDecoding(auxiliary="token_recycling")
-    with pytest.raises(ConfigurationError, match="token_recycling"):
-        _ = drafter.needs
-
-
-def test_an_auxiliary_in_the_batch_layout_is_refused():
-    with pytest.raises(ConfigurationError, match="ngrammys"):
-        SuffixAutomatonDecoding(auxiliary=NGrammys())

@@ -1,4 +1,4 @@
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -45,18 +45,6 @@ def test_every_prefix_repeats_what_a_search_finds(text, room):
     for n in range(1, len(text) + 1):
         automaton.extend(array(text), n - 1, n)
         assert automaton.repeated_suffix(n, room) == earlier_suffix(text[:n], room)
-
-
-@given(text=texts, cuts=st.lists(st.integers(0, 40)))
-def test_how_a_text_is_cut_into_calls_changes_nothing(text, cuts):
-    whole, pieces = SuffixAutomaton(), SuffixAutomaton()
-    whole.extend(array(text), 0, len(text))
-    borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    for begin, end in pairwise(borders):
-        pieces.extend(array(text), begin, end)
-    n = whole.n_states
-    assert pieces.n_states == n
-    np.testing.assert_array_equal(pieces.arrays.states[:n], whole.arrays.states[:n])
 
 
 def test_growing_keeps_what_was_there(rng):
@@ -147,24 +135,6 @@ def test_every_id_of_the_vocabulary_is_known():
 
 
 # -- files -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def written(tmp_path):
-    path = tmp_path / "sam.bin"
-    automaton = frozen([[1, 2, 3, 1, 2]])
-    automaton.write(path, tokenizer_hash="mine", header={"corpus": {"name": "toy"}})
-    return path, automaton
-
-
-def test_a_file_gives_the_automaton_back(written):
-    path, automaton = written
-    opened = StaticAutomaton.open(path, "mine")
-    for name, values in automaton.arrays._asdict().items():
-        np.testing.assert_array_equal(getattr(opened.arrays, name), values)
-        assert not getattr(opened.arrays, name).flags.writeable
-    assert opened.header["corpus"] == {"name": "toy"}
-    assert opened.header["n_states"] == len(automaton)
 
 
 # -- building --------------------------------------------------------------------------------------

@@ -169,14 +169,6 @@ def test_earlier_answers_are_continued_but_not_earlier_prompts():
     assert len(drafter.propose(after(drafter, [5], [9, 8]))) == 0
 
 
-def test_the_match_reaches_back_into_the_prompt():
-    drafter = ready(factor=0.5)
-    turn(drafter, [9], [1, 2, 3, 4])
-    # Two matched tokens, of which one is the prompt's, are needed for one drafted token.
-    assert drafter.propose(after(drafter, [5, 1], [2])).tokens.tolist() == [3]
-    assert len(drafter.propose(after(drafter, [5, 6], [2]))) == 0
-
-
 def test_no_cached_requests_is_no_global_tree():
     drafter = ready(max_cached_requests=0)
     turn(drafter, [9], [1, 2, 3, 4])
@@ -202,8 +194,3 @@ def test_the_text_itself_wins_ties():
     tree = drafter.propose(after(drafter, [4, 1, 2, 5, 6], [1, 2]))
     # Locally 2 of 2 earlier ends continue with 5 once; globally 3 once: the same score.
     assert tree.tokens.tolist()[:1] == [5] and tree.sources[0] == LOCAL
-
-
-@pytest.mark.parametrize(("spec", "nodes"), [(16, 16), (None, 24)])
-def test_max_nodes_is_declared(spec, nodes):
-    assert SuffixDecoding(depth=24, max_spec_tokens=spec).needs.max_nodes == nodes

@@ -81,17 +81,6 @@ def drafted(tree):
 # -- merging ---------------------------------------------------------------------------------------
 
 
-def test_equal_branches_are_shared_and_credited_to_the_first():
-    a = fixed([5, 6, 7], [-1, 0, 1])
-    b = fixed([5, 6, 8, 9], [-1, 0, 1, -1])
-    drafter = ready(a, b, fill="priority")
-    assert drafted(drafter.propose(begun(drafter))) == (
-        [5, 6, 7, 8, 9],
-        [-1, 0, 1, 1, -1],
-        [0, 0, 0, 1, 1],
-    )
-
-
 def test_cheap_paths_of_all_parts_go_first():
     a = fixed([1, 2, 3, 4], [-1, -1, -1, 0])
     b = fixed([5, 6], [-1, 0])
@@ -119,13 +108,6 @@ def test_quotas_limit_places_not_shared_nodes():
     b = fixed([1, 2, 4, 5], [-1, 0, 1, 2])
     drafter = ready(a, b, quotas=[2, 1], fill="priority")
     assert drafted(drafter.propose(begun(drafter))) == ([1, 2, 4], [-1, 0, 1], [0, 0, 1])
-
-
-def test_a_part_that_repeats_itself_takes_one_place():
-    drafter = ready(fixed([1, 1, 2, 3], [-1, -1, 1, 0]))
-    tree = drafter.propose(begun(drafter))
-    assert sorted(tree.tokens.tolist()) == [1, 2, 3]
-    assert tree.parents.tolist()[0] == -1 and set(tree.parents.tolist()[1:]) == {0}
 
 
 def test_auxiliary_nodes_are_never_shared_and_go_first():
