@@ -334,7 +334,7 @@ class Session:
                 holds for all of its records.
         """
         if earlier is not None:
-            self._tolerance = AuditTolerance.from_json(earlier)
+            self._tolerance = AuditTolerance(**earlier)
         elif self._tolerance is None:
             self.reserve_audit(prompts)
             chosen = self._readable(chosen_prompts(prompts, self.context_length))

@@ -7,8 +7,9 @@ while a pass runs that was asked for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,18 +29,12 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
 
 
 class HiddenStates:
-    """Hands out the hidden states of a model's passes.
+    """Hands out the hidden states of a model's passes, on the device of its embedding."""
 
-    Args:
-        layers: the model's decoder layers.
-        device: where the states are wanted, on whatever device their layer lies.
-    """
-
-    def __init__(
-        self, model: PreTrainedModel, layers: torch.nn.ModuleList, device: torch.device
-    ) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._decoder: torch.nn.Module = model.get_decoder()
-        self._layers, self._device = layers, device
+        self._layers = decoder_layers(model)
+        self._device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[assignment]
 
     def check(self, wanted: Sequence[int], who: str = "the pass") -> None:
         """Refuse numbers of states that the model does not have, see ``Needs.hidden_layers``.
@@ -60,65 +55,58 @@ class HiddenStates:
     @contextmanager
     def collected(self, wanted: Sequence[int]) -> Iterator[Mapping[int, torch.Tensor]]:
         """What passes within it leave behind: ``[batch * rows, hidden]`` by number, as wanted."""
-        found: dict[int, torch.Tensor] = {}
+        states: dict[int, torch.Tensor] = {}
         if not wanted:
-            yield found
+            yield states
             return
         self.check(wanted)
         n = len(self._layers)
         with ExitStack() as hooks:
             for i in wanted:
-                place = i % (n + 1)
-                keep = partial(self._keep, found, i)
+                keep, layer = partial(self._keep, states, i), i % (n + 1)
                 handle = (
                     self._decoder.register_forward_hook(lambda _m, _args, out, keep=keep: keep(out))
-                    if place == n
-                    else self._layers[place].register_forward_pre_hook(
+                    if layer == n
+                    else self._layers[layer].register_forward_pre_hook(
                         lambda _m, args, named, keep=keep: keep(args or named["hidden_states"]),
                         with_kwargs=True,
                     )
                 )
                 hooks.callback(handle.remove)
-            yield found
+            yield states
 
-    def _keep(self, found: dict[int, torch.Tensor], number: int, value: Any) -> None:
-        states: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
-        if states.dim() == 4:  # several streams a row (Gemma-3n): the one that layers work on
-            states = states[0]
-        found[number] = states.flatten(0, -2).to(self._device)
+    def _keep(self, states: dict[int, torch.Tensor], number: int, value: Any) -> None:
+        rows: torch.Tensor = value if isinstance(value, torch.Tensor) else value[0]
+        if rows.dim() == 4:  # several streams a row (Gemma-3n): the one that layers work on
+            rows = rows[0]
+        states[number] = rows.flatten(0, -2).to(self._device)
 
 
+@dataclass(frozen=True, slots=True)
 class Embeddings:
-    """``specbench.decoding.protocols.TargetEmbeddings`` of a model, packed or not."""
+    """``specbench.decoding.protocols.TargetEmbeddings`` of a model, or of its files."""
 
-    def __init__(self, model: PreTrainedModel, draft_weights: str = FLOAT32_WEIGHTS) -> None:
-        self._model, self._draft_weights = model, draft_weights
+    embedding: torch.Tensor
+    lm_head: torch.Tensor
+    lm_head_bias: torch.Tensor | None
+    packed: str | None
+    product: Callable[[torch.Tensor], torch.Tensor]  # with the LM head
 
-    @property
-    def _lm_head(self) -> Any:
-        return self._model.get_output_embeddings()
-
-    @property
-    def embedding(self) -> torch.Tensor:
-        weight: Any = self._model.get_input_embeddings().weight
-        return weight.detach()  # type: ignore[no-any-return]
-
-    @property
-    def lm_head(self) -> torch.Tensor:
-        return self._lm_head.weight.detach()  # type: ignore[no-any-return]
-
-    @property
-    def lm_head_bias(self) -> torch.Tensor | None:
-        bias: torch.Tensor | None = self._lm_head.bias
-        return None if bias is None else bias.detach()
-
-    @property
-    def packed(self) -> str | None:
-        return self._draft_weights if packed_model(self._model) else None
+    @classmethod
+    def of(cls, model: PreTrainedModel, draft_weights: str = FLOAT32_WEIGHTS) -> Embeddings:
+        """Take those of ``model``, packed or not."""
+        head: Any = model.get_output_embeddings()
+        table: Any = model.get_input_embeddings().weight
+        packed = packed_model(model)
+        return cls(
+            embedding=table.detach(),
+            lm_head=head.weight.detach(),
+            lm_head_bias=None if head.bias is None else head.bias.detach(),
+            packed=None if packed is None else draft_weights,
+            product=head if packed is None else packed.lm_head,
+        )
 
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        packed = packed_model(self._model)
-        product = self._lm_head if packed is None else packed.lm_head
         # Of a model that is spread over GPUs it may lie on another one than the heads that ask.
-        return product(states).to(states.device)
+        return self.product(states).to(states.device)

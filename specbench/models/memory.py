@@ -122,7 +122,9 @@ def check_room(config: RunConfig | ModelConfig, device: torch.device) -> None:
 
         whole: Any = copy.copy(config)
         whole.model = model
-        gpus: list[Any] = list(range(torch.cuda.device_count())) if model.device_map else [device]
+        gpus = [device]
+        if model.device_map:
+            gpus = [torch.device("cuda", n) for n in range(torch.cuda.device_count())]
         free = sum(torch.cuda.mem_get_info(n)[0] + torch.cuda.memory_reserved(n) for n in gpus)
         where = f"of the memory of {len(gpus)} GPUs" if len(gpus) > 1 else "of the GPU's memory"
         remedy = (

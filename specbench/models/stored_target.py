@@ -17,33 +17,12 @@ from specbench.config.schema import FLOAT32_WEIGHTS, ModelConfig
 from specbench.errors import NeedsNotMet, WeightsNotFound
 from specbench.kernels.packed_linear import product_of
 from specbench.models.checkpoints import int8, weights
+from specbench.models.hidden_states import Embeddings
 
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 _LM_HEADS = ("lm_head", "embed_out")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
-
-
-class StoredEmbeddings:
-    """``specbench.decoding.protocols.TargetEmbeddings`` out of a model's files."""
-
-    def __init__(
-        self,
-        embedding: torch.Tensor,
-        lm_head: torch.Tensor,
-        lm_head_bias: torch.Tensor | None,
-        draft_weights: str,
-    ) -> None:
-        self.embedding, self.lm_head, self.lm_head_bias = embedding, lm_head, lm_head_bias
-        # In float32 on a CPU, as a live run has it: drafting is timed in a replay.
-        self.packed = draft_weights
-        self._product = product_of(lm_head, lm_head_bias, FLOAT32_WEIGHTS)
-
-    @torch.inference_mode()
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """``[..., vocab]`` of states ``[..., hidden]`` after the final norm."""
-        logits: torch.Tensor = self._product(states)
-        return logits
 
 
 class StoredTarget:
@@ -91,8 +70,11 @@ class StoredTarget:
         if self.config.get("tie_word_embeddings", whole.get("tie_word_embeddings")):
             head = {}
         bias = head.get("bias") if "weight" in head else None
-        self.embeddings = StoredEmbeddings(rows, head.get("weight", rows), bias, draft_weights)
-        self.vocab_size = len(self.embeddings.lm_head)
+        lm_head = head.get("weight", rows)
+        # In float32 on a CPU, as a live run has it: drafting is timed in a replay.
+        product = product_of(lm_head, bias, FLOAT32_WEIGHTS)
+        self.embeddings = Embeddings(rows, lm_head, bias, draft_weights, product)
+        self.vocab_size = len(lm_head)
 
     @property
     def n_layers(self) -> int:

@@ -96,11 +96,11 @@ class Target:
 
     @cached_property
     def hidden_states(self) -> HiddenStates:
-        return HiddenStates(self.model, self.layers, self.device)
+        return HiddenStates(self.model)
 
     @property
     def embeddings(self) -> Embeddings:
-        return Embeddings(self.model, self.draft_weights)
+        return Embeddings.of(self.model, self.draft_weights)
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,15 +47,11 @@ class AuditTolerance:
     value: float
     spread: float | None = None
     positions: int = 0
-    rows: tuple[int, ...] = ()
+    rows: list[int] = field(default_factory=list)
     blind: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "rows": list(self.rows)}
-
-    @classmethod
-    def from_json(cls, found: dict[str, Any]) -> AuditTolerance:
-        return cls(**{**found, "rows": tuple(found["rows"])})
+        return dataclasses.asdict(self)
 
 
 def fixed_tolerance(dtype: torch.dtype) -> AuditTolerance | None:
@@ -98,7 +94,7 @@ def calibrate(targets: Sequence[Target], prompts: Sequence[IntArray]) -> AuditTo
         value=tolerance,
         spread=spread.value,
         positions=len(first),
-        rows=tuple(sizes),
+        rows=sizes,
         blind=float((margins <= tolerance).double().mean()),
     )
 

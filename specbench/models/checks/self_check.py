@@ -267,8 +267,7 @@ def _own_rows(model: PreTrainedModel, text: _Text) -> _OwnRows:
     cache = copy.deepcopy(begun.past_key_values)
     one = torch.cat([_read(model, [token], cache).logits[0] for token in tokens])
     # Not by transformers' own option, which would leave a hook in every layer for the whole run.
-    layers = decoder_layers(model)
-    states, numbers = HiddenStates(model, layers, model.device), range(len(layers) + 1)
+    states, numbers = HiddenStates(model), range(len(decoder_layers(model)) + 1)
 
     def behind(ids: list[int]) -> list[torch.Tensor]:
         """Logits, and hidden states by layer, of rows behind the prompt."""

@@ -177,7 +177,7 @@ def test_a_missing_draft_is_refused_before_anything_is_loaded(tmp_path):
     with pytest.raises(NeedsNotMet, match=r"pair\.draft\.path=.*no such folder") as missing:
         build(f"pair.draft.path={tmp_path / 'none'}")
     assert "pair.draft.path=FOLDER" in str(missing.value)
-    with pytest.raises(NeedsNotMet, match=r"the draft of smollm2_135m \(pair\.draft\.id\)"):
+    with pytest.raises(NeedsNotMet, match=r"no weights for pair\.draft\.id=org/none"):
         build("pair=none", "pair.draft.id=org/none")
     build("pair=random_draft")
 
