@@ -97,27 +97,24 @@ class ResultFiles:
     def _read(self, name: str) -> tuple[list[CaseRecord], bool]:
         """The records of a file, all of which must be of this job."""
         job, path = self._job, self._folder / name
-        found, truncated = records.read_records(path, run_key=job.run_key, labels=job.labels)
-        places = {key: block for block in job.blocks() for key in block.keys(job.labels)}
-        for number, record in enumerate(found, start=1):
-            block = places.get(record.key)
-            if block is None or record.stream_index != block.stream_index:
-                what = f"case {record.case_id}, turn {record.turn}, repeat {record.repeat}"
-                raise jsonl.damaged(path, number, f"{what} does not belong to this run")
-        return found, truncated
+        lines, truncated = records.read_records(path, run_key=job.run_key, labels=job.labels)
+        places = {key: b.stream_index for b in job.blocks() for key in b.keys(job.labels)}
+        for number, record in enumerate(lines, start=1):
+            if places.get(record.key) != record.stream_index:
+                turn = f"case {record.case_id}, turn {record.turn}, repeat {record.repeat}"
+                raise jsonl.damaged(path, number, f"{turn} does not belong to this run")
+        return lines, truncated
 
     def _complete(self) -> set[Place]:
         """The blocks that count: with all records, with their steps, with all of their group."""
         steps = {trace.key: trace.committed for trace in self.traces()}
-        without_steps = {
-            (record.repeat, record.case_id)
-            for record in self.done
-            # Servers say at most what each step committed, and that is in the record.
-            if record.engine == records.OWN_ENGINE
-            and steps.get(record.key, []) != record.committed_per_step
-        }
         complete = {block.place for block in self._job.blocks()}
-        complete -= {block.place for block in self.pending} | without_steps
+        complete -= {block.place for block in self.pending}
+        for record in self.done:
+            # Servers say at most what each step committed, and that is in the record.
+            ours = record.engine == records.OWN_ENGINE
+            if ours and steps.get(record.key, []) != record.committed_per_step:
+                complete.discard((record.repeat, record.case_id))
         if self._job.config.batch.size > 1:  # a group's times are of one measurement
             for group in self._job.groups(self._job.config.batch.size):
                 places = {block.place for block in group}
@@ -160,11 +157,7 @@ class ResultFiles:
         return {(record.repeat, record.case_id, record.attempt) for record in keep}
 
     def append(self, block: BlockResult) -> None:
-        """Write a finished block; its records go last, as one write, and make it count.
-
-        Raises:
-            DiskError: the disk is full or broken; the block is then redone on resume.
-        """
+        """Write a finished block; its records go last, as one write, and make it count."""
         jsonl.append_jsonl(self._folder / records.STEPS_LOG, (t.to_json() for t in block.steps))
         jsonl.append_jsonl(self._folder / records.ERRORS, block.errors)
         jsonl.append_jsonl(self._folder / records.CASES, (r.to_json() for r in block.records))
@@ -175,9 +168,6 @@ class ResultFiles:
 
         The old records go to ``disturbed.jsonl`` first, and the new ones take their place last, so
         that a process killed in between leaves the old measurement.
-
-        Raises:
-            DiskError: the disk is full or broken; the old measurement stays.
         """
         place = (block.records[0].repeat, block.records[0].case_id)
         old = [r for r in self.done if (r.repeat, r.case_id) == place]

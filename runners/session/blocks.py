@@ -43,10 +43,7 @@ wrong and a ship cannot. Then he corrects the books, signs both, and begins a ne
 
 @dataclass(slots=True)
 class Dialogue:
-    """What a label's next prompt in a block quotes: questions with their answers.
-
-    ``broken``: why there is no next prompt.
-    """
+    """What a label's next prompt in a block quotes, or why there is none (``broken``)."""
 
     pairs: list[tuple[str, str]] = field(default_factory=list)
     broken: CaseFailed | None = None
@@ -57,12 +54,11 @@ class Turn:
     """One label's turn of one block, on its way from the question to its record.
 
     Attributes:
-        record: what is known of it; its status is ``failed`` until `finish`.
+        record: what is known of it; its status is ``failed`` until it is finished.
         batch: number of its batch in the run.
         beside: the turns of the labels that ran before in the block, by label, and this one.
-        seat: its place among what is asked at once; ``run``: the label's own there.
+        seat: its place in the batch, where ``run`` has a drafter of its own.
         trace: its steps, where the engine tells them.
-        error: why it failed.
     """
 
     run: MethodRun
@@ -82,14 +78,13 @@ class Turn:
     def question(self) -> str:
         return self.block.case.turns[self.record.turn]
 
-    def finish(self, output_ids: Sequence[int], committed: Sequence[int], **measured: Any) -> None:
-        """Complete the record; ``measured`` are fields of it, which may correct counts."""
-        self.record = self.record.finished(output_ids, committed, **measured)
-
     def finish_decoded(
         self, decoded: DecodeResult, step_s: Sequence[float] | None, **measured: Any
     ) -> None:
-        """Complete the record of a turn of our own loop, with the trace of its steps."""
+        """Complete the record of a turn of our own loop, with the trace of its steps.
+
+        ``measured``: further fields of the record.
+        """
         self.trace = StepTrace(
             **self.record.turn_id,
             drafted=decoded.drafted_per_step,
@@ -98,7 +93,7 @@ class Turn:
             sources=None if decoded.sources_per_step is None else [*decoded.sources_per_step],
             step_s=list(step_s) if step_s else None,  # another loop may not tell them
         )
-        self.finish(
+        self.record = self.record.finished(
             decoded.output_ids,
             decoded.committed_per_step,
             finish_reason=decoded.finish_reason,
@@ -146,7 +141,7 @@ class Answers:
         each(turns, self.answer_one)
 
     def answer_one(self, turn: Turn) -> None:
-        """Decode a turn and `Turn.finish` it; what is raised makes it a failed one."""
+        """Decode a turn and complete its record; what is raised makes it a failed one."""
         raise NotImplementedError
 
     def quoted(self, turn: Turn) -> str:
@@ -172,11 +167,7 @@ def each(turns: Sequence[Turn], ask: Callable[[Turn], None]) -> None:
 
 
 def answered(record: CaseRecord) -> CaseRecord:
-    """The record, unless it failed.
-
-    Raises:
-        CaseFailed: with the reason why the next turn cannot be asked.
-    """
+    """The record, or a CaseFailed: without its answer there is no next turn."""
     if record.status == "failed":
         raise CaseFailed(
             "no_dialogue",
@@ -221,8 +212,7 @@ class BlockRunner:
     def warm_up(self, rounds: int) -> None:
         """Have every label decode text that is never measured, then forget it all.
 
-        Allocators, kernels and compiled code are then in the state that the measured cases find
-        them in.
+        Allocators, kernels and compiled code are then as the measured cases find them.
 
         Raises:
             WarmUpFailed: labels cannot do even this. Where the run has records of them they are
@@ -234,14 +224,13 @@ class BlockRunner:
                 continue
             try:
                 self.source.warm_up(run)
+                self._last = f"the warm-up of {run.label}"
             except self.source.refusals:
                 raise
             except Exception as error:
                 log.warning("warm-up of %s failed: %s", run.label, error)
                 failed[run.label] = f"It failed in its warm-up ({first_line(error)})."
                 self.source.recover(error, f"the warm-up of {run.label}", self._last)
-            else:
-                self._last = f"the warm-up of {run.label}"
         if failed and not self.begun:
             raise WarmUpFailed(failed)
         for run in self.runs.values():
@@ -265,21 +254,21 @@ class BlockRunner:
         result = BlockResult()
         dialogues = {(b.place, label): Dialogue() for b in batch for label in self.runs}
         for nth in range(max(len(block.case.turns) for block in batch)):
-            asked = [(seat, b) for seat, b in enumerate(batch) if nth < len(b.case.turns)]
-            made: dict[Place, dict[str, Turn]] = {block.place: {} for _, block in asked}
+            blocks = [(seat, b) for seat, b in enumerate(batch) if nth < len(b.case.turns)]
+            asked: dict[Place, dict[str, Turn]] = {block.place: {} for _, block in blocks}
             for position, label in enumerate(self.source.order(first, number)):
                 turns = []
-                for seat, block in asked:
+                for seat, block in blocks:
                     blank = self._blank(block, nth, label, position, attempt)
-                    dialogue, beside = dialogues[block.place, label], made[block.place]
+                    dialogue, beside = dialogues[block.place, label], asked[block.place]
                     run = self.source.seated(self.runs[label], seat)
-                    turns.append(Turn(run, block, blank, dialogue, number, beside, seat))
-                    beside[label] = turns[-1]
+                    beside[label] = Turn(run, block, blank, dialogue, number, beside, seat)
+                    turns.append(beside[label])
                 self.source.answer(turns)
                 for turn in turns:
                     self._close(turn, result)
-            for beside in made.values():
-                for turn in beside.values():
+            for by_label in asked.values():
+                for turn in by_label.values():
                     self._continue(turn)
         noise = by_counters(result.records, self.job.config.measure.disturbed)
         result.records = [
@@ -292,7 +281,7 @@ class BlockRunner:
     def _blank(
         self, block: CaseBlock, turn: int, label: str, position: int, attempt: int
     ) -> CaseRecord:
-        """A record that holds all that is known before the turn is decoded, as failed."""
+        """A turn's record before it is decoded, as failed."""
         config, case, run = self.job.config, block.case, self.runs[label]
         record = CaseRecord.begun(
             run_key=self.job.run_key,
@@ -337,15 +326,14 @@ class BlockRunner:
 
     def _continue(self, turn: Turn) -> None:
         """Give a label's dialogue the answer that its next turn is prompted with."""
-        last = turn.record.turn + 1 == len(turn.block.case.turns)
-        if last or turn.dialogue.broken is not None:
-            return
-        try:
-            turn.dialogue.pairs.append((turn.question, self.source.quoted(turn)))
-        except DiskError:
-            raise
-        except Exception as error:
-            turn.dialogue.broken = CaseFailed("no_dialogue", str(error) or type(error).__name__)
+        dialogue = turn.dialogue
+        if turn.record.turn + 1 < len(turn.block.case.turns) and dialogue.broken is None:
+            try:
+                dialogue.pairs.append((turn.question, self.source.quoted(turn)))
+            except DiskError:
+                raise
+            except Exception as error:
+                dialogue.broken = CaseFailed("no_dialogue", str(error) or type(error).__name__)
 
     def _restore(
         self, run: MethodRun, before: CaseBlock | CaseRecord, unwritten: Iterable[CaseRecord]
@@ -358,8 +346,11 @@ class BlockRunner:
         run.forget()
         if run.scope != "run":
             return
-        same = [r for r in self.done if r.repeat == before.repeat]
-        earlier = [r for r in same if r.stream_index < before.stream_index]
+        earlier = [
+            record
+            for record in self.done
+            if record.repeat == before.repeat and record.stream_index < before.stream_index
+        ]
         for record in [*earlier, *unwritten]:
             if record.label != run.label or record.status == "failed":
                 continue
@@ -388,14 +379,14 @@ class BlockRunner:
             except DiskError:
                 raise
             except Exception as error:
-                what = f"the audit of {record.case_id}, {record.label}"
-                self._failed(result, record, error, "audit", what)
+                audit = f"the audit of {record.case_id}, {record.label}"
+                self._failed(result, record, error, "audit", audit)
 
     def _check_prompt(self, record: CaseRecord, plain: CaseRecord) -> None:
         """Refuse a label's prompt that is not the baseline's, where both quote the same answers."""
         quotes_alike = record.turn == 0 or self.job.config.dataset.dialogue == "ar"
-        both_told = record.prompt_ids and plain.prompt_ids
-        if quotes_alike and both_told and record.prompt_ids != plain.prompt_ids:
+        both_known = record.prompt_ids and plain.prompt_ids
+        if quotes_alike and both_known and record.prompt_ids != plain.prompt_ids:
             at = first_difference(record.prompt_ids, plain.prompt_ids)
             raise CaseFailed(
                 "prompts_differ",

@@ -18,8 +18,6 @@ from specbench.system import interference
 
 log = logging.getLogger(__name__)
 
-_LOCKS = "locks"
-
 
 def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
     """What the run computes on, its ``drafts`` too: ``cpu``, or the UUIDs of its GPUs."""
@@ -29,10 +27,9 @@ def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
     device = loading.choose_device(model.device)
     indices = set(range(torch.cuda.device_count()))
     if device.type != "cuda" or model.device_map is None:
-        apart = [draft for draft in drafts if draft.device and draft_weights(draft, model)]
-        own = [torch.device(str(draft.device)) for draft in apart]
+        own = [torch.device(d.device) for d in drafts if d.device and draft_weights(d, model)]
         # A draft whose device is not there shares the target's.
-        indices &= {each.index or 0 for each in (device, *own) if each.type == "cuda"}
+        indices &= {used.index or 0 for used in (device, *own) if used.type == "cuda"}
     gpus = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices]
     return sorted([*gpus, *(["cpu"] if device.type == "cpu" else [])])
 
@@ -54,9 +51,8 @@ def hold_device(job: Job, drafts: Iterable[DraftConfig] = ()) -> Iterator[interf
     """
     devices = names(job, drafts)
     with contextlib.ExitStack() as stack:
-        if job.config.measure.exclusive:
-            for device in devices:  # sorted, so that two jobs never wait for each other
-                _hold(stack, Path(job.config.cache_dir) / _LOCKS, device)
+        for device in devices if job.config.measure.exclusive else ():
+            _hold(stack, Path(job.config.cache_dir) / "locks", device)  # sorted: no deadlock
         gpus = interference.open_gpus([device for device in devices if device.startswith("GPU-")])
         if gpus is not None:
             stack.callback(gpus.close)

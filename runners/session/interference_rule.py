@@ -34,27 +34,21 @@ def by_counters(
         turns = [turn for turn in block if turn.status != "failed"]
         if math.fsum(turn.wall_s for turn in turns) < limits.shortest_s:
             continue
-        shares = (
-            ("the hypervisor", _share(turns, "cpu_steal"), limits.steal),
-            ("other processes", _share(turns, "cpu_others"), limits.others),
-        )
-        cpu = [
-            f"{who} took {share:.0%} of the case's CPU time"
-            for who, share, limit in shares
-            if share is not None and limit is not None and share > limit
-        ]
+        cpu = []
+        for counter, limit, who in (
+            ("cpu_steal", limits.steal, "the hypervisor"),
+            ("cpu_others", limits.others, "other processes"),
+        ):
+            shares = [(getattr(turn, counter), turn.wall_s) for turn in turns]
+            shares = [(share, seconds) for share, seconds in shares if share is not None]
+            total = math.fsum(seconds for _, seconds in shares)
+            taken = math.fsum(share * seconds for share, seconds in shares)
+            if limit is not None and taken > limit * total:
+                cpu.append(f"{who} took {taken / total:.0%} of the case's CPU time")
         for turn in turns:
             if reason := "; ".join([*cpu, *_gpu_reasons(turn)]):
                 reasons[turn.key] = reason
     return reasons
-
-
-def _share(turns: Sequence[CaseRecord], counter: str) -> float | None:
-    """Average a counter over the time of the turns that have it."""
-    shares = [(getattr(turn, counter), turn.wall_s) for turn in turns]
-    shares = [(share, seconds) for share, seconds in shares if share is not None]
-    total = math.fsum(seconds for _, seconds in shares)
-    return math.fsum(share * seconds for share, seconds in shares) / total if total else None
 
 
 def _gpu_reasons(turn: CaseRecord) -> Iterator[str]:
@@ -72,11 +66,7 @@ def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int)
     Within one attempt they keep the run's order: to choose the most disturbed would favor short
     answers, of whose time a burst takes most. None are chosen where, even if each came out quiet,
     more would stay disturbed than may be left out: their times count all the same.
-
-    Args:
-        job: its ``measure`` node has the limits.
-        records: of the whole run.
-        n_superseded: measurements of blocks that were made again already.
+    ``n_superseded`` counts the measurements of blocks that were made again already.
     """
     measure, blocks = job.config.measure, job.blocks()
     attempts = {(r.repeat, r.case_id): r.attempt for r in records if r.status == "disturbed"}

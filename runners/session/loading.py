@@ -210,8 +210,7 @@ def make_target(
 ) -> Target:
     """The target of the ``engine`` group: graphs on one CUDA device, elsewhere eager passes.
 
-    With ``drafts`` it is a draft model's (``DraftModel``). ``layouts`` are the batch layouts that
-    ``GraphTarget`` captures beforehand.
+    With ``drafts`` it is a draft model's; ``layouts`` are those of batches that are captured.
     """
     reason, name = None, config.engine.name
     if name == "graph" or (name == "auto" and model.device.type == "cuda"):

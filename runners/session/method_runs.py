@@ -14,10 +14,9 @@ import hydra.utils
 import numpy as np
 
 from runners.job import Entry, Job
-from specbench import paths
 from specbench.arrays import IntArray
 from specbench.artifacts import resolve
-from specbench.config.compose import build_model
+from specbench.config.compose import build_model, option_names, pair_name
 from specbench.config.schema import RunConfig, draft_weights
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftTree, StepOutcome
@@ -76,8 +75,8 @@ class MethodRun:
 
     def twin(self, draft: DraftModel | None) -> MethodRun:
         """The label at another seat of a batch; before its setup a drafter is its knobs."""
-        known = (draft, self.draft[1]) if draft and self.draft else None
-        return replace(self, drafter=copy.deepcopy(self.drafter), draft=known)
+        both = (draft, self.draft[1]) if draft and self.draft else None
+        return replace(self, drafter=copy.deepcopy(self.drafter), draft=both)
 
     def forget(self) -> None:
         self.drafter.reset()
@@ -123,11 +122,7 @@ def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> l
 
 @contextlib.contextmanager
 def needs_of(entry: Entry) -> Iterator[None]:
-    """Around what makes a method ready: what it lacks is said in its label's name.
-
-    Raises:
-        MethodCannotRun: its cause is the reason.
-    """
+    """Around what makes a method ready: what it lacks raises MethodCannotRun of its label."""
     try:
         yield
     except (NeedsNotMet, WeightsNotFound, ArtifactError) as error:
@@ -169,17 +164,16 @@ def _check(drafter: Drafter, entry: Entry, job: Job) -> None:
             f"{config.generation.temperature}. Type generation.temperature=0."
         )
     if needs.draft_model:
-        wanted = draft_weights(entry.draft, config.model)
-        if wanted is None:
-            pairs = [f"{prefix}_{config.model.name}" for prefix in (entry.name, "draft")]
-            there = [name for name in pairs if (paths.CONF_DIR / "pair" / f"{name}.yaml").is_file()]
-            typed = [*(f"pair={name}" for name in there), "pair.draft.path=FOLDER"]
+        weights_of_draft = draft_weights(entry.draft, config.model)
+        if weights_of_draft is None:
+            pair = pair_name(entry.name, config.model.name)
+            typed = f"pair={pair}, " if pair in option_names("pair") else ""
             raise NeedsNotMet(
                 f"method={entry.name} needs a draft model for model={config.model.name}, and none "
-                f"is named. Type {', '.join(typed)}, pair.draft.id=HUB_ID, or pair=random_draft, "
-                "which shows that everything works."
+                f"is named. Type {typed}pair.draft.path=FOLDER, pair.draft.id=HUB_ID, or "
+                "pair=random_draft, which shows that everything works."
             )
-        loading.model_files_present(wanted)
+        loading.model_files_present(weights_of_draft)
     for name in needs.heads:
         head_folder.find(name, entry.heads, config.model)
     if drafter.state_scope == "run" and job.shard[1] > 1:
@@ -192,19 +186,14 @@ def _check(drafter: Drafter, entry: Entry, job: Job) -> None:
 
 @contextlib.contextmanager
 def fitting(entry: Entry) -> Iterator[None]:
-    """Around a drafter's ``setup``: what it cannot allocate is a matter of its knobs.
-
-    Raises:
-        NeedsNotMet: the machine refused it memory.
-    """
+    """Around a drafter's ``setup``: what it cannot allocate is a matter of its knobs."""
     try:
         yield
-    except (MemoryError, OverflowError) as error:
-        raise _too_large(entry, first_line(error)) from error
-    except (RuntimeError, ValueError) as error:  # as torch and numpy say it
-        if not re.search(r"allocate|out of memory|overflow|too (big|large)", str(error)):
-            raise
-        raise _too_large(entry, first_line(error)) from error
+    except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
+        known = isinstance(error, MemoryError | OverflowError)  # torch and numpy have others
+        if known or re.search(r"allocate|out of memory|overflow|too (big|large)", str(error)):
+            raise _too_large(entry, first_line(error)) from error
+        raise
 
 
 def _too_large(entry: Entry, why: str) -> NeedsNotMet:
@@ -240,9 +229,9 @@ def find_heads(config: RunConfig, run: MethodRun) -> dict[str, Path]:
     Raises:
         WeightsNotFound: one is not to be had.
     """
-    wanted = run.drafter.needs.heads
-    found = {n: head_folder.find(n, run.entry.heads, config.model, fetch=True) for n in wanted}
-    return {name: path for name, path in found.items() if path is not None}
+    names, places = run.drafter.needs.heads, run.entry.heads
+    folders = {n: head_folder.find(n, places, config.model, fetch=True) for n in names}
+    return {name: path for name, path in folders.items() if path is not None}
 
 
 def describe_files(runs: Iterable[MethodRun]) -> dict[str, dict[str, ArtifactInfo]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -107,11 +108,7 @@ class ServedAnswers(Answers):
         self._servers.forget()
 
     def warm_up(self, run: MethodRun) -> None:
-        """Ask about a text that is never measured.
-
-        Raises:
-            ConfigurationError: the baseline's server drafts.
-        """
+        """Ask about a text that is never measured, and refuse a baseline's server that drafts."""
         asked = Asked([{"role": "user", "content": WARM_UP_TEXT}], 0)
         self._servers.ask(run.label, [asked], longest=_WARM_UP_TOKENS)
         if getattr(asked.error, "kind", "") == NOT_PLAIN:
@@ -179,29 +176,25 @@ class ServedAnswers(Answers):
             )
             record = CaseRecord.from_json(record.to_json())
         except ValueError as error:
-            words = f"the answer contradicts itself: {field_error(error)}"
-            raise CaseFailed("malformed", words) from None
+            text = f"the answer contradicts itself: {field_error(error)}"
+            raise CaseFailed("malformed", text) from None
         self._check_counts(record)
         return record
 
     def _check_counts(self, record: CaseRecord) -> None:
-        """Refuse another count than an equal text had before, also in an earlier start.
-
-        Raises:
-            CaseFailed: which of the two is wrong nobody can say.
-        """
+        """Refuse another count than an equal text had before, also in an earlier start."""
         assert record.served is not None
         where = (record.engine, record.numerics, record.case_id, record.turn)
         counts = [("a text", record.served.text, "n_new")]
         if record.turn == 0:  # later ones quote answers
             counts.append(("a prompt", "", "n_prompt"))
-        for what, text, name in counts:
-            first = self._counted.setdefault((*where, what, text), record)
+        for subject, text, name in counts:
+            first = self._counted.setdefault((*where, subject, text), record)
             count, before = getattr(record, name), getattr(first, name)
             if count != before:
                 raise CaseFailed(
                     "bad_count",
-                    f"the server counts {count} tokens in {what} that had {before} for "
+                    f"the server counts {count} tokens in {subject} that had {before} for "
                     f"{first.label} (case {first.case_id}, repeat {first.repeat})",
                 )
 
@@ -218,11 +211,9 @@ class ServedAnswers(Answers):
 
 
 def _messages(turn: Turn) -> list[dict[str, str]]:
-    texts = [text for pair in turn.dialogue.pairs for text in pair]
-    roles = ("user", "assistant")
-    return [
-        {"role": roles[i % 2], "content": text} for i, text in enumerate([*texts, turn.question])
-    ]
+    texts = [*(text for pair in turn.dialogue.pairs for text in pair), turn.question]
+    roles = itertools.cycle(("user", "assistant"))
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
 
 
 def compare(record: CaseRecord, plain: CaseRecord) -> Lossless:
