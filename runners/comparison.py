@@ -101,7 +101,6 @@ class Comparison:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """The same table in a notebook."""
         shown = console.render(self.summary)
         deciding = (Warned(**line) for line in self.summary["warnings"])
         notes = [*shown.caption.split("\n"), *(w.text for w in deciding if w.decides)]
@@ -321,7 +320,6 @@ class CallerInput:
 
 
 def _check_finished(job: Job, weights_hash: str | None) -> None:
-    """Refuse a finished folder of other questions or weights."""
     manifest = RunManifest.read(job.folder)
     check_questions(manifest, job.config, job.cases, job.folder)
     before = manifest.model and manifest.model.weights_hash

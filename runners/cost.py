@@ -101,7 +101,6 @@ class Cost(Runner):
         """None are asked."""
 
     def run(self, job: Job) -> int:
-        """Measure the rounds that are missing and write ``surface.json``."""
         cuda_settings.fix()
         with folder.hold_folder(job.folder):
             machine = environment.describe()

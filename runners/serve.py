@@ -158,7 +158,6 @@ def _name_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def _baseline_of(own: ServerConfig) -> ServerConfig:
-    """The same server without speculation."""
     plain = replace(own, speculation=PLAIN, label=None)
     if not isinstance(plain, OpenaiConfig):
         return plain
@@ -177,7 +176,6 @@ def _baseline_of(own: ServerConfig) -> ServerConfig:
 
 
 def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
-    """The server's keys, and over them the keys of an entry of ``compare``."""
     if isinstance(entry, DictConfig):
         entry = OmegaConf.to_container(entry, resolve=True)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("speculation"), str):
@@ -214,7 +212,6 @@ def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
 
 
 def _entry(server: ServerConfig) -> Entry:
-    """A label's place among the methods."""
     kind, name = server.speculation, server.name
     parts = parts_of(kind)
     called = f"{name}_{kind}".replace("+", "_")

@@ -129,7 +129,6 @@ class Advice:
 
     @property
     def undecided(self) -> list[str]:
-        """The methods that a longer look should decide on."""
         measured = [option.method for option in self.options if option.exact and option.measured]
         return measured or ([self.option.method] if self.option else [])
 
@@ -182,7 +181,6 @@ class Advice:
         return lines + ([f"More minutes would: {'; '.join(self.more)}."] if self.more else [])
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, with the decision and its sentence."""
         return {**asdict(self), "decision": self.decision, "sentence": self.lines[0]}
 
     def write(self, folder: Path) -> None:

@@ -198,7 +198,6 @@ def give(request: Request) -> Advice:
 
 
 def _recording(run: Path, cases: Sequence[Case]) -> Traces:
-    """A finished run's recording, of these very questions."""
     if RunManifest.read(run).prompt_set_hash != prompt_set_hash(cases):
         raise ConfigurationError(
             f"the questions of run={run} are not those that its command names here: they have "

@@ -68,7 +68,6 @@ class Budget:
         return self._end - time.monotonic()
 
     def say(self, text: str) -> None:
-        """Print a line with the time left."""
         left = max(0, round(self.left_s))
         self._console.print(f"[{left // 60}:{left % 60:02d} left] {text}")
 
@@ -311,7 +310,6 @@ def predicted(candidate: Candidate, cases: Sequence[Case], error: float, seed: i
 
 
 def _note_measured(option: Option, summary: Summary) -> None:
-    """Write what a confirming run says of the option into it."""
     standings = summary["against_best"].items()
     wrong = [label for label, standing in standings if standing == WRONG]
     option.exact = bool(rankable([option.method], wrong))

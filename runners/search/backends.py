@@ -111,7 +111,6 @@ def surface_job(cfg: DictConfig) -> tuple[DictConfig, Path]:
 
 
 def _execute(job: DictConfig, path: Path, what: str, may_fail: bool = False) -> Path:
-    """Run a job to its end, unless that was reached before."""
     if is_complete(path):
         return path
     job.output_dir = str(path)
@@ -138,7 +137,6 @@ class LiveRuns:
             _read_costs(path, usable, missing)
 
     def is_done(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> bool:
-        """Tell whether such candidates were measured on the cases before."""
         return is_complete(self._path(candidates, cases))
 
     def _path(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> Path:
@@ -208,7 +206,6 @@ class Replays:
             self._earlier[candidate.key] = candidate
 
     def kind(self, method: str, knobs: dict[str, object]) -> str | None:
-        """Tell how close a setting's replay is to a live run; None: there is none."""
         try:
             return replay_kind(instantiated(self._entries.entry(method, knobs)), self._traces)
         except NeedsNotMet:

@@ -57,7 +57,6 @@ class Corpus:
                     return
 
     def described(self) -> dict[str, Any]:
-        """Give the facts, and the hash of the ids that were read."""
         return {**self._facts, "sha256": self._digest.hexdigest()}
 
 

@@ -162,7 +162,6 @@ def _file_rows(path: Path, columns: Mapping[str, str | None]) -> Iterator[_Row]:
 
 
 def _values(row: _Row, line: bytes, kind: str) -> dict[str, Any] | None:
-    """What a line holds; None where it is blank."""
     try:
         text = line.decode().strip(BYTE_ORDER_MARK).strip()
         if not text or kind == ".txt":
@@ -320,7 +319,6 @@ def _select(cases: list[Case], dataset: DatasetConfig) -> list[Case]:
 
 
 def _by_task(cases: list[Case]) -> dict[str, list[int]]:
-    """The indices of the cases of each task."""
     indices: dict[str, list[int]] = {}
     for i, case in enumerate(cases):
         indices.setdefault(case.task, []).append(i)

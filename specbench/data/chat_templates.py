@@ -91,7 +91,6 @@ class PromptTemplate:
             self._check_probes()
 
     def _check_probes(self) -> None:
-        """Refuse a template that leaves a question out."""
         first, second = _PROBES
         texts = {"the question": (first, self._chat(messages_of([(first, None)])))}
         # A template may refuse a second turn; it then says so when a data set has one.
@@ -272,7 +271,6 @@ class TokenIdPrompts:
         self.sha = sha
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> list[int]:
-        """Give the ids of the only turn."""
         ((text, _),) = turns
         ids: list[int] = json.loads(text)
         return ids

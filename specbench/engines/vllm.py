@@ -52,7 +52,6 @@ class _Sequence:
         return self.state.length == len(ids) and np.array_equal(self.state.tokens, ids)
 
     def drafted(self) -> IntArray:
-        """``[k]`` the draft's ids."""
         return np.asarray(self.tree.tokens, dtype=np.int64)[self.chain]
 
     def observe(self, committed: IntArray, n_accepted: int, finished: bool) -> None:
@@ -244,7 +243,6 @@ def _check_tokens_suffice(drafter: Drafter) -> None:
 
 
 def _check_vllm(config: VllmConfig) -> None:
-    """Refuse a vLLM that calls drafters in another way."""
     try:
         has_factory = hasattr(importlib.import_module(_INTERFACE), _FACTORY)
     except ImportError:
@@ -267,7 +265,6 @@ def _check_vllm(config: VllmConfig) -> None:
 
 
 def _context(drafter: Drafter, model: Any) -> DraftContext:
-    """What drafters may know of vLLM's model."""
     eos = (model.try_get_generation_config() or {}).get("eos_token_id")
     eos = model.hf_config.eos_token_id if eos is None else eos
     artifacts, sha, files = drafter.needs.artifacts, "", dict[str, Path]()

@@ -84,7 +84,6 @@ class Grid:
         return bounded
 
     def covers(self, *coordinates: FloatArray) -> BoolArray:
-        """Tell which points lie inside the grid."""
         inside = [
             (np.asarray(c) >= values[0]) & (np.asarray(c) <= values[-1])
             for c, values in zip(coordinates, self.axes.values(), strict=True)
@@ -154,7 +153,6 @@ class CostSurface:
         return seconds
 
     def covered(self, k: FloatArray, width: FloatArray, context: FloatArray) -> float:
-        """Compute the share of passes that lie inside the measured grids."""
         inside = self.tree.covers(width, context)
         if self.batch is not None:
             inside = np.where(k > 1, self.batch.covers(k, width - 1, context), inside)

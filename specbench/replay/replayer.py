@@ -366,7 +366,6 @@ def _kind(drafter: Drafter) -> str | None:
 
 
 def _check_layers(drafter: Drafter, traces: Traces) -> None:
-    """Refuse a head that reads other hidden states than were recorded."""
     assert traces.hidden_states is not None
     n_layers, recorded = traces.hidden_states
     needed = {states.place(layer, n_layers) for layer in drafter.needs.hidden_layers}

@@ -105,7 +105,6 @@ class Traces:
 
     @functools.cached_property
     def sha(self) -> str:
-        """Hash over all ids."""
         digest = hashlib.sha256()
         for turn in self.turns.values():
             digest.update(f"{turn.label}/{turn.case_id}/{turn.turn}/{turn.stream_index}".encode())
@@ -116,7 +115,6 @@ class Traces:
         return digest.hexdigest()[:16]
 
     def find(self, label: str, case_id: str, turn: int) -> RecordedTurn | None:
-        """Find the label's recorded turn, else plain decoding's."""
         keys = ((name, case_id, turn) for name in (label, BASELINE))
         return next((self.turns[key] for key in keys if key in self.turns), None)
 

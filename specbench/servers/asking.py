@@ -78,7 +78,6 @@ class Server:
 
     @property
     def flags(self) -> Mapping[str, object]:
-        """What it was started with, as far as is known."""
         return self.info.flags
 
     def ready(self) -> bool:
@@ -206,16 +205,13 @@ class Servers:
 
     @property
     def pids(self) -> list[int]:
-        """Processes of the servers that were started here."""
         return [server.pid for server in self.by_label.values() if server.pid is not None]
 
     @property
     def local(self) -> bool:
-        """Whether all servers run on this machine."""
         return all(server.client.local for server in self.by_label.values())
 
     def describe(self) -> dict[str, dict[str, object]]:
-        """Give the manifest's part about the servers."""
         described: dict[str, dict[str, object]] = {}
         for label, server in self.by_label.items():
             model = server.info.model

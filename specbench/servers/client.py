@@ -57,7 +57,6 @@ class Client:
         )
 
     def hide(self, text: str) -> str:
-        """Give the text without the key."""
         return text.replace(self._key, _HIDDEN) if len(self._key) >= _SHORTEST_KEY else text
 
     def get(self, path: str) -> str:
@@ -65,11 +64,9 @@ class Client:
         return self._body(self._receive("GET", path, min(_QUICK_S, self.timeout_s)))
 
     def get_json(self, path: str) -> object:
-        """Get the JSON at a path; errors as of `get`."""
         return _parsed(self.get(path))
 
     def post_json(self, path: str, body: Mapping[str, object]) -> object:
-        """Get the JSON that answers a body; errors as of `get`."""
         return _parsed(self._body(self._receive("POST", path, self.timeout_s, body)))
 
     def stream(self, path: str, body: Mapping[str, object]) -> Iterator[tuple[float, object]]:
@@ -156,7 +153,6 @@ def printable(text: str) -> str:
 
 
 def _lines(chunks: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, str]]:
-    """The lines of a body, with the seconds from the request until each was there."""
     rest, at = b"", 0.0
     for at, chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

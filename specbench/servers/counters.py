@@ -139,7 +139,6 @@ def drafts(table: Iterable[Words], answer: Said) -> bool:
 
 
 def _at(answer: Said, place: tuple[str, ...]) -> Said:
-    """The object at a place of an answer, or an empty one."""
     node: object = answer
     for key in place:
         node = node.get(key) if isinstance(node, Mapping) else None

@@ -140,7 +140,6 @@ def _count(event: Said, in_usage: str, in_event: str) -> int:
 
 
 def _check(answer: Answer, longest: int) -> None:
-    """Refuse what cannot be measured, or cannot be."""
     n_new, n_ids = answer.n_new, len(answer.output_ids)
     n_bytes = len(answer.text.encode(errors="replace"))
     reason = answer.finish_reason

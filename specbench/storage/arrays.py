@@ -79,7 +79,6 @@ def read_header(path: Path) -> JsonObject:
 
 
 def _read_header(path: Path) -> tuple[JsonObject, int]:
-    """The header, and where the arrays begin."""
     try:
         with path.open("rb") as handle:
             prefix = handle.read(_PREFIX)
@@ -160,7 +159,6 @@ class ArrayTable(Generic[ArraysT]):
         return cls(cls.layout(**arrays), header)
 
     def facts(self) -> dict[str, Any]:
-        """Give what the table says of itself in its file's header."""
         return {}
 
     def write(self, path: Path, *, tokenizer_hash: str, header: Mapping[str, Any]) -> None:

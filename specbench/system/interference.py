@@ -90,7 +90,6 @@ class SystemMonitor:
         self._first = self._read()
 
     def begin(self) -> None:
-        """Begin a turn."""
         self._first = self._read()
 
     def end(self) -> Interference:
@@ -129,7 +128,6 @@ class SystemMonitor:
 
 
 def _helper_s(pid: int) -> float:
-    """CPU time of another process; 0 where it is gone."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -179,7 +177,6 @@ class Gpus:
         self._handles = list(handles)
 
     def states(self) -> list[GpuState]:
-        """Read what each is doing."""
         return [self._state(handle) for handle in self._handles]
 
     def energy_j(self) -> float | None:

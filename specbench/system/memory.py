@@ -32,7 +32,6 @@ def free_bytes() -> int:
 
 
 def _container() -> tuple[int, int]:
-    """The container's limit and the bytes taken of it; without one, a limit that never binds."""
     for limit, taken, stat, files in _FILES:
         try:
             most = (_ROOT / limit).read_text().strip()
