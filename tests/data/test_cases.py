@@ -264,6 +264,10 @@ def test_tasks_and_a_limit_choose_among_the_questions(mixed):
         load(mixed, "dataset.tasks=[mtbench]")
     with pytest.raises(DatasetError, match="leaves no case"):
         load(mixed, "dataset.tasks=[]")
+    once = load(mixed, "dataset.shuffle=3")
+    assert set(once) == set(load(mixed))
+    assert once not in (load(mixed), load(mixed, "dataset.shuffle=4"))
+    assert load(mixed, "dataset.shuffle=3", "dataset.limit=5") == once[:5]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -292,13 +296,6 @@ def test_a_sample_is_even_over_tasks_and_spread_within_each(sizes, limit, shuffl
         spots = sorted(i % 10 for i in ids if i // 10 == task)
         assert all(k * size // count <= spot < -(-(k + 1) * size // count)
                    for k, spot in enumerate(spots))  # fmt: skip
-
-
-def test_shuffles_differ_by_seed_and_come_before_a_head_limit(mixed):
-    once = load(mixed, "dataset.shuffle=3")
-    assert set(once) == set(load(mixed))
-    assert once not in (load(mixed), load(mixed, "dataset.shuffle=4"))
-    assert load(mixed, "dataset.shuffle=3", "dataset.limit=5") == once[:5]
 
 
 @pytest.mark.parametrize(
@@ -370,15 +367,6 @@ def test_fetching_a_malformed_file_leaves_nothing(tmp_path, monkeypatch, capsys)
     write(upstream, [question(1)])
     assert fetch_data.main(["specbench", "--out", str(tmp_path / "data")]) == 0
     assert "changed upstream" in capsys.readouterr().err
-
-
-@real_data
-def test_a_small_sample_takes_every_category_and_language():
-    talk = load_cases(dataset("mtbench", "dataset.limit=8"), DATA)
-    assert len({case.category for case in talk}) == 8
-    # Ten problems of each of eleven languages, one language after the other.
-    maths = load_cases(dataset("mgsm", "dataset.limit=11"), DATA)
-    assert [int(case.case_id) // 10 for case in maths] == list(range(11))
 
 
 @real_data

@@ -10,6 +10,7 @@ from specbench.results.manifest import RunManifest
 from specbench.results.statistics.roofline import BaselineContext, baseline_context
 from specbench.system import bandwidth
 from tests.conftest import tiny_model
+from tests.system.test_clock import FakeDevice
 
 
 def test_a_lookup_table_is_not_read_once_a_token():
@@ -21,35 +22,16 @@ def test_a_lookup_table_is_not_read_once_a_token():
     assert bandwidth.streamed_bytes(model) == sum(p.numel() for p in model.parameters()) * 8
 
 
-class SlowToLaunch:
-    """Reads take the device 1 s, 3 s in the first round, and the host 5 s each."""
+def test_a_read_on_a_gpu_is_timed_by_the_device_over_many_in_a_row():
+    """Reads take the device 1 s, 3 s in the first round."""
+    device, reads = FakeDevice(), []
 
-    def __init__(self):
-        self.host = self.device = 0.0
-        self.waits = 0
+    def read():
+        reads.append(device.waits)
+        device.work(1.0 if device.waits else 3.0)
 
-    def new_event(self):
-        return {}
-
-    def record(self, event):
-        event["at"] = self.device
-
-    def read(self):
-        self.host += 5.0
-        self.device += 1.0 if self.waits else 3.0
-
-    def elapsed_s(self, first, last):
-        return last["at"] - first["at"]
-
-    def synchronize(self):
-        self.waits += 1
-
-
-def test_a_read_on_a_gpu_is_timed_by_the_device_over_many_in_a_row(monkeypatch):
-    device = SlowToLaunch()
-    monkeypatch.setattr(bandwidth.time, "perf_counter", lambda: device.host)
-    assert bandwidth._by_events(device.read, device) == 1.0
-    assert device.waits >= 3 and device.host / 5 >= 10 * device.waits
+    assert bandwidth._by_events(read, device) == 1.0
+    assert device.waits >= 3 and len(reads) >= 10 * device.waits
 
 
 def test_the_fastest_read_of_a_run_counts_whatever_came_between(monkeypatch):
@@ -157,12 +139,6 @@ def test_no_share_of_the_memorys_speed_where_a_cache_holds_the_weights(cache):
     assert baseline_context(manifest_of(on_gpu)).share(80.0) == pytest.approx(0.8)
 
 
-def priced(prices, **more):
-    seconds = {"1": 0.030, "2": 0.033, "4": 0.036}
-    times = {"context": 256, "seconds": seconds} | ({"prices": prices} if prices else {})
-    return manifest_of({"model": {"row_times": times}, **more})
-
-
 @pytest.mark.parametrize(
     ("prices", "codes"),
     [
@@ -173,10 +149,11 @@ def priced(prices, **more):
     ],
 )
 def test_a_price_below_one_beyond_its_spread_is_a_slow_baseline(prices, codes):
-    manifest = priced(prices)
-    assert [w.code for w in roofline_warnings(manifest, [])] == codes
+    times = {"context": 256, "seconds": {"1": 0.030, "2": 0.033, "4": 0.036}, "prices": prices}
+    model = {"model": {"row_times": times}}
+    assert [w.code for w in roofline_warnings(manifest_of(model), [])] == codes
     # A batch's price is not of its passes.
-    batched = priced(prices, config={"batch": {"size": 4}})
+    batched = manifest_of({**model, "config": {"batch": {"size": 4}}})
     assert [*roofline_warnings(batched, [])] == []
 
 
