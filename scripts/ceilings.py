@@ -25,26 +25,23 @@ from analysis.runs.load import Run, usable_runs
 from specbench.errors import ResultsError
 from specbench.replay.cost_surface import CostSurface
 from specbench.results.estimate import Estimate
-from specbench.results.lines import TurnKey, read_steps
+from specbench.results.lines import read_steps
 from specbench.results.records import STEPS, CaseRecord
 from specbench.storage import jsonl
-
-# Of several claims for a method its authors' is shown, else Spec-Bench's board of an A100.
-_BOARD = "leaderboard_a100"
 
 
 def ceilings(run: Run, label: str, surfaces: Sequence[CostSurface]) -> list[Estimate]:
     """Estimate MAT, tokens verified per step, and the ceiling on each surface, of one label."""
-    turns = {tuple(trace.turn_id.values()): trace for trace in read_steps(run.path / STEPS)}
-    records = [r for r in run.records if r.label == label and _key(r) in turns]
+    turns = {str(trace.turn_id): trace for trace in read_steps(run.path / STEPS)}
+    records = [r for r in run.records if r.label == label and str(r.turn_id) in turns]
 
     def rows(record: CaseRecord) -> np.ndarray:
         """Root, draft and auxiliary tokens of each step's pass; auxiliary ones as their mean."""
-        drafted = np.array(turns[_key(record)].drafted, np.float64)
+        drafted = np.array(turns[str(record.turn_id)].drafted, np.float64)
         return 1 + drafted + (record.n_aux or 0) / len(drafted)
 
     def method_s(record: CaseRecord, surface: CostSurface) -> float:
-        committed = np.array(turns[_key(record)].committed)
+        committed = np.array(turns[str(record.turn_id)].committed)
         context = record.n_prompt + np.cumsum(committed) - committed
         return float(surface.tree.predict(rows(record), context.astype(np.float64)).sum())
 
@@ -62,12 +59,8 @@ def ceilings(run: Run, label: str, surfaces: Sequence[CostSurface]) -> list[Esti
     ]
 
 
-def _key(record: CaseRecord) -> tuple[object, ...]:
-    return tuple(getattr(record, name) for name in TurnKey.model_fields)
-
-
 def claim_for(method: str, model: str, claims: Sequence[Claim]) -> Claim | None:
-    """Give the claim of a method's MAT and greedy speedup for a model on Spec-Bench."""
+    """Give the claim for Spec-Bench: its authors' own, else that of Spec-Bench's board."""
     stated = [
         c
         for c in claims
@@ -75,7 +68,7 @@ def claim_for(method: str, model: str, claims: Sequence[Claim]) -> Claim | None:
         and c.states("mat")
         and c.states("speedup")
     ]
-    return min(stated, key=lambda c: (not c.own, c.exhibit != _BOARD), default=None)
+    return min(stated, key=lambda c: (not c.own, c.exhibit != "leaderboard_a100"), default=None)
 
 
 def main() -> int:
@@ -100,14 +93,16 @@ def main() -> int:
             claim = claim_for(str(info.method), options.claims, claims)
             lines.append((label, estimates, claim))
     lines.sort(key=lambda line: -(list(line[1].values())[-1].value or 0))
-    table = Table(title=f"Ceilings, and claims for {options.claims}", title_justify="left")
-    heads = ("method", "MAT", "rows/step", *(f"ceiling, {p.stem}" for p in options.surface))
-    for heading in (*heads, "claimed MAT, speedup"):
+    table = Table("method", "MAT", "rows", box=None, padding=(0, 2, 0, 0))
+    for heading in (*(f"ceiling: {path.stem}" for path in options.surface), "claimed"):
         table.add_column(heading)
     for label, estimates, claim in lines:
+        accepted, rows, *ceiling = estimates.values()
         stated = f"{claim.value('mat')}, {claim.value('speedup')}" if claim else "-"
-        table.add_row(label, *map(str, estimates.values()), stated)
+        plain = (f"{estimate.value or 0:.2f}" for estimate in (accepted, rows))
+        table.add_row(label, *plain, *map(str, ceiling), stated)
     Console().print(table)
+    print(f"rows: tokens verified per step. claimed: MAT, speedup of {options.claims}.")
     if options.out:
         rows = [
             {"method": label}
