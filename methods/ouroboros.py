@@ -59,8 +59,7 @@ from specbench.decoding.structs import (
 )
 from specbench.decoding.verify.greedy import longest_match
 from specbench.errors import ConfigurationError
-from specbench.index.lookahead_window import LookaheadWindow
-from specbench.index.ngram_pool import NgramPool
+from specbench.index.lookahead import LookaheadWindow, NgramPool
 
 _DRAFT, _PHRASE = 0, 1
 
@@ -103,10 +102,6 @@ class Ouroboros(ModelDrafter):
         self._held = 0  # of them, those that it has read
         self._read = 0  # tokens of the text that the draft model has read
         self._phrase_tokens = 0
-
-    @property
-    def source_names(self) -> tuple[str, ...]:
-        return ("draft", "phrase")
 
     @property
     def _longest(self) -> int:

@@ -57,8 +57,7 @@ from specbench.decoding.structs import (
     Needs,
 )
 from specbench.errors import ArtifactError
-from specbench.index.suffix_array import SEPARATOR, build_suffix_array
-from specbench.index.suffix_queries import frequent_continuation
+from specbench.index.suffix_array import SEPARATOR, build_suffix_array, frequent_continuation
 
 
 @dataclass(kw_only=True, eq=False)

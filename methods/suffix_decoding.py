@@ -76,10 +76,6 @@ class SuffixDecoding(Drafter):
         self._longest = self.depth if self.max_spec_tokens is None else self.max_spec_tokens
 
     @property
-    def source_names(self) -> tuple[str, ...]:
-        return ("local", "global")
-
-    @property
     def needs(self) -> Needs:
         return Needs(max_nodes=self._longest, survival=True)
 
@@ -206,10 +202,6 @@ class SuffixTree:
     @property
     def n_nodes(self) -> int:  # without the root
         return int(self.arrays.meta[NODES])
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
 
     def clear(self) -> None:
         nodes, buckets, _, _, meta = self.arrays

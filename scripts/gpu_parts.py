@@ -254,7 +254,7 @@ def _energy(found: Any, work: Path) -> str | None:
 
 
 _WARM = (
-    "import torch, methods.token_recycling, specbench.decoding.tree, specbench.index.ngram_pool\n"
+    "import torch, methods.token_recycling, specbench.decoding.tree, specbench.index.lookahead\n"
     "x = torch.ones(4, device='cuda'); g = torch.cuda.CUDAGraph()\n"
     "with torch.cuda.graph(g): y = 2 * x + 1\n"
     "g.replay(); torch.cuda.synchronize(); assert y.tolist() == [3.0] * 4"

@@ -115,10 +115,6 @@ class Cacheback(Drafter):
         self._frozen: list[FrozenTable] = []
 
     @property
-    def source_names(self) -> tuple[str, ...]:
-        return tuple(entry.kind for entry in self._plan)
-
-    @property
     def needs(self) -> Needs:
         files = tuple(
             _artifact(entry, f"frozen_table_{i}" if self.tables else "frozen_table")
@@ -215,7 +211,7 @@ def _artifact(entry: _Table, name: str) -> Artifact:
     options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in params.items())
     return Artifact(
         name=name,
-        builder="methods.cacheback.ngram_counts:build",
+        builder="methods.cacheback.frozen_table:build",
         command=f"python scripts/build_artifact.py frozen_table --model MODEL {options}",
         path=entry.frozen_table,
         params=params,

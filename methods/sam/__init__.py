@@ -101,10 +101,6 @@ class SuffixAutomatonDecoding(Composite):
         self._asked: DraftTree | None = None
 
     @property
-    def source_names(self) -> tuple[str, ...]:
-        return ("dynamic", "static", "auxiliary")
-
-    @property
     def entries(self) -> list[Any]:
         return [] if self.auxiliary is None else [self.auxiliary]
 

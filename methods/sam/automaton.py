@@ -223,14 +223,6 @@ class SuffixAutomaton:
     def __len__(self) -> int:
         return int(self.arrays.meta[TOKENS])
 
-    @property
-    def n_states(self) -> int:  # with the start
-        return int(self.arrays.meta[STATES])
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
-
     def clear(self) -> None:
         states, _, buckets, meta = self.arrays
         buckets.fill(NONE)

@@ -27,8 +27,7 @@ from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext, Loaded
 from specbench.decoding.turn import DecodeResult
-from specbench.decoding.verify import GreedyVerifier
-from specbench.decoding.verify.choice import build_verifier
+from specbench.decoding.verify import GreedyVerifier, build_verifier
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
 from specbench.kernels.cuda_graphs import check_device
 from specbench.models import loading

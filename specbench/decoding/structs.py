@@ -71,8 +71,8 @@ class DraftTree:
     # context (or of random numbers of the drafter's own: what matters is that the verifier's are
     # not among them).
     probs: Proposal | None = None
-    # ``[n]`` int64 naming where each node came from: an index into the drafter's own
-    # ``source_names``, or in a fixed tree its rank; or None.
+    # ``[n]`` int64 naming where each node came from, by the drafter's own numbers, or in a
+    # fixed tree its rank; or None.
     sources: IntArray | None = None
     # ``[n]`` float64 on the host: how likely the drafter holds each node and all above it to be
     # accepted. At most its parent's. None where the drafter does not say.

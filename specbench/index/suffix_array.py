@@ -3,7 +3,12 @@
 The sorting is done by pydivsufsort where it is installed (extra ``rest``), else in numpy by prefix
 doubling, which gives the same array in a few times the time. Both leave Python's lock free
 most of the time, so that an array can be built in a thread while a model runs. The compiled
-look-ups are in `specbench.index.suffix_queries`.
+look-ups are below: ranges, SSD's draft, REST's draft tree.
+
+Arguments of these that recur: ``tokens [n]`` int32 with separators (-1) between documents,
+``suffixes [n]`` int32 its suffix array, ``text`` int64 the committed ids, of which
+``text[:length]`` counts. Matches of a query lie side by side in the suffix array, in the order of
+what follows them, so equal continuations are neighbours and are counted without a hash table.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import importlib.util
 
 import numpy as np
+from numba import njit
 
 from specbench.arrays import Array
 
@@ -88,3 +94,336 @@ def _shared(ranks: Array) -> Array:
     shared[1:] = same
     shared[:-1] |= same
     return shared
+
+
+@njit(cache=True)
+def _compare(tokens: Array, position: int, text: Array, start: int, count: int) -> int:
+    """Order of the suffix at ``position``, cut to ``count`` tokens, and the query."""
+    available = min(count, len(tokens) - position)
+    for i in range(available):
+        found, wanted = tokens[position + i], text[start + i]
+        if found != wanted:
+            return -1 if found < wanted else 1
+    return 0 if available == count else -1
+
+
+@njit(cache=True)
+def find_range(
+    tokens: Array, suffixes: Array, text: Array, start: int, count: int
+) -> tuple[int, int]:
+    """Where the suffixes that begin with ``text[start : start + count]`` are: ``[first, last)``."""
+    low, high = 0, len(suffixes)
+    # The second search need not look beyond what the first one saw to be larger.
+    above = high
+    while low < high:
+        middle = (low + high) >> 1
+        order = _compare(tokens, suffixes[middle], text, start, count)
+        if order < 0:
+            low = middle + 1
+        else:
+            high = middle
+            if order > 0:
+                above = middle
+    first = low
+    if first == len(suffixes) or _compare(tokens, suffixes[first], text, start, count) != 0:
+        return 0, 0
+    high = above
+    while low < high:
+        middle = (low + high) >> 1
+        if _compare(tokens, suffixes[middle], text, start, count) <= 0:
+            low = middle + 1
+        else:
+            high = middle
+    return first, low
+
+
+@njit(cache=True)
+def _ends(token: int, ends: Array) -> bool:
+    for end in ends:  # noqa: SIM110 (numba compiles no generator expressions)
+        if token == end:
+            return True
+    return False
+
+
+@njit(cache=True)
+def _usable(tokens: Array, start: int, count: int, ends: Array) -> int:
+    """Tokens of a continuation: up to ``count``, to the document's end, or to an end token."""
+    available = min(count, len(tokens) - start)
+    for i in range(available):
+        token = tokens[start + i]
+        if token < 0:
+            return i
+        if _ends(token, ends):
+            return i + 1
+    return available
+
+
+@njit(cache=True)
+def _same(tokens: Array, one: int, other: int, count: int) -> bool:
+    for i in range(count):  # noqa: SIM110 (numba compiles no generator expressions)
+        if tokens[one + i] != tokens[other + i]:
+            return False
+    return True
+
+
+@njit(cache=True)
+def frequent_continuation(
+    tokens: Array,
+    suffixes: Array,
+    text: Array,
+    length: int,
+    longest: int,
+    shortest: int,
+    count: int,
+    limit: int,
+    ends: Array,
+    out: Array,
+) -> tuple[int, int]:
+    """What most often followed the text's last tokens, for the longest query with any match.
+
+    Args:
+        longest, shortest: tokens of the first and of the last query.
+        count: tokens of a continuation at most.
+        limit: matches looked at; of more, so many evenly spaced over the range.
+        ends: int64 ids after which a continuation stops.
+        out: int64 ``[count]``, written.
+
+    Returns:
+        Tokens written (0: nothing was found) and the length of the query that matched. Of equally
+        frequent continuations the one that occurred last in ``tokens`` is taken. A match with
+        nothing behind it counts as none.
+    """
+    for query in range(min(longest, length), shortest - 1, -1):
+        first, last = find_range(tokens, suffixes, text, length - query, query)
+        total = last - first
+        if total == 0:
+            continue
+        looked_at = min(total, limit)
+        best, best_size, best_times = -1, 0, 0
+        group, size, times = -1, 0, 0  # the newest of the present run of equals
+        for i in range(looked_at):
+            start = suffixes[first + (i * total) // looked_at] + query
+            usable = _usable(tokens, start, count, ends)
+            if usable == 0:
+                continue
+            if usable == size and _same(tokens, start, group, size):
+                times += 1
+                group = max(group, start)
+            else:
+                group, size, times = start, usable, 1
+            if times > best_times or (times == best_times and group > best):
+                best, best_size, best_times = group, size, times
+        if best_times > 0:
+            for i in range(best_size):
+                out[i] = tokens[best + i]
+            return best_size, query
+    return 0, 0
+
+
+@njit(cache=True)
+def _gather(
+    tokens: Array, suffixes: Array, first: int, last: int, skip: int, limit: int, even: bool,
+    rows: Array, sizes: Array, done: int,
+) -> int:  # fmt: skip
+    """Copy the continuations of a range behind the ``done`` rows there are; how many there are."""
+    total = last - first
+    taken = min(total, limit)
+    width = rows.shape[1]
+    for i in range(taken):
+        place = (i * total) // taken if even else i
+        start = suffixes[first + place] + skip
+        size = min(width, len(tokens) - start)
+        for j in range(size):
+            token = tokens[start + j]
+            if token < 0:
+                size = j
+                break
+            rows[done, j] = token
+        sizes[done] = size
+        done += 1
+    return done
+
+
+@njit(cache=True)
+def _agreement(rows: Array, sizes: Array, one: int, other: int) -> int:
+    count = min(sizes[one], sizes[other])
+    for i in range(count):
+        if rows[one, i] != rows[other, i]:
+            return i
+    return count
+
+
+@njit(cache=True)
+def _merge(rows: Array, sizes: Array, order: Array, begin: int, middle: int, end: int) -> None:
+    """Merge two sorted stretches of ``order``: of equals, the first stretch's come first."""
+    merged = np.empty(end - begin, dtype=order.dtype)
+    left, right = begin, middle
+    for k in range(end - begin):
+        if left < middle and right < end:
+            one, other = order[left], order[right]
+            same = _agreement(rows, sizes, one, other)
+            if same == sizes[one] or same == sizes[other]:
+                take_left = sizes[one] <= sizes[other]
+            else:
+                take_left = rows[one, same] <= rows[other, same]
+        else:
+            take_left = left < middle
+        if take_left:
+            merged[k] = order[left]
+            left += 1
+        else:
+            merged[k] = order[right]
+            right += 1
+    order[begin:end] = merged
+
+
+@njit(cache=True)
+def _rank_prefixes(rows: Array, sizes: Array, order: Array, kept: Array) -> int:
+    """The most frequent prefixes of sorted continuations.
+
+    More frequent ones come first, of equals shorter ones, of equals those that sort first; so a
+    prefix comes after its own prefixes.
+
+    Args:
+        rows: ``[>= m, width]`` continuations.
+        sizes: ``[>= m]`` tokens of each.
+        order: ``[m]`` rows in lexicographic order.
+        kept: ``[k, 3]`` int64, written: rank key, place in ``order`` of the first continuation
+            with the prefix, tokens of the prefix.
+
+    Returns:
+        Prefixes written.
+    """
+    count, width = len(order), rows.shape[1]
+    opened = np.zeros(width + 1, dtype=np.int64)
+    n_kept, depth = 0, 0
+    for i in range(count + 1):
+        same = 0
+        if 0 < i < count:
+            same = _agreement(rows, sizes, order[i - 1], order[i])
+        # Prefixes longer than what the neighbours share end here.
+        for d in range(depth, same, -1):
+            times = i - opened[d]
+            key = (times * (width + 1) + (width - d)) * count + (count - 1 - opened[d])
+            if n_kept == len(kept):
+                if key < kept[n_kept - 1, 0]:
+                    continue
+                at = n_kept - 1
+            else:
+                at = n_kept
+                n_kept += 1
+            while at > 0 and kept[at - 1, 0] < key:
+                kept[at] = kept[at - 1]
+                at -= 1
+            kept[at, 0], kept[at, 1], kept[at, 2] = key, opened[d], d
+        if i < count:
+            depth = sizes[order[i]]
+            for d in range(same + 1, depth + 1):
+                opened[d] = i
+    return n_kept
+
+
+@njit(cache=True)
+def _cut(rows: Array, order: Array, kept: Array, n_kept: int, choices: int) -> int:
+    """REST's ``cut_to_choices``: drop prefixes with most distinct tokens until the sum fits.
+
+    The sum counts the distinct tokens of every prefix, shared ones again and again. Of prefixes
+    with equally many the last in rank goes first. Returns how many are left.
+    """
+    distinct = np.zeros(n_kept, dtype=np.int64)
+    total = 0
+    for i in range(n_kept):
+        row = rows[order[kept[i, 1]]]
+        for j in range(kept[i, 2]):
+            new = True
+            for earlier in range(j):
+                if row[earlier] == row[j]:
+                    new = False
+                    break
+            distinct[i] += new
+        total += distinct[i]
+    for most in range(rows.shape[1], 0, -1):
+        for i in range(n_kept - 1, -1, -1):
+            if total <= choices:
+                break
+            if distinct[i] == most:
+                total -= most
+                distinct[i] = 0
+    left = 0
+    for i in range(n_kept):
+        if distinct[i] > 0:
+            kept[left] = kept[i]
+            left += 1
+    return left
+
+
+@njit(cache=True)
+def retrieve_tree(
+    tokens: Array, suffixes: Array, offsets: Array, text: Array, length: int, longest: int,
+    shortest: int, limit: int, even: bool, choices: int, cut: bool, rows: Array, sizes: Array,
+    out_tokens: Array, out_parents: Array,
+) -> tuple[int, int]:  # fmt: skip
+    """REST's draft tree for the longest span of the text's last tokens that occurs anywhere.
+
+    Args:
+        tokens: the chunks' texts one after the other.
+        suffixes: the chunks' suffix arrays one after the other, positions within the chunk.
+        offsets: ``[chunks + 1]`` where each chunk begins.
+        longest, shortest: tokens of the first and of the last span tried.
+        limit: continuations taken from a chunk at most.
+        even: of more, take so many evenly spaced; False takes the first in lexicographic order.
+        choices: prefixes kept, and the bound of the cut.
+        cut: apply the reference's cut.
+        rows: int32 ``[chunks * limit, width]`` scratch; a continuation has ``width`` tokens.
+        sizes: int64 ``[chunks * limit]`` scratch.
+        out_tokens, out_parents: int64 ``[choices]``, written: nodes by depth, within one by rank.
+
+    Returns:
+        Nodes written and the span that matched (0: none did).
+    """
+    n_chunks = len(offsets) - 1
+    borders = np.zeros(n_chunks + 1, dtype=np.int64)
+    count, span = 0, min(longest, length)
+    while span >= shortest:
+        hits = 0
+        for c in range(n_chunks):
+            begin, end = offsets[c], offsets[c + 1]
+            first, last = find_range(
+                tokens[begin:end], suffixes[begin:end], text, length - span, span
+            )
+            hits += last - first
+            count = _gather(
+                tokens[begin:end], suffixes[begin:end], first, last, span, limit, even,
+                rows, sizes, count,
+            )  # fmt: skip
+            borders[c + 1] = count
+        if hits > 0:
+            break
+        span -= 1
+    if span < shortest:
+        return 0, 0
+    order = np.arange(count)
+    for c in range(1, n_chunks):
+        _merge(rows, sizes, order, 0, borders[c], borders[c + 1])
+    kept = np.empty((choices, 3), dtype=np.int64)
+    n_kept = _rank_prefixes(rows, sizes, order, kept)
+    if cut:
+        n_kept = _cut(rows, order, kept, n_kept, choices)
+    placed = np.empty(n_kept, dtype=np.int64)
+    n, level_begin, level_end = 0, 0, 0
+    for depth in range(1, rows.shape[1] + 1):
+        for i in range(n_kept):
+            if kept[i, 2] != depth:
+                continue
+            # The parent begins with the nearest place at or before the child's own.
+            parent, nearest = -1, -1
+            for above in range(level_begin, level_end):
+                place = kept[placed[above], 1]
+                if nearest < place <= kept[i, 1]:
+                    parent, nearest = above, place
+            out_tokens[n] = rows[order[kept[i, 1]], depth - 1]
+            out_parents[n] = parent
+            placed[n] = i
+            n += 1
+        level_begin, level_end = level_end, n
+    return n, span

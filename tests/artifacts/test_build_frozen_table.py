@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from methods.cacheback import Cacheback
-from methods.cacheback import ngram_counts as frozen_table
+from methods.cacheback import Cacheback, frozen_table
 from methods.cacheback.frozen_table import FrozenTable
 from scripts import build_artifact as script
 from specbench.artifacts import corpora, documentation, resolve

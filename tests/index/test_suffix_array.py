@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.index import suffix_array as array
-from specbench.index.suffix_array import SEPARATOR, build_suffix_array, sort_by_doubling
-from specbench.index.suffix_queries import find_range
+from specbench.index.suffix_array import SEPARATOR, build_suffix_array, find_range, sort_by_doubling
 
 SORTERS = [
     sort_by_doubling,

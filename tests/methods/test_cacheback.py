@@ -70,7 +70,6 @@ def test_the_dynamic_table_comes_before_the_frozen_one(tmp_path):
     # the first 2: 4 from the text and 30 from the corpus; the second 2 gets what is left.
     assert pairs(tree) == [(2, -1), (4, 0), (30, 0), (2, -1), (4, 3), (7, -1), (8, -1)]
     assert tree.sources.tolist() == [0, 0, 1, 1, 0, 1, 1]
-    assert drafter.source_names == ("dynamic", "frozen")
 
 
 def test_nothing_is_compiled_after_setup(tmp_path):

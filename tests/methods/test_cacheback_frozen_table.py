@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.cacheback.ngram_counts import WindowCounter, frequent_followers
+from methods.cacheback.frozen_table import WindowCounter, frequent_followers
 
 
 def plain_table(documents, leader_len, follower_len, leader_capacity, follower_capacity):

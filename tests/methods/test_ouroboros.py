@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from methods.ouroboros import Ouroboros, phrases_spoken
 from specbench.decoding.structs import DecodeState, StepOutcome
-from specbench.index.ngram_pool import NgramPool
+from specbench.index.lookahead import NgramPool
 from tests.methods.lookahead_reference import PlainLookahead
 from tests.methods.table_turns import PROMPT, pair, ready, turn
 

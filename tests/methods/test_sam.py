@@ -132,7 +132,7 @@ class Spy(Drafter):
 
     @property
     def needs(self):
-        file = Artifact("table", "methods.cacheback.ngram_counts:build", "make it")
+        file = Artifact("table", "methods.cacheback.frozen_table:build", "make it")
         return Needs(
             tokens_only=False, logits=True, prompt_logits=True, reference=True, overlap=True,
             hidden_layers=(3,), sampling=False, max_nodes=7, artifacts=(file,),

@@ -118,7 +118,7 @@ def test_memory_is_capped_under_many_insertions():
         tree.extend(text, begin, min(begin + 500, n_insertions))
         assert len(tree) <= tree.max_tokens and tree.n_requests <= 40
         assert tree.n_nodes <= 2 * len(tree)
-    assert tree.n_bytes <= 100 * tree.max_tokens + 1000
+    assert sum(a.nbytes for a in tree.arrays) <= 100 * tree.max_tokens + 1000
     # Slots of evicted nodes are used again.
     assert tree.arrays.meta[FREED] >= -1 and len(tree.arrays.nodes) <= 2 * tree.max_tokens + 2
 

@@ -243,7 +243,7 @@ def test_overlap_goes_to_those_who_asked_with_their_own_tree():
 
 def test_needs_are_those_of_all_parts_and_files_are_kept_apart(tmp_path):
     def table(path):
-        return Artifact("table", "methods.cacheback.ngram_counts:build", "make it", path)
+        return Artifact("table", "methods.cacheback.frozen_table:build", "make it", path)
 
     a = fixed([1], [-1], required=Needs(artifacts=(table("a"),), max_nodes=300, reference=True))
     b = fixed([1], [-1], required=Needs(artifacts=(table("b"),), tokens_only=False, logits=True))

@@ -15,12 +15,15 @@ verifier        accepts a draft token                                       loss
 
 from __future__ import annotations
 
+from specbench.config.schema import VERIFIERS, VerifierConfig, verifier_name
+from specbench.decoding.sampling import Sampling
 from specbench.decoding.verify.block import BlockVerifier
 from specbench.decoding.verify.greedy import GreedyVerifier
 from specbench.decoding.verify.interface import PassScores, Verifier
 from specbench.decoding.verify.match import MatchVerifier
 from specbench.decoding.verify.rejection import RejectionVerifier
 from specbench.decoding.verify.typical import TypicalVerifier
+from specbench.errors import unknown_name
 
 __all__ = [
     "BlockVerifier",
@@ -30,4 +33,23 @@ __all__ = [
     "RejectionVerifier",
     "TypicalVerifier",
     "Verifier",
+    "build_verifier",
 ]
+
+
+def build_verifier(config: VerifierConfig, sampling: Sampling) -> Verifier:
+    """The verifier that the ``verifier`` group names for this way of sampling.
+
+    Raises:
+        ConfigurationError: an unknown name.
+    """
+    name = verifier_name(config.name, sampling.temperature)
+    if name == "greedy":
+        return GreedyVerifier()
+    if name == "typical":
+        assert config.epsilon is not None and config.delta is not None
+        return TypicalVerifier(sampling, epsilon=config.epsilon, delta=config.delta)
+    for verifier in (MatchVerifier, RejectionVerifier, BlockVerifier):
+        if name == verifier.name:
+            return verifier(sampling)
+    raise unknown_name("verifier", name, VERIFIERS)
