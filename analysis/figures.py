@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from analysis.papers import by_reproduction
-from analysis.papers.claimed import task_panel
+from analysis.papers.pictures import task_panel
 from analysis.plots.charts import bars
 from analysis.plots.pictures import (
     acceptance_picture,

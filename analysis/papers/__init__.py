@@ -1,49 +1,79 @@
 """The tables and figures of the papers, made of the runs of ``conf/experiment/<name>.yaml``.
 
-``reproductions.yaml`` has each by its experiment; a few need runs of more than one. What the
-kinds of :mod:`analysis.papers.reproduction` cannot make is in :mod:`analysis.papers.odd_panels`.
+``reproductions.yaml`` has each by its experiment; a few need runs of more than one. It names kinds,
+which are functions of :mod:`analysis.papers.tables` and :mod:`analysis.papers.pictures`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from analysis.papers import odd_panels as odd
-from analysis.papers import reproduction as kinds
-from analysis.papers.reproduction import Reproduction
-from analysis.runs.comparisons import by_timing
+from analysis.papers import pictures, tables
+from analysis.plots.style import Drawing
+from analysis.runs.claims import Claim, load_claims
+from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.load import Run
+from analysis.tabular.comparison_tables import natural
+from analysis.tabular.table import ResultTable
 
 _FILE = Path(__file__).with_name("reproductions.yaml")
-# The keys that are kinds, of tables and of figures: functions of the module.
-_TABLES = ("by_task", "settings", "columns")
-_FIGURES = ("data_set_bars", "model_bars", "task_bars", "heatmaps", "lines")
-# What no kind makes, by experiment: its table and its picture.
-_ODD: Mapping[str, tuple[Any, ...]] = {
-    "draft_models": (odd.draft_model_tables,),
-    "ngrammys_figure1": (odd.slowdown_table, odd.slowdown_pictures),
-    "ngrammys_figure4": (odd.row_table, odd.row_bars),
-    "ngrammys_table1": (odd.best_settings_table,),
-    "specbench_board": (odd.board_tables, odd.board_heatmaps),
-    "ssd_stream": (odd.stream_table, odd.stream_lines),
-    "token_recycling_figure4": (odd.phase_table, odd.phase_bars),
-}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A table or a figure of a paper; ``reproductions.yaml`` says what its keys mean."""
+
+    name: str
+    place: str
+    claims: Sequence[str]
+    kinds: Mapping[str, Mapping[str, Any]]
+    text: str = ""
+    also: Sequence[str] = ()
+    instead: Sequence[str] = ()
+
+    @property
+    def experiments(self) -> tuple[str, ...]:
+        return (self.name, *self.also)
+
+    @property
+    def own_claims(self) -> list[Claim]:
+        """The claims of its source's exhibits."""
+        paper, exhibits = self.claims[:1], self.claims[1:]
+        return [c for c in load_claims() if c.paper in paper and c.exhibit in exhibits]
+
+    def comparisons(self, runs: Sequence[Run]) -> list[ComparedRuns]:
+        """Compare the runs, with the claims of this table or figure alone; by model size."""
+        compared = make_comparisons(runs, claims=self.own_claims)
+        return sorted(compared, key=lambda comparison: natural(comparison.model))
+
+    def tables(self, runs: Sequence[Run]) -> list[ResultTable]:
+        """Tabulate the runs, kind by kind."""
+        kinds = [
+            (tables.KINDS[kind], self.kinds[kind]) for kind in self.kinds if kind in tables.KINDS
+        ]
+        return [table for kind, how in kinds for table in kind(self, runs, **how)]
+
+    def figures(self, runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
+        """Draw the runs, kind by kind, with what is added to their files' names."""
+        for kind, how in self.kinds.items():
+            if kind in pictures.KINDS:
+                yield from pictures.KINDS[kind](self, runs, **how)
 
 
 def _reproduction(name: str, about: dict[str, Any]) -> Reproduction:
-    """One entry of the file: a kind has its arguments, everything else is the reproduction's."""
-    tables, figures = (
-        [partial(getattr(kinds, key), **about.pop(key)) for key in keys if key in about]
-        for keys in (_TABLES, _FIGURES)
-    )
-    of_its_own = _ODD.get(name, ())
-    tables, figures = [*tables, *of_its_own[:1]], [*figures, *of_its_own[1:]]
-    return Reproduction(name, table_kinds=tables, figure_kinds=figures, **about)
+    """One entry of the file: what is no field is a kind, with its arguments."""
+    fields = {field.name for field in dataclasses.fields(Reproduction)}
+    kinds = {key: about[key] for key in about if key not in fields}
+    if unknown := kinds.keys() - {*tables.KINDS, *pictures.KINDS}:
+        raise ValueError(f"{_FILE.name}: {name} has unknown keys: {', '.join(unknown)}")
+    own = {key: about[key] for key in about if key in fields}
+    return Reproduction(name, kinds=kinds, **own)
 
 
 REPRODUCTIONS = tuple(

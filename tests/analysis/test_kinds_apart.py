@@ -13,7 +13,7 @@ import pytest
 
 from analysis import dashboards, figures, publish, report, tables
 from analysis.papers import REPRODUCTIONS, by_reproduction
-from analysis.papers.claimed import claimed_words, task_panel
+from analysis.papers.pictures import claimed_words, task_panel
 from analysis.runs import comparisons, estimates
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import Run, usable_runs
@@ -123,8 +123,7 @@ def test_no_part_of_a_report_has_both(runs, monkeypatch):
         return real(*compared)
 
     monkeypatch.setattr(report, "comparison_table", keep)
-    no_pictures = [dataclasses.replace(each, figure_kinds=()) for each in REPRODUCTIONS]
-    monkeypatch.setattr("analysis.papers.REPRODUCTIONS", no_pictures)
+    monkeypatch.setattr("analysis.papers.pictures.KINDS", {})
     monkeypatch.setattr(report, "pictures_of", lambda _: iter(()))
     # A few of each kind: a section stands for every table that is looked at above.
     chosen = ("cacheback_table1", "cacheback_figure4", "ngrammys_figure2")

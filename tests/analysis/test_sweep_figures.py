@@ -8,7 +8,7 @@ import pytest
 
 from analysis import figures, residuals
 from analysis.figures import pictures_of, task_bars
-from analysis.papers.claimed import bar_series
+from analysis.papers.pictures import bar_series
 from analysis.plots.pictures import (
     acceptance_picture,
     budget_picture,

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from analysis import figures, report, tables
-from analysis.papers.claimed import task_panel
+from analysis.papers.pictures import task_panel
 from analysis.runs.captions import caption, conditions_of, warnings_of
 from analysis.runs.claims import VERDICT_RULE
 from analysis.runs.comparisons import make_comparisons

@@ -1,33 +1,260 @@
-"""Tables and pictures of the papers that no kind of :mod:`analysis.papers.reproduction` makes."""
+"""The papers' tables, by the kinds that ``reproductions.yaml`` names (:data:`KINDS`).
+
+A kind is called with the reproduction, its runs and its arguments in the file.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
-from analysis.papers.claimed import claimed_for, claims_beside
-from analysis.papers.columns import CONTEXT, SPEEDUP, cells, task_cells
-from analysis.papers.reproduction import Pictures, Reproduction, Row, Tables, drawn_together
-from analysis.plots.charts import Panel, Point, Series, curves, stacked_bars
-from analysis.plots.heatmaps import HeatmapGrid, heatmaps
-from analysis.plots.style import unit_of
-from analysis.runs.acceptance import phase_share, stream_parts
+from analysis.runs import acceptance
+from analysis.runs.acceptance import draft_passes, draft_tokens, drafter_count, phase_share
 from analysis.runs.captions import captions
 from analysis.runs.claims import NOT_RUN, OTHER_MODEL, Claim
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions, make_comparisons
-from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
+from analysis.runs.estimates import (
+    decoded_tokens,
+    mat,
+    over_repeats,
+    pooled_ratio,
+    steps,
+    tokens_per_s,
+)
 from analysis.runs.leaders import leaders
 from analysis.runs.load import Run
-from analysis.tabular.comparison_tables import claimed_cells, rows_once, with_rule
+from analysis.tabular.comparison_tables import (
+    claimed_cell,
+    claimed_cells,
+    comparison_table,
+    context_cells,
+    rows_once,
+    settings_table,
+    task_table,
+    with_rule,
+)
 from analysis.tabular.table import ResultTable
-from specbench.results.decision import OUTPUTS, case_cell, leader_words
+from specbench.results.decision import OUTPUTS, case_cell, leader_words, outputs_cell
 from specbench.results.estimate import ABSENT, Cell, Estimate, Fact
-from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.summary import timed_turns
 from specbench.results.tasks import HEADINGS, OVERALL
+
+if TYPE_CHECKING:
+    from analysis.papers import Reproduction
+
+Tables: TypeAlias = Iterable[ResultTable]
+Row: TypeAlias = Mapping[str, Cell]
+
+CONTEXT = "context"  # the columns of what a speedup stands on
+SPEEDUP = "speedup [95 %]"
+# By method, the knob of its store's size.
+_STORES = {"ssd": "buffer_tokens", "rest": "store_tokens"}
+
+
+# --- columns by their headings --------------------------------------------------------------------
+
+
+def _devices(entry: ComparedLabel) -> str:
+    """``1 of 2`` where two were configured and one did it."""
+    used, configured = drafter_count("devices"), drafter_count("devices_asked")
+    counted = [(used(record), configured(record)) for record in entry.records]
+    counts = sorted({(int(n), int(of or n)) for n, of in counted if n is not None})
+    return ", ".join(str(n) if n == of else f"{n} of {of}" for n, of in counts) or ABSENT
+
+
+def _memory(entry: ComparedLabel) -> Fact:
+    sizes = {part: size / 1e9 for part, size in entry.run.memory(entry.label).items()}
+    words = " + ".join(f"{sizes[part]:.2f}" for part in ("target", "draft") if part in sizes)
+    return Fact(words, {f"{part} memory, GB": sizes[part] for part in sizes})
+
+
+def _ratio(
+    top: Callable[[CaseRecord], float | None], bottom: Callable[[CaseRecord], float | None]
+) -> Callable[[ComparedLabel], Estimate]:
+    return lambda entry: pooled_ratio(entry.records, top, bottom, entry.run.seed)
+
+
+_CELLS: Mapping[str, Callable[[ComparedLabel], Cell]] = {
+    "model": lambda e: e.run.model,
+    "data": lambda e: e.run.dataset,
+    "method": lambda e: e.label,
+    "setting": lambda e: e.label,
+    "MAT [95 %]": lambda e: e.measured("mat"),
+    "tokens/s [95 %]": lambda e: e.speed(),
+    SPEEDUP: lambda e: e.measured("speedup"),
+    "draft share of time [95 %]": phase_share,
+    "hit rate [95 %]": acceptance.hit_rate,
+    "draft passes [95 %]": _ratio(draft_passes, decoded_tokens),
+    "draft tokens [95 %]": _ratio(draft_tokens, decoded_tokens),
+    "draft passes per target pass [95 %]": _ratio(draft_passes, steps),
+    "draft token-passes per token [95 %]": _ratio(draft_tokens, decoded_tokens),
+    "L_new of a target pass [95 %]": lambda e: replace(acceptance.rows_of_target_pass(e), digits=1),
+    "L_new of a draft pass [95 %]": lambda e: replace(acceptance.rows_of_draft_pass(e), digits=1),
+    "target Params × L_new": lambda e: acceptance.load_of_pass(
+        acceptance.rows_of_target_pass(e), e.run.parameters()
+    ),
+    "draft Params × L_new": lambda e: acceptance.load_of_pass(
+        acceptance.rows_of_draft_pass(e), e.run.parameters(e.label)
+    ),
+    "devices": _devices,
+    "memory, GB": _memory,
+    "cases": lambda e: case_cell(e.overall),
+    OUTPUTS: lambda e: outputs_cell(e.overall),
+    "verdict": lambda e: e.verdict(),
+}
+
+
+def _cells(
+    comparison: ComparedRuns,
+    entry: ComparedLabel,
+    headings: Sequence[str],
+    others: Mapping[str, Cell] | None = None,
+) -> dict[str, Cell]:
+    """A row of a table; ``others`` are the cells of headings that are not here."""
+    row: dict[str, Cell] = {}
+    for heading in headings:
+        if others and heading in others:
+            row[heading] = others[heading]
+        elif heading == CONTEXT:
+            row |= context_cells(entry.overall)
+        elif heading == "run":
+            row[heading] = comparison.title
+        elif heading.startswith("claimed"):
+            row[heading] = _cell_of_claim(entry.claim, heading)
+        else:
+            row[heading] = _CELLS[heading](entry)
+    return row
+
+
+def _cell_of_claim(claim: Claim | None, heading: str) -> Cell:
+    """A cell of ``claimed on``, ``claimed MAT``, ``claimed hit rate`` and the like."""
+    if heading == "claimed on":
+        return claim.place if claim else ABSENT
+    return claimed_cell(claim, heading.removeprefix("claimed ").lower().replace(" ", "_"))
+
+
+def _task_cells(entry: ComparedLabel, task: str = OVERALL) -> dict[str, Cell]:
+    return {
+        "MAT [95 %]": entry.measured("mat", task),
+        SPEEDUP: entry.measured("speedup", task),
+        **context_cells(entry.rows[task]),
+    }
+
+
+def knob_of(entry: ComparedLabel, name: str) -> object:
+    """Return a knob's value; ``store`` is the method's knob of its store's size."""
+    return entry.knobs.get(_STORES.get(entry.method, "") if name == "store" else name)
+
+
+def _setting_cell(entry: ComparedLabel, name: str) -> str:
+    """``label``, ``temperature`` or a knob of an entry; – where it has no such knob."""
+    if name == "label":
+        return entry.label
+    value = f"{entry.run.temperature:g}" if name == "temperature" else knob_of(entry, name)
+    return ABSENT if value is None else str(value)
+
+
+def along(entries: Iterable[ComparedLabel], knob: str) -> list[tuple[int, ComparedLabel]]:
+    """Sort the entries that have a knob by its value, and by folder where several share it."""
+    values = [(knob_of(entry, knob), entry) for entry in entries]
+    with_knob = [(int(str(value)), entry) for value, entry in values if value is not None]
+    return sorted(with_knob, key=lambda item: (item[0], str(item[1].run.path)))
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+
+def claimed_for(claims: Iterable[Claim]) -> str:
+    """Return for which models and hardware claims were stated, and by whom; "" without claims."""
+    models: dict[str, list[str]] = {}
+    for claim in claims:
+        place = f"hardware: {claim.hardware} ({claim.title.partition(':')[0]})"
+        models.setdefault(place, []).append(display_name(claim.model))
+    words = [f"{', '.join(dict.fromkeys(names))}, {place}" for place, names in models.items()]
+    return f"Claimed for {'; '.join(words)}." if words else ""
+
+
+def _claims_beside(comparisons: Iterable[ComparedRuns]) -> list[Claim]:
+    """The claims that a table of these comparisons shows."""
+    shown = [[*(entry.claim for entry in c.entries), *c.not_run] for c in comparisons]
+    return [claim for claims in shown for claim in claims if claim]
+
+
+# --- kinds that several tables share --------------------------------------------------------------
+
+
+def settings(
+    of: Reproduction,
+    runs: Sequence[Run],
+    *,
+    title: str,
+    columns: Mapping[str, str],
+    beside: Sequence[str] = (),
+) -> Tables:
+    """Tabulate a row per setting; ``columns`` has by heading a knob, ``label`` or ``temperature``.
+
+    ``beside`` has labels of speeds claimed without a data set, which follow below; the caption
+    then says nothing before the conditions.
+    """
+    of_entry = {heading: partial(_setting_cell, name=name) for heading, name in columns.items()}
+    stated = [claim for claim in of.own_claims if claim.value("tokens_per_s")]
+    below = [claim for claim in stated if (claim.setting or "") in beside]
+    comparisons = of.comparisons(runs)
+    claimed = claimed_for([*_claims_beside(comparisons), *below])
+    text = captions((), claimed, "" if beside else of.text)
+    yield settings_table(title, comparisons, of_entry, text, below)
+
+
+def by_task(of: Reproduction, runs: Sequence[Run]) -> Tables:
+    """Tabulate of each comparison the methods, and where it has several tasks these, too."""
+    for comparison in of.comparisons(runs):
+        table = comparison_table(comparison, not_run=True)
+        text = captions((), claimed_for(_claims_beside([comparison])), table.caption)
+        yield replace(table, caption=text)
+        if len(comparison.tasks) > 1:
+            yield task_table(comparison, f"{of.place} by task ({comparison.title})")
+
+
+def columns(
+    of: Reproduction,
+    runs: Sequence[Run],
+    *,
+    title: str,
+    columns: Sequence[str],
+    knob: Sequence[str] = (),
+    short: Sequence[str] = (),
+    not_run: bool = False,
+) -> Tables:
+    """Tabulate a row for each method or each value of a knob (its name, its column's heading).
+
+    ``not_run``: whether claims about methods that were not run follow.
+    """
+    comparisons = of.comparisons(runs)
+    rows: list[Row] = []
+    notes: list[str] = []
+    for comparison in comparisons:
+        values = along(comparison.drafting, knob[0]) if knob else enumerate(comparison.drafting)
+        for value, entry in values:
+            others = {knob[1]: str(value)} if knob else {}
+            rows.append(_cells(comparison, entry, columns, others))
+            notes.append(entry.note(f"{knob[1]} = {value}" if knob else entry.label))
+        methods = {entry.method for entry in comparison.entries}
+        for claim in of.own_claims if not_run else ():
+            if claim.method not in methods:
+                row: dict[str, Cell] = {"model": claim.model, "method": claim.method, "cases": "0"}
+                row |= {h: _cell_of_claim(claim, h) for h in columns if h.startswith("claimed")}
+                rows.append(row | {"verdict": NOT_RUN})
+                notes.append(claim.note(claim.method))
+    claimed = ""
+    if SPEEDUP in columns:
+        claimed = claimed_for(_claims_beside(comparisons) + (of.own_claims if not_run else []))
+    notes = with_rule(notes if SPEEDUP in columns else [])
+    yield ResultTable.of(title, captions(comparisons, claimed, of.text), rows, notes, short)
 
 
 def _table_of_labels(
@@ -65,26 +292,12 @@ def slowdown_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
         for context in run.surface.axes["context"]
         for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items()
     ]
-    text = "\n".join(_slowdown_caption(run, of.text) for run in runs)
+    text = "\n".join(slowdown_caption(run, of.text) for run in runs)
     yield ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, rows)
 
 
-def slowdown_pictures(of: Reproduction, runs: Sequence[Run]) -> Pictures:
-    """Draw one picture per model: a heatmap for each number of cached tokens."""
-    for run in runs:
-        assert run.surface is not None
-        grids = [
-            HeatmapGrid(f"context of {context} tokens", run.surface.slowdowns(context, run.seed))
-            for context in run.surface.axes["context"]
-        ]
-        title = f"After {of.place} ({display_name(run.model)})"
-        text = _slowdown_caption(run, of.text)
-        across, unit = "w (draft tokens in a row)", "time over one token's"
-        yield run.model, heatmaps(grids, across, "k (rows)", unit, title, text)
-
-
-def _slowdown_caption(run: Run, text: str) -> str:
-    """Words of one's own, then model, hardware, number of passes and code."""
+def slowdown_caption(run: Run, text: str) -> str:
+    """Return words of one's own, then model, hardware, number of passes and code."""
     assert run.surface is not None
     made_up = "SYNTHETIC RECORDS, not a measurement. " if run.synthetic else ""
     return (
@@ -96,27 +309,26 @@ def _slowdown_caption(run: Run, text: str) -> str:
 
 # --- N-Grammys, Figure 4: which rows win, at which rank, and who filled them ----------------------
 
-
-_SOURCES = ("context", "bigram")
+SOURCES = ("context", "bigram")
 _WINS = "share of the source's wins"
 # Of each part its unit, and which list a drafter keeps of it, an entry a step.
-_PARTS = {
+PARTS = {
     "accepted draft tokens": (_WINS, "accepted"),
     "rank of the winning row (0 is first)": (_WINS, "won_rank"),
     "rows given to the source": ("share of steps", "rows"),
 }
 
 
-def _distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int, Estimate]]:
-    """Every value up to the largest, also those that did not occur, and its share."""
-    key = _PARTS[part][1]
+def distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int, Estimate]]:
+    """Return every value up to the largest, also those that did not occur, and its share."""
+    key = PARTS[part][1]
     records = [record for record in entry.records if record.drafter]
 
     def counted(record: CaseRecord) -> Counter[int]:
         if key == "rows":
             return Counter(record.drafter[f"rows_{source}"])
-        steps = zip(record.drafter[key], record.drafter["won_source"], strict=True)
-        return Counter(value for value, winner in steps if winner == source)
+        of_steps = zip(record.drafter[key], record.drafter["won_source"], strict=True)
+        return Counter(value for value, winner in of_steps if winner == source)
 
     def share(value: int) -> Estimate:
         counts, totals = (lambda r: counted(r)[value]), (lambda r: counted(r).total())
@@ -131,34 +343,16 @@ def row_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate acceptance, rank and allocation by source."""
 
     def rows_of(_: ComparedRuns, entry: ComparedLabel) -> list[Row]:
-        place = [(part, source) for part in _PARTS for source in _SOURCES]
         cases = case_cell(entry.overall)
         return [
             {"part": part, "source": source, "value": str(n), "share [95 %]": share, "cases": cases}
-            for part, source in place
-            for n, share in _distribution(entry, part, source)
+            for part in PARTS
+            for source in SOURCES
+            for n, share in distribution(entry, part, source)
         ]
 
     title = "N-Grammys, Figure 4: acceptance, rank, allocation"
     return _table_of_labels(of, runs, title, rows_of)
-
-
-def row_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
-    """Draw a row of panels for each part, a column for each label of each data set."""
-
-    def panel(comparison: ComparedRuns, entry: ComparedLabel, part: str) -> Panel:
-        series = []
-        for source in _SOURCES:
-            points = [Point.at(*each) for each in _distribution(entry, part, source)]
-            series.append(Series(source, f"{entry.method}/{source}", points))
-        title = display_name(comparison.dataset) if part == next(iter(_PARTS)) else ""
-        if title and len(comparison.drafting) > 1:
-            title += f", {comparison.name_of(entry)}"
-        return Panel(title, part, _PARTS[part][0], series, top=1.0, bars=True)
-
-    for stem, members, *words in drawn_together(of, runs, per_model=True):
-        entries = [(comparison, entry) for comparison in members for entry in comparison.ranked]
-        yield stem, curves([[panel(*each, part) for each in entries] for part in _PARTS], *words)
 
 
 # --- N-Grammys, Table 1: every setting, and the best of them --------------------------------------
@@ -206,7 +400,7 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
         verdict = OTHER_MODEL if models else NOT_RUN
         rows.append({**where, "cases": "0", **claimed_cells(claim), "verdict": verdict})
         notes.append(claim.note(setting, "quoted" if claim.quoted else "claimed"))
-    text = captions(comparisons, claimed_for(claims_beside(comparisons)), of.text)
+    text = captions(comparisons, claimed_for(_claims_beside(comparisons)), of.text)
     yield ResultTable.of(of.place, text, rows, with_rule(notes))
 
 
@@ -215,7 +409,7 @@ def _pair(knobs: Mapping[str, object]) -> str:
 
 
 def _setting_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> Row:
-    run, measured = entry.run, task_cells(entry)
+    run, measured = entry.run, _task_cells(entry)
     spread: Cell = ABSENT
     if repeats := over_repeats(run.records, entry.label, run.baseline or ""):
         mean, sd = repeats
@@ -238,12 +432,12 @@ def _setting_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> Row
 _STREAM_PARTS = 5  # parts of the stream; its interval needs several requests in each
 
 
-def _over_stream(entry: ComparedLabel) -> Iterator[tuple[float, dict[str, tuple[int, Estimate]]]]:
-    """Tokens in the store, and of MAT and tokens/s how many requests count, and the number."""
+def over_stream(entry: ComparedLabel) -> Iterator[tuple[float, dict[str, tuple[int, Estimate]]]]:
+    """Return tokens in the store; of MAT and tokens/s the requests that count, and the number."""
     run = entry.run
     timed = {(record.repeat, record.case_id) for record in timed_turns(run.records, run.labels)}
     own = [record for record in run.records if record.label == entry.label]
-    for size, turns in stream_parts(own, _STREAM_PARTS):
+    for size, turns in acceptance.stream_parts(own, _STREAM_PARTS):
         clocked = [turn for turn in turns if (turn.repeat, turn.case_id) in timed]
         speed = tokens_per_s(clocked, run.seed)
         numbers = {"mat": (len(turns), mat(turns, run.seed)), "tokens_per_s": (len(clocked), speed)}
@@ -263,36 +457,16 @@ def stream_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
                 "timed": str(numbers["tokens_per_s"][0]),
                 "tokens/s [95 %]": numbers["tokens_per_s"][1],
             }
-            for size, numbers in _over_stream(entry)
+            for size, numbers in over_stream(entry)
         ]
 
     return _table_of_labels(of, runs, "SSD over the stream of requests", rows_of)
 
 
-def stream_lines(of: Reproduction, runs: Sequence[Run]) -> Pictures:
-    """Draw MAT and tokens/s over the tokens of finished requests."""
-
-    def panel(comparison: ComparedRuns, key: str) -> Panel:
-        series = [
-            Series(
-                comparison.name_of(entry),
-                entry.method,
-                [Point.at(size, numbers[key][1]) for size, numbers in _over_stream(entry)],
-            )
-            for entry in comparison.entries
-            if entry.ranked
-        ]
-        return Panel.of(key, comparison.timing, series, "tokens of finished requests")
-
-    place = "SSD, over the stream of requests"
-    for stem, (shown,), *words in drawn_together(of, runs, place=place, by_data=True):
-        yield stem, curves([[panel(shown, key) for key in ("mat", "tokens_per_s")]], *words)
-
-
 # --- Token Recycling, Figure 4: the time of a step by its parts -----------------------------------
 
 # The paper's words for the phases of a step, in its order.
-_PHASES = {
+PHASES = {
     "draft": "retrieve draft",
     "verify": "forward pass",
     "accept": "verify",
@@ -314,28 +488,10 @@ def phase_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
                 "share of the steps' time [95 %]": replace(phase_share(entry, phase), digits=4),
                 "cases": case_cell(entry.overall),
             }
-            for phase, part in _PHASES.items()
+            for phase, part in PHASES.items()
         ]
 
     return _table_of_labels(of, runs, "Token Recycling, Figure 4: time of a step", rows_of)
-
-
-def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
-    """Draw a stacked bar per label.
-
-    Plain decoding drafts nothing: what its clock reads there is the clock itself.
-    """
-    for stem, (comparison,), *words in drawn_together(of, runs):
-        shares = {
-            comparison.name_of(entry): {
-                part: phase_share(entry, phase)
-                for phase, part in _PHASES.items()
-                if entry.method != BASELINE or phase not in ("draft", "observe")
-            }
-            for entry in comparison.entries
-            if entry.ranked
-        }
-        yield stem, stacked_bars(shares, "share of the time of all steps", *words)
 
 
 # --- Spec-Bench's leaderboard ---------------------------------------------------------------------
@@ -353,10 +509,12 @@ def board_tables(of: Reproduction, runs: Sequence[Run]) -> Tables:
         return {place: _board_cell(place, of.get(method), task) for place, of in boards.items()}
 
     for comparison in of.comparisons(runs):
-        entries = _fastest_first(comparison)
+        # As the board has them; plain decoding is what they are relative to.
+        entries = [entry for entry in rows_once(comparison) if entry in comparison.drafting]
+        entries.sort(key=lambda entry: -(entry.overall["speedup"] or 0.0))
         rows: list[Row] = []
         for entry in entries:
-            measured = cells(comparison, entry, _MEASURED)
+            measured = _cells(comparison, entry, _MEASURED)
             rows.append({**measured, **claimed(entry.method), "verdict": entry.verdict()})
         methods = {entry.method for entry in entries}
         for method in dict.fromkeys(m for board in boards.values() for m in board):
@@ -371,7 +529,7 @@ def board_tables(of: Reproduction, runs: Sequence[Run]) -> Tables:
             {
                 "task": HEADINGS.get(task, task),
                 "method": entry.label,
-                **task_cells(entry, task),
+                **_task_cells(entry, task),
                 "cases": case_cell(entry.rows[task]),
                 **claimed(entry.method, task),
             }
@@ -393,26 +551,6 @@ def _board_cell(place: str, claim: Claim | None, task: str) -> Cell:
     return Fact(" / ".join(words) or ABSENT, parts)
 
 
-def _fastest_first(comparison: ComparedRuns) -> list[ComparedLabel]:
-    """As the board has them; plain decoding is what they are relative to."""
-    entries = [entry for entry in rows_once(comparison) if entry in comparison.drafting]
-    return sorted(entries, key=lambda entry: -(entry.overall["speedup"] or 0.0))
-
-
-def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
-    """Draw of each comparison speedup and MAT, a row per method and a column per task."""
-    for key, even in (("speedup", 1.0), ("mat", None)):
-        for stem, (comparison,), title, text in drawn_together(of, runs, claimed=(key,)):
-            numbers = {
-                (comparison.name_of(entry), HEADINGS.get(task, task)): entry.measured(key, task)
-                for entry in reversed(_fastest_first(comparison))  # the first is drawn below
-                if entry.ranked
-                for task in (*comparison.tasks, OVERALL)
-            }
-            grid, unit = HeatmapGrid("", numbers), unit_of(key, comparison.timing)
-            yield f"{stem}_{key}", heatmaps([grid], "task", "method", unit, title, text, even)
-
-
 # --- The methods with a draft model: what each gains and takes ------------------------------------
 
 _DRAFT_COLUMNS = (
@@ -426,7 +564,7 @@ _DRAFT_SHORT = (
 )  # fmt: skip
 
 
-def draft_model_tables(of: Reproduction, runs: Sequence[Run]) -> Tables:
+def draft_model_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate what each method gains and what it takes.
 
     The clock inside the steps costs time: speeds come from runs without it, if there are any.
@@ -440,7 +578,7 @@ def draft_model_tables(of: Reproduction, runs: Sequence[Run]) -> Tables:
             clocked = inside.get(_key(entry))
             known = clocked is not None and clocked.run.tells_draft_time(entry.label)
             share: Cell = phase_share(clocked) if clocked and known else Estimate(None)
-            rows.append(cells(comparison, entry, _DRAFT_COLUMNS, {"draft share [95 %]": share}))
+            rows.append(_cells(comparison, entry, _DRAFT_COLUMNS, {"draft share [95 %]": share}))
     text = captions(timed, of.text)
     yield ResultTable.of("Draft models: gains and resources", text, rows, short=_DRAFT_SHORT)
 
@@ -448,3 +586,12 @@ def draft_model_tables(of: Reproduction, runs: Sequence[Run]) -> Tables:
 def _key(entry: ComparedLabel) -> tuple[object, ...]:
     run = entry.run
     return (run.model, run.dataset, conditions(run), run.manifest.prompt_set_hash, entry.label)
+
+
+KINDS: Mapping[str, Callable[..., Tables]] = {
+    kind.__name__: kind
+    for kind in (
+        settings, by_task, columns, slowdown_table, row_table, best_settings_table, stream_table,
+        phase_table, board_tables, draft_model_table,
+    )
+}  # fmt: skip

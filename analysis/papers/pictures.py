@@ -1,0 +1,372 @@
+"""The papers' pictures, by the kinds that ``reproductions.yaml`` names (:data:`KINDS`).
+
+A kind is called with the reproduction, its runs and its arguments in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from analysis.papers.tables import (
+    PARTS,
+    PHASES,
+    SOURCES,
+    along,
+    claimed_for,
+    distribution,
+    knob_of,
+    over_stream,
+    slowdown_caption,
+)
+from analysis.plots import heatmaps as plots
+from analysis.plots.charts import Panel, Point, Series, bars, curves, stacked_bars
+from analysis.plots.heatmaps import HeatmapGrid
+from analysis.plots.pictures import caption_of, is_hollow, sweep_heatmaps
+from analysis.plots.style import Drawing, unit_of
+from analysis.runs.acceptance import hit_rate, phase_share
+from analysis.runs.claims import Claim
+from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions
+from analysis.runs.leaders import by_speedup
+from analysis.runs.load import Run
+from analysis.runs.sweeps import sweeps
+from specbench.results.decision import case_words
+from specbench.results.estimate import Estimate
+from specbench.results.manifest import BASELINE
+from specbench.results.names import display_name
+from specbench.results.statistics.roofline import baseline_context
+from specbench.results.summary_schema import SummaryRow, number
+from specbench.results.tasks import HEADINGS, OVERALL
+
+if TYPE_CHECKING:
+    from analysis.papers import Reproduction
+
+Pictures: TypeAlias = Iterator[tuple[str, Drawing]]  # with what is added to their files' names
+
+# Of a line's points, what no row of a summary has.
+_BESIDE_ROWS: Mapping[str, Callable[[ComparedLabel], Estimate]] = {
+    "draft_share": phase_share,
+    "hit_rate": hit_rate,
+}
+
+
+# --- what is drawn together, with the claims ------------------------------------------------------
+
+
+def _together(
+    of: Reproduction,
+    runs: Sequence[Run],
+    *,
+    place: str = "",
+    per_model: bool = False,
+    by_data: bool = False,
+    claimed: Sequence[str] = (),
+) -> Iterator[tuple[str, list[ComparedRuns], str, str]]:
+    """Each comparison, or ``per_model`` those that differ in data alone, for a picture.
+
+    None where no label may be ranked. ``by_data``, file names have the data set after the model;
+    of ``claimed`` metrics the caption lists the claims in place of the reproduction's text.
+
+    Returns:
+        What is added to the file's name, the comparisons, title and caption.
+    """
+    groups: dict[object, list[ComparedRuns]] = {}
+    for comparison in of.comparisons(runs):
+        alike = (comparison.model, conditions(comparison.runs[0]), comparison.estimator)
+        groups.setdefault(alike if per_model else id(comparison), []).append(comparison)
+    for members in groups.values():
+        if not any(comparison.ranked for comparison in members):
+            continue
+        first = members[0]
+        where = first.printed_title if len(members) == 1 else display_name(first.model)
+        words = claimed_words(members, *claimed) if claimed else of.text
+        stem = f"{first.model}_{first.dataset}" if by_data else first.model
+        title = f"After {place or of.place} ({where})"  # the figure is of runs of one's own
+        yield stem, members, title, caption_of(*members, words=words)
+
+
+def bar_series(places: Sequence[tuple[ComparedRuns, str]], key: str) -> list[Series]:
+    """Draw ``speedup`` or ``mat`` of each label, the fastest first, with what is claimed for it.
+
+    Hollow speedups where no difference from plain decoding is shown over the whole run.
+
+    Args:
+        places: comparison and task by place on the axis.
+        key: ``speedup`` or ``mat``.
+    """
+    lines: dict[str, tuple[str, list[Point], list[Point]]] = {}
+    for x, (comparison, task) in enumerate(places):
+        for entry in by_speedup(comparison) or comparison.ranked:
+            if number(entry.overall, key) is None:
+                continue
+            name = comparison.name_of(entry)
+            _, points, claimed = lines.setdefault(name, (entry.method, [], []))
+            hollow = key == "speedup" and is_hollow(comparison, entry)
+            points.append(Point.at(x, entry.measured(key, task), hollow))
+            claim = _drawn_claim(entry, key)
+            value = claim.value(key, task) if claim else None
+            claimed += [] if value is None else [Point(x, value)]
+    return [Series(name, *line) for name, line in lines.items()]
+
+
+def task_panel(comparison: ComparedRuns, key: str, title: str = "") -> Panel:
+    """Draw bars of ``speedup`` or ``mat`` by task, the whole run last."""
+    tasks = [*(comparison.tasks if len(comparison.tasks) > 1 else []), OVERALL]
+    rows = [[e.rows[task] for e in comparison.entries if task in e.rows] for task in tasks]
+    ticks = [_tick(task, of_task) for task, of_task in zip(tasks, rows, strict=True)]
+    series = bar_series([(comparison, task) for task in tasks], key)
+    return Panel.of(key, comparison.timing, series, ticks=ticks, title=title)
+
+
+def _tick(name: str, rows: Iterable[SummaryRow]) -> str:
+    """A task's or data set's name below its bars, with the number of its cases."""
+    counts = {case_words(row) for row in rows}
+    words = display_name(name).replace("_", " ")
+    return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
+
+
+def _drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
+    """The entry's claim where its ``mat`` or ``speedup`` may stand on the entry's bar.
+
+    It is a number and no bound, about this model and hardware, the bar was measured, and a speed is
+    the ratio that the bar shows: by the same formula over the same engine's plain decoding.
+    """
+    claim, run = entry.claim, entry.run
+    if claim is None or claim.qualifier:  # "up to" is on no bar
+        return None
+    if claim.model != run.model or run.timing != "measured":
+        return None
+    if key == "speedup":
+        plain = baseline_context(run.manifest).plain.get(claim.counting.baseline)
+        if (plain, claim.counting.speed) != (run.baseline, entry.overall["estimator"]):
+            return None
+    return claim if claim.same_hardware(run.gpus) else None
+
+
+def claimed_words(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
+    """Return for which models and hardware the diamonds were claimed; "" without any."""
+    entries = [entry for comparison in comparisons for entry in comparison.ranked]
+    drawn = [(_drawn_claim(entry, key), key) for entry in entries for key in metrics]
+    return claimed_for(claim for claim, key in drawn if claim and claim.values.get(key))
+
+
+# --- kinds that several figures share -------------------------------------------------------------
+
+
+def task_bars(of: Reproduction, runs: Sequence[Run], *, by_data: bool = False) -> Pictures:
+    """Draw MAT and speedup by task, with the claims."""
+    keys = ("mat", "speedup")
+    for stem, (shown,), *words in _together(of, runs, by_data=by_data, claimed=keys):
+        yield stem, bars([task_panel(shown, key) for key in keys], *words)
+
+
+def data_set_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw speedups by data set, one figure per model."""
+    for stem, members, *words in _together(of, runs, per_model=True, claimed=("speedup",)):
+        ticks = [_tick(shown.dataset, [shown.entries[0].overall]) for shown in members]
+        series = bar_series([(shown, OVERALL) for shown in members], "speedup")
+        yield stem, bars([Panel.of("speedup", members[0].timing, series, ticks=ticks)], *words)
+
+
+def model_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw speedups by model and, of each, by task: one figure of all models."""
+    comparisons = of.comparisons(runs)
+    models = [display_name(comparison.model) for comparison in comparisons]
+    panels = [task_panel(each, "speedup", f"by task, {each.printed_title}") for each in comparisons]
+    if len(models) > 1:
+        series = bar_series([(each, OVERALL) for each in comparisons], "speedup")
+        timing = comparisons[0].timing
+        panels.insert(0, Panel.of("speedup", timing, series, title="by model", ticks=models))
+    text = caption_of(*comparisons, words=claimed_words(comparisons, "speedup"))
+    if any(comparison.ranked for comparison in comparisons):
+        yield "", bars(panels, f"After {of.place} (by model and by task)", text)
+
+
+def heatmaps(
+    of: Reproduction, runs: Sequence[Run], *, axes: Mapping[str, str], keys: Sequence[str]
+) -> Pictures:
+    """Draw a figure per model and key; of each data set a heatmap per method and other setting.
+
+    ``axes`` names by knob the vertical one, then the horizontal one; several ``keys`` (``speedup``,
+    ``mat``) are in the file names.
+    """
+    for key in keys:
+        for stem, members, *words in _together(of, runs, per_model=True):
+            ranked = [replace(each, entries=each.ranked) for each in members]
+            swept = [sweep for each in ranked for sweep in sweeps(each, *axes)]
+            figure = sweep_heatmaps(swept, axes, key, *words)
+            if figure is not None:
+                yield f"{stem}_{key}" if len(keys) > 1 else stem, figure
+
+
+def lines(
+    of: Reproduction,
+    runs: Sequence[Run],
+    *,
+    y: Sequence[str],
+    panels: Sequence[Mapping[str, Any]],
+    **how: Any,
+) -> Pictures:
+    """Draw lines over knobs: a row of ``panels`` (:func:`_knob_panel`) for each metric.
+
+    Where rows have a single panel each, they stand beside each other. ``per_model``, a picture
+    has them for each data set, whose name is the first one's title.
+    """
+    for stem, members, *words in _together(of, runs, **how):
+        table: list[list[Panel]] = []
+        for shown in members:
+            rows = [[_knob_panel(shown, key, of.own_claims, **p) for p in panels] for key in y]
+            drawn = [
+                row for row in rows if any(each.drawn for panel in row for each in panel.series)
+            ]
+            rows = _beside(drawn or rows)
+            if how.get("per_model"):
+                rows[0][0] = replace(rows[0][0], title=display_name(shown.dataset))
+            table += rows
+        yield stem, curves(_beside(table), *words)
+
+
+def _beside(rows: list[list[Panel]]) -> list[list[Panel]]:
+    return [[row[0] for row in rows]] if all(len(row) == 1 for row in rows) else rows
+
+
+def _knob_panel(
+    comparison: ComparedRuns,
+    y: str,
+    claims: Sequence[Claim],
+    *,
+    knob: str,
+    xlabel: str,
+    title: str = "",
+    log: bool = False,
+    where: Mapping[str, object] | None = None,
+    name: str = "",
+    by: str = "method",
+    published: bool = False,
+) -> Panel:
+    """Lines of a metric over a knob, of the entries that have the knobs ``where``.
+
+    Args:
+        name: of the one line of all entries; by default a line a method, or ``by`` label.
+        published: whether the claims on the same data are drawn, too.
+    """
+    conditions_met = (where or {}).items()
+    entries = [
+        entry
+        for entry in comparison.ranked
+        if all(entry.knobs.get(key) == value for key, value in conditions_met)
+    ]
+    values = [knob_of(entry, knob) for entry in entries]
+    ticks = [value for value in values if isinstance(value, str)]
+    words = ticks and len(ticks) == len(values)
+    placed = [*enumerate(entries)] if words else along(entries, knob)
+    series: dict[tuple[str, str], list[Point]] = {}
+    for x, entry in placed:
+        line = (name or display_name(entry.method), entry.method)
+        if by == "label":
+            source = entry.label.partition("_")[0]
+            line = (entry.label.replace("_", ", w = "), f"{entry.method}/{source}")
+        cell = _BESIDE_ROWS[y](entry) if y in _BESIDE_ROWS else entry.measured(y)
+        series.setdefault(line, []).append(Point.at(x, cell))
+    logs = [
+        Point(float(str(claim.knobs[knob])), claim.value(y))
+        for claim in claims
+        if published and claim.dataset == comparison.dataset and claim.value(y) is not None
+    ]
+    shown = [Series(*line, points) for line, points in series.items()]
+    if shown:
+        shown[0] = replace(shown[0], claimed=logs)
+    return Panel.of(y, comparison.timing, shown, xlabel, title=title, ticks=ticks or None, log=log)
+
+
+# --- kinds of one figure --------------------------------------------------------------------------
+
+
+def slowdown_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw one picture per model: a heatmap for each number of cached tokens."""
+    for run in runs:
+        assert run.surface is not None
+        grids = [
+            HeatmapGrid(f"context of {context} tokens", run.surface.slowdowns(context, run.seed))
+            for context in run.surface.axes["context"]
+        ]
+        title = f"After {of.place} ({display_name(run.model)})"
+        text = slowdown_caption(run, of.text)
+        across, unit = "w (draft tokens in a row)", "time over one token's"
+        yield run.model, plots.heatmaps(grids, across, "k (rows)", unit, title, text)
+
+
+def row_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw a row of panels for each part, a column for each label of each data set."""
+
+    def panel(comparison: ComparedRuns, entry: ComparedLabel, part: str) -> Panel:
+        series = []
+        for source in SOURCES:
+            points = [Point.at(*each) for each in distribution(entry, part, source)]
+            series.append(Series(source, f"{entry.method}/{source}", points))
+        title = display_name(comparison.dataset) if part == next(iter(PARTS)) else ""
+        if title and len(comparison.drafting) > 1:
+            title += f", {comparison.name_of(entry)}"
+        return Panel(title, part, PARTS[part][0], series, top=1.0, bars=True)
+
+    for stem, members, *words in _together(of, runs, per_model=True):
+        entries = [(comparison, entry) for comparison in members for entry in comparison.ranked]
+        yield stem, curves([[panel(*each, part) for each in entries] for part in PARTS], *words)
+
+
+def stream_lines(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw MAT and tokens/s over the tokens of finished requests."""
+    place = "SSD, over the stream of requests"
+    for stem, (shown,), *words in _together(of, runs, place=place, by_data=True):
+        parts = [(e, [*over_stream(e)]) for e in shown.entries if e.ranked]
+        panels = []
+        for key in ("mat", "tokens_per_s"):
+            points = [[Point.at(size, part[key][1]) for size, part in each] for _, each in parts]
+            series = [
+                Series(shown.name_of(entry), entry.method, line)
+                for (entry, _), line in zip(parts, points, strict=True)
+            ]
+            panels.append(Panel.of(key, shown.timing, series, "tokens of finished requests"))
+        yield stem, curves([panels], *words)
+
+
+def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw a stacked bar per label.
+
+    Plain decoding drafts nothing: what its clock reads there is the clock itself.
+    """
+    for stem, (comparison,), *words in _together(of, runs):
+        shares = {
+            comparison.name_of(entry): {
+                part: phase_share(entry, phase)
+                for phase, part in PHASES.items()
+                if entry.method != BASELINE or phase not in ("draft", "observe")
+            }
+            for entry in comparison.entries
+            if entry.ranked
+        }
+        yield stem, stacked_bars(shares, "share of the time of all steps", *words)
+
+
+def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+    """Draw of each comparison speedup and MAT, a row per method and a column per task."""
+    for key, even in (("speedup", 1.0), ("mat", None)):
+        for stem, (comparison,), title, text in _together(of, runs, claimed=(key,)):
+            numbers = {
+                (comparison.name_of(entry), HEADINGS.get(task, task)): entry.measured(key, task)
+                for entry in reversed(by_speedup(comparison) or comparison.ranked)  # from below
+                for task in (*comparison.tasks, OVERALL)
+            }
+            grid, unit = HeatmapGrid("", numbers), unit_of(key, comparison.timing)
+            drawn = plots.heatmaps([grid], "task", "method", unit, title, text, even)
+            yield f"{stem}_{key}", drawn
+
+
+KINDS: Mapping[str, Callable[..., Pictures]] = {
+    kind.__name__: kind
+    for kind in (
+        task_bars, data_set_bars, model_bars, heatmaps, lines, slowdown_heatmaps, row_bars,
+        stream_lines, phase_bars, board_heatmaps,
+    )
+}  # fmt: skip
