@@ -19,7 +19,7 @@ from specbench.models.graph_target import GraphTarget
 from specbench.models.target import Target
 from tests.conftest import ARCHITECTURES, VOCAB, engine, tiny_model
 from tests.decoding.test_engine import Adversary, sequential
-from tests.models.test_hidden_states import plain_states
+from tests.models.test_target import plain
 
 NEW_TOKENS = 14
 LAYERS = (0, 1, AFTER_FINAL_NORM)
@@ -91,7 +91,7 @@ def ready(target, drafter):
 
 def check_states(target, head, text):
     """The states it was given are those of the text's tokens, but for the last one."""
-    wanted = plain_states(target, text[:-1])
+    wanted = plain(target, text[:-1])[1]
     for i, rows in head.read().items():
         torch.testing.assert_close(rows, wanted[i], atol=1e-9, rtol=0)
 

@@ -605,3 +605,20 @@ def test_attention_swallows_no_argument_that_it_does_not_know():
     attend(torch.nn.Module(), q, q, q, None, position_ids=None, use_cache=True, s_aux=None)
     with pytest.raises(ConfigurationError, match=r"Linear .* s_aux \(attention sinks\), tail"):
         attend(torch.nn.Linear(1, 1), q, q, q, None, s_aux=torch.zeros(2), tail=3)
+
+
+def test_layers_on_another_device_get_the_mask_there():
+    """One copy a pass and device; ``meta`` stands in for a second device."""
+    query = torch.zeros(1, 4, 3, 8, device="meta")
+    key = torch.zeros(1, 2, 9, 8, device="meta")
+    mask, near = torch.zeros(1, 1, 3, 9), torch.zeros(1, 1, 3, 9)
+    plan = AttentionPlan(mask=mask, windowed={4: near})
+    for window in (None, 4, None, 4):
+        out, _ = attend(
+            torch.nn.Identity(), query, key, key, None, sliding_window=window, plan=plan
+        )
+        assert out.shape == (1, 3, 4, 8)
+    meta = torch.device("meta")
+    assert list(plan.moved) == [(id(mask), meta), (id(near), meta)]
+    assert plan.on(mask, meta) is plan.on(mask, meta)
+    assert plan.on(mask, mask.device) is mask
