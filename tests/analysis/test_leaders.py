@@ -43,25 +43,26 @@ def case_ids(results):
 
 
 def only_comparison(results):
-    (comparison,) = make_comparisons(load_runs([results]))
+    (comparison,) = make_comparisons(load_runs([results]), claims=())
     return comparison
 
 
 def led(results, key="speedup"):
     comparison = only_comparison(results)
-    return comparison, [comparison.name_of(e) for e in leaders(comparison.drafting, key)]
+    return [comparison.name_of(e) for e in leaders(comparison.drafting, key)]
 
 
 def decided(comparison):
-    """The report's first table."""
-    return comparison_table(comparison).in_short().frame
+    """The first table's cells against the best, by method."""
+    frame = comparison_table(comparison).in_short().frame
+    return frame.set_index("method")["against the best"].map(str)
 
 
 def test_in_one_run_they_are_those_of_its_summary(results):
-    comparison, found = led(results)
-    (run,) = comparison.runs
-    assert found == rank_labels(run.records, run.labels, run.baseline, run.seed).leaders
-    assert found[0] == "cacheback"
+    (run,) = load_runs([results])
+    best = led(results)
+    assert best == rank_labels(run.records, run.labels, run.baseline, run.seed).leaders
+    assert best[0] == "cacheback"
 
 
 @pytest.mark.parametrize("repeats", [(0,), (0, 1)], ids=["one repeat", "two in one of them"])
@@ -69,34 +70,32 @@ def test_two_runs_are_compared_case_by_case(results, case_ids, repeats):
     edit_records(results / "one", only(case_ids, repeats=repeats))
     copy_run(results / "one", results / "two", "other")
     edit_records(results / "two", only(case_ids))
-    alike = led(results)[1]
+    alike = led(results)
     assert {"cacheback (one)", "cacheback (two)"} <= set(alike), "nothing parts a run from its copy"
     edit_records(results / "two", only(case_ids, factor=0.4))
-    assert len(led(results)[1]) > 1, "runs of the same settings differ as much as the methods do"
+    assert len(led(results)) > 1, "runs of the same settings differ as much as the methods do"
     other_settings(results / "two")
-    assert led(results)[1] == ["pld (max_ngram=9)"]
+    assert led(results) == ["pld (max_ngram=9)"]
 
 
-@pytest.mark.parametrize("key", ["speedup", "mat"])
-def test_two_cases_part_nothing_and_the_report_says_so(results, case_ids, key):
+def test_two_cases_part_nothing_and_the_table_says_so(results, case_ids):
     edit_records(results / "one", only(case_ids[:2], factor=0.01))
-    comparison, found = led(results, key)
-    assert set(found) == {"cacheback", "no_frozen", "pld"}
-    assert (found[0] == "pld") == (key == "speedup")
-    rows = decided(comparison).set_index("method")
-    assert {str(cell) for cell in rows["against the best"]} == {"too few cases"}
-    assert all(cell.interval is None for cell in rows["speedup [95 %]"])
+    for key, first in (("speedup", {"pld"}), ("mat", {"cacheback", "no_frozen"})):
+        best = led(results, key)
+        assert set(best) == {"cacheback", "no_frozen", "pld"} and best[0] in first
+    comparison = only_comparison(results)
+    assert set(decided(comparison)) == {"too few cases"}
+    assert all(entry.measured("speedup").interval is None for entry in comparison.entries)
 
 
-def test_the_report_names_one_where_the_data_do(results, case_ids):
+def test_the_table_names_one_where_the_data_do(results, case_ids):
     edit_records(results / "one", only(case_ids, factor=0.2))
-    comparison, _ = led(results)
-    stands = decided(comparison).set_index("method")["against the best"].map(str)
+    stands = decided(only_comparison(results))
     assert stands["pld"] == "best"
     assert all(words.startswith("slower, p ") for words in stands.drop("pld"))
 
 
-def with_bugs(folder, wrong):
+def with_bugs(folder, *wrong):
     """The first turn of each of these labels becomes one whose output is wrong."""
     left = set(wrong)
 
@@ -115,12 +114,11 @@ def test_a_label_with_a_wrong_output_is_in_no_ranking(results, beside):
     if beside:
         copy_run(run, results / "two", "two")
         other_settings(results / "two")
-    with_bugs(run, {"cacheback"})
+    with_bugs(run, "cacheback")
     comparison = only_comparison(results)
     best = leaders(comparison.drafting, "speedup")
     assert not any(e.run.path == run and e.label == "cacheback" for e in best)
-    stands = standings(comparison)
-    assert stands[run, "cacheback"]["verdict"] == "wrong outputs"
+    assert standings(comparison)[run, "cacheback"]["verdict"] == "wrong outputs"
     first, _, rest = verdict_of(comparison).partition("\n")
     assert first.startswith("WRONG OUTPUTS of cacheback") and "at token 2" in first
     assert not rest.startswith("cacheback is ") or beside
@@ -128,26 +126,18 @@ def test_a_label_with_a_wrong_output_is_in_no_ranking(results, beside):
 
 
 def test_a_label_with_a_wrong_output_is_in_no_picture_of_who_is_faster(results):
-    def pictures():
-        return {
-            name: (figure.caption, {text.get_text() for text in figure.findobj(Text)})
-            for name, figure in pictures_of(only_comparison(results))
-            if name in {"speedup_by_task", "mat", "ranked"}
-        }
-
-    before = pictures()
-    assert len(before) == 3 and all("cacheback" in texts for _, texts in before.values())
-    with_bugs(results / "one", {"cacheback"})
-    for caption, texts in pictures().values():
-        assert "cacheback" not in texts
-        assert "Not drawn: WRONG OUTPUTS of cacheback" in " ".join(caption.split())
+    with_bugs(results / "one", "cacheback")
+    drawn = dict(pictures_of(only_comparison(results)))
+    for name in ("speedup_by_task", "mat", "ranked"):
+        texts = {text.get_text() for text in drawn[name].findobj(Text)}
+        assert "pld" in texts and "cacheback" not in texts
+        assert "Not drawn: WRONG OUTPUTS of cacheback" in " ".join(drawn[name].caption.split())
 
 
 def test_where_all_methods_have_wrong_outputs_none_is_named(results):
-    with_bugs(results / "one", {"cacheback", "no_frozen", "pld"})
+    with_bugs(results / "one", "cacheback", "no_frozen", "pld")
     comparison = only_comparison(results)
-    assert comparison.ranked == []
-    assert leaders(comparison.drafting, "speedup") == []
+    assert comparison.ranked == leaders(comparison.drafting, "speedup") == []
     assert "times as fast" not in verdict_of(comparison)
-    stands = set(decided(comparison)["against the best"].map(str))
+    stands = {*decided(comparison)}
     assert "wrong outputs" in stands and not stands & {"best", "highest"}

@@ -12,12 +12,14 @@ from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from analysis.runs.settings import setting_words, varied_knobs
 from analysis.runs.sweeps import sweeps
-from tests.analysis.folders import copy_run, edit_manifest
+from tests.analysis.folders import copy_run, edit_manifest, edit_records
 
 
 @pytest.fixture
 def runs_of(results):
-    """Runs whose method, ``cacheback``, has other knobs each time, told other things besides."""
+    """Runs of ar and of ``cacheback`` with other knobs each time, told other things besides."""
+    kept = {"ar": 0, "cacheback": 0}
+    edit_records(results / "one", lambda r: r if r["repeat"] == kept.get(r["label"]) else None)
 
     def made(*settings):
         for number, (knobs, told) in enumerate(settings):
@@ -37,6 +39,11 @@ def words(runs, label):
     return setting_words([(run, label) for run in runs])
 
 
+def compared(runs):
+    (comparison,) = make_comparisons(runs, claims=())
+    return comparison
+
+
 def test_labels_are_named_by_their_own_knobs_that_differ(runs_of):
     runs = runs_of(
         ({"leader_len": 1, "merge": True, "tables": None}, {}),
@@ -51,16 +58,15 @@ def test_labels_are_named_by_their_own_knobs_that_differ(runs_of):
     # One that only ran beside: what its runs were told, by the keys that were typed.
     assert words(runs, "ar")[1] == "method.leader_len=2, method.merge=true, method.tables=null"
     varied = varied_knobs([(run, "cacheback") for run in runs])
-    assert [found["leader_len"] for found in varied] == [1, 2, 2]
-    (comparison,) = make_comparisons(runs)
+    assert [knobs["leader_len"] for knobs in varied] == [1, 2, 2]
+    comparison = compared(runs)
     names = [comparison.name_of(entry) for entry in comparison.entries]
     assert len(set(names)) == len(names)
     assert not any("-000" in name or "key" in name for name in names)
-
-
-def test_one_run_s_labels_keep_their_names(runs_of):
-    runs = runs_of(({"leader_len": 1}, {"seed": 1}))
-    assert setting_words([(runs[0], label) for label in runs[0].labels]) == [""] * 4
+    one = runs[0]
+    assert setting_words([(one, label) for label in one.labels]) == ["", ""], (
+        "nothing to tell apart"
+    )
 
 
 def test_other_settings_are_named_where_knobs_do_not_differ(runs_of):
@@ -72,29 +78,27 @@ def test_other_settings_are_named_where_knobs_do_not_differ(runs_of):
 
 
 def test_the_same_settings_twice_are_told_apart_by_their_folders(runs_of):
-    (comparison,) = make_comparisons(runs_of(*[({"leader_len": 1}, {"seed": 1})] * 2))
+    comparison = compared(runs_of(*[({"leader_len": 1}, {"seed": 1})] * 2))
     names = [comparison.name_of(entry) for entry in comparison.drafting]
-    assert "cacheback (cacheback-000)" in names
+    assert names == ["cacheback (cacheback-000)", "cacheback (cacheback-111)"]
 
 
 def test_a_sweep_is_of_runs_that_were_told_the_same_besides(runs_of):
-    lengths = [(leader, seed) for leader in (1, 2, 3) for seed in (7, 8)]
-    told = [({"leader_len": leader}, {"seed": seed}) for leader, seed in lengths]
-    (comparison,) = make_comparisons(runs_of(*told))
-    found = {sweep.words: sorted(sweep.entries) for sweep in sweeps(comparison, "leader_len")}
-    # no_frozen is a label with the method's default, which is beside others no sweep.
-    assert found == {"seed 7": [(1,), (2,), (3,)], "seed 8": [(1,), (2,), (3,)]}
+    told = [({"leader_len": leader}, {"seed": seed}) for leader in (1, 2, 3) for seed in (7, 8)]
+    comparison = compared(runs_of(*told, ({"leader_len": 1, "merge": True}, {"seed": 7})))
+    cells = {sweep.words: sorted(sweep.entries) for sweep in sweeps(comparison, "leader_len")}
+    # A setting that is there once is beside others no sweep.
+    assert cells == {"seed 7": [(1,), (2,), (3,)], "seed 8": [(1,), (2,), (3,)]}
 
 
 def test_a_setting_measured_twice_leaves_other_figures_to_be_drawn(runs_of, caplog):
-    (comparison,) = make_comparisons(runs_of(*[({"leader_len": ll}, {}) for ll in (1, 2, 2)]))
+    comparison = compared(runs_of(*[({"leader_len": ll}, {}) for ll in (1, 2, 2)]))
     assert own_sweeps(comparison)[1] == []
     assert "leader_len 2 was run twice with the same settings" in caplog.text
 
 
 @pytest.mark.slow  # over a second
-def test_a_sweep_over_two_knobs_ends_in_a_table_and_heatmaps(runs_of, results, capsys, monkeypatch):
-    monkeypatch.setattr("analysis.figures.FIGURES", {})  # bars by task take long and are not asked
+def test_a_sweep_over_two_knobs_ends_in_a_table_and_heatmaps(runs_of, results, capsys):
     runs_of(*[({"leader_len": ll, "follower_len": fl}, {}) for ll in (1, 2) for fl in (10, 9)])
     home = results / "sweep-leader_len-follower_len"
     assert sweep.main([str(results), "-o", str(home)]) == 0
