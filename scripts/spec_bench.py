@@ -317,7 +317,7 @@ def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list
         counts = ", ".join(f"{n} {name}" for name, n in lengths.items())
         raise AnswerError(f"{where}: {counts}; each turn needs one of each.")
     moment = datetime.datetime.fromtimestamp(answer.tstamp, datetime.UTC)
-    blank = CaseRecord.begun(
+    blank = CaseRecord(
         **source, task=task_of(answer.category), category=answer.category,
         case_id=str(answer.question_id), turn=0, stream_index=stream_index,
         state_scope="unknown", seed=0,

@@ -170,7 +170,7 @@ def case_record(case_id="a", label="ar", n_new=9, **changes):
     for name in ("prompt_ids", "output_ids", "committed_per_step"):
         if name in values:
             values[name] = list(values[name])
-    return CaseRecord.begun(**values)
+    return CaseRecord(**values)
 
 
 _TIMES = {"prefill_s", "decode_s", "drafter_setup_s", "wall_s", "phase_s", "cpu_steal", "gpu"}

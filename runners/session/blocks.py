@@ -283,7 +283,7 @@ class BlockRunner:
     ) -> CaseRecord:
         """A turn's record before it is decoded, as failed."""
         config, case, run = self.job.config, block.case, self.runs[label]
-        record = CaseRecord.begun(
+        record = CaseRecord(
             run_key=self.job.run_key,
             label=label,
             method=run.entry.name,

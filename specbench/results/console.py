@@ -9,11 +9,11 @@ from rich.console import Console
 
 from specbench.errors import first_line
 from specbench.results.conditions import Warned
-from specbench.results.decision import AGAINST, OUTPUTS, SPEEDUP, decision_cells
+from specbench.results.decision import DECISION, decision_cells
 from specbench.results.fitted_table import FittedTable, columns_of, in_short
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DONE, SUMMARY
-from specbench.results.summary_schema import Summary, SummaryRow
+from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
 from specbench.storage import jsonl
 
@@ -29,11 +29,12 @@ def print_folder(folder: Path, console: Console | None = None, *, brief: bool = 
 
     Args:
         folder: whose summary is written.
-        console: to print to; standard output by default.
+        console: to print to; standard output by default, wide where that is a file or a pipe.
         brief: only one line, for a job of a sweep, whose table comes last.
     """
     if console is None:
-        console = terminal()
+        console = Console()
+        console = console if console.is_terminal else Console(width=_WIDTH)
     summary = cast("Summary", jsonl.read_json(folder / SUMMARY))
     plain: Any = {"markup": False, "highlight": False, "soft_wrap": True}
     try:
@@ -50,14 +51,11 @@ def print_folder(folder: Path, console: Console | None = None, *, brief: bool = 
     console.print(f"a page      python -m analysis.report {folder}", **plain)
 
 
-def terminal() -> Console:
-    """Make a console on standard output, wide where that is a file or a pipe."""
-    console = Console(soft_wrap=False)
-    return console if console.is_terminal else Console(width=_WIDTH, soft_wrap=False)
-
-
 def print_summary(summary: Summary, console: Console) -> None:
     """Print the sentence, the first table and the warnings that decide."""
+    from specbench.results.statistics.batched import BATCHED_TEXT, batched_cells
+    from specbench.results.statistics.served import load_rows
+
     plain: Any = {"markup": False, "highlight": False}
     conditions = summary["conditions"]
     head = "; ".join(conditions[name] for name in _HEAD if name in conditions)
@@ -68,9 +66,6 @@ def print_summary(summary: Summary, console: Console) -> None:
         if warned.decides:
             console.print(f"! {warned.text}", **plain)
     console.print()
-    from specbench.results.statistics.batched import BATCHED_TEXT, batched_cells
-    from specbench.results.statistics.served import load_rows
-
     served = summary.get("served", [])
     # Of several users what all of them get is the decision.
     if not any(row["concurrency"] > 1 for row in served):
@@ -84,29 +79,17 @@ def print_summary(summary: Summary, console: Console) -> None:
 
 def render(summary: Summary) -> FittedTable:
     """Make the first table of the whole run's rows of ``summary.json``."""
-    standings = summary["against_best"]
     overall = [row for row in summary["rows"] if row["task"] == OVERALL]
     rows = sorted(overall, key=lambda row: (row["method"] == BASELINE, -(row["speedup"] or 0.0)))
-    over_plain = {p["first"]: p["verdict"] for p in summary["pairs"] if p["family"] == BASELINE}
+    faster = {pair["first"]: pair["verdict"] == "faster" for pair in summary["pairs"][::-1]}
     unit = "groups" if summary.get("batched") else "cases"
-    cells = [
-        {
-            "method": row["label"],
-            **decision_cells(
-                row,
-                standings.get(row["label"]),
-                faster=over_plain.get(row["label"], _alone(row)) == "faster",
-                unit=unit,
-            ),
-        }
-        for row in rows
-    ]
-    shown = in_short(columns_of(cells), ["method", "MAT", SPEEDUP, "end-to-end", AGAINST, OUTPUTS])
+    cells = []
+    for row in rows:
+        label, interval = row["label"], row["speedup_ci"]
+        # A single method is in no pair: its interval is that of its speedup.
+        shown = faster.get(label, interval is not None and interval[0] > 1)
+        standing = summary["against_best"].get(label)
+        cells.append({"method": label, **decision_cells(row, standing, faster=shown, unit=unit)})
+    columns = in_short(columns_of(cells), ["method", *DECISION])
     audited = any(row["lossless"][kind] for row in rows for kind in ("equal", "near_tie", "bug"))
-    return FittedTable(shown, "", _TEXT + (_AUDITED if audited else ""))
-
-
-def _alone(row: SummaryRow) -> str:
-    """The verdict on a single method, whose interval is that of its speedup."""
-    interval = row["speedup_ci"]
-    return "faster" if interval is not None and interval[0] > 1 else ""
+    return FittedTable(columns, "", _TEXT + (_AUDITED if audited else ""))

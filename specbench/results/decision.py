@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
 
 from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Fact
 from specbench.results.manifest import BASELINE
 from specbench.results.metrics import METRIC, standing_word
-from specbench.results.summary_schema import interval
-
-if TYPE_CHECKING:
-    from specbench.results.summary_schema import Pair, Standing, SummaryRow
+from specbench.results.summary_schema import Pair, Standing, SummaryRow, interval, n_of
 
 # After the method's name; a number whose interval is not asked for stands without it.
 MAT, SPEEDUP = METRIC["mat"].column, METRIC["speedup"].column
@@ -50,7 +46,7 @@ _LEADING = ("best", "highest", "undecided", "tie")
 def decision_cells(
     row: SummaryRow, standing: Standing | None, *, faster: bool = False, unit: str = "cases"
 ) -> dict[str, Cell]:
-    """The five cells after the name, the numbers with their intervals.
+    """Make the five cells after the name, the numbers with their intervals.
 
     Args:
         row: of the whole run.
@@ -69,31 +65,30 @@ def decision_cells(
 
 
 def measured(row: SummaryRow, key: str) -> Estimate:
-    """A number with its interval; plain decoding's are 1 by definition, or of no interest."""
-    value = cast("Mapping[str, float | None]", row).get(key)
+    """Give a number with its interval; plain decoding's are 1 by definition, or of no interest."""
     if BASELINE in (row["method"], row["label"]):
-        return Estimate(value)
-    cases = row["n_cases"] if key == "mat" else row["n_timed"]
-    few, compares = cases < FEWEST, key.endswith("speedup")
-    return Estimate(value, interval(row, key), few=few, compares=compares)
+        return Estimate(row.get(key))
+    few, compares = n_of(row, key) < FEWEST, key.endswith("speedup")
+    return Estimate(row.get(key), interval(row, key), few=few, compares=compares)
 
 
 def against_cell(standing: Standing | None, unit: str = "cases") -> Cell:
     """``slower, p 0.012``."""
     if standing is None:
         return ABSENT
-    words, p = standing_word(standing["verdict"], unit), standing["p"]
-    text = words if p is None else f"{words}, p {'<0.001' if p < 5e-4 else f'{p:.3f}'}"
+    text, p = standing_word(standing["verdict"], unit), standing["p"]
+    if p is not None:
+        text += f", p {'<0.001' if p < 5e-4 else f'{p:.3f}'}"
     return Fact(text, {AGAINST: standing["verdict"], f"p {AGAINST}": p})
 
 
 def case_cell(row: SummaryRow) -> Fact:
-    """Cases that MAT is about, and those that speeds are about."""
+    """Count the cases that MAT is about, and those that speeds are about."""
     return Fact(case_words(row), {"cases": row["n_cases"], "timed": row["n_timed"]})
 
 
 def outputs_cell(row: SummaryRow) -> Cell:
-    """Turns by verdict; of a label that nobody audited the caption says so."""
+    """Count turns by verdict; of a label that nobody audited the caption says so."""
     counts = dict(row["lossless"])
     audited = any(counts[kind] for kind in counts if kind != "not_audited")
     return Fact(verdict_words(counts) if audited else ABSENT, counts)
@@ -102,24 +97,20 @@ def outputs_cell(row: SummaryRow) -> Cell:
 def case_words(row: SummaryRow) -> str:
     """``12``, or ``12 (9 timed)``: cases that MAT is about, and those that speeds are about."""
     n_cases, n_timed = row["n_cases"], row["n_timed"]
-    if row["timing"] == "none" or n_timed == n_cases:
-        return str(n_cases)
-    return f"{n_cases} ({n_timed} timed)"
+    timed = row["timing"] != "none" and n_timed != n_cases
+    return f"{n_cases} ({n_timed} timed)" if timed else str(n_cases)
 
 
 def cases_words(rows: Iterable[SummaryRow]) -> str:
     """``12 cases``; ``9 to 12 (11 timed) cases`` where the rows are not of as many."""
-    by_number = sorted(rows, key=lambda row: row["n_timed"])
-    counts = list(dict.fromkeys(map(case_words, by_number)))
-    if counts == ["1"]:
-        return "1 case"
-    return f"{counts[0] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} cases"
+    by_number = sorted(rows, key=lambda row: n_of(row, "speedup"))
+    first, *more = dict.fromkeys(map(case_words, by_number))
+    return f"{first}{f' to {more[-1]}' if more else ''} case{'' if first == '1' else 's'}"
 
 
 def pair_text(pair: Pair) -> str:
-    """The verdict on a pair, and how many cases another one would take."""
-    needed = pair.get("needed")
-    word = standing_word(pair["verdict"])
+    """Say the verdict on a pair, and how many cases another one would take."""
+    needed, word = pair.get("needed"), standing_word(pair["verdict"])
     if pair["verdict"] == "too few":
         return f"{word} (at least {needed} needed)"
     if pair["verdict"] == "undecided" and needed:
@@ -128,7 +119,7 @@ def pair_text(pair: Pair) -> str:
 
 
 def p_text(p: float) -> str:
-    """A p value as text; of the smallest only that they are small."""
+    """Format a p value; of the smallest only that they are small."""
     return "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
@@ -149,5 +140,5 @@ def leader_words(leaders: Sequence[str]) -> str:
 
 def verdict_words(counts: Mapping[str, int]) -> str:
     """``3 near tie, 45 equal``: turns by verdict; kinds that did not occur are left out."""
-    found = [f"{counts[kind]} {word}" for kind, word in _VERDICTS.items() if counts.get(kind)]
-    return ", ".join(found) or "nothing audited"
+    texts = [f"{counts[kind]} {word}" for kind, word in _VERDICTS.items() if counts.get(kind)]
+    return ", ".join(texts) or "nothing audited"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
@@ -20,7 +21,7 @@ TOO_FEW = "too few cases"
 
 
 def number(value: float | None, form: str) -> str:
-    """A number as a cell; `ABSENT` where there is none."""
+    """Format a number; `ABSENT` where there is none."""
     return ABSENT if value is None else format(value, form)
 
 
@@ -95,8 +96,7 @@ def numeric_columns(columns: pd.DataFrame | Mapping[str, Sequence[Cell]]) -> lis
 def _is_number(cell: object) -> bool:
     if isinstance(cell, Estimate) or cell == ABSENT:
         return True
-    try:
+    with contextlib.suppress(ValueError):
         float(str(cell))
-    except ValueError:
-        return False
-    return True
+        return True
+    return False

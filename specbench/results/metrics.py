@@ -1,8 +1,8 @@
 """The numbers of a run's tables: each one's name, heading, unit and definition, once.
 
-A metric's name is its key in ``summary.json`` and everywhere else, and the method of
-`specbench.results.statistics.summary.Sample` that computes it; its interval's key is ``NAME_ci``.
-Console, tables, CSV files, the report, W&B and docs/metrics.md take headings and help from here.
+A metric's name is its key in ``summary.json`` and everywhere else; its interval's is ``NAME_ci``.
+:meth:`specbench.results.statistics.summary.Sample.row` computes it; console, tables, CSV files, the
+report, W&B and docs/metrics.md take headings and help from here.
 """
 
 from __future__ import annotations
@@ -44,79 +44,49 @@ class Metric:
         return self.heading + INTERVAL if self.has_interval else self.heading
 
 
+_HELP = {
+    "mat": "Mean accepted tokens: Σ(n_new − 1) / Σ steps, summed over all cases before dividing. "
+    "AR decoding has 1.00.",
+    "mat_per_request": "The plain mean over turns of (n_new − 1) / steps: short answers count as "
+    "much as long.",
+    "mat_token_weighted": "The mean over turns of (n_new − 1) / steps, each weighted by n_new − 1. "
+    "Never below MAT.",
+    "tokens_per_s": "Σ(n_new − 1) / Σ decode_s over the timed cases; other estimators have their "
+    "own speed.",
+    "end_to_end_tokens_per_s": "Σ n_new / Σ wall_s: the prompt's pass is in the time and its token "
+    "among the new ones.",
+    "speedup": "tokens/s of the method over tokens/s of AR decoding, on the same cases of the same "
+    "run.",
+    "geomean_speedup": "The geometric mean over cases of each case's speedup.",
+    "end_to_end_speedup": "The ratio of end-to-end tokens/s: the speedup with the prompt's pass in "
+    "the time.",
+    "speedup_eager": "Speedup over AR decoding whose kernels are launched one by one, as most "
+    "papers compare.",
+    "speedup_graph": "Speedup over AR decoding whose passes are replayed as CUDA graphs.",
+    "bandwidth_share": "The part of the memory's read speed that AR decoding reaches with its "
+    "weights.",
+    "joules_per_token": "Energy per new token, prefill included, over turns whose energy was "
+    "measured.",
+}
+
+
+def _metric(name: str, heading: str, unit: str = "", *, has_interval: bool = True) -> Metric:
+    return Metric(name, heading, _HELP[name], has_interval, unit)
+
+
 METRICS = (
-    Metric(
-        "mat",
-        "MAT",
-        "Mean accepted tokens: Σ(n_new − 1) / Σ steps, summed over all cases before dividing. "
-        "AR decoding has 1.00.",
-        unit="tokens/step",
-    ),
-    Metric(
-        "mat_per_request",
-        "MAT per request",
-        "The plain mean over turns of (n_new − 1) / steps: short answers count as much as long.",
-        has_interval=False,
-        unit="tokens/step",
-    ),
-    Metric(
-        "mat_token_weighted",
-        "MAT by tokens",
-        "The mean over turns of (n_new − 1) / steps, each weighted by n_new − 1. Never below MAT.",
-        has_interval=False,
-        unit="tokens/step",
-    ),
-    Metric(
-        "tokens_per_s",
-        "tokens/s",
-        "Σ(n_new − 1) / Σ decode_s over the timed cases; other estimators have their own speed.",
-        unit="tokens/s",
-    ),
-    Metric(
-        "end_to_end_tokens_per_s",
-        "end-to-end tokens/s",
-        "Σ n_new / Σ wall_s: the prompt's pass is in the time and its token among the new ones.",
-        has_interval=False,
-        unit="tokens/s",
-    ),
-    Metric(
-        "speedup",
-        "speedup",
-        "tokens/s of the method over tokens/s of AR decoding, on the same cases of the same run.",
-    ),
-    Metric(
-        "geomean_speedup",
-        "geo. mean",
-        "The geometric mean over cases of each case's speedup.",
-    ),
-    Metric(
-        "end_to_end_speedup",
-        "end-to-end",
-        "The ratio of end-to-end tokens/s: the speedup with the prompt's pass in the time.",
-    ),
-    Metric(
-        "speedup_eager",
-        "over eager ar",
-        "Speedup over AR decoding whose kernels are launched one by one, as most papers compare.",
-    ),
-    Metric(
-        "speedup_graph",
-        "over graph ar",
-        "Speedup over AR decoding whose passes are replayed as CUDA graphs.",
-    ),
-    Metric(
-        "bandwidth_share",
-        "bandwidth share",
-        "The part of the memory's read speed that AR decoding reaches with its weights.",
-        has_interval=False,
-    ),
-    Metric(
-        "joules_per_token",
-        "J/token",
-        "Energy per new token, prefill included, over turns whose energy was measured.",
-        has_interval=False,
-        unit="J/token",
-    ),
+    _metric("mat", "MAT", "tokens/step"),
+    _metric("mat_per_request", "MAT per request", "tokens/step", has_interval=False),
+    _metric("mat_token_weighted", "MAT by tokens", "tokens/step", has_interval=False),
+    _metric("tokens_per_s", "tokens/s", "tokens/s"),
+    _metric("end_to_end_tokens_per_s", "end-to-end tokens/s", "tokens/s", has_interval=False),
+    _metric("speedup", "speedup"),
+    _metric("geomean_speedup", "geo. mean"),
+    _metric("end_to_end_speedup", "end-to-end"),
+    _metric("speedup_eager", "over eager ar"),
+    _metric("speedup_graph", "over graph ar"),
+    _metric("bandwidth_share", "bandwidth share", has_interval=False),
+    _metric("joules_per_token", "J/token", "J/token", has_interval=False),
 )
 METRIC: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 

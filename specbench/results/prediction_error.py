@@ -8,7 +8,8 @@ stands in ``surfaces/prediction_errors.json`` and goes into every interval of a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ def stated_error(
     Raises:
         ResultsError: the file of errors is damaged.
     """
-    errors = [line["error"] for line in _read(path or KEPT) if line["of"] == _key(model, machine)]
-    error = max(errors[-1] if errors else UNKNOWN, claimed)
+    measured = _read(path or KEPT).get(_key(model, machine))
+    error = max(UNKNOWN if measured is None else measured, claimed)
     how = (
-        "measured with this model on the surface's machine"
-        if errors
-        else "a cautious guess: no live run was compared with its replay on the surface's machine "
+        "a cautious guess: no live run was compared with its replay on the surface's machine "
         "(python -m analysis.residuals LIVE REPLAY --keep)"
+        if measured is None
+        else "measured with this model on the surface's machine"
     )
     return error, f"intervals hold a prediction error of {error:.1%}, {how}"
 
@@ -48,29 +49,27 @@ def keep_error(
     model: Mapping[str, Any], machine: Machine, error: float, path: Path | None = None
 ) -> None:
     """Note a surface's error where `stated_error` finds it, in place of an earlier one."""
-    key, path = _key(model, machine), path or KEPT
-    others = [line for line in _read(path) if line["of"] != key]
-    jsonl.write_json(path, {"errors": [*others, {"of": key, "error": error}]})
+    path = path or KEPT
+    errors = _read(path) | {_key(model, machine): error}
+    lines = [{"of": json.loads(key), "error": error} for key, error in errors.items()]
+    jsonl.write_json(path, {"errors": lines})
 
 
-def _key(model: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
-    """What an error holds for: a model on a machine."""
+def _key(model: Mapping[str, Any], machine: Machine) -> str:
+    """What an error holds for, a model on a machine, as JSON."""
     hardware = machine["hardware"]
-    return {
+    subject = {
         **{key: model.get(key) for key in ("name", "dtype", "device", "threads")},
         **({"weights": model["weights"]} if model.get("weights") else {}),
         "cpu": hardware.get("cpu"),
         "gpus": [gpu["name"] for gpu in hardware.get("gpus") or []],
     }
+    return json.dumps(subject)
 
 
-def _read(path: Path) -> Sequence[Mapping[str, Any]]:
-    if not path.is_file():
-        return []
+def _read(path: Path) -> dict[str, float]:
     try:
-        return [
-            {"of": line["of"], "error": float(line["error"])}
-            for line in jsonl.read_json(path)["errors"]
-        ]
+        lines = jsonl.read_json(path)["errors"] if path.is_file() else []
+        return {json.dumps(line["of"]): float(line["error"]) for line in lines}
     except (LookupError, TypeError, ValueError) as error:
         raise ResultsError(f"{path} is damaged ({first_line(error)}).") from error

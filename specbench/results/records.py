@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from specbench.results.lines import (
     Batched,
@@ -124,29 +124,11 @@ class Served(Line):
     """Seconds from the request to each arrival of tokens, those of a step together."""
 
 
-_NOT_DECODED: dict[str, Any] = {
-    "status": "failed",
-    "n_prompt": 0,
-    "n_new": 0,
-    "finish_reason": None,
-    "n_target_passes": 0,
-    "n_drafted": 0,
-    "committed_per_step": [],
-    "prompt_ids": [],
-    "output_ids": [],
-    "prefill_s": 0.0,
-    "decode_s": 0.0,
-    "drafter_setup_s": 0.0,
-    "wall_s": 0.0,
-    "lossless": Lossless(),
-}
-
-
 class CaseRecord(TurnKey):
     """One turn of one case, decoded by one method: a line of ``cases.jsonl``.
 
     Its key within a run is ``(repeat, case_id, turn, label)``; turns and repeats count from 0.
-    Times are seconds.
+    Times are seconds. A new record is of a turn that was not decoded; `finished` makes it one.
     """
 
     run_key: str
@@ -164,28 +146,28 @@ class CaseRecord(TurnKey):
     position: Count = 0
     """Place of the label in the block's order; 0 ran first."""
 
-    status: Literal["ok", "failed", "disturbed"]
-    n_prompt: Count
-    n_new: Count
+    status: Literal["ok", "failed", "disturbed"] = "failed"
+    n_prompt: Count = 0
+    n_new: Count = 0
     """New tokens, EOS included."""
 
-    finish_reason: str | None
+    finish_reason: str | None = None
     """``eos``, ``length`` or ``context``; None for a failed turn."""
 
-    n_target_passes: Count
-    n_drafted: Count
+    n_target_passes: Count = 0
+    n_drafted: Count = 0
     """Draft nodes over all steps, auxiliary ones (``n_aux``) not counted."""
 
     n_aux: Count = 0
-    committed_per_step: Annotated[Committed, Field(alias="accepted_per_step")]
+    committed_per_step: Committed = Field(alias="accepted_per_step", default_factory=list)
     """Tokens committed by each step, bonus included; they sum to ``n_new - 1``."""
 
-    prompt_ids: Ids
-    output_ids: OutputIds
-    prefill_s: Seconds
-    decode_s: Seconds
-    drafter_setup_s: Seconds
-    wall_s: Seconds
+    prompt_ids: Ids = Field(default_factory=list)
+    output_ids: OutputIds = Field(default_factory=list)
+    prefill_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
+    drafter_setup_s: Seconds = 0.0
+    wall_s: Seconds = 0.0
     timing: Timing = "measured"
     """``predicted`` by a cost surface: the target's part; drafting is measured. ``none``: a replay
     without a surface, all times are 0."""
@@ -206,7 +188,7 @@ class CaseRecord(TurnKey):
     seed: Seed
     """The turn's, derived from the run's; the same for all labels."""
 
-    lossless: Lossless
+    lossless: Lossless = Lossless()
     cpu_steal: Seconds | None = None
     """This and the next four: what else the machine did while the turn ran, see
     `specbench.system.interference.Interference`; None where unknown."""
@@ -245,15 +227,10 @@ class CaseRecord(TurnKey):
     """Whether the run was resumed with ``resume=force`` on other hardware, versions or code before
     this record was made."""
 
-    @classmethod
-    def begun(cls, **known: Any) -> Self:
-        """A turn before it is decoded: as failed, its counts and times 0."""
-        return cls(**(_NOT_DECODED | known))
-
     def finished(
         self, output_ids: Sequence[int], committed: Sequence[int], **measured: Any
     ) -> Self:
-        """The same turn decoded; ``committed`` has each step's tokens, bonus included."""
+        """Return the same turn decoded; ``committed`` has each step's tokens, bonus included."""
         decoded = {
             "status": "ok",
             "n_new": len(output_ids),
@@ -282,17 +259,6 @@ class CaseRecord(TurnKey):
     def block(self) -> BlockKey:
         """The unit in its repeat, which counts whole or not at all."""
         return self.repeat, self.unit
-
-    @field_validator("drafter")
-    @classmethod
-    def _check_counted(cls, drafter: dict[str, Any]) -> dict[str, Any]:
-        """What tables and the rule of noise add up of what a drafter said."""
-        for name, value in drafter.items():
-            if name.startswith(("accepted_from_", "found_by_")) and (
-                type(value) is not int or value < 0
-            ):
-                raise ValueError(f"counts, and {name} is {value!r}")
-        return drafter
 
     @model_validator(mode="after")
     def _check_counts(self) -> Self:
@@ -326,12 +292,11 @@ class CaseRecord(TurnKey):
         if self.timing == "none":
             if self.wall_s or parts:
                 raise ValueError("it has times, although timing is none")
-            return
-        if not self.wall_s:
+        elif not self.wall_s:
             raise ValueError("wall_s is 0, and a finished turn takes time")
-        if parts and abs(parts - self.wall_s) > _ROUNDING * self.wall_s:
+        elif parts and abs(parts - self.wall_s) > _ROUNDING * self.wall_s:
             raise ValueError(f"wall_s is {self.wall_s}, prefill_s + decode_s is {parts}")
-        if parts and self.n_target_passes and self.n_decoded and not self.decode_s:
+        elif parts and self.n_target_passes and self.n_decoded and not self.decode_s:
             raise ValueError(f"decode_s is 0, and {self.n_target_passes} steps take time")
 
 
@@ -351,7 +316,7 @@ def grouped(
 def read_records(
     path: Path, *, run_key: str | None = None, labels: Collection[str] = ()
 ) -> tuple[list[CaseRecord], bool]:
-    """The records of a ``cases.jsonl``, or of the folder that holds it; each key is there once.
+    """Read the records of a ``cases.jsonl``, or of its folder; each key is there once.
 
     Args:
         path: the file or the folder; in ``disturbed.jsonl`` a key may stand once an attempt.

@@ -36,32 +36,20 @@ def n_of(row: SummaryRow, key: str) -> int:
 
 
 class Pair(TypedDict):
-    """Two labels on the same timed cases.
-
-    Attributes:
-        family: ``ar``: the second is the baseline; ``best``: the second was the fastest method,
-            and the interval is over whichever truly is (:mod:`.statistics.multiple`).
-        ratio: speed of the first over the second's.
-        p: of this pair by itself; ``p_family``: among its family, as its interval.
-        verdict: ``faster``, ``slower`` (the first is), ``tie``, ``undecided`` or ``too few`` cases.
-        margin: a ratio from 1/(1 + margin) to 1 + margin is a tie.
-        detectable: the smallest ratio that the sample shows with a power of 80 %.
-        needed: cases that would show the measured ratio with that power, of ``too few`` the fewest
-            that an interval is made of; None where more cases would not do.
-    """
+    """Two labels on the same timed cases."""
 
     first: str
     second: str
-    family: str
+    family: str  # ``ar``: second is the baseline; ``best``: it was the fastest method
     n_cases: int
-    ratio: float | None
-    ratio_ci: Interval | None
-    p: float
-    verdict: str
-    margin: float
-    detectable: float | None
-    p_family: float
-    needed: int | None
+    ratio: float | None  # speed of the first over the second's
+    ratio_ci: Interval | None  # of ``best`` over whichever method truly is
+    p: float  # of this pair by itself
+    verdict: str  # :func:`specbench.results.statistics.pairs.verdict`
+    margin: float  # a ratio from 1/(1 + margin) to 1 + margin is a tie
+    detectable: float | None  # the smallest ratio that is shown with a power of 80 %
+    p_family: float  # among its family, as the interval
+    needed: int | None  # cases that would show the ratio so; None where more would not do
 
 
 class Standing(TypedDict):
@@ -79,86 +67,54 @@ class Standing(TypedDict):
 
 
 class Disturbance(TypedDict):
-    """What the rule about disturbed turns found and did.
+    """What the rule about disturbed turns did."""
 
-    Attributes:
-        turns: by label, measured turns; ``flagged``: of these the ones whose first measurement was
-            called disturbed.
-        cases_again: cases (and repeats) measured again; ``turns_again``: their turns, all labels.
-        without_rule: by label, numbers of a row that has every turn as it was first measured.
-    """
-
-    turns: dict[str, int]
-    flagged: dict[str, int]
-    cases_again: int
-    turns_again: int
-    without_rule: dict[str, dict[str, Any]]
+    turns: dict[str, int]  # by label
+    flagged: dict[str, int]  # of these, whose first measurement was called disturbed
+    cases_again: int  # cases (and repeats) measured again
+    turns_again: int  # their turns, all labels
+    without_rule: dict[str, dict[str, Any]]  # by label, numbers of turns as first measured
 
 
 class ServedLabel(TypedDict):
-    """What a label reached that a server answered.
-
-    Attributes:
-        ttft_s: median over timed turns; ``user_tokens_per_s``: after it, for one user.
-        system_tokens_per_s: None where no batch was undisturbed by failures.
-        system_speedup: all users' tokens/s over the plain server's, of common batches, its interval
-            holding for all labels together; ``pays``: whether to draft at this load: ``yes``,
-            ``no``, ``unknown``; "" of plain decoding.
-        equal, compared: answers that are the same server's plain ones, of how many.
-        first_difference: words on the first that is not, or "".
-        uncounted: turns whose server did not say its steps.
-        together: turns whose tokens came all at once.
-        latency: seconds by name and percentile, see ``specbench.results.statistics.latency``.
-        good_requests_per_s: requests/s within ``limits``, None without one.
-    """
+    """What a label reached that a server answered."""
 
     label: str
     engine: str
     numerics: str
     concurrency: int
-    ttft_s: float | None
-    user_tokens_per_s: float | None
-    system_tokens_per_s: float | None
-    system_speedup: float | None
-    system_speedup_ci: Interval | None
-    pays: str
-    equal: int
+    ttft_s: float | None  # median over timed turns
+    user_tokens_per_s: float | None  # after it, for one user
+    system_tokens_per_s: float | None  # None where no batch was whole
+    system_speedup: float | None  # over the plain server's, of common batches
+    system_speedup_ci: Interval | None  # holds for all labels together
+    pays: str  # to draft at this load: ``yes``, ``no``, ``unknown``; "" of plain decoding
+    equal: int  # answers that are the same server's plain ones
     compared: int
     first_difference: str
-    uncounted: int
-    together: int
-    latency: dict[str, dict[str, float]]
-    good_requests_per_s: float | None
+    uncounted: int  # turns whose server did not say its steps
+    together: int  # turns whose tokens came all at once
+    latency: dict[str, dict[str, float]]  # seconds by name and percentile
+    good_requests_per_s: float | None  # within ``limits``; None without one
     limits: str
 
 
 class BatchedLabel(TypedDict):
-    """What a label reached that decoded texts at once, over whole groups.
-
-    Attributes:
-        size: texts at once, as asked for; ``groups``: timed ones.
-        full_tokens_per_s, full_speedup: of the steps in which all texts of a group ran, and over
-            the baseline's such steps.
-        tail_share: of the groups' time, what is not of these steps; ``idle_share``: of all seats'
-            time, what was after their texts' end; ``useless_rows``: of all rows of passes.
-        model_share: of the groups' time, passes of heads and draft models; None: not counted.
-        outside_share: of the steps' time, what was in no pass, theirs or the target's; likewise.
-        equal, compared: outputs that are the baseline's at the same batch, of how many.
-    """
+    """What a label reached that decoded texts at once, over whole groups."""
 
     label: str
-    size: int
-    groups: int
+    size: int  # texts at once, as requested
+    groups: int  # timed ones
     system_tokens_per_s: float | None
     user_tokens_per_s: float | None
-    full_tokens_per_s: float | None
-    full_speedup: float | None
-    tail_share: float | None
-    idle_share: float | None
-    useless_rows: float | None
-    model_share: NotRequired[float | None]
-    outside_share: NotRequired[float | None]
-    equal: int
+    full_tokens_per_s: float | None  # of the steps in which all texts of a group ran
+    full_speedup: float | None  # over the baseline's such steps
+    tail_share: float | None  # of the groups' time, what is not of these steps
+    idle_share: float | None  # of all slots' time, what was after their texts' end
+    useless_rows: float | None  # of all rows of passes
+    model_share: NotRequired[float | None]  # of the time, passes of heads and draft models
+    outside_share: NotRequired[float | None]  # of the steps' time, what was in no pass
+    equal: int  # outputs that are the baseline's at the same batch
     compared: int
 
 
@@ -170,35 +126,22 @@ class WarningLine(TypedDict):
 
 
 class Compared(TypedDict):
-    """The labels of records beside each other.
-
-    Attributes:
-        leaders: the methods that may be the fastest, the first first.
-        against_best: by label; empty where nothing was timed.
-        verdict: what the comparison says in one sentence.
-    """
+    """The labels of records beside each other."""
 
     rows: list[SummaryRow]
     pairs: list[Pair]
-    leaders: list[str]
-    against_best: dict[str, Standing]
-    verdict: str
+    leaders: list[str]  # the methods that may be the fastest, the first first
+    against_best: dict[str, Standing]  # by label; empty where nothing was timed
+    verdict: str  # what the comparison says in one sentence
 
 
 class Summary(Compared):
-    """All of the file; ``pairs`` is empty unless two methods were compared.
-
-    Attributes:
-        disturbed: None where no time was measured.
-        conditions: what the numbers stand on, a condition a line; ``warnings``: by their codes.
-        served: where servers answered.
-        batched: where several texts were decoded at once.
-    """
+    """All of the file; ``pairs`` is empty unless two methods were compared."""
 
     schema_version: int
     run_key: str | None
-    disturbed: Disturbance | None
-    conditions: dict[str, str]
+    disturbed: Disturbance | None  # None where no time was measured
+    conditions: dict[str, str]  # what the numbers stand on, a condition a line
     warnings: list[WarningLine]
-    served: NotRequired[list[ServedLabel]]
-    batched: NotRequired[list[BatchedLabel]]
+    served: NotRequired[list[ServedLabel]]  # where servers answered
+    batched: NotRequired[list[BatchedLabel]]  # where several texts were decoded at once

@@ -62,10 +62,10 @@ def test_contradictions_are_refused(changes, reason):
 
 def test_a_missing_field_is_named():
     line = make_record().to_json()
-    del line["decode_s"]
+    del line["state_scope"]
     with pytest.raises(ValueError) as refusal:
         CaseRecord.from_json(line)
-    assert field_error(refusal.value) == "no field decode_s"
+    assert field_error(refusal.value) == "no field state_scope"
 
 
 def test_read_drops_a_line_cut_off_anywhere(tmp_path):

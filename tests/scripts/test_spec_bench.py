@@ -252,7 +252,11 @@ def test_out_and_in_again_by_the_scripts(write, tmp_path):
     ]  # fmt: skip
     assert imported(tmp_path / "back", made, "--gpu", "RTX 4090", "--dtype", "float16") == 0
     (found,) = load_runs([tmp_path / "back"])
-    assert (found.hardware, found.dtype, found.imported) == ("1 RTX 4090", "float16", "Spec-Bench")
+    assert (found.hardware, found.dtype, found.manifest.imported["from"]) == (
+        "1 RTX 4090",
+        "float16",
+        "Spec-Bench",
+    )
     known = ("case_id", "category", "task", "turn", "n_new", "committed_per_step", "wall_s")
     by_key = {r.key: r for r in RECORDS}
     for back in found.records:
