@@ -81,11 +81,12 @@ def refuse_doubled(entries: Sequence[Entry], second: str) -> None:
                 f"`label` of {entry.name} must not be {entry.label!r}, which is plain decoding's. "
                 f"Type another one, e.g. {entry.name}_2."
             )
-        if (times := labels.count(entry.label)) > 1:
+    for label in labels:
+        if labels.count(label) > 1:
             raise ConfigurationError(
-                f"the label {entry.label!r} occurs {times} times among the run's entries "
+                f"the label {label!r} occurs {labels.count(label)} times among the run's entries "
                 f"({', '.join(labels)}). Name the second one, e.g. "
-                f"{second.replace('LABEL', entry.label)}."
+                f"{second.replace('LABEL', label)}."
             )
 
 

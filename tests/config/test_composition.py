@@ -1,6 +1,5 @@
 """Every yaml composes, says what it is, and means what a run will do."""
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -18,7 +17,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from analysis.runs.claims import load_claims
 from runners.launch.dispatch import resolve_entries
 from specbench import paths
-from specbench.config import schema
 from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import compose, option_names, pair_name, typed
 from specbench.config.run_key import run_identity, run_key
@@ -30,10 +28,6 @@ from specbench.paths import CONF_DIR
 from tests.contract import driver
 
 ROOT = CONF_DIR.parent
-GROUPS = (
-    "method", "model", "dataset", "generation", "verifier", "engine", "runner", "measure",
-    "logger", "paths", "pair", "experiment", "scale", "debug", "server",
-)  # fmt: skip
 GLOBAL_GROUPS = ("pair", "experiment", "scale", "debug")
 
 
@@ -92,12 +86,6 @@ def test_every_yaml_composes_and_is_valid(chosen):
     if name not in ("demo", "jsonl"):
         assert cfg.dataset.file.endswith(".jsonl")
         assert cfg.dataset.fetch == f"python scripts/fetch_data.py {name}"
-
-
-def test_all_files_are_in_a_known_group():
-    found = {path.parent.relative_to(CONF_DIR).as_posix() for path in CONF_DIR.rglob("*.yaml")}
-    hydra = {"hydra/job_logging", "hydra/hydra_logging"}
-    assert found <= {*GROUPS, ".", "local", "experiment/paper", *hydra}
 
 
 PAPER_SCALE = sorted(path.stem for path in (CONF_DIR / "experiment/paper").glob("*.yaml"))
@@ -159,11 +147,35 @@ def test_a_command_means_what_papers_and_pages_say(typed, values):
     cfg = composed(*typed)
     check_values(cfg)
     assert {key: OmegaConf.select(cfg, key) for key in values} == values
-    assert run_identity(cfg)["dataset"]["limit"] == cfg.dataset.limit
     # The methods beside CARD draft with the same model.
     if "pair.draft.id" in values:
         ids = {compose_entry(cfg, entry).pair.draft.id for entry in cfg.compare}
         assert ids == {cfg.pair.draft.id}
+
+
+SPEC_BENCHS_LOOKAHEAD = {
+    "ngram": 5, "window": 7, "guesses": 7, "pool_from_prompt": False, "lost_bonus": True,
+    "state_scope": "turn",
+}  # fmt: skip
+SPEC_BENCHS_SPS = {"gamma": 5, "schedule": "heuristic", "confidence": 0.0, "state_scope": "turn"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "method", "knobs"),
+    [
+        ([*CARD_TABLE, "model=llama2_70b"], "pearl", {"gamma": 5}),
+        ([*CARD_TABLE, "model=llama3_70b"], "pearl", {"gamma": 4}),
+        (["experiment=cacheback_figure3"], "lookahead", SPEC_BENCHS_LOOKAHEAD),
+        (["experiment=token_recycling_table1"], "lookahead", SPEC_BENCHS_LOOKAHEAD),
+        (["experiment=token_recycling_table1_mbpp"], "lookahead", SPEC_BENCHS_LOOKAHEAD),
+        (["experiment=draft_models"], "sps", SPEC_BENCHS_SPS),
+    ],
+)
+def test_rivals_of_a_paper_run_with_their_authors_settings(typed, method, knobs):
+    cfg = composed(*typed)
+    (entry,) = (e for e in cfg.compare if (e if isinstance(e, str) else e.method) == method)
+    node = with_parts(OmegaConf.to_container(compose_entry(cfg, entry).method, resolve=True))
+    assert node | knobs == node
 
 
 def test_experiments_that_belong_together_ask_the_same_questions():
@@ -172,37 +184,6 @@ def test_experiments_that_belong_together_ask_the_same_questions():
     assert row.dataset.sample == table.dataset.sample == "stratified"
     for one, other in ((row, table), *((figure, figures[0]) for figure in figures)):
         assert (one.dataset.limit, one.generation) == (other.dataset.limit, other.generation)
-
-
-AS_SPEC_BENCH = {
-    "lookahead": {
-        "ngram": 5, "window": 7, "guesses": 7, "pool_from_prompt": False, "lost_bonus": True,
-        "state_scope": "turn",
-    },
-    "sps": {"gamma": 5, "schedule": "heuristic", "confidence": 0.0, "state_scope": "turn"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("model", "gamma"), [("llama2_70b", 5), ("llama3_70b", 4)])
-def test_pearl_drafts_as_many_tokens_as_its_authors_script_for_the_pair(model, gamma):
-    cfg = compose(["experiment=card_table1", "scale=paper", f"model={model}"])
-    assert compose_entry(cfg, "pearl").method.gamma == gamma
-
-
-@pytest.mark.parametrize(
-    ("name", "method", "knobs"),
-    [
-        ("cacheback_figure3", "lookahead", AS_SPEC_BENCH["lookahead"]),
-        ("token_recycling_table1", "lookahead", AS_SPEC_BENCH["lookahead"]),
-        ("token_recycling_table1_mbpp", "lookahead", AS_SPEC_BENCH["lookahead"]),
-        ("draft_models", "sps", AS_SPEC_BENCH["sps"]),
-    ],
-)
-def test_what_an_experiment_calls_spec_benchs_is_run_as_spec_bench_does(name, method, knobs):
-    cfg = composed(f"experiment={name}")
-    (entry,) = (e for e in cfg.compare if (e if isinstance(e, str) else e.method) == method)
-    made = with_parts(OmegaConf.to_container(compose_entry(cfg, entry).method, resolve=True))
-    assert made | knobs == made
 
 
 @pytest.mark.parametrize("budgets", ["tuned", "published"])
@@ -256,34 +237,41 @@ def scopes(*typed):
     return {e.label: e.method["state_scope"] for e in resolve_entries(composed(*typed))}
 
 
-@pytest.mark.parametrize("name", ["cacheback_figure3", "cacheback_figure4", "cacheback_table1"])
-def test_cacheback_s_experiments_reset_as_its_authors_code_does(name):
-    kept = scopes(f"experiment={name}")
-    # Plain decoding, PLD and REST keep nothing but the text, so any scope is the same for them.
-    assert {kept[label] for label in kept.keys() - {"ar", "pld", "rest"}} == {"turn"}
+OTHERS = (
+    "compare=[pld,lookahead,ssd,suffix_decoding,"
+    "{method: cacheback, label: own, state_scope: prompt}]"
+)
 
 
-def test_the_run_s_scope_holds_for_all_but_ssd_which_has_its_own():
-    kept = scopes("method=ssd", "state_scope=turn", "compare=[lookahead]")
-    assert kept == {"ar": "turn", "ssd": "run", "lookahead": "turn"}
-    assert scopes("method=ssd", "method.state_scope=prompt")["ssd"] == "prompt"
-
-
-def test_state_scope_paper_gives_each_method_its_paper_s_and_an_entry_may_override_it():
-    others = (
-        "compare=[pld,lookahead,ssd,suffix_decoding,ouroboros,"
-        "{method: cacheback, label: own, state_scope: prompt}]"
-    )
-    assert scopes("method=cacheback", "state_scope=paper", others) == {
-        "ar": "prompt", "cacheback": "turn", "pld": "prompt", "lookahead": "turn", "ssd": "run",
-        "suffix_decoding": "run", "ouroboros": "run", "own": "prompt",
-    }  # fmt: skip
-    one = "compare=[{method: token_recycling, state_scope: paper}]"
-    assert scopes("method=lookahead", one) == {
-        "ar": "prompt", "lookahead": "prompt", "token_recycling": "run",
-    }  # fmt: skip
-    typed = scopes("method=token_recycling", "method.state_scope=turn", "state_scope=paper")
-    assert typed["token_recycling"] == "turn"
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        # The run's scope holds for all but SSD, which has its own.
+        (
+            ["method=ssd", "state_scope=turn", "compare=[lookahead]"],
+            {"ar": "turn", "ssd": "run", "lookahead": "turn"},
+        ),
+        (["method=ssd", "method.state_scope=prompt"], {"ssd": "prompt"}),
+        (
+            ["method=cacheback", "state_scope=paper", OTHERS],
+            {"ar": "prompt", "cacheback": "turn", "pld": "prompt", "lookahead": "turn",
+             "ssd": "run", "suffix_decoding": "run", "own": "prompt"},
+        ),
+        (
+            ["method=lookahead", "compare=[{method: token_recycling, state_scope: paper}]"],
+            {"ar": "prompt", "lookahead": "prompt", "token_recycling": "run"},
+        ),
+        (
+            ["method=token_recycling", "method.state_scope=turn", "state_scope=paper"],
+            {"token_recycling": "turn"},
+        ),
+        (["experiment=cacheback_figure3"], {"cacheback": "turn", "lookahead": "turn"}),
+        (["experiment=token_recycling_table1"], {"token_recycling": "run"}),
+    ],
+)  # fmt: skip
+def test_a_method_keeps_state_as_long_as_typed_or_as_its_paper(typed, expected):
+    kept = scopes(*typed)
+    assert kept | expected == kept
 
 
 def test_parts_keep_what_they_learnt_as_long_as_the_whole():
@@ -296,23 +284,6 @@ def test_parts_keep_what_they_learnt_as_long_as_the_whole():
     own = "method.drafters=[sam,{method: token_recycling, state_scope: turn}]"
     with pytest.raises(ConfigurationError, match=r"as long as the whole.*method\.state_scope"):
         resolve_entries(compose(["method=union", own]))
-
-
-def test_the_papers_experiments_keep_state_as_the_papers_do():
-    for name in option_names("experiment"):
-        config = yaml.safe_load((CONF_DIR / f"experiment/{name}.yaml").read_text())
-        if name.startswith(("token_recycling", "card_table", "card_figure", "ngrammys_t", "ssd")):
-            assert config["state_scope"] == "paper", name
-    assert scopes("experiment=token_recycling_table1")["token_recycling"] == "run"
-
-
-def test_the_papers_experiments_have_the_papers_budgets():
-    """Tuned ones suit this machine: with CARD's no draft reaches the target."""
-    papers = ("cacheback", "token_recycling", "card_table", "card_figure", "ngrammys", "ssd")
-    for name in option_names("experiment"):
-        config = yaml.safe_load((CONF_DIR / f"experiment/{name}.yaml").read_text())
-        if name.startswith(papers) and name != "ngrammys_figure1":  # passes without a method
-            assert config["budgets"] == "published", name
 
 
 def test_composing_imports_nothing_heavy_and_the_run_key_is_stable_over_processes():
@@ -334,19 +305,6 @@ def test_composing_imports_nothing_heavy_and_the_run_key_is_stable_over_processe
     key = run_key(compose(["model=vicuna7b", "compare=[pld]"]))
     assert len(f"{int(key, 16):08x}") == len(key) == 8
     assert json.loads(done.stdout) == [key]
-
-
-# --- methods and pairs ----------------------------------------------------------------------------
-
-
-def test_the_pair_file_sets_cachebacks_budget_for_the_entries_of_compare_too():
-    pair = yaml.safe_load((CONF_DIR / "pair/cacheback_smollm2_135m.yaml").read_text())["method"]
-    ours = composed().method
-    assert {key: ours[key] for key in pair} == pair
-    assert ours.total_draft_len < 96
-    for overrides, budget in (([], ours.total_draft_len), (["pair=none"], 96)):
-        entry = compose_entry(compose(["method=pld", *overrides]), "cacheback")
-        assert entry.method.total_draft_len == budget
 
 
 BUDGETS = [
@@ -443,9 +401,6 @@ def test_a_file_of_an_optional_group_that_was_typed_must_exist(typed):
         compose([typed])
 
 
-# --- models of the user's own ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("typed", "name"),
     [
@@ -493,18 +448,6 @@ def test_a_folder_is_one_model_however_it_is_named():
     assert run_key(by_path) == run_key(compose(["model=mistral7b", "model.id=/weights/tuned"]))
 
 
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [([], "type model.path=FOLDER"), (["model.shape=true"], "model.shape_config")],
-)
-def test_a_model_of_ones_own_must_be_named(typed, said):
-    with pytest.raises(ConfigurationError, match=said):
-        check_values(compose(["model=local", *typed]))
-
-
-# --- compare --------------------------------------------------------------------------------------
-
-
 def test_an_entry_starts_from_its_own_yaml_and_pair_and_sets_label_and_knobs():
     mapping = "{method: cacheback, table: dynamic, label: no_frozen}"
     cfg = compose(["method=pld", "method.num_tokens=5", f"compare=[cacheback,{mapping}]"])
@@ -516,8 +459,6 @@ def test_an_entry_starts_from_its_own_yaml_and_pair_and_sets_label_and_knobs():
     # Everything else is the run's own.
     assert run_identity(plain)["generation"] == run_identity(cfg)["generation"]
 
-
-# --- run key --------------------------------------------------------------------------------------
 
 PLACES = ("output_dir=/x", "data_dir=/x", "cache_dir=/x", "paths.root=/x", "fresh=true",
           "resume=force", "shard=0/2", "dataset.special_tokens=parse",
@@ -534,20 +475,17 @@ def test_run_key_changes_with_what_may_move_a_number_alone():
     assert len(set(keys)) == len(keys) - 1
 
 
-# --- models ---------------------------------------------------------------------------------------
-
-
-def test_all_promised_models_are_there():
-    assert set(option_names("model")) - {"local"} == set(PARAMETERS)
-
-
 # One of each family always; building the others, up to 72 billion parameters, takes their time.
 FAMILIES = {"vicuna7b", "llama3_8b", "mistral7b", "phi3_mini", "qwen25_7b", "qwen3_8b"}
 
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in FAMILIES else pytest.param(n, marks=pytest.mark.slow) for n in sorted(PARAMETERS)],
+    [
+        name if name in FAMILIES else pytest.param(name, marks=pytest.mark.slow)
+        for name in option_names("model")
+        if name != "local"
+    ],
 )
 def test_shape_config_builds_the_published_architecture(name):
     model = compose([f"model={name}"]).model
@@ -571,20 +509,6 @@ def test_shape_config_builds_the_published_architecture(name):
         assert config.sliding_window == 2047
 
 
-def test_ids_that_papers_ran():
-    def model(name: str) -> dict[str, object]:
-        return yaml.safe_load((CONF_DIR / "model" / f"{name}.yaml").read_text())
-
-    for size in ("7b", "13b", "33b"):
-        assert model(f"vicuna{size}")["id"] == f"lmsys/vicuna-{size}-v1.3"
-    assert model("mistral7b")["id"] == "mistralai/Mistral-7B-Instruct-v0.2"
-    for name in ("vicuna33b", "llama2_70b", "llama3_70b", "qwen25_72b", "codellama34b"):
-        assert model(name)["device_map"] == "auto"
-
-
-# --- experiments and data sets --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", option_names("experiment"))
 def test_experiment_begins_with_its_command_and_its_entries_are_valid(name):
     lines = (CONF_DIR / "experiment" / f"{name}.yaml").read_text().splitlines()
@@ -594,6 +518,10 @@ def test_experiment_begins_with_its_command_and_its_entries_are_valid(name):
     cfg = composed(f"experiment={name}", *needed)
     check_values(cfg)
     OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    papers = ("cacheback", "token_recycling", "card_table", "card_figure", "ngrammys_t", "ssd")
+    if name.startswith(papers):  # tuned settings and scopes suit this machine
+        assert cfg.budgets == "published"
+        assert cfg.state_scope == "paper" or name.startswith("cacheback")
     labels = [cfg.method.label or cfg.method.name]
     made(cfg.method)
     for entry in cfg.compare:
@@ -645,9 +573,3 @@ def test_local_file_sets_this_machines_places(tmp_path, monkeypatch):
     cfg = compose()
     assert (cfg.data_dir, cfg.paths.results) == ("/data", "/scratch")
     assert compose(["data_dir=/other"]).data_dir == "/other"
-
-
-def test_every_key_of_the_root_has_its_comment():
-    root = (CONF_DIR / "config.yaml").read_text()
-    for field in dataclasses.fields(schema.RunConfig):
-        assert f"{field.name}:" in root or f"optional {field.name}:" in root, field.name
