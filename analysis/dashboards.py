@@ -51,21 +51,23 @@ class Subject:
     comparisons: Sequence[ComparedRuns]
 
     @classmethod
-    def of(
-        cls, runs: Sequence[Run], entity: str | None = None, project: str | None = None
-    ) -> Subject:
+    def of(cls, runs: Sequence[Run], entity: str = "", project: str = "") -> Subject:
         """Compare runs with records, by default in their ``logger``'s project."""
         nodes = [logger_settings(run) for run in runs]
-        entity = entity or next((node["entity"] for node in nodes if node["entity"]), "")
-        return cls(entity, project or nodes[0]["project"], make_comparisons(runs))
+        own = next((node["entity"] for node in nodes if node["entity"]), "")
+        return cls(entity or own, project or nodes[0]["project"], make_comparisons(runs))
+
+    @property
+    def where(self) -> dict[str, str]:
+        return {"entity": self.entity, "project": self.project}
 
     @cached_property
-    def keys(self) -> frozenset[str]:
+    def keys(self) -> set[str]:
         """The summary keys that the labels have."""
         pairs = [pair for comparison in self.comparisons for pair in label_rows(comparison)]
-        return frozenset(key for entry, rows in pairs for key in label_numbers(entry, rows))
+        return {key for entry, rows in pairs for key in label_numbers(entry, rows)}
 
-    @cached_property
+    @property
     def filters(self) -> list[dict[str, str]]:
         """What the runs of each comparison share, each once."""
         configs = [run_config(run) for c in self.comparisons for run in c.runs]
@@ -78,10 +80,11 @@ def sections(subject: Subject) -> dict[str, list[Any]]:
     import wandb_workspaces.reports.v2 as wr
 
     def bars(titles: Mapping[str, str]) -> list[Any]:
-        by, known = wr.Config("setting"), [key for key in titles if key in subject.keys]
+        by = wr.Config("setting")
         return [
-            wr.BarPlot(title=t, metrics=[wr.SummaryMetric(k)], groupby=by, title_x=t)
-            for k, t in ((key, titles[key]) for key in known)
+            wr.BarPlot(title=title, metrics=[wr.SummaryMetric(key)], groupby=by, title_x=title)
+            for key, title in titles.items()
+            if key in subject.keys
         ]
 
     panels = {title: bars({key: title}) for key, title in METRICS.items()}
@@ -93,14 +96,13 @@ def sections(subject: Subject) -> dict[str, list[Any]]:
         metric, mat, length = map(wr.SummaryMetric, (key, "mat", "tokens_per_pass"))
         axes = [*(wr.Config(f"knobs.{knob}") for knob in knobs), mat, metric]
         columns = [wr.ParallelCoordinatesPlotColumn(axis) for axis in axes]
-        every = [wr.ParallelCoordinatesPlot(title="Settings", columns=columns)] if knobs else []
-        of_length, of_mat = (
-            f"{METRICS[key]} against {name}" for name in ("tokens verified per step", "MAT")
-        )
+        title = f"{METRICS[key]} against"
         panels[heading] = [
-            *every,
-            wr.ScatterPlot(title=of_length, x=length, y=metric, log_x=True),
-            wr.ScatterPlot(title=of_mat, x=mat, y=metric),
+            *([wr.ParallelCoordinatesPlot(title="Settings", columns=columns)] if knobs else []),
+            wr.ScatterPlot(
+                title=f"{title} tokens verified per step", x=length, y=metric, log_x=True
+            ),
+            wr.ScatterPlot(title=f"{title} MAT", x=mat, y=metric),
         ]
     tasks = sorted(key.split("/") for key in subject.keys if key.startswith("task/"))
     for key, title in METRICS.items():
@@ -127,8 +129,7 @@ def workspace(subject: Subject) -> Any:
         order=[expr.Ordering(expr.Summary("speedup"), ascending=False)],
         pinned_columns=_PINNED,
     )
-    where = {"entity": subject.entity, "project": subject.project}
-    return ws.Workspace(**where, name=TITLE, sections=shown, runset_settings=runs)
+    return ws.Workspace(**subject.where, name=TITLE, sections=shown, runset_settings=runs)
 
 
 def report(subject: Subject) -> Any:
@@ -138,10 +139,9 @@ def report(subject: Subject) -> Any:
     """
     import wandb_workspaces.reports.v2 as wr
 
-    where = {"entity": subject.entity, "project": subject.project}
     runsets = [
         wr.Runset(
-            **where,
+            **subject.where,
             name="{model} on {dataset}, {timing} {typed}".format(**values).strip(),
             filters=" and ".join(f"Config('{key}') = '{value}'" for key, value in values.items()),
             groupby=["config.setting"],
@@ -156,15 +156,15 @@ def report(subject: Subject) -> Any:
     for heading, panels in sections(subject).items():
         blocks += [wr.H1(heading), wr.PanelGrid(runsets=runsets, panels=panels)]
     about = "Made by python -m analysis.dashboards; repeat the command to bring it up to date."
-    return wr.Report(**where, title=TITLE, description=about, blocks=blocks, width="fluid")
+    return wr.Report(**subject.where, title=TITLE, description=about, blocks=blocks, width="fluid")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; 0 done, 1 where W&B refused, 2 for bad input or without wandb-workspaces."""
     about = "W&B's comparison workspace and report of runs: what they hold, and with --push there."
     parser = runs_parser("dashboards", about)
-    parser.add_argument("--entity", help="W&B user or team (default: the runs' own)")
-    parser.add_argument("--project", help="default: the runs' own")
+    parser.add_argument("--entity", default="", help="W&B user or team (default: the runs' own)")
+    parser.add_argument("--project", default="", help="default: the runs' own")
     parser.add_argument("--push", action="store_true", help="save them on W&B; needs wandb login")
     return with_runs(parser.parse_args(arguments), _make)
 

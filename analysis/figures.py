@@ -10,7 +10,6 @@ figures of that run. Trained heads have their acceptance by position.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -111,19 +110,15 @@ def pictures_of(comparison: ComparedRuns) -> Iterator[tuple[str, Drawing]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code (2: nothing to show, or a damaged file)."""
-    return with_runs(parser().parse_args(arguments), draw)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command's options."""
-    made = runs_parser("figures", "Figures of runs, as PNG and PDF.")
-    made.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
-    return made
-
-
-def draw(runs: Sequence[Run], options: argparse.Namespace) -> int:
-    """Write the runs' figures where the options of :func:`parser` say."""
+    parser = runs_parser("figures", "Figures of runs, as PNG and PDF.")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="default: RUNS/figures")
+    options = parser.parse_args(arguments)
     folder = options.output or options.runs[0] / "figures"
+    return with_runs(options, lambda runs, _: draw(runs, folder))
+
+
+def draw(runs: Sequence[Run], folder: Path) -> int:
+    """Write the runs' figures, and print where they are; 0."""
     sys.stdout.write(f"figures in {folder}, each as png and pdf:\n")
     for stem, figure in figures_of(runs):
         save(figure, folder, stem)

@@ -28,7 +28,7 @@ def _summarize(runs: Sequence[Run], options: argparse.Namespace) -> int:
     tables.show(runs, tables.parser().parse_args(folders))
     sys.stdout.write("files:\n")
     tables.show(runs, tables.parser().parse_args([*folders, *files]))
-    return figures.draw(runs, figures.parser().parse_args([*folders, *files]))
+    return figures.draw(runs, options.output)
 
 
 if __name__ == "__main__":

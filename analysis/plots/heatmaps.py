@@ -114,14 +114,14 @@ def heatmaps(
 def _write_cell(
     axes: Axes, place: tuple[int, int], cell: Estimate | None, scale: Normalize, roomy: bool
 ) -> None:
-    value, interval = (None, None) if cell is None else (cell.value, cell.interval)
-    interval = interval if roomy else None
+    cell = cell or Estimate(None)
+    interval = cell.interval if roomy else None
     style = {
         "xy": place, "textcoords": "offset points", "ha": "center", "va": "center",
-        "color": "white" if value and scale(value) < 0.5 else "black",
+        "color": "white" if cell.value and scale(cell.value) < 0.5 else "black",
     }  # fmt: skip
-    form = ".1f" if (value or 0.0) >= 10 else ".2f"
-    text = number(value, form)
+    form = ".1f" if (cell.value or 0.0) >= 10 else ".2f"
+    text = number(cell.value, form)
     axes.annotate(text, xytext=(0, 3.5 if interval else 0), fontsize="small", **style)
     if interval:
         text = "–".join(format(end, form) for end in interval)

@@ -32,28 +32,19 @@ PLAIN_LINE: Keywords = {"color": REFERENCE, "linewidth": 0.8, "linestyle": "--",
 HOLLOW = "hollow: not shown to differ from plain decoding"
 
 # What a family drafts from, its color, its methods. A method that is not listed is one of "other".
-_FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+_FAMILIES = {
     "text": (
         "#0072B2",
-        (
-            "cacheback", "ngram_map", "ngram_mod", "ngrammys", "pld", "rest", "sam", "ssd",
-            "suffix_decoding",
-        ),
+        "cacheback ngram_map ngram_mod ngrammys pld rest sam ssd suffix_decoding",
     ),
-    "the model's own passes": (
-        "#009E73",
-        ("jacobi", "logitspec", "lookahead", "racer", "token_recycling"),
-    ),
-    "trained heads": (
-        "#D55E00",
-        ("eagle", "eagle2", "eagle3", "hydra", "medusa"),
-    ),
-    "draft models": ("#AA3377", ("card", "opt_tree", "ouroboros", "pearl", "sps")),
-    "combined": ("#E69F00", ("adaptive", "sam_eagle2", "suffix_else_head", "union")),
-    "plain decoding": ("#AAAAAA", ("ar", "oracle", "random_drafts")),
-    "other": ("#000000", ()),
-}  # fmt: skip
-_FAMILY_OF = {method: name for name, (_, methods) in _FAMILIES.items() for method in methods}
+    "the model's own passes": ("#009E73", "jacobi logitspec lookahead racer token_recycling"),
+    "trained heads": ("#D55E00", "eagle eagle2 eagle3 hydra medusa"),
+    "draft models": ("#AA3377", "card opt_tree ouroboros pearl sps"),
+    "combined": ("#E69F00", "adaptive sam_eagle2 suffix_else_head union"),
+    "plain decoding": ("#AAAAAA", "ar oracle random_drafts"),
+    "other": ("#000000", ""),
+}
+_FAMILY_OF = {method: name for name, (_, each) in _FAMILIES.items() for method in each.split()}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d", "h")
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "|||", "ooo", "+++", "OO", "**", "//", "\\\\")
 _DASHES = ("-", "--", "-.", ":")
