@@ -113,9 +113,8 @@ def drafters(targets, tmp_path_factory, monkeypatch):
             cache = base / ("contract-artifacts" if of == "llama" else f"artifacts-{of}")
             context = driver.toy_context(drafter, cache, monkeypatch, of=of)
             if context.heads:  # of this target's size
-                layer = tiny_heads.of_shape(read_shape(target.config, of))
-                folder = base / f"heads-{of}"
-                context = replace(context, heads=tiny_heads.save_each(folder, 32, VOCAB, **layer))
+                shape, folder = read_shape(target.config, of), base / f"heads-{of}"
+                context = replace(context, heads=tiny_heads.save_each(folder, VOCAB, shape))
             first = first or context
             if joined:
                 draft = first.draft_model and first.draft_model.twin()

@@ -41,7 +41,6 @@ from specbench.models.target import Target
 from tests.conftest import VOCAB, tiny_model
 from tests.gpu_rules.memory import RuleBroken
 from tests.models.heads import tiny_heads
-from tests.tiny_checkpoint import TINY
 
 DEVICE, SECOND = "cuda:0", "cuda:1"
 EOS = frozenset({2})
@@ -95,8 +94,8 @@ def draft(drafter: Drafter, device: str = DEVICE, dtype: torch.dtype = torch.flo
 
 def heads(folder: Path) -> dict[str, Path]:
     """Checkpoints of all heads, that fit the tiny model."""
-    layer = tiny_heads.of_shape(read_shape(tiny_model("llama").config.to_dict(), "llama"))
-    return tiny_heads.save_each(folder, hidden=TINY["hidden_size"], vocab=VOCAB, **layer)
+    shape = read_shape(tiny_model("llama").config.to_dict(), "llama")
+    return tiny_heads.save_each(folder, VOCAB, shape)
 
 
 def decode(

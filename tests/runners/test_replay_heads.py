@@ -46,9 +46,8 @@ def with_heads(small, checkpoint, tmp_path_factory):
     config = json.loads((checkpoint / "config.json").read_text())
     folders = tiny_heads.save_each(
         tmp_path_factory.mktemp("heads"),
-        hidden=config["hidden_size"],
-        vocab=config["vocab_size"],
-        **tiny_heads.of_shape(read_shape(config, "the target")),
+        config["vocab_size"],
+        read_shape(config, "the target"),
     )
     return [*small, *(f"++pair.heads.{name}={path}" for name, path in folders.items())]
 

@@ -72,7 +72,7 @@ class LayerShape:
     def inverse_frequencies(self) -> tuple[torch.Tensor, float]:
         """``[head_dim / 2]`` float64 radians per position, and the factor on cosine and sine."""
         if self.rope_scaling is None:
-            halves = torch.arange(0, self.head_dim, 2, dtype=torch.float64)
+            halves = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device="cpu")
             return self.rope_theta ** (-halves / self.head_dim), 1.0
         from transformers import LlamaConfig
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

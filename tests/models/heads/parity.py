@@ -1,7 +1,5 @@
 """Each head against its plain restatement, in float64, over several steps of random drafts."""
 
-from types import SimpleNamespace
-
 import torch
 
 from specbench.models.heads import eagle, eagle3, hydra_heads, medusa
@@ -19,13 +17,8 @@ LOADERS = {
 }
 
 
-def load(folder, family, target=None, dtype=torch.float64, **options):
-    """``target``: its ends."""
-    whole = SimpleNamespace(
-        embeddings=target or tiny_heads.target(), dtype=dtype, device=torch.device("cpu"),
-        config=tiny_heads.LAYER,
-    )  # fmt: skip
-    return LOADERS[family][2](folder, whole, **options)
+def load(folder, family, ends=None, dtype=torch.float64, **options):
+    return LOADERS[family][2](folder, tiny_heads.Ghost(dtype=dtype, ends=ends), **options)
 
 
 def saved(folder, family, change=None, made=None):
