@@ -177,7 +177,7 @@ def test_every_method_on_every_architecture_in_groups_of_each_size(
 
 def test_heads_of_all_texts_have_their_weights_in_common(targets, tmp_path):
     target, _ = targets()
-    heads = tiny_heads.save_each(tmp_path, 32, VOCAB, sizes=(4, 2, 8, 48))
+    heads = tiny_heads.save_each(tmp_path, VOCAB, read_shape(target.config, "llama"))
     context = DraftContext(VOCAB, frozenset(), target=target, heads=heads)
     for name in driver.methods_that_need("heads"):
         found = []
