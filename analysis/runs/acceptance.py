@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
 
 import numpy as np
 
@@ -18,31 +17,27 @@ from analysis.runs.estimates import STEP_PHASES, phase_s, pooled_ratio, steps
 from specbench.results.estimate import ABSENT, Estimate
 from specbench.results.records import CaseRecord
 
-# Depth of each step's draft by turn, 0 where nothing was drafted.
-Depths: TypeAlias = Mapping[tuple[int, str, int, str], Sequence[int]]
-
 
 def by_depth(
     records: Sequence[CaseRecord],
     seed: int = 0,
     deepest: int = 12,
-    depths: Depths | None = None,
+    depths: Mapping[tuple[int, str, int, str], Sequence[int]] | None = None,
     conditional: bool = False,
 ) -> list[tuple[int, Estimate]]:
     """Return by depth the share of drafts accepted there, up to where nothing is accepted.
 
-    Engines call it the marginal acceptance of a position: of the steps with a draft, those that
-    accepted so many tokens. One plus the sum over all depths is the acceptance length of these
-    steps. Where nobody kept the depths of drafts, all steps count instead.
+    Of the steps with a draft, those that accepted so many tokens; one plus the sum over all depths
+    is the acceptance length of these steps.
 
     Args:
         records: of one label.
         seed: of the bootstrap.
         deepest: the last depth.
-        depths: of the run (`analysis.runs.load.Run.depths`).
-        conditional: of the steps that accepted the token before it and drafted so deep. A draft
-            that ends before rejects nothing; of a tree, one that is as deep on another branch
-            counts as drafted so deep.
+        depths: of each step's draft by turn, 0 without one (`analysis.runs.load.Run.depths`); where
+            nobody kept them, all steps count.
+        conditional: of the steps that accepted the token before it and drafted so deep (of a tree,
+            on any branch). A draft that ends before rejects nothing.
     """
 
     def steps_with(accepted: int, drafted: int) -> Callable[[CaseRecord], float | None]:
@@ -74,7 +69,6 @@ def by_position(
     Returns:
         Middle of the stretch in tokens of the answer, and MAT.
     """
-    longest = max((record.n_new for record in records), default=0)
 
     def steps_in(record: CaseRecord, stretch: int) -> list[int]:
         begin, inside = 1, []  # the first token came from the prompt's pass
@@ -83,16 +77,16 @@ def by_position(
             begin += n
         return inside
 
-    def mat_in(stretch: int) -> Estimate:
-        return pooled_ratio(
-            records,
-            lambda record: sum(steps_in(record, stretch)),
-            lambda record: len(steps_in(record, stretch)),
-            seed,
-        )
+    longest = max((record.n_new for record in records), default=0)
 
-    n_stretches = (longest + width - 1) // width
-    return [((stretch + 0.5) * width, mat_in(stretch)) for stretch in range(n_stretches)]
+    def mat_in(stretch: int) -> Estimate:
+        tokens, passes = (
+            (lambda r: sum(steps_in(r, stretch))),
+            (lambda r: len(steps_in(r, stretch))),
+        )
+        return pooled_ratio(records, tokens, passes, seed)
+
+    return [((i + 0.5) * width, mat_in(i)) for i in range(-(-longest // width))]
 
 
 def stream_parts(records: Sequence[CaseRecord], parts: int) -> list[tuple[float, list[CaseRecord]]]:
@@ -121,8 +115,8 @@ def drafter_count(key: str) -> Callable[[CaseRecord], float | None]:
     """
 
     def count(record: CaseRecord) -> float | None:
-        found = [v for k, v in record.drafter.items() if k == key or k.endswith(f".{key}")]
-        return float(sum(found)) if found else None
+        counts = [v for k, v in record.drafter.items() if k == key or k.endswith(f".{key}")]
+        return float(sum(counts)) if counts else None
 
     return count
 
@@ -151,8 +145,9 @@ def load_of_pass(rows: Estimate, parameters: int | None) -> str:
 
 def phase_share(entry: ComparedLabel, phase: str = "draft") -> Estimate:
     """A phase's share of the time of an entry's timed steps; no number without phases."""
+    clocked = [record for record in entry.timed_records if record.phase_s]
     return pooled_ratio(
-        [record for record in entry.timed_records if record.phase_s],
+        clocked,
         lambda r: phase_s(r, phase),
         lambda r: sum(phase_s(r, each) for each in STEP_PHASES),
         entry.run.seed,
@@ -165,7 +160,7 @@ def hit_rate(entry: ComparedLabel) -> Estimate:
     hits, misses = drafter_count("hits"), drafter_count("misses")
 
     def queries(record: CaseRecord) -> float | None:
-        found = hits(record), misses(record)
-        return None if found[0] is None or found[1] is None else found[0] + found[1]
+        hit, missed = hits(record), misses(record)
+        return None if hit is None or missed is None else hit + missed
 
     return pooled_ratio(entry.records, hits, queries, entry.run.seed, 1)

@@ -131,9 +131,10 @@ class ComparedRuns:
         return self._title(display_name(self.model), display_name(self.dataset))
 
     def _title(self, model: str, data: str) -> str:
-        run = self.runs[0]
+        run, loaded = self.runs[0], self.runs[0].manifest.model
+        weights = f"{loaded.weights} weights" if loaded and loaded.weights else ""
         batch = f"{run.batch} texts at once" if run.batch > 1 else ""
-        return ", ".join(filter(None, [f"{model} on {data}", run.weights, batch, self.told]))
+        return ", ".join(filter(None, [f"{model} on {data}", weights, batch, self.told]))
 
     @property
     def drafting(self) -> list[ComparedLabel]:
@@ -217,8 +218,10 @@ def make_comparisons(
 
 def conditions(run: Run) -> tuple[Any, ...]:
     """Tell what runs in one table share besides model and data; may be sorted."""
+    drafting = [record for record in run.records if record.label != run.baseline]
+    verifiers = sorted({record.verifier for record in drafting or run.records[:1]})
     source = (run.manifest.imported or {}).get("from") or ""
-    made = (run.verifier, run.timing, source, run.max_new_tokens or 0)
+    made = (" and ".join(verifiers), run.timing, source, run.max_new_tokens or 0)
     answered = (run.engine, run.concurrency)
     return (run.batch, run.dtype, run.hardware, run.temperature, run.synthetic, *made, *answered)
 

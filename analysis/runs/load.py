@@ -73,14 +73,14 @@ class Surface:
         medians, resampled = np.median(samples, axis=-1), np.median(samples[..., drawn], axis=-1)
         one = ks.index(1), ws.index(0)
         low, high = np.quantile(resampled / resampled[one], (0.025, 0.975), axis=-1)
-        cells = {}
-        for i, k in enumerate(ks):
-            for j, w in enumerate(ws):
-                interval = (float(low[i, j]), float(high[i, j]))
-                known = repeats > 1 and (k, w) != (1, 0)
-                ratio = float(medians[i, j] / medians[one])
-                cells[k, w] = Estimate(ratio, interval if known else None)
-        return cells
+        return {
+            (k, w): Estimate(
+                float(medians[i, j] / medians[one]),
+                (float(low[i, j]), float(high[i, j])) if repeats > 1 and (i, j) != one else None,
+            )
+            for i, k in enumerate(ks)
+            for j, w in enumerate(ws)
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +100,6 @@ class Run:
     complete: bool
     surface: Surface | None = None
 
-    # --- what was set -----------------------------------------------------------------------------
-
     @property
     def model(self) -> str:
         """The model's name in ``conf/model``; a cost run has no record that says it."""
@@ -117,10 +115,6 @@ class Run:
         """Of the arithmetic, and of the weights where they are shorter (``engine.weights``)."""
         dtype = self._loaded.dtype or self.manifest.setting("model", "dtype")
         return number_format({"dtype": dtype or _NO_DTYPE, "weights": self._loaded.weights})
-
-    @property
-    def weights(self) -> str:
-        return f"{self._loaded.weights} weights" if self._loaded.weights else ""
 
     @property
     def engine(self) -> str:
@@ -228,18 +222,10 @@ class Run:
         }
         return {key: value for key, value in terms.items() if value is not None}
 
-    # --- what its records say ---------------------------------------------------------------------
-
     @property
     def timing(self) -> str:
         """Where the times come from: ``measured``, ``predicted`` by a cost surface, or ``none``."""
         return self.records[0].timing if self.records else "measured"
-
-    @property
-    def verifier(self) -> str:
-        """Who decided acceptance of the labels that draft; several in one run side by side."""
-        drafting = [record for record in self.records if record.label != self.baseline]
-        return " and ".join(sorted({r.verifier for r in drafting or self.records[:1]}))
 
     @functools.cached_property
     def errors(self) -> Sequence[ErrorLine]:
