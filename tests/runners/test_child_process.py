@@ -229,18 +229,6 @@ def test_a_progress_bar_in_the_child_leaves_no_semaphore(script):
     assert "leaked" not in output
 
 
-def test_the_parent_waits_without_using_the_processor(script, tmp_path):
-    process = script("sleep", tmp_path / "pid")
-    wait_for(tmp_path / "pid")
-    times = psutil.Process(process.pid).cpu_times
-    before = times()
-    time.sleep(0.5)
-    after = times()
-    process.terminate()
-    process.wait()
-    assert (after.user + after.system) - (before.user + before.system) < 0.1
-
-
 def test_where_the_system_has_fewer_signals_those_it_has_stop_a_run(monkeypatch):
     """As on Windows, where a missing one would end ``import run`` with a traceback."""
     fewer = enum.IntEnum("Signals", {"SIGINT": int(signal.SIGINT), "SIGTERM": int(signal.SIGTERM)})

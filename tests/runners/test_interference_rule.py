@@ -184,42 +184,28 @@ def test_a_disturbed_block_is_replaced_and_its_first_measurement_kept(run_noisy,
     assert found["without_rule"]["pld"]["speedup"] == pytest.approx(plain / fast)
 
 
-def test_a_block_that_stays_disturbed_is_measured_again_so_often(run_noisy):
-    folder = run_noisy([0, 0, 0, 0.4, 0, 0, 0.5, 0.5], "measure.reruns=1", "measure.rerun_share=1")
+@pytest.mark.parametrize(
+    ("steals", "options", "attempts", "logged"),
+    [
+        # Measured again as often as allowed; one case of three is more than may be left out.
+        ([0, 0, 0, 0.4, 0, 0, 0.5, 0.5], ["rerun_share=1"], [0, 1, 0], ""),
+        ([0.4] * 8, ["rerun_share=1"], [1, 0, 0], ""),
+        ([0.4] * 5, ["rerun_share=0.6"], [0, 0, 0], "where 0 may be left out"),
+        ([0, 0, 0, 0.4], ["rerun_minutes=0"], [0, 0, 0], "measured again: measure.rerun_minutes=0"),
+    ],
+)
+def test_measuring_again_stops_where_it_cannot_help_and_its_times_count(
+    run_noisy, caplog, steals, options, attempts, logged
+):
+    folder = run_noisy(steals, "measure.reruns=1", *(f"measure.{option}" for option in options))
     done, _ = records.read_records(folder)
-    assert {(r.case_id, r.attempt, r.status) for r in done if r.case_id == "83"} == {
-        ("83", 1, "disturbed")
-    }
-    assert len(lines(folder, records.DISTURBED)) == 2
+    assert [r.attempt for r in done if r.label == "ar"] == attempts
+    assert len(lines(folder, records.DISTURBED)) == 2 * sum(attempts)
+    assert logged in caplog.text
     summary = jsonl.read_json(folder / records.SUMMARY)
-    assert summary["rows"][-1]["n_disturbed"] == 1
-    assert summary["rows"][-1]["disturbed_counted"] is True, "a quarter of three is none"
-    assert any("TOO BUSY in 1 of 3 cases" in text for text in warning_texts(summary))
-
-
-def test_measuring_again_stops_where_too_many_stay_disturbed(run_noisy, caplog):
-    """Of three cases none may be left out: once one stays disturbed, the rest counts anyway."""
-    share = ["measure.rerun_share=0.6", "measure.reruns=1"]  # two of three
-    folder = run_noisy([0.4] * 5, *share)
-    assert "where 0 may be left out" in caplog.text
-    assert not lines(folder, records.DISTURBED)
-    row = jsonl.read_json(folder / records.SUMMARY)["rows"][-1]
-    assert (row["tokens_per_s"] > 0, row["disturbed_counted"]) == (True, True)
-
-
-def test_measuring_again_stops_at_the_first_case_that_stays_disturbed(run_noisy):
-    folder = run_noisy([0.4] * 8, "measure.rerun_share=1", "measure.reruns=1")
-    done, _ = records.read_records(folder)
-    assert [(r.case_id, r.attempt) for r in done if r.label == "ar"] == [
-        ("82", 1), ("83", 0), ("85", 0)
-    ]  # fmt: skip
-
-
-def test_measuring_again_ends_with_its_time_and_says_what_stays(run_noisy, caplog):
-    folder = run_noisy([0, 0, 0, 0.4], "measure.rerun_minutes=0")
-    assert not lines(folder, records.DISTURBED)
-    assert jsonl.read_json(folder / records.SUMMARY)["rows"][-1]["n_disturbed"] == 1
-    assert "1 disturbed cases are not measured again: measure.rerun_minutes=0" in caplog.text
+    row = summary["rows"][-1]
+    assert row["tokens_per_s"] > 0 and row["n_disturbed"] >= 1 and row["disturbed_counted"] is True
+    assert any("TOO BUSY in" in text for text in warning_texts(summary))
 
 
 def test_a_busy_machine_is_named_before_anything_is_timed(small, tmp_path, monkeypatch, caplog):

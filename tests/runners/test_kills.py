@@ -1,7 +1,7 @@
 """Kills by SIGKILL at random moments, in rounds until a run is complete: nothing is lost.
 
 ``make soak`` runs a hundred and prints the figures. Runs are forked from the test, where all is
-imported already, so that a start takes a second; `test_run.py` kills ``run.py`` itself.
+imported already, so that a start takes a second.
 """
 
 import contextlib
@@ -13,13 +13,13 @@ import time
 from collections import Counter
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 from runners.launch import child_process
 from runners.session import blocks, interference_rule
 from specbench.results import records
 from specbench.storage import jsonl
-from tests.runners.test_run import result
 from tests.small_run import run_here, without_times
 
 WHEN = ("any moment", "behind a write", "within a write")
@@ -156,7 +156,11 @@ def until_complete(folder, overrides, rng, most, longest_s):
 
 def outcome(folder):
     """All that a run leaves, in the order of its files, without times."""
-    left = result(folder)
+    steps = pq.read_table(folder / records.STEPS).drop_columns("step_s").to_pylist()
+    steps.sort(key=lambda r: (r["repeat"], r["case_id"], r["turn"], r["label"], r["step"]))
+    counted = ("label", "method", "task", "n_cases", "mat", "mat_ci", "lossless", "state_scope")
+    rows = jsonl.read_json(folder / records.SUMMARY)["rows"]
+    left = {"steps": steps, "rows": [{name: row[name] for name in counted} for row in rows]}
     for name in (records.CASES, records.DISTURBED, records.ERRORS):
         lines, truncated = jsonl.read_jsonl(folder / name)
         assert not truncated

@@ -1,4 +1,4 @@
-"""run.py as a process: exit codes and messages, kills at random moments, two at a time."""
+"""run.py as a process: exit codes and messages, signals, two at a time."""
 
 import json
 import os
@@ -10,14 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
-import pyarrow.parquet as pq
 import pytest
 
 from specbench.errors import OutputRefused
 from specbench.results import records
 from specbench.storage import jsonl
-from tests.small_run import ROOT, run_here, without_times
+from tests.small_run import ROOT, run_here
 
 pytestmark = pytest.mark.usefixtures("signals_arrive")
 
@@ -57,20 +55,6 @@ def finish(process):
     return process.returncode, process.log.read_text()
 
 
-def result(folder):
-    """Everything a run leaves, sorted by key, without times, hosts and time stamps."""
-    cases = [without_times(line) for line in jsonl.read_jsonl(folder / records.CASES)[0]]
-    cases.sort(key=lambda r: (r["repeat"], r["case_id"], r["turn"], r["label"]))
-    steps = pq.read_table(folder / records.STEPS).to_pylist()
-    for row in steps:
-        del row["step_s"]
-    steps.sort(key=lambda r: (r["repeat"], r["case_id"], r["turn"], r["label"], r["step"]))
-    rows = jsonl.read_json(folder / records.SUMMARY)["rows"]
-    counted = ("label", "method", "task", "n_cases", "mat", "mat_ci", "lossless", "state_scope")
-    rows = [{name: row[name] for name in counted} for row in rows]
-    return {"cases": cases, "steps": steps, "rows": rows}
-
-
 # -- exit codes ------------------------------------------------------------------------------------
 
 
@@ -99,36 +83,6 @@ def test_a_multirun_runs_all_jobs_and_exits_with_the_highest_code(start, tmp_pat
     assert jsonl.read_json(done / records.MANIFEST)["config"]["method"]["num_tokens"] == 2
 
 
-# -- kills -----------------------------------------------------------------------------------------
-
-
-def kill_somewhere(process, folder, rng):
-    """SIGKILL parent or child at a random moment: of starting up, or of measuring.
-
-    However fast the machine, a start that is to be killed by the clock is killed when it has
-    measured as much as one that is killed by its records: a run outlasts its kills.
-    """
-    cases = folder / records.CASES
-    starting = rng.random() < 0.3
-    end = time.monotonic() + (rng.random() * 4 if starting else 3 * TIMEOUT_S)
-    enough = len(_lines(cases)) + rng.randrange(LINES_A_KILL)
-    while process.poll() is None and len(_lines(cases)) <= enough:
-        if time.monotonic() > end:
-            assert starting, "waited in vain for records"
-            break
-        time.sleep(0.002)
-    if not starting:
-        time.sleep(rng.random() * 0.03)
-    child = _measuring_child(process)
-    assert process.poll() is None, f"ended before it could be killed: {process.log.read_text()}"
-    if child is None or rng.random() < 0.5:
-        process.kill()
-    else:
-        child.kill()
-    process.wait(timeout=TIMEOUT_S)
-    assert process.returncode != 0
-
-
 def wait_until(condition, what):
     end = time.monotonic() + TIMEOUT_S
     while not condition():
@@ -136,41 +90,8 @@ def wait_until(condition, what):
         time.sleep(0.002)
 
 
-def _measuring_child(process):
-    """The spawned child; multiprocessing has another one that tracks resources."""
-    if process.poll() is None:
-        for child in psutil.Process(process.pid).children():
-            if "spawn_main" in " ".join(child.cmdline()):
-                return child
-    return None
-
-
 def _lines(path):
     return path.read_bytes().splitlines() if path.exists() else []
-
-
-LINES = 7 * 3  # turns and labels of a repeat of the run below
-LINES_A_KILL = 15  # of the two repeats that a run has for each of its kills
-
-
-@pytest.mark.slow  # a start takes seconds, and many where others use the machine
-@pytest.mark.timeout(900)
-def test_a_run_killed_at_random_moments_ends_as_one_that_was_left_alone(start, small, tmp_path):
-    n_kills = 20
-    repeats = 2 * n_kills
-    overrides = ["compare=[random_drafts]", f"repeats={repeats}"]
-    assert run_here([*small, *overrides, f"output_dir={tmp_path}/whole"]) == 0
-
-    rng = random.Random(1)
-    folder = tmp_path / "killed"
-    for _ in range(n_kills):
-        kill_somewhere(start(*overrides, f"output_dir={folder}"), folder, rng)
-        assert not (folder / records.DONE).exists()
-    assert run_here([*small, *overrides, f"output_dir={folder}"]) == 0
-    starts = jsonl.read_json(folder / records.MANIFEST)["starts"]
-    assert 1 < len(starts) <= n_kills + 1  # some are killed before they note it
-    assert len(_lines(folder / records.CASES)) == repeats * LINES
-    assert result(folder) == result(tmp_path / "whole")
 
 
 # -- two processes, signals ------------------------------------------------------------------------

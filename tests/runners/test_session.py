@@ -1,14 +1,12 @@
 """What the labels of a run share, where one of them runs on an engine of its own."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
 from analysis import tables
 from methods.pld import PromptLookup
-from runners.session import device_lock, session
+from runners.session import device_lock
 from runners.session import loading as session_loading
 from runners.session.live import both_baselines
 from runners.session.loading import load_session
@@ -219,16 +217,3 @@ def test_the_memory_s_fastest_read_is_that_of_all_the_run_s_starts(small, tmp_pa
     assert "at 0% of this machine's read bandwidth (1000000000 GB/s)" in conditions["weights read"]
     codes = [w["code"] for w in jsonl.read_json(tmp_path / records.SUMMARY)["warnings"]]
     assert "SLOW_BASELINE" in codes
-
-
-def test_an_answer_without_text_counts_no_tokens():
-    """As one of the end token alone; its record would be refused as damaged."""
-
-    class Wordless(session.Session):
-        def __init__(self):
-            self._tokenizer = lambda text: SimpleNamespace(input_ids=text.split())
-
-        def text(self, output_ids):
-            return " " * len(output_ids)
-
-    assert Wordless().retokenized([2]) == 0
