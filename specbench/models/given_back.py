@@ -21,7 +21,7 @@ from specbench.system import cuda_settings
 
 @contextmanager
 def given_back(model: PreTrainedModel) -> Iterator[None]:
-    """What happens to ``model`` within is undone at its end, also after an error.
+    """Undo at its end what happens to ``model`` within, also after an error.
 
     Undone are: replaced or added modules, hooks and ``forward``s, the attention, training mode,
     ``requires_grad``, and parameters that became views of a common matrix. Values of weights are
@@ -29,14 +29,20 @@ def given_back(model: PreTrainedModel) -> Iterator[None]:
     they were.
     """
     parameters = [(p, p.requires_grad, _address(p)) for p in model.parameters()]
-    holders = [*model.modules(), *_configurations(model)]
-    before = [(holder, _attributes(holder)) for holder in holders]
-    with torch.random.fork_rng(_cuda_devices(model)), cuda_settings.kept():
+    before = [(holder, _attributes(holder)) for holder in _holders(model)]
+    devices = {parameter.device for parameter in model.parameters()}
+    gpus = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+    with torch.random.fork_rng(gpus), cuda_settings.kept():
         try:
             yield
         finally:
             for holder, attributes in before:
-                _restore(holder, attributes)
+                vars(holder).clear()
+                for name, (value, content) in attributes.items():
+                    if content is not None:
+                        value.clear()
+                        value.update(content)
+                    vars(holder)[name] = value
             # The clone must be an ordinary tensor, wherever the caller is.
             with torch.inference_mode(False):
                 for parameter, requires_grad, address in parameters:
@@ -49,44 +55,21 @@ def _address(parameter: torch.nn.Parameter) -> int | None:
     return None if parameter.is_meta else parameter.data_ptr()
 
 
-def _cuda_devices(model: PreTrainedModel) -> list[int]:
-    devices = {parameter.device for parameter in model.parameters()}
-    return sorted({device.index or 0 for device in devices if device.type == "cuda"})
-
-
-def _configurations(model: PreTrainedModel) -> list[PreTrainedConfig]:
-    """Of the model and its parts, and those inside them; each once."""
-    waiting: list[Any] = [value for m in model.modules() for value in vars(m).values()]
-    found: dict[int, PreTrainedConfig] = {}
+def _holders(model: PreTrainedModel) -> list[Any]:
+    """The modules, their configurations and those inside them; each once."""
+    holders: dict[int, Any] = {id(module): module for module in model.modules()}
+    waiting = [value for module in model.modules() for value in vars(module).values()]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, PreTrainedConfig) and id(value) not in found:
-            found[id(value)] = value
+        if isinstance(value, PreTrainedConfig) and id(value) not in holders:
+            holders[id(value)] = value
             waiting += vars(value).values()
-    return list(found.values())
+    return list(holders.values())
 
 
-def _attributes(holder: object) -> dict[str, tuple[Any, Any]]:
+def _attributes(holder: object) -> dict[str, tuple[Any, dict[Any, Any] | None]]:
     """Each attribute, and what is in it where it is a dictionary (children, parameters, hooks)."""
     return {
         name: (value, dict(value) if isinstance(value, dict) else None)
         for name, value in vars(holder).items()
     }
-
-
-def _restore(holder: object, attributes: dict[str, tuple[Any, Any]]) -> None:
-    present = vars(holder)
-    for name in present.keys() - attributes.keys():
-        del present[name]
-    for name, (value, content) in attributes.items():
-        if present.get(name) is not value:
-            present[name] = value
-        # Order counts: `named_modules` gives it.
-        if content is not None and _places(value) != _places(content):
-            value.clear()
-            value.update(content)
-
-
-def _places(content: dict[Any, Any]) -> list[tuple[Any, int]]:
-    """Names with their objects; tensors do not compare to true or false."""
-    return [(name, id(value)) for name, value in content.items()]
