@@ -346,7 +346,8 @@ code 2), and so do passes of its own that are further apart than roundings can b
 that is not on this page is checked like any other when it is loaded.
 
 Below are tiny models with random weights. Outputs of {tokens} tokens in float64 to {prompts}
-prompts, plain and with random draft trees, are compared with `generate`. The self-check ran in {dtypes}.
+prompts, plain and with random draft trees, are compared with `generate`.
+The self-check ran in {dtypes}.
 
 ## These decode
 
