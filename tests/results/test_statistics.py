@@ -8,7 +8,6 @@ import pytest
 
 from specbench.results.statistics import bootstrap
 from specbench.results.statistics.bootstrap import (
-    LogRatios,
     geometric_mean,
     log_ratios,
     ratio_of_totals,
@@ -106,12 +105,6 @@ class TestLogRatios:
         above, below = totals_of(ratio) if ratio else np.zeros((2, 2, 0, 1))
         assert log_ratios(above, below, strata_of(["a"] * len(ratio)), seed=0) is None
 
-    def test_repeats_alike_add_nothing(self):
-        ratio, strata = [(10, 1), (20, 3), (30, 2)], strata_of(["a"] * 3)
-        once = log_ratios(*totals_of(ratio), strata, seed=0)
-        often = log_ratios(*totals_of(ratio, repeats=3), strata, seed=0)
-        assert often.interval(0, 1.0) == pytest.approx(once.interval(0, 1.0))
-
     def test_the_spread_between_repeats_by_hand(self):
         """Three repeats at 1, 2 and 4 tokens a second; prompts do not differ."""
         each = np.array([[(1, 1)] * 3, [(2, 1)] * 3, [(4, 1)] * 3], dtype=np.float64)
@@ -120,11 +113,6 @@ class TestLogRatios:
         assert found.values == pytest.approx([math.log(7 / 3)])
         assert found.errors == pytest.approx([math.log(2) / math.sqrt(3)]), "sd of 0, 1, 2 is 1"
         assert found.freedom == pytest.approx([2.0])
-
-    def test_degrees_of_freedom_lie_between_those_of_the_parts(self):
-        one = np.ones((1, 1))
-        found = LogRatios(np.zeros(1), one, one, n=13, prompts_freedom=12, repeats_freedom=2)
-        assert found.freedom == pytest.approx([4 / (1 / 12 + 1 / 2)])
 
     def test_a_prompt_that_a_repeat_lacks_makes_no_spread(self):
         """The slow prompt was not timed in the second repeat; the others are as fast in both."""
@@ -174,17 +162,17 @@ def coverage(per_category, runs, n_resamples, seed):
 @pytest.mark.parametrize(
     ("size", "bounds"),
     [
-        # 200 runs: the bounds are four standard errors of a coverage of 95 %.
-        ({"per_category": 80, "runs": 200, "n_resamples": 250, "seed": 0}, (0.888, 1.0)),
+        # 120 runs: the bounds are four standard errors of a coverage of 95 %.
+        ({"per_category": 80, "runs": 120, "n_resamples": 250, "seed": 0}, (0.87, 1.0)),
         # 12 prompts, as in the data set that is shipped; the percentile interval covers 78 %.
-        ({"per_category": 2, "runs": 400, "n_resamples": 400, "seed": 1}, (0.91, 1.0)),
+        ({"per_category": 2, "runs": 250, "n_resamples": 300, "seed": 1}, (0.895, 1.0)),
         pytest.param(
             {"per_category": 80, "runs": 2000, "n_resamples": 500, "seed": 2},
             (0.93, 0.97),
             marks=[pytest.mark.slow, pytest.mark.timeout(600)],
         ),
     ],
-    ids=["200 runs", "small samples", "2000 runs"],
+    ids=["120 runs", "small samples", "2000 runs"],
 )
 def test_intervals_cover_the_truth(size, bounds):
     for share in coverage(**size):
@@ -201,7 +189,7 @@ def repeated(generator, runs, n, repeats, run_sd):
 
 @pytest.mark.parametrize("run_sd", [0.0, 0.02, 0.1])
 @pytest.mark.parametrize(
-    ("repeats", "runs"), [(2, 300), (3, 300), pytest.param(5, 3000, marks=pytest.mark.slow)]
+    ("repeats", "runs"), [(2, 200), pytest.param(5, 3000, marks=pytest.mark.slow)]
 )
 def test_intervals_over_repeats_cover_the_truth(run_sd, repeats, runs):
     """The truth is the mean over prompts and runs; 12 prompts, as in the data that is shipped."""
