@@ -33,7 +33,7 @@ from specbench.decoding.device import fill, to_device
 from specbench.decoding.structs import DraftTree
 from specbench.errors import CaseFailed
 from specbench.kernels.attention import AttentionPlan
-from specbench.kernels.cuda_graphs import GraphRecorder, Recorded
+from specbench.kernels.cuda_graphs import GraphRecorder, Recorded, key_bucket, key_buckets
 from specbench.kernels.gpu_layers import GRAPH_USERS, fuse
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import in_place
@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128)
 _TOO_LARGE = f"more than {ROW_BUCKETS[-1]} rows"  # why a pass has no bucket
-SHORTEST_KEYS = 256  # key buckets double from here: a short text does not pay for a long one
 _NODES = 0  # in place of a batch: a pass over nodes that hang below no root
 # Rows of the accepted path that a pass moves itself. All of a large tree would be a copy of 130 MB
 # in a 7B model, and more than these are seldom accepted.
@@ -55,22 +54,6 @@ MOVED_ROWS = 16
 def row_bucket(rows: int) -> int | None:
     """Round ``rows`` up to the smallest bucket that holds them; None where none does."""
     return next((bucket for bucket in ROW_BUCKETS if bucket >= rows), None)
-
-
-def key_bucket(keys: int, most: int) -> int:
-    """Round ``keys`` up to the smallest bucket for them: powers of two, ``most`` at last."""
-    bucket = SHORTEST_KEYS
-    while bucket < keys:
-        bucket *= 2
-    return min(bucket, most)
-
-
-def key_buckets(most: int) -> list[int]:
-    """List all of them, the smallest first."""
-    buckets = [key_bucket(0, most)]
-    while buckets[-1] < most:
-        buckets.append(key_bucket(buckets[-1] + 1, most))
-    return buckets
 
 
 def no_graphs(model: PreTrainedModel) -> str | None:

@@ -30,8 +30,8 @@ from specbench.decoding.lossless import audit_output
 from specbench.decoding.structs import DraftContext, DraftTree
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier, Verifier
+from specbench.kernels import cuda_graphs
 from specbench.kernels.cuda_graphs import GraphRecorder, Recorded
-from specbench.models import graph_target
 from specbench.models.checks.audit_tolerance import calibrate
 from specbench.models.draft.model import DraftModel
 from specbench.models.graph_target import GraphTarget
@@ -145,13 +145,13 @@ def few_keys() -> Iterator[None]:
 
     def short(function: Callable[..., Any]) -> Callable[..., Any]:
         def shorter(*sizes: int) -> Any:
-            with mock.patch.object(graph_target, "SHORTEST_KEYS", 64):
+            with mock.patch.object(cuda_graphs, "SHORTEST_KEYS", 64):
                 return function(*sizes)
 
         return shorter
 
     names = ("key_bucket", "key_buckets")
-    with mock.patch.multiple(head_drafter, **{n: short(getattr(graph_target, n)) for n in names}):
+    with mock.patch.multiple(head_drafter, **{n: short(getattr(cuda_graphs, n)) for n in names}):
         yield
 
 

@@ -19,11 +19,11 @@ from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry
 from specbench.decoding.verify.greedy import longest_match
 from specbench.errors import CaseFailed
+from specbench.kernels.cuda_graphs import key_bucket
 from specbench.models.graph_target import (
     FixedShape,
     GraphTarget,
     StaticPass,
-    key_bucket,
     no_graphs,
     row_bucket,
 )

@@ -45,8 +45,6 @@ class Fake:
     faults: list = field(default_factory=list)
     per_request: bool = True
     metrics: bool = True
-    detailed: bool = True
-    ids: bool = True
     key: str = ""
     wait_s: float = 0.0
     firsts: list = field(default_factory=list)
@@ -60,9 +58,7 @@ class Fake:
     most_at_once: int = 0
     now: int = 0
     lock: object = field(default_factory=threading.Lock)
-    totals: dict = field(
-        default_factory=lambda: {"drafts": 0, "drafted": 0, "accepted": 0, "new": 0}
-    )
+    answered: int = 0
 
     @property
     def n_new(self):
@@ -86,56 +82,40 @@ class Fake:
             return {}
         n_accepted, n_drafted = sum(self.accepted), self.drafted * len(self.accepted)
         if self.engine == "vllm":
-            said = {
+            counts = {
                 "mean_acceptance_length": 1 + n_accepted / len(self.accepted),
-                "draft_acceptance_rate": n_accepted / n_drafted,
-                "acceptance_histogram": [self.accepted.count(i) for i in range(self.drafted + 1)],
                 "num_spec_steps": len(self.accepted),
                 "num_accepted_draft_tokens": n_accepted,
                 "num_draft_tokens": n_drafted,
-                "num_spec_tokens": self.drafted,
+                "per_step_accepted": list(self.accepted),
             }
-            if self.detailed:
-                said["per_step_accepted"] = list(self.accepted)
-            return {"metrics": {"speculative_decoding": said}}
+            return {"metrics": {"speculative_decoding": counts}}
         if self.engine == "sglang":
-            said = {
-                "spec_accept_rate": n_accepted / n_drafted,
+            counts = {
                 "spec_accept_length": self.n_new / self.steps,
                 "spec_num_correct_drafts": n_accepted,
                 "spec_num_proposed_drafts": n_drafted,
                 "spec_verify_ct": self.steps,
             }
-            return {"sglext": {"spec_tokens_details": said}}
+            return {"sglext": {"spec_tokens_details": counts}}
         return {}
 
     def prometheus(self):
-        t = self.totals
-        if self.engine == "vllm":
-            said = {
-                "vllm:generation_tokens_total": t["new"],
-                "vllm:spec_decode_num_drafts_total": t["drafts"],
-                "vllm:spec_decode_num_draft_tokens_total": t["drafted"],
-                "vllm:spec_decode_num_accepted_tokens_total": t["accepted"],
-            }
-        elif self.engine == "sglang":
-            said = {
-                "sglang:generation_tokens_total": t["new"],
-                "sglang:spec_verify_calls_total": t.get("steps", 0),
-            }
-        else:
-            return ""
-        lines = ["# HELP made up", "# TYPE made up counter"]
-        lines += [f'{name}{{model_name="{self.model}"}} {float(n)}' for name, n in said.items()]
-        return "\n".join(lines)
-
-    def count(self):
-        if self.accepted is not None:
-            self.totals["drafts"] += len(self.accepted)
-            self.totals["drafted"] += self.drafted * len(self.accepted)
-            self.totals["accepted"] += sum(self.accepted)
-            self.totals["steps"] = self.totals.get("steps", 0) + self.steps
-        self.totals["new"] += self.n_new
+        accepted = self.accepted or ()
+        counts = {
+            "vllm:generation_tokens_total": self.n_new,
+            "vllm:spec_decode_num_drafts_total": len(accepted),
+            "vllm:spec_decode_num_draft_tokens_total": self.drafted * len(accepted),
+            "vllm:spec_decode_num_accepted_tokens_total": sum(accepted),
+            "sglang:generation_tokens_total": self.n_new,
+            "sglang:spec_verify_calls_total": self.idle + len(accepted),
+        }
+        lines = [
+            f'{name}{{model_name="{self.model}"}} {float(self.answered * count)}'
+            for name, count in counts.items()
+            if name.startswith(self.engine)
+        ]
+        return "\n".join(["# TYPE made up counter", *lines]) if lines else ""
 
     def events(self, body):
         """The JSON of the stream's events."""
@@ -143,7 +123,7 @@ class Fake:
         base = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": self.model}
         said = {"role": "assistant", "content": ""}
         first = {**base, "choices": [{"index": 0, "delta": said, "finish_reason": None}]}
-        with_ids = self.ids and self.engine == "vllm" and body.get("return_token_ids")
+        with_ids = self.engine == "vllm" and body.get("return_token_ids")
         if with_ids:
             first["prompt_token_ids"] = [1, 2, 3, 4, 5]
         yield first
@@ -300,7 +280,7 @@ class Handler(BaseHTTPRequestHandler):
             if i == 4 and fault == "unended":
                 break
         else:
-            fake.count()
+            fake.answered += 1
             self._chunk(b"data: [DONE]\n\n")
         self._chunk(b"")
 

@@ -33,8 +33,7 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.kernels.cuda_graphs import GraphRecorder, RecordedCall
-from specbench.models.graph_target import key_bucket, key_buckets
+from specbench.kernels.cuda_graphs import GraphRecorder, RecordedCall, key_bucket, key_buckets
 from specbench.results.records import LAUNCHED_DRAFTS
 
 Work: TypeAlias = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
