@@ -1,9 +1,7 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from methods.ouroboros import Ouroboros, phrases_spoken
+from methods.ouroboros import Ouroboros
 from specbench.decoding.structs import DecodeState, StepOutcome
 from specbench.index.lookahead import NgramPool
 from tests.methods.lookahead_reference import PlainLookahead
@@ -172,20 +170,6 @@ def test_what_is_lost_as_published_is_committed_where_asked():
     assert longest(lost_bonus=False) == (2, 6)
     assert longest(cut_draft=False)[0] == 4  # one token, then N - 1 at once
     assert longest(cut_draft=False, lost_bonus=False)[0] == 5
-
-
-@given(seed=st.integers(0, 10**6), n=st.integers(0, 12), length=st.integers(1, 4))
-def test_spoken_phrases_are_those_of_the_plain_walk(seed, n, length):
-    random = np.random.default_rng(seed)
-    draft, said = random.integers(0, 2, (2, n))
-    expected = []
-    for j in range(n):
-        phrase = [int(said[j])]
-        while len(phrase) < length and j + len(phrase) < n and draft[j + len(phrase)] == phrase[-1]:
-            phrase.append(int(said[j + len(phrase)]))
-        if len(phrase) == length:
-            expected.append([int(draft[j]), *phrase])
-    assert phrases_spoken(draft, said, length).tolist() == expected
 
 
 def test_replaced_phrases_keep_their_places_and_may_repeat():

@@ -169,7 +169,7 @@ def test_a_target_spread_over_devices_counts_them_all(asked, there, expected, mo
 def test_a_missing_draft_is_refused_before_anything_is_loaded(tmp_path):
     with pytest.raises(NeedsNotMet, match=r"pair=random_draft") as refused:
         build("pair=none")
-    assert "pair=draft_smollm2_135m, pair.draft.path=FOLDER" in str(refused.value)
+    assert "pair=sps_smollm2_135m, pair.draft.path=FOLDER" in str(refused.value)
     with pytest.raises(NeedsNotMet) as nowhere:
         build("model=mistral7b")
     assert "Type pair.draft.path=FOLDER, pair.draft.id=HUB_ID" in str(nowhere.value)

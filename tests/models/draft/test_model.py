@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbench.decoding.device import to_device
 from specbench.decoding.structs import Needs
 from specbench.errors import ConfigurationError
 from specbench.models.draft.model import DraftModel
@@ -128,19 +127,6 @@ def test_a_single_branch_takes_no_mask_and_may_fork_later(engine):
     feeder.extend([9], [0])
     feeder.keep(2, survivors=False)
     feeder.check_cache()
-
-
-def test_ids_go_to_a_gpu_from_pinned_memory(monkeypatch):
-    """From any other, the copy would wait for all that the GPU was given before."""
-    done = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: (done.append("pinned"), t)[1])
-    monkeypatch.setattr(torch.Tensor, "to", lambda t, *a, **k: (done.append((*a, k)), t)[1])
-    ids, gpu, cpu = np.arange(3), torch.device("cuda:1"), torch.device("cpu")
-    to_device(ids, gpu)
-    assert done == ["pinned", (gpu, {"non_blocking": True})]
-    done.clear()
-    assert to_device(ids, cpu).data_ptr() == ids.ctypes.data
-    assert done == [(cpu, {})]
 
 
 def test_of_a_single_branch_its_next_nodes_may_stay():

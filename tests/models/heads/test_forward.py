@@ -4,17 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from specbench.models.heads import (
-    decoder,
-    eagle,
-    eagle3,
-    hydra_heads,
-    layer_shape,
-    medusa,
-    row_cache,
-)
+from specbench.models.heads import eagle, eagle3, layer_shape, row_cache
 from tests.models.heads import parity, tiny_heads
 
 
@@ -60,10 +51,9 @@ def test_a_sliding_window_hides_what_is_behind_it(tmp_path):
     parity.check_eagle3(tmp_path, (config, tensors))
 
 
-# -- mistakes of published loaders, each planted ------------------------------------------------
+# -- mistakes that a cache and a tree make possible, each planted ---------------------------------
 
 CHECKS = {
-    "medusa": lambda folder: parity.check_medusa(folder, n_blocks=2, own=True),
     "hydra": lambda folder: parity.check_hydra(folder, "prefix-mlp"),
     "eagle": parity.check_eagle,
     "eagle3": lambda folder: parity.check_eagle3(folder, tiny_heads.eagle3()),
@@ -82,25 +72,6 @@ def mistake(owner, name, *families):
     return register
 
 
-@mistake(decoder.DecoderLayer, "__init__", "eagle")
-def added_input_norm(init, self, shape, *, input_norm=True, **more):
-    init(self, shape, input_norm=input_norm, **more)
-    if not input_norm:
-        self.input_layernorm = nn.RMSNorm(shape.hidden_size, elementwise_affine=False)
-
-
-@mistake(eagle.EagleHead, "logits", "eagle")
-def added_final_norm(logits, self, x):
-    return logits(self, nn.functional.rms_norm(x, x.shape[-1:]))
-
-
-@mistake(decoder.DecoderLayer, "forward", "eagle", "hydra")
-def lost_residual(_, self, x, rows):
-    return self.mlp(
-        self.post_attention_layernorm(x + self.self_attn(self.input_layernorm(x), rows))
-    )
-
-
 @mistake(eagle.EagleHead, "catch_up", "eagle")
 def skipped_first_entry(catch_up, self, ids, features):
     if self.cache.length:
@@ -116,87 +87,25 @@ def kept_guessed_entries(committed_rows, self, n):
     return committed_rows(self, n)
 
 
-@mistake(eagle.EagleHead, "catch_up", "eagle")
-def features_of_the_next_token(catch_up, self, ids, features):
-    return catch_up(self, ids, features.roll(-1, 0))
-
-
-@mistake(torch, "cat", "eagle")
-def swapped_inputs(cat, parts, dim=0):
-    return cat(parts[::-1] if dim == -1 else parts, dim)
-
-
 @mistake(layer_shape.LayerShape, "inverse_frequencies", "eagle", "eagle3", "hydra")
 def another_theta(frequencies, self):
     return frequencies(replace(self, rope_theta=10000.0))
 
 
 @mistake(row_cache.RowCache, "_rows", "eagle", "eagle3")
-def node_position_one_on(rows, self, positions, visible, parents=None, keys=None):
-    return rows(self, positions + (parents is not None), visible, parents, keys)
+def node_position_one_on(rows, self, positions, visible, parents=None, *more):
+    return rows(self, positions + (parents is not None), visible, parents, *more)
 
 
 @mistake(row_cache.RowCache, "_rows", "eagle")
-def siblings_seen(rows, self, positions, visible, parents=None, keys=None):
+def siblings_seen(rows, self, positions, visible, parents=None, *more):
     seen = visible if parents is None else torch.ones_like(visible)
-    return rows(self, positions, seen, parents, keys)
-
-
-@mistake(eagle3.JoiningLayer, "__init__", "eagle3")
-def normed_residual(init, self, shape, *, norm_before_residual):
-    init(self, shape, norm_before_residual=True)
+    return rows(self, positions, seen, parents, *more)
 
 
 @mistake(eagle3.Eagle3Head, "step", "eagle3")
 def normed_feedback(step, self, *rows):
     return self.norm(step(self, *rows))
-
-
-@mistake(eagle3.Eagle3Head, "logits", "eagle3")
-def norm_before_lm_head_missing(_, self, x):
-    return self.lm_head(x)
-
-
-@mistake(eagle3.Eagle3Head, "_feature", "eagle3")
-def states_from_the_top(join, self, x):
-    return join(self, torch.cat(x.chunk(3, dim=-1)[::-1], dim=-1))
-
-
-@mistake(eagle3, "_target_ids", "eagle3")
-def offsets_as_ids(_, stored, draft, vocab):
-    return stored.tensors["d2t"]
-
-
-@mistake(hydra_heads.PrefixLayer, "__init__", "hydra")
-def no_final_norm(init, self, shape):
-    init(self, shape)
-    self.norm.forward = lambda x: x * self.norm.weight
-
-
-@mistake(hydra_heads.HydraHeads, "forward", "hydra")
-def path_from_the_node_up(forward, self, prefix, paths):
-    return forward(self, prefix, paths.flip(1))
-
-
-@mistake(hydra_heads.NarrowingBlock, "__init__", "hydra")
-def first_residual_dropped(init, self, width, hidden):
-    init(self, width, hidden)
-    self.res_connection.forward = lambda z: 0 * z[:, :hidden]
-
-
-@mistake(nn.Sequential, "forward", "hydra")
-def block_run_once(forward, self, x):
-    return forward(self[:4], x)
-
-
-@mistake(medusa.MedusaHeads, "forward", "medusa")
-def heads_in_another_order(forward, self, x, n_heads=None):
-    return forward(self, x).roll(1, dims=1)[:, :n_heads]
-
-
-@mistake(medusa.MedusaHeads, "forward", "medusa")
-def norm_before_the_block(forward, self, x, n_heads=None):
-    return forward(self, nn.functional.rms_norm(x, x.shape[-1:]), n_heads)
 
 
 @pytest.mark.parametrize(("family", "owner", "name", "wrong"), MISTAKES)
