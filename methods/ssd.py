@@ -37,9 +37,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from annotated_types import Ge, Lt
@@ -56,7 +56,7 @@ from specbench.decoding.structs import (
     DraftTree,
     Needs,
 )
-from specbench.errors import ArtifactError
+from specbench.errors import ArtifactError, first_line
 from specbench.index.suffix_array import SEPARATOR, build_suffix_array, frequent_continuation
 
 
@@ -196,40 +196,7 @@ class Spacelike(Drafter):
 log = logging.getLogger(__name__)
 
 
-class TokenRing:
-    """The last ``capacity`` tokens of all that was appended, separators included.
-
-    The memory is taken as it is filled.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.written = 0
-        self._buffer = np.empty(capacity, dtype=np.int32)
-
-    def append(self, tokens: Array) -> None:
-        """Write a text and a separator over the oldest tokens; of a longer text, the end."""
-        text = np.append(np.asarray(tokens, dtype=np.int32), np.int32(SEPARATOR))[-self.capacity :]
-        begin = self.written % self.capacity
-        head = min(len(text), self.capacity - begin)
-        self._buffer[begin : begin + head] = text[:head]
-        self._buffer[: len(text) - head] = text[head:]
-        self.written += len(text)
-
-    def snapshot(self) -> Array:
-        """A copy of what is stored, the oldest token first, so the seam is nowhere inside."""
-        if self.written <= self.capacity:
-            return self._buffer[: self.written].copy()
-        begin = self.written % self.capacity
-        return np.concatenate((self._buffer[begin:], self._buffer[:begin]))
-
-    def restore(self, tokens: Array) -> None:
-        self._buffer[: len(tokens)] = tokens
-        self.written = len(tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Staleness:
+class Staleness(NamedTuple):
     """What the suffix array does not know yet.
 
     Attributes:
@@ -243,30 +210,24 @@ class Staleness:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltArray:
-    """A suffix array and what it was built of.
+class BuiltArray(NamedTuple):
+    """A suffix array over ``tokens [n]`` int32, and what had been stored when it was begun."""
 
-    Attributes:
-        tokens: ``[n]`` int32, the oldest first.
-        suffixes: ``[n]`` int32.
-        requests: requests appended before.
-        written: tokens appended before.
-        begun: time at which the tokens were copied.
-    """
-
-    tokens: Array = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    suffixes: Array = field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    requests: int = 0
-    written: int = 0
-    begun: float = 0.0
+    tokens: Array
+    suffixes: Array
+    requests: int
+    written: int
+    begun: float
 
 
 class RingIndex:
-    """A ring of requests and its suffix array.
+    """The newest tokens of finished requests, and a suffix array that follows behind.
+
+    A request is stored at once; the array is rebuilt now and then, in a thread, and replaced in one
+    assignment. So look-ups never wait, and see what was stored some time ago.
 
     Args:
-        capacity: tokens of the ring.
+        capacity: tokens stored at most, a separator behind each request included.
         background: rebuild in a thread; False rebuilds where the request is added, which makes
             every draft reproducible and costs decoding time.
         every_requests: rebuild when so many finished requests are missing; None for never.
@@ -288,50 +249,38 @@ class RingIndex:
         clock: Callable[[], float] = time.monotonic,
         build: Callable[[Array], Array] = build_suffix_array,
     ) -> None:
-        self.current = BuiltArray()
-        self.failures = 0
-        self._ring = TokenRing(capacity)
-        self._every_requests = every_requests
-        self._every_seconds = every_seconds
-        self._clock = clock
-        self._build = build
-        self._requests = 0
+        self._capacity, self._background = capacity, background
+        self._every_requests, self._every_seconds = every_requests, every_seconds
+        self._clock, self._build = clock, build
+        self._tokens: Array = np.empty(0, dtype=np.int32)  # replaced, never written to
+        self._requests = self._written = self.failures = 0
         self._attempt = (0, clock())  # requests and time of the last rebuild, failed or not
         self._epoch = 0  # raised by `clear`, so that a rebuild under way is thrown away
-        self._start = BuiltArray()
+        self.current = self._start = BuiltArray(self._tokens, self._tokens, 0, 0, 0.0)
         self._lock = threading.Lock()
-        self._background = background
         self._job: threading.Thread | None = None
-
-    def __len__(self) -> int:
-        """Tokens stored, separators included."""
-        return min(self._ring.written, self._ring.capacity)
 
     @property
     def staleness(self) -> Staleness:
         built = self.current
         missing = self._requests - built.requests
         seconds = self._clock() - built.begun if missing else 0.0
-        return Staleness(missing, self._ring.written - built.written, seconds)
+        return Staleness(missing, self._written - built.written, seconds)
 
     def add(self, tokens: Array) -> None:
         """Store a finished request's tokens and rebuild the array if it is time."""
-        with self._lock:
-            self._ring.append(tokens)
-            self._requests += 1
+        self._store(tokens)
         self.refresh()
 
     def start_with(self, texts: Iterable[Array]) -> None:
         """Store texts and make them what `clear` goes back to; the array is built here."""
-        with self._lock:
-            for tokens in texts:
-                self._ring.append(tokens)
-                self._requests += 1
+        for tokens in texts:
+            self._store(tokens)
         self._rebuild()
         self._start = self.current
 
     def refresh(self) -> None:
-        """Rebuild the array if it is time: here, or by waking the thread."""
+        """Rebuild the array if it is time: here, or in a thread."""
         if not self._due():
             return
         if not self._background:
@@ -350,10 +299,17 @@ class RingIndex:
     def clear(self) -> None:
         with self._lock:
             self._epoch += 1
-            self._ring.restore(self._start.tokens)
-            self._requests = self._start.requests
-            self.current = replace(self._start, written=self._ring.written, begun=self._clock())
+            self._tokens, self._requests = self._start.tokens, self._start.requests
+            self._written = len(self._tokens)
+            self.current = self._start._replace(written=self._written, begun=self._clock())
             self._attempt = (self._requests, self.current.begun)
+
+    def _store(self, tokens: Array) -> None:
+        text = np.append(np.asarray(tokens, dtype=np.int32), np.int32(SEPARATOR))
+        with self._lock:
+            self._tokens = np.concatenate((self._tokens, text))[-self._capacity :]
+            self._requests += 1
+            self._written += min(len(text), self._capacity)
 
     def _due(self) -> bool:
         requests, begun = self._attempt
@@ -368,27 +324,22 @@ class RingIndex:
         while self._due():
             self._rebuild()
 
-    def _failed(self, error: Exception) -> None:
-        self.failures += 1
-        log.warning(
-            "rebuilding the suffix array over %d tokens failed (%s: %s); drafts go on with the "
-            "array of %d tokens",
-            len(self),
-            type(error).__name__,
-            error,
-            len(self.current.tokens),
-        )
-
     def _rebuild(self) -> None:
+        with self._lock:
+            tokens, epoch, begun = self._tokens, self._epoch, self._clock()
+            requests, written = self._requests, self._written
+            self._attempt = (requests, begun)
         try:
-            with self._lock:
-                requests, written, epoch = self._requests, self._ring.written, self._epoch
-                begun = self._clock()
-                self._attempt = (requests, begun)
-                tokens = self._ring.snapshot()
             suffixes = self._build(tokens)
         except Exception as error:  # whatever it is, drafting goes on with the older array
-            self._failed(error)
+            self.failures += 1
+            log.warning(
+                "rebuilding the suffix array over %d tokens failed (%s); drafts go on with the "
+                "array of %d tokens",
+                len(tokens),
+                first_line(error),
+                len(self.current.tokens),
+            )
             return
         with self._lock:
             if epoch == self._epoch:

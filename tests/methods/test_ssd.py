@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from methods.ssd import RingIndex, Spacelike, Staleness, TokenRing
+from methods.ssd import RingIndex, Spacelike, Staleness
 from specbench.decoding.structs import DecodeState, DraftContext
 from specbench.errors import ArtifactError
 from specbench.index.suffix_array import SEPARATOR, build_suffix_array
@@ -198,12 +198,12 @@ def test_a_failed_rebuild_is_reported_and_the_older_array_stays(background, capl
     texts=st.lists(st.lists(st.integers(0, 9), max_size=9), max_size=12),
     capacity=st.integers(1, 20),
 )
-def test_a_ring_is_the_end_of_everything_written(texts, capacity):
-    ring, everything = TokenRing(capacity), []
+def test_what_is_searched_is_the_end_of_everything_written(texts, capacity):
+    index, everything = RingIndex(capacity, background=False), []
     for text in texts:
-        ring.append(np.array(text, dtype=np.int32))
+        index.add(np.array(text, dtype=np.int32))
         everything += [*text, SEPARATOR]
-        assert ring.snapshot().tolist() == everything[-capacity:]
+        assert index.current.tokens.tolist() == everything[-capacity:]
 
 
 def plain_draft(requests, text, max_query, draft_len):
