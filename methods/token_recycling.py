@@ -22,6 +22,8 @@ Where ours differs, and why:
 As in the reference, unknown rows draft token 0, the last step of a turn teaches only where its
     bonus is the end token (an end token among the accepted ones, and the length limit, stop the
     turn before the update), and the prompt's logits are not used unless ``learn_prompt`` says so.
+Example: with ``levels: [2, 2]`` and rows a: (b, c), b: (d, e), c: (f, g), the tree after a has b
+    and c below the root and d and e below b.
 State kept: the matrix, ``vocab × k`` numbers. Kept over all cases (``state_scope: run``) it is the
     paper's hot start, but for warm-up prompts, which teach nothing here; ``prompt`` and ``turn``
     start cold.
@@ -29,7 +31,6 @@ State kept: the matrix, ``vocab × k`` numbers. Kept over all cases (``state_sco
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,7 +41,6 @@ from specbench.arrays import IntArray
 from specbench.config.schema import Positive
 from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import (
-    Artifact,
     DecodeState,
     DraftContext,
     DraftTree,
@@ -52,7 +52,7 @@ from specbench.index.adjacency_matrix import AdjacencyMatrix, MatrixGraphs
 from specbench.index.static_tree import (
     StaticTree,
     grow_tree,
-    tree_file,
+    tree_files,
     tree_of_knobs,
     tree_of_levels,
 )
@@ -88,7 +88,7 @@ class TokenRecycling(Drafter):
     update: Literal["last", "first", "parallel"] = "last"
     learn_prompt: bool = False
     tree: str = "template"
-    breadth: int | None = None
+    breadth: Positive | None = None
     depth: Positive | None = None
     levels: list[int] | None = None
 
@@ -110,11 +110,8 @@ class TokenRecycling(Drafter):
 
     @property
     def needs(self) -> Needs:
-        file = tree_file(self.tree)
-        # Read here already; as an artifact its hash is in the manifest.
-        tree = Artifact("tree", builder="", command="", path=str(file))
         return Needs(
-            artifacts=() if file is None else (tree,),
+            artifacts=tree_files(self.tree),
             tokens_only=False,
             logits=True,
             prompt_logits=self.learn_prompt,
@@ -175,25 +172,18 @@ class TokenRecycling(Drafter):
             raise ConfigurationError(
                 f"method.tree={self.tree} is a whole tree: type method.{own[0]}=null."
             )
-        if self.levels is not None:
-            if self.breadth is not None or self.depth is not None:
-                raise ConfigurationError(
-                    f"method.levels={self.levels} gives the whole shape of the tree: leave out "
-                    "method.breadth and method.depth."
-                )
-            return self._made("levels", lambda: tree_of_levels(self.k, self.levels or []))
-        if self.breadth is None and self.depth is None:
+        if not own:
             return tree_of_knobs(self.tree, None, "template")
-        breadth = _BREADTH if self.breadth is None else self.breadth
-        depth = _DEPTH if self.depth is None else self.depth
-        key = "breadth" if self.breadth is not None else "depth"
-        return self._made(key, lambda: grow_tree(self.k, breadth, depth))
-
-    def _made(self, key: str, make: Callable[[], StaticTree]) -> StaticTree:
-        try:
-            return make()
-        except ValueError as error:
-            value = getattr(self, key)
+        if self.levels is not None and len(own) > 1:
             raise ConfigurationError(
-                f"method.{key}={value} cannot make a tree: {error}."
+                f"method.levels={self.levels} gives the whole shape of the tree: leave out "
+                "method.breadth and method.depth."
+            )
+        try:
+            if self.levels is not None:
+                return tree_of_levels(self.k, self.levels)
+            return grow_tree(self.k, self.breadth or _BREADTH, self.depth or _DEPTH)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"method.{own[0]}={getattr(self, own[0])} cannot make a tree: {error}."
             ) from error

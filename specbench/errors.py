@@ -163,8 +163,10 @@ def field_error(error: Exception) -> str:
     first = details[0]
     name = "".join(f"[{at}]" if isinstance(at, int) else f".{at}" for at in first["loc"])
     if first["type"] == "missing":
-        return f"no field {name[1:]}"
-    return f"{name[1:] or 'it'} is {first['input']!r:.60}, it must be {_wanted(first)}"
+        return f"no field {name.removeprefix('.')}"
+    return (
+        f"{name.removeprefix('.') or 'it'} is {first['input']!r:.60}, it must be {_wanted(first)}"
+    )
 
 
 def _wanted(detail: Any) -> str:

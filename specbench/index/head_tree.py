@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from specbench.decoding.structs import Artifact, DraftContext, DraftTree, Needs
+from specbench.decoding.structs import DraftContext, DraftTree, Needs
 from specbench.errors import ConfigurationError
-from specbench.index.static_tree import StaticTree, tree_file, tree_of_knobs
+from specbench.index.static_tree import StaticTree, tree_files, tree_of_knobs
 from specbench.models.heads.drafter import HeadDrafter
 
 
@@ -57,12 +57,8 @@ class FixedTreeDrafter(HeadDrafter):
 
     @property
     def needs(self) -> Needs:
-        file = tree_file(self.tree) if self.levels is None else None
-        if file is None:
-            return super().needs
-        # Read here already; as an artifact its hash is in the manifest.
-        tree = Artifact("tree", builder="", command="", path=str(file))
-        return replace(super().needs, artifacts=(tree,))
+        files = tree_files(self.tree) if self.levels is None else ()
+        return replace(super().needs, artifacts=files)
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)

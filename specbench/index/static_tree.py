@@ -13,12 +13,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
+from annotated_types import Ge, Lt, MinLen
+from pydantic import TypeAdapter
 
 from specbench.arrays import IntArray
-from specbench.errors import ArtifactError, ConfigurationError, unknown_name
+from specbench.decoding.structs import Artifact
+from specbench.errors import ArtifactError, ConfigurationError, field_error, unknown_name
 from specbench.paths import ASSETS, typed_file
 
 RankPath: TypeAlias = tuple[int, ...]
@@ -34,7 +37,8 @@ TREES = {
     "zephyr_stage2": ASSETS / "medusa_zephyr_tree.json",
     "eagle_25": ASSETS / "eagle_tree.json",
 }
-_MOST_RANKS = 2**31  # more than a vocabulary has ids
+# Ranks of a file are below 2^31, more than a vocabulary has ids.
+_PATHS = TypeAdapter(Annotated[list[list[Annotated[int, Ge(0), Lt(2**31)]]], MinLen(1)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class StaticTree:
         """The tree with these nodes, in any order.
 
         Raises:
-            ValueError: a path is empty, repeated, has a negative rank, or its parent is missing.
+            ValueError: a path is empty or repeated, or its parent is missing.
         """
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         node_of: dict[RankPath, int] = {(): -1}
@@ -88,8 +92,6 @@ class StaticTree:
                 raise ValueError(f"the path {list(path)} is empty or occurs twice")
             if path[:-1] not in node_of:
                 raise ValueError(f"the path {list(path)} has no parent in the tree")
-            if path[-1] < 0:
-                raise ValueError(f"the path {list(path)} has a negative rank")
             depth = len(path)
             if depth > len(levels):
                 levels.append(([], []))
@@ -144,30 +146,23 @@ def load_tree(path: Path) -> StaticTree:
         paths = json.loads(path.read_text(encoding="utf-8-sig"))
         if isinstance(paths, dict):
             paths = paths.get("paths")
-        if not isinstance(paths, list) or not paths:
-            raise ValueError("it has no list of paths")
-        for number, ranks in enumerate(paths):
-            if not isinstance(ranks, list) or not all(map(_is_rank, ranks)):
-                raise ValueError(
-                    f"entry {number} is {ranks!r:.60}, not a list of ranks, which count from 0"
-                )
-        return StaticTree.from_paths(paths)
+        return StaticTree.from_paths(_PATHS.validate_python(paths, strict=True))
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(
-            f"{path} is not a draft tree: {error}. Give each node's ranks from the root, as in "
-            "[[0], [1], [0, 0]]."
+            f"{path} is not a draft tree: {field_error(error)}. Give each node's ranks from the "
+            "root, as in [[0], [1], [0, 0]]."
         ) from error
 
 
-def _is_rank(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MOST_RANKS
+def tree_files(tree: str) -> tuple[Artifact, ...]:
+    """The user's file that ``method.tree`` names, so that its hash is in the manifest."""
+    file = _tree_file(tree)
+    return () if file is None else (Artifact("tree", builder="", command="", path=str(file)),)
 
 
-def tree_file(tree: str) -> Path | None:
-    """The user's file that ``method.tree`` names, which may be missing; None for a name."""
-    if tree in TREES or not tree.endswith(".json"):
-        return None
-    return typed_file(tree)
+def _tree_file(tree: str) -> Path | None:
+    """None for a name; the file may be missing."""
+    return typed_file(tree) if tree not in TREES and tree.endswith(".json") else None
 
 
 def tree_of_knobs(
@@ -189,7 +184,7 @@ def tree_of_knobs(
             "method.levels=null, or leave out method.tree."
         )
     if levels is None:
-        file = tree_file(tree)
+        file = _tree_file(tree)
         if file is None and tree not in TREES:
             raise unknown_name("method.tree", tree, [*TREES, *also, "FILE.json"])
         return load_tree(file or TREES[tree])

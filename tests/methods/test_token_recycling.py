@@ -69,7 +69,6 @@ def test_a_tree_by_hand():
         ([[0], [0]], "twice"),
         ([[]], "empty"),
         ([[0], [1, 0]], "no parent"),
-        ([[0], [0, -1]], "negative"),
     ],
 )
 def test_a_set_of_paths_that_is_no_tree_is_refused(paths, message):
