@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from analysis import figures, report, tables
+from analysis import report, tables
 from analysis.papers.pictures import task_panel
 from analysis.runs.captions import caption, conditions_of, warnings_of
 from analysis.runs.claims import VERDICT_RULE
@@ -20,7 +20,6 @@ from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from analysis.tabular.comparison_tables import comparison_table, settings_table, task_table
 from analysis.tabular.table import ResultTable, csv_text, sheet, to_latex, to_markdown, to_rich
-from specbench.results.decision import verdict_words
 from specbench.results.statistics import summary
 from tests.analysis.folders import edit_manifest, edit_records
 
@@ -74,7 +73,7 @@ class TestCommand:
         assert tables.main([str(results)]) == 2
         assert "cases.jsonl, line 1" in capsys.readouterr().err
 
-    @pytest.mark.parametrize("command", [tables, figures, report])
+    @pytest.mark.parametrize("command", [tables, report])
     def test_a_path_that_cannot_be_written_or_read_exits_2(
         self, results, capsys, tmp_path, command
     ):
@@ -95,14 +94,13 @@ class TestCommand:
             assert process.stderr.read() == b""
         assert process.returncode == 0
 
-    def test_incomplete_runs_are_named(self, results, capsys):
+    def test_an_incomplete_run_is_named(self, results, capsys):
         shutil.copytree(results / "one", results / "two")
         (results / "two" / "DONE").unlink()
         assert tables.main([str(results)]) == 0
         captured = capsys.readouterr()
         assert f"not shown, because incomplete: {results / 'two'}" in captured.err
         assert "two" not in captured.out
-        assert "two" in printed(capsys, results, "--incomplete")
 
     def test_the_order_of_records_and_folders_does_not_matter(self, results, capsys):
         shutil.copytree(results / "one", results / "two")
@@ -139,6 +137,10 @@ class TestCommand:
 
 
 class TestRunsOfATable:
+    @pytest.fixture(autouse=True)
+    def few_records(self, results):
+        keep_cases(results / "one", lambda r: int(r["case_id"]) < 100 and not r["repeat"])
+
     def test_runs_share_a_table_only_if_they_may_be_compared(self, results):
         for name in ("again", "mixed", "model", "machine", "fewer", "shorter", "prompts"):
             shutil.copytree(results / "one", results / name)
@@ -202,9 +204,9 @@ class TestRunsOfATable:
         rows = comparison_table(only_comparison(results)).frame.set_index("method")
         assert [*rows.index[:3]] == ["cacheback", "no_frozen", "pld"]
         row = rows.loc["cacheback"]
-        assert str(row["MAT [95 %]"]).startswith("2.28 [")
+        assert row["MAT [95 %]"].interval is not None
         assert [str(row[name]) for name in ("speedup [95 %]", "end-to-end [95 %]")] == ["–"] * 2
-        assert str(row["against the best"]) == "highest", "labels are compared all the same"
+        assert str(row["against the best"]) == "best", "labels are compared all the same"
 
 
 class TestConditions:
@@ -276,14 +278,6 @@ class TestConditions:
         assert "ROUNDINGS MOVE TOKENS" in warned and "at 2 of 21 positions" in warned
         assert "MIXED draft lengths: published (cacheback); tuned (pld)" in warned
 
-    def test_what_nobody_audited_is_no_column(self, results):
-        edit_records(results / "one", lambda r: r | {"lossless": {"verdict": "not_audited"}})
-        table = comparison_table(only_comparison(results)).in_short()
-        assert {str(cell) for cell in table.frame["outputs"]} == {"–"}
-        assert "outputs" not in to_latex([table])
-        assert verdict_words({"equal": 3, "not_audited": 84}) == "3 equal, 84 not audited"
-        assert verdict_words({"equal": 3, "bug": 2}) == "2 BUG, 3 equal", "bugs first"
-
 
 class TestSeveralModels:
     @pytest.fixture
@@ -292,7 +286,7 @@ class TestSeveralModels:
         edit_records(results / "two", lambda record: {**record, "model": "mistral7b"})
         return results
 
-    @pytest.mark.parametrize("width", [80, 120, 200])
+    @pytest.mark.parametrize("width", [80, 200])
     def test_they_stand_in_one_table_that_fits(self, two_models, width):
         table = comparison_table(*make_comparisons(load_runs([two_models]))).in_short()
         console = Console(width=width, file=io.StringIO())
@@ -335,22 +329,21 @@ class TestNamesOfUsers:
         assert len(table) == 2 + len(HOSTILE)
         assert r"| a\\\|b c " in table[-1]
 
-    def test_they_are_text_in_latex(self, hostile):
-        rows = [
-            {"method": "cacheback (leader_len=1)", "x": "1 [0.9, 1.1] | –"},
-            # A row never begins with what TeX takes for an option of the row before.
-            *({"method": name, "x": "1"} for name in ("[b]", "*c")),
-        ]
-        text = to_latex([ResultTable.of("a_b", "50 % & more", rows)])
-        assert r"Cacheback (leader\_len=1) & 1 [0.9, 1.1] \textbar{} -- \\" in text
-        assert "{}[b] & 1 \\\\\n{}*c & 1 \\\\\n" in text
-        assert r"\caption{a\_b. 50 \% \& more}\label{tab:a_b}" in text
-        text = to_latex([hostile])
-        for words in ("$<$script$>$", r"cmd\textbar{}'/c", r"a\textbackslash{}\textbar{}b c"):
-            assert words in text
-
 
 class TestLatex:
+    def test_names_of_users_are_text(self):
+        # A row never begins with what TeX takes for an option of the row before.
+        named = ("cacheback (leader_len=1)", "[b]", "*c", *HOSTILE)
+        rows = [{"method": name, "x": "1 [0.9, 1.1] | –"} for name in named]
+        text = to_latex([ResultTable.of("a_b", "50 % & more", rows)])
+        for words in (
+            r"Cacheback (leader\_len=1) & 1 [0.9, 1.1] \textbar{} -- \\",
+            "\n{}[b] & ", "\n{}*c & ",
+            r"\caption{a\_b. 50 \% \& more}\label{tab:a_b}",
+            "$<$script$>$", r"cmd\textbar{}'/c", r"a\textbackslash{}\textbar{}b c",
+        ):  # fmt: skip
+            assert words in text
+
     def test_only_what_is_shown_faster_is_bold(self, results):
         def bold():
             table = comparison_table(only_comparison(results)).in_short()
