@@ -88,7 +88,7 @@ def main() -> int:
         for label, info in run.manifest.labels.items():
             if info.method in (None, "ar"):
                 continue
-            value_of = ["mat", "rows", *(path.stem for path in options.surface)]
+            value_of = ["mat", "tokens_per_pass", *(path.stem for path in options.surface)]
             estimates = dict(zip(value_of, ceilings(run, label, surfaces), strict=True))
             claim = claim_for(str(info.method), options.claims, claims)
             lines.append((label, estimates, claim))
@@ -108,10 +108,11 @@ def main() -> int:
             {"method": label}
             | {key: e.value for key, e in estimates.items()}
             | {f"{key}_ci": e.interval for key, e in estimates.items() if e.interval}
-            | ({"claimed": {m: claim.value(m) for m in ("mat", "speedup")}} if claim else {})
+            | {f"claimed {m}": claim.value(m) if claim else "–" for m in ("mat", "speedup")}
             for label, estimates, claim in lines
         ]
-        jsonl.write_json(options.out, {"hardware": runs[0].manifest.hardware, "rows": rows})
+        origin = {key: getattr(runs[0].manifest, key) for key in ("ended_at", "git", "hardware")}
+        jsonl.write_json(options.out, {**origin, "ceilings": rows})
     return 0
 
 
