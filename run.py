@@ -36,9 +36,9 @@ def advised() -> bool:
     """Give advice, if ``advise`` is what was typed; whether it was."""
     if sys.argv[1:2] != ["advise"]:
         return False
-    from runners.advice import command  # loads torch
+    from runners import advice  # loads torch
 
-    command.main(sys.argv[2:])
+    advice.main(sys.argv[2:])
     return True
 
 

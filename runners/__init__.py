@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from runners.advice.command import advise
+    from runners.advice import advise
     from runners.comparison import compare, load_model
 
 __all__ = ["advise", "compare", "load_model"]
@@ -16,5 +16,5 @@ def __getattr__(name: str) -> Any:
     """The three above, imported when they are asked for: `run.py` must start without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "advice.command" if name == "advise" else "comparison"
+    module = "advice" if name == "advise" else "comparison"
     return getattr(import_module(f"runners.{module}"), name)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from runners.advice import command as advice_command
+from runners import advice
 from specbench.config import compose
 from specbench.config.compare import compose_entry
 from specbench.config.validate import check_method, check_values
@@ -37,7 +37,7 @@ def test_every_run_of_a_page_composes(page):
         words = first_job(words[2:])
         if words[0] == "advise":
             words = [w for w in words[1:] if not w.startswith("run=")]
-            words = [w for w in advice_command.read(words).words if w != "dataset.path=MY.txt"]
+            words = [w for w in advice.read(words).words if w != "dataset.path=MY.txt"]
         cfg = compose.compose(words)
         check_values(cfg)
         if cfg.runner.name != "serve":

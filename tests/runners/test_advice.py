@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from runners.advice import answer, command
-from runners.advice.answer import Advice, Option, Speed
+from runners import advice as module
+from runners.advice import PLAIN, UNCONFIRMED, UNDECIDED, UNTRIED, USE, Advice, Option, Speed
 from runners.launch import dispatch
 from runners.search import backends
 from runners.session import live
@@ -52,8 +52,8 @@ def words(small, tmp_path_factory):
 def advice(quick, words, tmp_path_factory):
     """Advice found once, and its folder."""
     folder = tmp_path_factory.mktemp("advice") / "found"
-    quick.setattr("runners.advice.steps.SETTINGS", (1, 4))
-    return command.give(command.read([*words, f"output_dir={folder}"])), folder
+    quick.setattr("runners.advice.SETTINGS", (1, 4))
+    return module.give(module.read([*words, f"output_dir={folder}"])), folder
 
 
 def test_it_chooses_confirms_and_says_what_to_paste(advice):
@@ -70,9 +70,9 @@ def test_it_chooses_confirms_and_says_what_to_paste(advice):
     assert (found.choosing, found.confirming) == (4, 3)  # all prompts that there are
     assert all(o.measured.prompts == 3 and o.measured.interval for o in found.options)
     assert "pair=random_draft" in found.not_run["sps"]
-    assert (folder / answer.PAGE).read_text() == f"{found}\n"
+    assert (folder / module.PAGE).read_text() == f"{found}\n"
     assert found.command in str(found)
-    assert json.loads((folder / answer.FILE).read_text())["sentence"] == found.lines[0]
+    assert json.loads((folder / module.FILE).read_text())["sentence"] == found.lines[0]
     (recorded,) = folder.glob("recorded-*-7.jsonl")
     choosing = recorded.read_text()
     assert sorted(json.loads(line)["turns"][0] for line in choosing.splitlines()) == sorted(PROMPTS)
@@ -83,7 +83,7 @@ def test_what_is_done_is_not_done_again(advice, words):
     names = {"cases.jsonl", "surface.json"}
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name in names}
     assert len(before) == 3  # recorded, tried live, confirmed
-    again = command.give(command.read([*words, f"output_dir={folder}"]))
+    again = module.give(module.read([*words, f"output_dir={folder}"]))
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.name in names} == before
     assert again.to_json() == found.to_json()
 
@@ -96,7 +96,7 @@ def test_nothing_is_advised_where_plain_decoding_has_wrong_outputs(advice, words
         summary["against_best"]["ar"] = {"verdict": "wrong outputs", "p": None}
         path.write_text(json.dumps(summary))
     try:
-        found = command.give(command.read([*words, f"output_dir={folder}"]))
+        found = module.give(module.read([*words, f"output_dir={folder}"]))
     finally:
         for path, text in kept.items():
             path.write_text(text)
@@ -116,9 +116,9 @@ def test_a_finished_run_s_recording_is_used(advice, words, quick, tmp_path):
     manifest["overrides"] = [*kept, "dataset=jsonl", f"dataset.path={recorded}.jsonl"]
     (run / "manifest.json").write_text(json.dumps(manifest))
     (run / "DONE").write_text(file_sha256(run / "manifest.json"))
-    request = command.read([*typed, f"run={run}", "methods=pld", f"output_dir={tmp_path / 'out'}"])
+    request = module.read([*typed, f"run={run}", "methods=pld", f"output_dir={tmp_path / 'out'}"])
     assert "dataset=jsonl" in request.words
-    again = command.give(request)
+    again = module.give(request)
     assert not [*tmp_path.glob("recorded*")]
     assert [option.method for option in again.options] == ["pld"]
 
@@ -130,16 +130,16 @@ def test_minutes_that_are_over_say_so_and_give_the_command_that_goes_on(
     _, folder = advice
     gone = ["live-*", "confirmed-*"] if kept else ["live-*", "confirmed-*", "replayed-*"]
     out = shutil.copytree(folder, tmp_path / "out", ignore=shutil.ignore_patterns(*gone))
-    found = command.give(command.read([*words, f"output_dir={out}", "minutes=0.001"]))
-    assert found.decision == (answer.UNCONFIRMED if kept else answer.UNTRIED)
+    found = module.give(module.read([*words, f"output_dir={out}", "minutes=0.001"]))
+    assert found.decision == (UNCONFIRMED if kept else UNTRIED)
     assert found.more
     assert "minutes=" in found.not_run["jacobi"]
     assert kept or "the minutes ended" in found.not_run["pld"]
     typed = shlex.split(found.command)
     assert typed[:3] == ["python", "run.py", "advise"]
-    request = command.read(typed[3:])  # what is pasted is understood
+    request = module.read(typed[3:])  # what is pasted is understood
     assert request.minutes > found.minutes
-    assert request.prompts == command.read(words).prompts
+    assert request.prompts == module.read(words).prompts
     assert request.methods == (("pld",) if kept else ("pld", "jacobi", "sps"))
 
 
@@ -162,7 +162,7 @@ def test_minutes_that_are_over_say_so_and_give_the_command_that_goes_on(
 def test_what_cannot_be_asked_says_what_to_type(typed, said, small, tmp_path):
     model = [word for word in small if word.startswith(("model", "cache"))]
     with pytest.raises(ConfigurationError, match=said):
-        command.give(command.read([*model, *typed, f"output_dir={tmp_path}"]))
+        module.give(module.read([*model, *typed, f"output_dir={tmp_path}"]))
 
 
 # -- the answer ------------------------------------------------------------------------------------
@@ -180,32 +180,32 @@ def told(*options):
 @pytest.mark.parametrize(
     ("options", "decision", "method"),
     [
-        ([option(), option("sam", 1.3, 1.5, 1.7)], answer.USE, "sam"),
-        ([option(low=0.97), option("sam", 1.01, 1.1, 1.2)], answer.USE, "sam"),
-        ([option(exact=False), option("sam", 0.9)], answer.UNDECIDED, "sam"),
-        ([option(low=0.97), option("sam", 0.8, 0.9, 0.95, score=1.6)], answer.UNDECIDED, "pld"),
-        ([option("sam", 0.8, 0.9, 0.95), option("a", 0.7, 0.8, 0.9)], answer.PLAIN, "sam"),
-        ([option(measured=Speed(1.9, None, 2))], answer.UNDECIDED, "pld"),
-        ([option(measured=None), option("sam", measured=None, score=2)], answer.UNCONFIRMED, "sam"),
-        ([option(exact=False)], answer.UNTRIED, None),
-        ([], answer.UNTRIED, None),
+        ([option(), option("sam", 1.3, 1.5, 1.7)], USE, "sam"),
+        ([option(low=0.97), option("sam", 1.01, 1.1, 1.2)], USE, "sam"),
+        ([option(exact=False), option("sam", 0.9)], UNDECIDED, "sam"),
+        ([option(low=0.97), option("sam", 0.8, 0.9, 0.95, score=1.6)], UNDECIDED, "pld"),
+        ([option("sam", 0.8, 0.9, 0.95), option("a", 0.7, 0.8, 0.9)], PLAIN, "sam"),
+        ([option(measured=Speed(1.9, None, 2))], UNDECIDED, "pld"),
+        ([option(measured=None), option("sam", measured=None, score=2)], UNCONFIRMED, "sam"),
+        ([option(exact=False)], UNTRIED, None),
+        ([], UNTRIED, None),
     ],
 )
 def test_the_decision_is_what_was_measured_shows(options, decision, method):
     found = told(*options)
     assert found.decision == decision
     assert (found.option and found.option.method) == method
-    assert found.best is (found.option if decision == answer.USE else None)
+    assert found.best is (found.option if decision == USE else None)
     # A setting or a command to use is named where it is to be used, one to decide elsewhere.
-    request = command.read(["prompts=mine.txt", "minutes=3", "methods=[pld,sam]"])
-    typed = shlex.split(command.command_of(found, request))
-    if decision == answer.USE:
+    request = module.read(["prompts=mine.txt", "minutes=3", "methods=[pld,sam]"])
+    typed = shlex.split(module.command_of(found, request))
+    if decision == USE:
         assert typed[2:4] == [f"method={method}", "method.num_tokens=4"]
-    elif decision == answer.PLAIN:
+    elif decision == PLAIN:
         assert typed[2] == "method=ar"
         assert "num_tokens" not in str(found).split("method ")[0]
     else:
-        again = command.read(typed[3:])
+        again = module.read(typed[3:])
         assert again.minutes >= found.minutes
         assert method is None or method in again.methods
 
@@ -232,7 +232,7 @@ def test_the_decision_its_setting_and_the_command_come_first_at_any_width(width)
     found.command = "python run.py method=pld method.num_tokens=4"
     terminal = Console(width=width, color_system=None)
     with terminal.capture() as printed:
-        answer.show(found, terminal)
+        module.show(found, terminal)
     lines = [line for line in printed.get().splitlines() if line.strip()]
     assert lines[0] == found.lines[0]
     assert "num_tokens=4" in lines[1]

@@ -8,8 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from methods.pld import PromptLookup
-from runners import advise, compare
-from runners.advice import steps
+from runners import advice, advise, compare
 from runners.comparison import read_input
 from runners.search import backends
 from specbench.config import compose
@@ -226,7 +225,7 @@ def test_advice_on_a_model_in_memory_which_comes_back_as_it_was(lent, options, m
         "batch_w": [],
     }
     monkeypatch.setattr(backends, "GRID", grid)
-    monkeypatch.setattr(steps, "SETTINGS", (2,))
+    monkeypatch.setattr(advice, "SETTINGS", (2,))
     shape = shape_of(model)
     prompts = [f"{text} {word}" for text in TEXTS for word in ("ship", "quay", "page")]
     found = advise(model, tokenizer, prompts, methods=["pld"], **options)
