@@ -31,7 +31,7 @@ from runners.launch.dispatch import entry_of
 from runners.run_folder import folder as run_folder
 from runners.run_folder.manifest import check_questions
 from runners.session import live
-from runners.session.loading import make_session
+from runners.session.session import make_session
 from specbench import paths
 from specbench.config import compose
 from specbench.config.compare import NamedMethod, compose_entry

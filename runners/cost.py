@@ -181,7 +181,7 @@ class PassGrid:
 
 def _measure(job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedModel) -> CostSurface:
     # Heavy imports only where something is left to measure.
-    from runners.session.loading import make_target
+    from runners.session.session import make_target
     from specbench.models.checks import self_check
     from specbench.models.graph_target import GraphTarget
 

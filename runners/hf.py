@@ -31,9 +31,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from runners.job import Entry, Job
 from runners.runner import Runner
 from runners.session.live import run_live
-from runners.session.loading import load_session
 from runners.session.method_runs import MethodRun
-from runners.session.session import Session
+from runners.session.session import Session, load_session
 from specbench.arrays import IntArray
 from specbench.config.schema import LOOPS, HfConfig, RunConfig, draft_weights
 from specbench.decoding.drafter import Drafter, Scope

@@ -11,6 +11,6 @@ class Offline(Runner):
     """``runner=offline``."""
 
     def run(self, job: Job) -> int:
-        from runners.session.loading import load_session  # torch, in the child alone
+        from runners.session.session import load_session  # torch, in the child alone
 
         return run_live(job, load_session)

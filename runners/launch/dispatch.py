@@ -39,7 +39,7 @@ from specbench.errors import (
 )
 from specbench.paths import file_name
 from specbench.results.manifest import BASELINE, RunManifest
-from specbench.results.records import CASES
+from specbench.results.records import CASES, SURFACE
 from specbench.system import environment
 
 log = logging.getLogger(__name__)
@@ -136,10 +136,14 @@ def execute(cfg: DictConfig, invocation: Invocation) -> tuple[int, Path]:
     runner: Runner = getattr(module, cfg.runner.name.capitalize())()
     check_values(cfg)
     publish.check(cfg.logger)
-    for first in prerequisites.missing(cfg):
-        if execute(first, Invocation())[0]:
-            raise SpecBenchError(f"{first.output_dir} failed, which this run was to read.")
-    cfg = runner.resolve_config(prerequisites.with_folders(cfg), invocation.overrides)
+    for key, first, path in prerequisites.jobs(cfg):
+        first.output_dir, cfg = str(path), cfg.copy()
+        cfg.runner[key] = str(path / SURFACE if key == "surface" else path)
+        if not folder.is_complete(path):
+            log.info("first, for runner.%s: %s", key, path)
+            if execute(first, Invocation())[0]:
+                raise SpecBenchError(f"{path} failed, which this run was to read.")
+    cfg = runner.resolve_config(cfg, invocation.overrides)
     job = resolve(cfg, runner, invocation)
     if cfg.add:
         later = Invocation(invocation.overrides, multirun=True)  # a folder below the run's

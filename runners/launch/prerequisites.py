@@ -7,8 +7,6 @@ of a sweep, and other experiments with the same questions, find them.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,36 +18,16 @@ from specbench.config.run_key import run_key
 from specbench.config.schema import ORDERS
 from specbench.paths import file_name
 from specbench.results.manifest import BASELINE
-from specbench.results.records import SURFACE
-
-log = logging.getLogger(__name__)
 
 
-def missing(cfg: DictConfig) -> Iterator[DictConfig]:
-    """Yield the jobs that a replay's configuration asks for and that were not done before."""
-    for key, job, path in _asked(cfg):
-        if not folder.is_complete(path):
-            log.info("first, for runner.%s: %s", key, path)
-            job.output_dir = str(path)
-            yield job
-
-
-def with_folders(cfg: DictConfig) -> DictConfig:
-    """The configuration with ``record`` and ``measure`` replaced by what they stand for."""
-    for key, _, path in _asked(cfg):
-        cfg = cfg.copy()
-        cfg.runner[key] = str(path / SURFACE if key == "surface" else path)
-    return cfg
-
-
-def _asked(cfg: DictConfig) -> list[tuple[str, DictConfig, Path]]:
-    """Key, job and folder of what is to be made; of another runner's configuration none."""
-    jobs = []
+def jobs(cfg: DictConfig) -> list[tuple[str, DictConfig, Path]]:
+    """The ``runner`` keys that name what is made first, with the job of each and its folder."""
+    first = []
     if cfg.runner.name == "replay" and cfg.runner.traces == "record":
-        jobs.append(("traces", recording(cfg)))
+        first.append(("traces", recording(cfg)))
     if cfg.runner.name == "replay" and cfg.runner.surface == "measure":
-        jobs.append(("surface", measurement(cfg)))
-    return [(key, job, _home(cfg, job)) for key, job in jobs]
+        first.append(("surface", measurement(cfg)))
+    return [(key, job, _home(cfg, job)) for key, job in first]
 
 
 def _home(cfg: DictConfig, job: DictConfig) -> Path:

@@ -9,7 +9,6 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -177,40 +176,19 @@ def _name_busy_machine(loading: Interference, limit: float | None) -> None:
         )
 
 
-class BaselineCache:
-    """Plain greedy answers that no measured run gives: computed once, untimed, kept in a file.
-
-    Needed as the first turn's answer in a dialogue where no greedy baseline runs, and as the
-    reference of a method that asks for one before the baseline has run.
-    """
-
-    def __init__(self, path: Path, session: Session) -> None:
-        self._outputs = {
-            (line["case_id"], line["turn"], line["prompt_sha"]): line["output_ids"]
-            for line in jsonl.mend_jsonl(path, answer_line)
-        }
-        self._path, self._session = path, session
-
-    def get(self, case_id: str, turn: int, prompt: IntArray) -> IntArray:
-        """The plain greedy output for a prompt of a case's turn."""
-        sha = hashlib.sha256(np.ascontiguousarray(prompt, dtype="<i8").tobytes()).hexdigest()
-        key = (case_id, turn, sha)
-        if key not in self._outputs:
-            output = self._session.plain(prompt).tolist()
-            line = {"case_id": case_id, "turn": turn, "prompt_sha": sha, "output_ids": output}
-            jsonl.append_jsonl(self._path, [line])
-            self._outputs[key] = output
-        return np.asarray(self._outputs[key], dtype=np.int64)
-
-
 class EngineAnswers(Answers):
     """Turns decoded by our own engine, one at a time; ``watch`` looks at the machine meanwhile."""
 
     def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
         super().__init__(job)
         self._session, self._watch = session, watch or SystemMonitor()
-        # Plain answers computed untimed, where the run itself has none.
-        self._plain = BaselineCache(job.folder / records.DIALOGUE, session)
+        # Plain greedy answers that no measured run gives: computed once, untimed, kept in a file.
+        # A dialogue without a greedy baseline quotes them, and a method may ask for one early.
+        self._plain_file = job.folder / records.DIALOGUE
+        self._plain_outputs = {
+            (line["case_id"], line["turn"], line["prompt_sha"]): line["output_ids"]
+            for line in jsonl.mend_jsonl(self._plain_file, answer_line)
+        }
         self._lengths: list[int] = []
         # By case and the answers that the prompt quotes.
         self._prompts: dict[tuple[Any, ...], IntArray] = {}
@@ -274,12 +252,23 @@ class EngineAnswers(Answers):
             self._prompts[key] = self._session.render([*pairs, (turn.question, None)])
         return self._prompts[key]
 
+    def _plain(self, record: CaseRecord, prompt: IntArray) -> IntArray:
+        """The plain greedy output for a prompt of a record's turn."""
+        sha = hashlib.sha256(np.ascontiguousarray(prompt, dtype="<i8").tobytes()).hexdigest()
+        key = (record.case_id, record.turn, sha)
+        if key not in self._plain_outputs:
+            output = self._session.plain(prompt).tolist()
+            line = dict(zip(("case_id", "turn", "prompt_sha"), key, strict=True))
+            jsonl.append_jsonl(self._plain_file, [{**line, "output_ids": output}])
+            self._plain_outputs[key] = output
+        return np.asarray(self._plain_outputs[key], dtype=np.int64)
+
     def _reference(self, turn: Turn, prompt: IntArray) -> IntArray:
         """The plain greedy output of the turn: the baseline's if it ran already, else computed."""
         ran = turn.beside.get(self.job.baseline or "") if self.job.greedy else None
         if ran and ran.record.status != "failed" and ran.record.prompt_ids == prompt.tolist():
             return np.asarray(ran.record.output_ids, dtype=np.int64)
-        return self._plain.get(turn.record.case_id, turn.record.turn, prompt)
+        return self._plain(turn.record, prompt)
 
     def quoted(self, turn: Turn) -> str:
         """The label's own answer, the greedy baseline's, or a plain one computed for it."""
@@ -288,8 +277,7 @@ class EngineAnswers(Answers):
         elif self.job.greedy and self.job.baseline:
             output = answered(turn.beside[self.job.baseline].record).output_ids
         else:
-            record = turn.record
-            output = self._plain.get(record.case_id, record.turn, self._prompt(turn)).tolist()
+            output = self._plain(turn.record, self._prompt(turn)).tolist()
         return self._session.answer(self._prompt(turn), output)
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
@@ -299,13 +287,13 @@ class EngineAnswers(Answers):
         if record.prompt_ids != plain.prompt_ids:
             # A dialogue of its own that went elsewhere after a near tie.
             prompt = np.asarray(record.prompt_ids, dtype=np.int64)
-            reference = self._plain.get(record.case_id, record.turn, prompt).tolist()
+            reference = self._plain(record, prompt).tolist()
         return self._session.audit(record, reference)
 
     def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)
         if run.drafter.needs.reference:
-            run.drafter.set_reference(self._plain.get(record.case_id, record.turn, prompt))
+            run.drafter.set_reference(self._plain(record, prompt))
         self._session.decode(prompt, run.drafter, record.seed, seen=run.seen(record))
 
     def recover(self, error: Exception, running: str, before: str) -> None:
@@ -405,7 +393,7 @@ class BatchAnswers(EngineAnswers):
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)
-        alone = self._plain.get(record.case_id, record.turn, prompt)
+        alone = self._plain(record, prompt)
         return self._session.audit(record, alone.tolist())
 
     def warm_up(self, run: MethodRun) -> None:

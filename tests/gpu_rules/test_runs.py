@@ -13,7 +13,7 @@ from methods.sps import Sps
 from methods.token_recycling import TokenRecycling
 from runners.session import device_lock
 from runners.session.blocks import BlockRunner
-from runners.session.loading import make_target
+from runners.session.session import make_target
 from scripts import bench
 from specbench.config.compose import compose
 from specbench.config.schema import MeasureConfig, ModelConfig, RunConfig

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.session.loading import make_target
+from runners.session.session import make_target
 from specbench.config.compose import compose
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry

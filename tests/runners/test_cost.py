@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from runners import cost
-from runners.session import loading as session_loading
-from runners.session import pass_times
+from runners.session import pass_times, session
 from runners.session.pass_times import median_with_ends, pass_s, random_tree, time_rows
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError, OutputRefused
@@ -149,7 +148,7 @@ def test_the_ends_of_a_median_leave_out_what_chance_allows(n, left_out):
 
 def test_no_graph_is_captured_within_a_timed_pass(tmp_path, monkeypatch):
     """A batch layout is captured at its first pass, and once more where a text needs more keys."""
-    monkeypatch.setattr(session_loading, "no_graphs", lambda model: None)
+    monkeypatch.setattr(session, "no_graphs", lambda model: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(GraphTarget, "captures", True)
     events = []

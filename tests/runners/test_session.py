@@ -6,11 +6,10 @@ import torch
 
 from analysis import tables
 from methods.pld import PromptLookup
-from runners.session import device_lock
-from runners.session import loading as session_loading
+from runners.session import device_lock, session
 from runners.session.live import both_baselines
-from runners.session.loading import load_session
 from runners.session.method_runs import build_method_runs
+from runners.session.session import load_session
 from scripts import spec_bench
 from specbench.decoding.structs import Needs
 from specbench.errors import ConfigurationError
@@ -25,9 +24,7 @@ from tests.tiny_checkpoint import save_checkpoint
 
 
 def test_the_eager_baselines_buffers_grow_and_empty_with_the_others(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        session_loading, "no_graphs", lambda model: None
-    )  # its code runs on a CPU too
+    monkeypatch.setattr(session, "no_graphs", lambda model: None)  # its code runs on a CPU too
     seen = {}
 
     def prepare(_work, job):
@@ -103,7 +100,7 @@ def test_the_exact_estimator_is_spec_bench_s_on_the_export(small, tmp_path, monk
 @pytest.fixture
 def on_graphs(monkeypatch):
     """A machine with a GPU, as far as choosing an engine goes; passes run uncaptured on the CPU."""
-    monkeypatch.setattr(session_loading, "no_graphs", lambda model: None)
+    monkeypatch.setattr(session, "no_graphs", lambda model: None)
     monkeypatch.setattr(device_lock, "names", lambda *_: ["GPU-1"])
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(GraphTarget, "captures", True)
