@@ -144,7 +144,7 @@ def _log_ratios(entries: Sequence[ComparedLabel], key: str) -> LogRatios | None:
         prediction_errors={str(i): error for i, error in enumerate(errors) if error},
     )
     sample = Sample(joined, entries[0].overall["estimator"], entries[0].run.seed)
-    ratios = sample.mats if key == "mat" else sample.speeds
+    ratios = sample.mats if key == "mat" else sample.speed.logs
     if ratios is None:
         return None
     contrasts = np.zeros((len(entries), len(names)))

@@ -369,10 +369,8 @@ def _shares(shares: Mapping[str, float]) -> str:
 
 def _draft_weights(manifest: RunManifest) -> str:
     """The format of draft models and heads where that is shorter than the target's, on a CPU."""
-    model, form = manifest.model, manifest.setting("engine", "draft_weights")
-    if form in (None, "float32") or model is None:
-        return ""
-    if (model.device, model.dtype) != ("cpu", "float32"):
+    model, form = manifest.model or ModelInfo(), manifest.setting("engine", "draft_weights")
+    if form in (None, "float32") or (model.device, model.dtype) != ("cpu", "float32"):
         return ""
     files = (model.artefacts or {}).items()
     heads = {label for label, names in files if any(name.startswith("head ") for name in names)}
@@ -590,16 +588,15 @@ def _served(rows: Iterable[ServedLabel]) -> Iterator[Warned]:
 
 
 def citation(file: Path = PROJECT / "CITATION.cff") -> str:
-    """An entry for BibTeX; "" where the project's file is not there, as in an installed copy."""
+    """Make an entry for BibTeX; "" without the project's file, as in an installed copy."""
     if not file.exists():
         return ""
     about = yaml.safe_load(file.read_text(encoding="utf-8"))
-    authors = " and ".join(f"{{{author['name']}}}" for author in about["authors"])
-    return (
-        "@software{specbench,\n"
-        f"  title = {{{about['title']}}},\n"
-        f"  author = {authors},\n"
-        f"  version = {{{about['version']}}},\n"
-        f"  year = {{{str(about['date-released'])[:4]}}},\n"
-        "}"
-    )
+    fields = {
+        "title": about["title"],
+        "author": "} and {".join(author["name"] for author in about["authors"]),
+        "version": about["version"],
+        "year": str(about["date-released"])[:4],
+    }
+    lines = "".join(f"  {name} = {{{value}}},\n" for name, value in fields.items())
+    return f"@software{{specbench,\n{lines}}}"

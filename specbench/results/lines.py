@@ -38,7 +38,7 @@ class Line(BaseModel):
 
     @classmethod
     def from_json(cls, line: Mapping[str, object]) -> Self:
-        """The value of a file's JSON object.
+        """Make the value of a file's JSON object.
 
         Raises:
             ValueError: names the field (`specbench.errors.field_error`).
@@ -46,11 +46,11 @@ class Line(BaseModel):
         return cls.model_validate(line)
 
     def to_json(self) -> JsonObject:
-        """A plain dict for the file."""
+        """Make a plain dict for the file."""
         return self.model_dump(warnings=False)
 
     def replace(self, **changes: Any) -> Self:
-        """The same with other values, which are taken as they are."""
+        """Return the same with other values, which are taken as they are."""
         return self.model_copy(update=changes)
 
 
@@ -128,6 +128,8 @@ class Batched(Line):
 
 # -- traces of steps: steps.jsonl while it grows, steps.parquet in the end -------------------------
 
+_BY_STEP = ("drafted", "depth", "committed", "sources", "step_s")
+
 
 class StepTrace(TurnKey):
     """The steps of one turn of one label; every list has one entry per step."""
@@ -148,10 +150,9 @@ class StepTrace(TurnKey):
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
         n = len(self.committed)
-        for name in ("drafted", "depth", "sources", "step_s"):
-            values = getattr(self, name)
-            if values is not None and len(values) != n:
-                raise ValueError(f"{name} has {len(values)} entries for {n} steps")
+        for name in _BY_STEP:
+            if len(getattr(self, name) or self.committed) != n:
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {n} steps")
         return self
 
 
@@ -160,36 +161,29 @@ def write_steps(path: Path, traces: Iterable[StepTrace]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema(
-        [
-            *((name, pa.string()) for name in ("label", "case_id")),
-            *((name, pa.int32()) for name in ("turn", "repeat", "step")),
-            *((name, pa.int32()) for name in ("drafted", "depth", "committed")),
-            ("sources", pa.list_(pa.int32())),
-            ("step_s", pa.float64()),
-        ]
-    )
+    types = {
+        **dict.fromkeys(("label", "case_id"), pa.string()),
+        **dict.fromkeys(("turn", "repeat", "step", "drafted", "depth", "committed"), pa.int32()),
+        "sources": pa.list_(pa.int32()),
+        "step_s": pa.float64(),
+    }
     rows = [
         {
             **trace.turn_id,
             "step": step,
-            "drafted": trace.drafted[step],
-            "depth": trace.depth[step],
-            "committed": committed,
-            "sources": trace.sources and trace.sources[step],
-            "step_s": trace.step_s and trace.step_s[step],
+            **{name: (values := getattr(trace, name)) and values[step] for name in _BY_STEP},
         }
         for trace in traces
-        for step, committed in enumerate(trace.committed)
+        for step in range(len(trace.committed))
     ]
     temporary = path.with_name(path.name + ".tmp")
     with jsonl.reporting(path):
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
+        pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(types)), temporary)
         os.replace(temporary, path)
 
 
 def read_steps(path: Path) -> list[StepTrace]:
-    """The traces that `write_steps` wrote; turns without a step are not in them.
+    """Read the traces that `write_steps` wrote; turns without a step are not in them.
 
     Raises:
         specbench.storage.jsonl.RecordError: the file is not such a table.
@@ -198,16 +192,16 @@ def read_steps(path: Path) -> list[StepTrace]:
     import pyarrow.parquet as pq
 
     turn = (*TurnKey.model_fields,)
-    traces: dict[tuple[Any, ...], dict[str, Any]] = {}
+    traces: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     try:
         for row in pq.read_table(path).to_pylist():
-            trace = traces.setdefault(tuple(row[name] for name in turn), {})
-            for name in ("drafted", "depth", "committed", "sources", "step_s"):
-                trace.setdefault(name, []).append(row[name])
+            steps = {name: row[name] for name in _BY_STEP}
+            traces.setdefault(tuple(row[name] for name in turn), []).append(steps)
     except (OSError, KeyError, pa.ArrowException) as error:
         raise jsonl.RecordError(f"{path} cannot be read: {error}.") from error
-    for columns in traces.values():
-        for name in ("sources", "step_s"):
-            if columns[name][0] is None:
-                del columns[name]
-    return [StepTrace(**dict(zip(turn, key, strict=True)), **c) for key, c in traces.items()]
+    read = []
+    for key, rows in traces.items():
+        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in _BY_STEP}
+        columns |= {name: None for name in _BY_STEP if rows[0][name] is None}
+        read.append(StepTrace(**dict(zip(turn, key, strict=True)), **columns))
+    return read

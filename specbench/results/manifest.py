@@ -11,12 +11,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, NotRequired, Self
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on only
 
 from specbench.errors import field_error
@@ -55,18 +50,11 @@ class _Node(Line):
 class Passes(TypedDict, total=False):
     """How a model's passes ran."""
 
-    engine: str
-    """``eager`` or ``graph``."""
-
+    engine: str  # ``eager`` or ``graph``
     reason: str
-    graphs: list[str]
-    """Shapes of the captured passes."""
-
-    eager: dict[str, str]
-    """Why other passes ran eagerly, by shape."""
-
-    layers: dict[str, dict[str, int]]
-    """Which parts of the network run fused, if any."""
+    graphs: list[str]  # shapes of the captured passes
+    eager: dict[str, str]  # why other passes ran eagerly, by shape
+    layers: dict[str, dict[str, int]]  # which parts of the network run fused, if any
 
 
 class ArtifactInfo(TypedDict, total=False):
@@ -75,8 +63,7 @@ class ArtifactInfo(TypedDict, total=False):
     path: str
     bytes: int
     sha256: str
-    header: JsonObject
-    """What the file says of itself, where it is a table."""
+    header: JsonObject  # what the file says of itself, where it is a table
 
 
 class RowTimes(TypedDict):
@@ -240,7 +227,7 @@ class RunManifest(_Node):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The manifest of a run folder.
+        """Read the manifest of a run folder.
 
         Raises:
             specbench.storage.jsonl.RecordError: it cannot be read, or another version wrote it.
@@ -258,21 +245,13 @@ class RunManifest(_Node):
             ) from error
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's manifest.
-
-        Raises:
-            specbench.storage.jsonl.DiskError: the disk is full or broken.
-        """
+        """Replace the folder's manifest."""
         jsonl.write_json(folder / MANIFEST, self.to_json())
 
     def finish(self, folder: Path, names: Iterable[str]) -> None:
         """Write the manifest of a finished run, and ``DONE`` last, which vouches for it.
 
-        Args:
-            names: of the run's other files; the manifest vouches for those that are there.
-
-        Raises:
-            specbench.storage.jsonl.DiskError: the disk is full or broken.
+        ``names``: of the run's other files; the manifest vouches for those that are there.
         """
         there = [name for name in names if (folder / name).is_file()]
         self.files = {name: file_sha256(folder / name) for name in there}
@@ -293,10 +272,10 @@ class RunManifest(_Node):
             digests[MANIFEST] = done.read_text(encoding="utf-8", errors="replace").strip()
         for name, digest in digests.items():
             path = folder / name
-            if not path.is_file() and needed is not None and name not in needed:
-                continue
-            if not path.is_file() or file_sha256(path) != digest:
-                state = "was changed" if path.is_file() else "is missing"
+            there = path.is_file()
+            optional = needed is not None and name not in needed
+            if file_sha256(path) != digest if there else not optional:
+                state = "was changed" if there else "is missing"
                 keep = f"delete {done} and repeat the command, which keeps what is whole, or "
                 raise jsonl.RecordError(
                     f"{path} {state} after the run was done, so its numbers are not shown. Put the "
@@ -324,11 +303,8 @@ class RunManifest(_Node):
     @property
     def shard(self) -> tuple[int, int] | None:
         """``(i, n)`` of ``shard=i/n``; None for a whole run."""
-        shard = (self.identity or {}).get("shard")
-        if shard is None:
-            return None
-        i, n = str(shard).split("/")
-        return int(i), int(n)
+        i, _, n = str((self.identity or {}).get("shard") or "").partition("/")
+        return (int(i), int(n)) if n else None
 
     @property
     def command(self) -> str:

@@ -247,7 +247,7 @@ class RankedLabels:
             "second": second,
             "family": family,
             "n_cases": n_timed,
-            "ratio": self.sample.ratio(first, second),
+            "ratio": self.sample.speed.over(first, second)[0],
             "ratio_ci": interval,
             "p": over.p if over else 1.0,
             "p_family": over.p_family if over else 1.0,
@@ -292,12 +292,12 @@ def rank_sample(
     if not methods:
         return RankedLabels([], baseline, Ranking([], [], {}), sample)
     speeds = over_plain = None
-    if sample.speeds is not None:
+    if sample.speed.logs is not None:
         rows = np.eye(len(labels))
         of_method = rows[[labels.index(label) for label in methods]]
-        speeds = sample.speeds.of(of_method)
+        speeds = sample.speed.logs.of(of_method)
         if baseline is not None:
-            over_plain = sample.speeds.of(of_method - rows[labels.index(baseline)])
-    values = [sample.speed(label) or 0.0 for label in methods]
+            over_plain = sample.speed.logs.of(of_method - rows[labels.index(baseline)])
+    values = [sample.speed.value(label) or 0.0 for label in methods]
     ranking = Ranking.of(speeds, over_plain, values, plain=baseline is not None)
     return RankedLabels(methods, baseline, ranking, sample)

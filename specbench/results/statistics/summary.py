@@ -355,7 +355,9 @@ class Ratios:
 class Sample:
     """The cases of one task, or of the whole run, with one bootstrap for all their numbers.
 
-    ``baseline`` and ``context`` are what its speedups and bandwidth shares refer to.
+    Attributes:
+        speed: of every label by the estimator, over the timed cases.
+        baseline, context: what speedups and bandwidth shares refer to.
     """
 
     def __init__(
@@ -368,24 +370,19 @@ class Sample:
         self.context = NO_CONTEXT
         # Of an answer without text Spec-Bench's count is 0 or less, and it averages that in.
         zero_counts = estimator == "specbench_exact"
-        self._speed = Ratios(pooled, _SPEEDS[estimator], seed, n_resamples, zero_counts=zero_counts)
+        self.speed = Ratios(pooled, _SPEEDS[estimator], seed, n_resamples, zero_counts=zero_counts)
         self._decoded = Ratios(pooled, _DECODED, seed, n_resamples, by_case=True)
         self._whole = Ratios(pooled, _WHOLE, seed, n_resamples)
 
     @property
     def n_timed(self) -> int:
         """Cases that every label has a speed for: those that speeds are made of."""
-        return self._speed.pooled.n_cases
+        return self.speed.pooled.n_cases
 
     @property
     def unit_size(self) -> float:
         """Timed cases in a unit of the bootstrap: more than one where they are decoded at once."""
-        return self.n_timed / max(1, len(self._speed.pooled.units))
-
-    @property
-    def speeds(self) -> LogRatios | None:
-        """The logarithm of every label's speed, over the timed cases."""
-        return self._speed.logs
+        return self.n_timed / max(1, len(self.speed.pooled.units))
 
     @property
     def mats(self) -> LogRatios | None:
@@ -440,13 +437,13 @@ class Sample:
             "mat": self._mat(label),
             "mat_per_request": ratio(REQUEST_MATS, REQUESTS),
             "mat_token_weighted": ratio(TOKEN_MATS, COMMITTED),
-            "tokens_per_s": self._speed.of(label),
+            "tokens_per_s": self.speed.of(label),
             "end_to_end_tokens_per_s": ratio(TIMED_NEW, WALL),
-            "speedup": self._speed.over(label, baseline),
+            "speedup": self.speed.over(label, baseline),
             "geomean_speedup": self._decoded.over(label, baseline),
             "end_to_end_speedup": self._whole.over(label, baseline),
-            "speedup_eager": self._speed.over(label, plain.get("eager")),
-            "speedup_graph": self._speed.over(label, plain.get("graph")),
+            "speedup_eager": self.speed.over(label, plain.get("eager")),
+            "speedup_graph": self.speed.over(label, plain.get("graph")),
             "bandwidth_share": (self.context.share(self.decode_speed(reader)), None),
             "joules_per_token": ratio(ENERGY, ENERGY_NEW),
         }
@@ -460,14 +457,6 @@ class Sample:
         value, interval = Ratios(alone, _MAT, *self._bootstrap, zero_counts=True).of(label)
         # A pass yields a token at least.
         return value, interval and (max(1.0, interval[0]), interval[1])
-
-    def speed(self, label: str) -> float | None:
-        """Return tokens per second by the sample's estimator."""
-        return self._speed.value(label)
-
-    def ratio(self, label: str, reference: str) -> float | None:
-        """Return a label's speed over another's."""
-        return self._speed.over(label, reference)[0]
 
     def decode_speed(self, label: str | None) -> float | None:
         """Return tokens per second after the prompt's pass; None of a label that was not run."""
