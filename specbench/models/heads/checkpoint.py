@@ -77,18 +77,16 @@ def read(folder: Path, names: Sequence[str]) -> Checkpoint:
     Raises:
         WeightsNotFound: folder, config or weights are missing or damaged.
     """
-    wanted = f"Name a folder that holds config.json and {' or '.join(names)}."
-    if not folder.is_dir():
-        raise WeightsNotFound(f"{folder}: there is no such folder. {wanted}")
-    config = read_json(folder, wanted)
+    remedy = f"Name a folder that holds config.json and {' or '.join(names)}."
+    config = read_json(folder, remedy)
     file = next((folder / name for name in names if (folder / name).is_file()), None)
     if file is None:
-        raise WeightsNotFound(f"{folder} has no weights of such a head. {wanted}")
+        raise WeightsNotFound(f"{folder} has no weights of such a head. {remedy}")
     return Checkpoint(file, config, _tensors(file))
 
 
-def read_json(folder: Path, wanted: str = "Fetch it again.") -> dict[str, Any]:
-    """Read the folder's config.json; ``wanted`` tells what to do where it is damaged.
+def read_json(folder: Path, remedy: str = "Fetch it again.") -> dict[str, Any]:
+    """Read the folder's config.json; ``remedy`` tells what to do where it is damaged.
 
     Raises:
         WeightsNotFound: it cannot be read, or is no object.
@@ -97,9 +95,9 @@ def read_json(folder: Path, wanted: str = "Fetch it again.") -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise WeightsNotFound(f"{file} cannot be read: {first_line(error)}. {wanted}") from error
+        raise WeightsNotFound(f"{file} cannot be read: {first_line(error)}. {remedy}") from error
     if not isinstance(config, dict):
-        raise WeightsNotFound(f"{file} is not a JSON object. {wanted}")
+        raise WeightsNotFound(f"{file} is not a JSON object. {remedy}")
     return config
 
 

@@ -303,28 +303,21 @@ class HeadGraphs(GraphRecorder):
             self._new = torch.ones(2 + rows, dtype=torch.int64, device=device)
             self._asked = torch.ones(2, dtype=torch.int64, device=device)
 
+        def keep(numbers: torch.Tensor, states: torch.Tensor, keys: int) -> torch.Tensor:
+            return self.feature.copy_(read(numbers, states, keys))
+
         for keys in key_buckets(longest) if longest else [0]:
             if keys >= span:
                 if rows:
-                    self._add("reading", keys, self._reading(read, keys), self._new, self._states)
-                self._add("drafting", keys, self._drafting(draft, keys), self.feature, self._asked)
+                    self._add("reading", keys, keep, self._new, self._states)
+                self._add("drafting", keys, draft, self.feature, self._asked)
 
     def release(self) -> None:
         """Let go of all graphs at once: they and this hold each other, as long as none collects."""
         self._steps.clear()
 
-    def _reading(self, read: Work, keys: int) -> Callable[..., tuple[torch.Tensor, ...]]:
-        def work(numbers: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            self.feature.copy_(read(numbers, states, keys))
-            return ()
-
-        return work
-
-    def _drafting(self, draft: Work, keys: int) -> Callable[..., tuple[torch.Tensor, ...]]:
-        return lambda feature, asked: (draft(feature, asked, keys),)
-
-    def _add(self, what: str, keys: int, work: Callable[..., Any], *given: torch.Tensor) -> None:
-        call = RecordedCall(self, work, *given)
+    def _add(self, what: str, keys: int, work: Work, *given: torch.Tensor) -> None:
+        call = RecordedCall(self, lambda first, second: (work(first, second, keys),), *given)
         if self.record(call, f"{what}, {keys} keys"):
             self._steps[what, keys] = call
 

@@ -12,13 +12,12 @@ from specbench.paths import PROJECT
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _REMEDY = "method.head=FOLDER or method.head=HUB_ID"
-_TRAIN = "python -m scripts.training heads"
 
 
 def find(
     name: str, heads: Mapping[str, str], model: ModelConfig, *, fetch: bool = False
 ) -> Path | None:
-    """The folder of the head that ``method.head`` calls ``name``.
+    """Give the folder of the head that ``method.head`` calls ``name``.
 
     Args:
         heads: ``pair.heads``.
@@ -33,9 +32,9 @@ def find(
     """
     place = heads.get(name, name)
     key = f"pair.heads.{name}" if name in heads else "method.head"
-    node = DraftWeights(name=f"the head of {model.name}", key=key, remedy=_REMEDY, id=place)
-    folder = _local(place)
-    if folder is not None:
+    folder = Path(place).expanduser()
+    folder = folder.absolute() if folder.is_dir() else PROJECT / folder
+    if folder.is_dir() or weights.local_folder(ModelConfig(id=place)):
         return _checked(folder, key)
     if "/" not in place:
         raise NeedsNotMet(
@@ -44,6 +43,7 @@ def find(
     cached = _cached(place)
     if cached is not None:
         return cached
+    node = DraftWeights(name=f"the head of {model.name}", key=key, remedy=_REMEDY, id=place)
     weights.check_hub(node)
     if not fetch:
         return None
@@ -54,26 +54,17 @@ def find(
 
 
 def weight_file(folder: Path) -> Path | None:
-    """The first file of weights in a folder."""
-    found = (path for pattern in _WEIGHTS for path in sorted(folder.glob(pattern)))
-    return next(found, None)
-
-
-def _local(place: str) -> Path | None:
-    """The folder that ``place`` names, which may be missing; None for a hub id."""
-    path = Path(place).expanduser()
-    if path.is_dir():
-        return path.absolute()
-    own = PROJECT / path
-    return own if own.is_dir() or weights.local_folder(ModelConfig(id=place)) else None
+    """Give the first file of weights in a folder."""
+    return next((p for pattern in _WEIGHTS for p in sorted(folder.glob(pattern))), None)
 
 
 def _checked(folder: Path, key: str) -> Path:
-    if folder.is_dir() and (folder / "config.json").is_file() and weight_file(folder) is not None:
+    if (folder / "config.json").is_file() and weight_file(folder) is not None:
         return folder
-    typed = f"{_TRAIN}, or {_REMEDY}" if PROJECT in folder.parents else _REMEDY
+    train = "python -m scripts.training heads, or " if PROJECT in folder.parents else ""
     raise WeightsNotFound(
-        f"{key}={folder} has no trained head (config.json and a weight file). Type {typed}."
+        f"{key}={folder} has no trained head (config.json and a weight file). Type {train}"
+        f"{_REMEDY}."
     )
 
 
