@@ -260,7 +260,7 @@ def _joint_pass(
         logits, hidden = target.through_layers(
             ids[None], positions[None], AttentionPlan(texts=tuple(plans)), hidden_layers
         )
-    return Scores(logits[0], hidden=hidden)
+    return Scores(logits[0], states=hidden)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -65,31 +66,17 @@ class Outcome:
         return self.read()[:rows]
 
 
+@dataclass(slots=True, eq=False)
 class Scores:
-    """What one pass says about each of its rows: row 0 is the root, row i + 1 is node i.
+    """What one pass says about each of its rows: row 0 is the root, row i + 1 is node i."""
 
-    Attributes:
-        raw: logits as the pass returned them, ``[rows, vocab]``.
-        select: row numbers of root and nodes within ``raw``, or None where they are in order.
-        depths: ``[n + 1]`` of root and nodes, until the next pass.
-        outcome: of a queued pass that verifies its draft itself, else None.
-        choices: ``[rows]`` greedy ids of ``raw``, see `greedy_ids`, where the pass gives them.
-    """
-
-    __slots__ = ("_hidden", "choices", "depths", "outcome", "raw", "select")
-
-    def __init__(
-        self,
-        raw: torch.Tensor,
-        select: torch.Tensor | None = None,
-        hidden: Mapping[int, torch.Tensor] | None = None,
-        depths: IntArray = ROOT_ALONE,
-        outcome: Outcome | None = None,
-        choices: IntArray | None = None,
-    ) -> None:
-        self.raw, self.select, self._hidden, self.depths = raw, select, hidden, depths
-        self.choices = choices
-        self.outcome = outcome
+    raw: torch.Tensor  # logits as the pass returned them, [rows, vocab]
+    # row numbers of root and nodes within `raw`, or None where they are in order
+    select: torch.Tensor | None = None
+    states: Mapping[int, torch.Tensor] | None = None  # hidden ones of those rows, by number
+    depths: IntArray = field(default_factory=lambda: ROOT_ALONE)  # [n + 1], until the next pass
+    outcome: Outcome | None = None  # of a queued pass that verifies its draft itself
+    choices: IntArray | None = None  # [rows] `greedy_ids` of `raw`, where the pass gives them
 
     @staticmethod
     def of(
@@ -100,9 +87,9 @@ class Scores:
 
     def part(self, own: slice, depths: IntArray = ROOT_ALONE) -> Scores:
         """Those of one text, whose rows are ``own`` in a pass over several."""
-        hidden = {i: states[own] for i, states in (self._hidden or {}).items()}
+        states = {i: rows[own] for i, rows in (self.states or {}).items()}
         choices = None if self.choices is None else self.choices[own]
-        return Scores(self.raw[own], hidden=hidden, depths=depths, choices=choices)
+        return Scores(self.raw[own], states=states, depths=depths, choices=choices)
 
     @property
     def vocab_size(self) -> int:
@@ -126,9 +113,9 @@ class Scores:
     @property
     def hidden(self) -> Mapping[int, torch.Tensor] | None:
         """``[n + 1, hidden]`` on the device, by number; None where none were asked for."""
-        if not self._hidden or self.select is None:
-            return self._hidden or None
-        return {i: states.index_select(0, self.select) for i, states in self._hidden.items()}
+        if not self.states or self.select is None:
+            return self.states or None
+        return {i: states.index_select(0, self.select) for i, states in self.states.items()}
 
     def greedy(self) -> torch.Tensor | IntArray:
         """``[n + 1]`` on the device, or on the host where the pass gives them, see `greedy_ids`."""

@@ -219,13 +219,13 @@ class Target:
             ]
             logits = torch.cat([p.logits for p in pieces]) if all_logits else pieces[-1].logits
             return Scores(
-                logits, hidden={i: torch.cat([p.hidden[i] for p in pieces]) for i in hidden_layers}
+                logits, states={i: torch.cat([p.hidden[i] for p in pieces]) for i in hidden_layers}
             )
         windowed = prompt_windows(self.windows, positions[0], self._additive)
         plan = AttentionPlan(causal=True, windowed=windowed)
         whole, hidden = self.through_layers(ids, positions, plan, hidden_layers, keep)
         self.cache.commit(None, n)
-        return Scores(whole[0], hidden=hidden)
+        return Scores(whole[0], states=hidden)
 
     def _prompt_piece(
         self, ids: torch.Tensor, positions: torch.Tensor, keep: int, hidden_layers: tuple[int, ...]

@@ -41,8 +41,8 @@ class TableTarget:
         hidden = states_of(prompt, hidden_layers) if hidden_layers else None
         if all_logits:  # before the first token stands itself
             before = [self.text[0], *self.text[:-1]]
-            return Scores(self.table[before, self.text], hidden=hidden)
-        return Scores(self.table[self.text[-2], self.text[-1]][None], hidden=hidden)
+            return Scores(self.table[before, self.text], states=hidden)
+        return Scores(self.table[self.text[-2], self.text[-1]][None], states=hidden)
 
     def forward(self, root, tree, *, hidden_layers=()):
         self.root = int(root)
@@ -53,7 +53,7 @@ class TableTarget:
         before, last = zip(*pairs, strict=True)
         hidden = states_of(last, hidden_layers) if hidden_layers else None
         depths = plain_depths(tree.parents)
-        return Scores(self.table[list(before), list(last)], hidden=hidden, depths=depths)
+        return Scores(self.table[list(before), list(last)], states=hidden, depths=depths)
 
     def commit(self, tree, path):
         self.text += [self.root, *(int(tree.tokens[i]) for i in path)]
