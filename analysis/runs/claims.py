@@ -8,7 +8,7 @@ form of the prompts, questions, draft model, and what a store was built from. Wh
 claims about the run's own model, other models' stand for nothing.
 
 A verdict is an equivalence test for a claim about the same model, data set, task and settings:
-:data:`VERDICT_RULE`. MAT counts the prompt's pass as a step where the source does. Speed is
+:data:`VERDICT_RULES`. MAT counts the prompt's pass as a step where the source does. Speed is
 compared only where it was measured, on the same hardware, by the source's formula and over plain
 decoding as the source ran it (eager or graphs); where the run lacks one of these, the verdict says
 what to run. Where two numbers are claimed and the verdicts differ, each is named.
@@ -42,15 +42,13 @@ AGREES, DISAGREES, CANNOT_TELL = "agrees", "disagrees", "cannot tell"
 NOT_COMPARED, OTHER_MODEL, NOT_RUN = "not compared", "other model", "not run"
 
 # For the foot of a table: the rule of the verdicts, and their words.
-VERDICT_RULE = (
+VERDICT_RULES = (
     f'Verdict: "{AGREES}" where the whole 95 % interval, measured for the same model, data, '
     f"settings and (for speed) hardware, lies within {100 * MARGINS['mat']:.0f} % of the claimed "
     f'MAT and {100 * MARGINS["speedup"]:.0f} % of the claimed speed; "{DISAGREES}" where it lies '
-    f'outside; else "{CANNOT_TELL}". Both are counted as the claim\'s source counts them.'
-)
-VERDICT_WORDS = (
+    f'outside; else "{CANNOT_TELL}". Both are counted as the claim\'s source counts them.',
     f'"MAT {AGREES}" alone: speed is not compared, as on other hardware. "{OTHER_MODEL}": no claim '
-    "is about this model; the nearest in size stands there for orientation."
+    "is about this model; the nearest in size stands there for orientation.",
 )
 # What a run lacks that has no speed on a claim's terms.
 _TO_RUN = {
@@ -357,7 +355,7 @@ def judge(run: Run, claim: Claim, row: SummaryRow) -> Judgement:
 
 def _mat(run: Run, claim: Claim, row: SummaryRow) -> Estimate:
     if row["method"] not in claim.counting.mat_counts_prompt:
-        return _estimate(row, "mat")
+        return estimate_of(row, "mat")
     records = [
         record
         for record in counted_turns(run.records, run.labels)
@@ -374,7 +372,7 @@ def _speedup(run: Run, claim: Claim, row: SummaryRow) -> tuple[Estimate, str]:
         return _ABSENT, _TO_RUN[counting.baseline]
     place = (row["label"], row["task"])
     rows = _rows_over(run, plain, counting.speed)
-    speedup = _estimate(next(r for r in rows if (r["label"], r["task"]) == place), "speedup")
+    speedup = estimate_of(next(r for r in rows if (r["label"], r["task"]) == place), "speedup")
     return speedup, _UNCOUNTED if speedup.value is None else ""
 
 
@@ -383,7 +381,8 @@ def _rows_over(run: Run, plain: str, speed: str) -> list[SummaryRow]:
     return summarize(run.records, run.labels, plain, run.seed, estimator=speed)
 
 
-def _estimate(row: SummaryRow, key: str) -> Estimate:
+def estimate_of(row: SummaryRow, key: str) -> Estimate:
+    """Return a number of a row with its interval, of plain decoding too."""
     few, compares = n_of(row, key) < FEWEST, key.endswith("speedup")
     return Estimate(number(row, key), interval(row, key), few=few, compares=compares)
 

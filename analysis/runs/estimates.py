@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 
 from specbench.results.estimate import FEWEST, Estimate
 from specbench.results.records import PHASES, CaseRecord
 from specbench.results.statistics.bootstrap import log_ratios, ratio_of_totals, strata_of
-from specbench.results.statistics.summary import timed_turns
+from specbench.results.statistics.summary import DECODE, TIMED_COMMITTED, pool
 
 STEP_PHASES = (*PHASES, "other")
 
@@ -94,19 +93,12 @@ def over_repeats(
 ) -> tuple[float, float] | None:
     """Mean and standard deviation of the speedup over repeats; None of fewer than two."""
     records = list(records)
-    turns = pd.DataFrame(
-        [
-            (r.repeat, r.label, (r.unit, r.turn), r.n_decoded, r.decode_s)
-            for r in timed_turns(records, sorted({record.label for record in records}))
-        ],
-        columns=["repeat", "label", "together", "tokens", "seconds"],
-    )
-    # Turns decoded at once take together what the longest of them takes.
-    groups = turns.groupby(["repeat", "label", "together"])
-    totals = groups.agg({"tokens": "sum", "seconds": "max"}).groupby(["repeat", "label"]).sum()
-    speeds = totals.eval("tokens / seconds").unstack()
-    if not {label, baseline} <= set(speeds):
+    labels = sorted({record.label for record in records})
+    if not {label, baseline} <= set(labels):
         return None
-    ratios = speeds[label] / speeds[baseline]
+    totals = pool(records, labels).totals[1:].sum(axis=1)  # [repeats, labels, 12]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        speeds = totals[..., TIMED_COMMITTED] / totals[..., DECODE]
+        ratios = speeds[:, labels.index(label)] / speeds[:, labels.index(baseline)]
     ratios = ratios[np.isfinite(ratios)]
-    return None if len(ratios) < 2 else (float(ratios.mean()), float(ratios.std()))
+    return None if len(ratios) < 2 else (float(ratios.mean()), float(ratios.std(ddof=1)))

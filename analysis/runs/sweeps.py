@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import leaders
@@ -16,6 +16,7 @@ from specbench.results.summary_schema import n_of, number
 
 # A knob's value as it is ordered and shown: other kinds (switches, lists) as their text.
 Value: TypeAlias = "int | float | str"
+Cell: TypeAlias = tuple[Value, ...]
 
 
 @dataclass(frozen=True)
@@ -31,21 +32,21 @@ class Sweep:
 
     method: str
     words: str
-    entries: Mapping[tuple[Value, ...], ComparedLabel]
+    entries: Mapping[Cell, ComparedLabel]
 
     def titled(self, title: str) -> str:
         """The title with the words below it, a setting a line: grids are narrow."""
         return "\n".join(filter(None, [title, *self.words.split(", ")]))
 
-    def estimates(self, key: str) -> dict[tuple[Value, ...], Estimate]:
+    def estimates(self, key: str) -> dict[Cell, Estimate]:
         return {cell: entry.measured(key) for cell, entry in self.entries.items()}
 
-    def leaders(self, key: str) -> list[tuple[Value, ...]]:
+    def leaders(self, key: str) -> list[Cell]:
         """The best cell by ``speedup`` or ``mat``, then those not shown behind it."""
         entries = [e for e in self.entries.values() if number(e.overall, key) is not None]
-        cells = {id(entry): cell for cell, entry in self.entries.items()}
         if len(entries) < 2 or any(n_of(e.overall, key) < FEWEST for e in entries):
             return []
+        cells = {id(entry): cell for cell, entry in self.entries.items()}
         return [cells[id(entry)] for entry in leaders(entries, key, same_prompts=True)]
 
 
@@ -57,33 +58,33 @@ def sweeps(comparison: ComparedRuns, *knobs: str) -> list[Sweep]:
     Raises:
         ResultsError: a setting was run twice; says which folders to choose from.
     """
-    by_setting: dict[str, dict[tuple[Value, ...], ComparedLabel]] = {}
-    others = other_settings([(entry.run, entry.label) for entry in comparison.drafting])
-    for entry, told in zip(comparison.drafting, others, strict=True):
+    by_setting: dict[str, dict[Cell, ComparedLabel]] = {}
+    drafting = comparison.drafting
+    others = other_settings([(entry.run, entry.label) for entry in drafting])
+    for entry, told in zip(drafting, others, strict=True):
         fixed = dict(entry.knobs)
         if not set(knobs) <= fixed.keys():
             continue
         cell = tuple(_value(fixed.pop(knob)) for knob in knobs)
         fixed = {"method": entry.method, **without_names(fixed), **told}
-        setting = json.dumps(fixed, sort_keys=True)
-        first = by_setting.setdefault(setting, {}).setdefault(cell, entry)
-        if first is not entry:
+        cells = by_setting.setdefault(json.dumps(fixed, sort_keys=True), {})
+        if (first := cells.setdefault(cell, entry)) is not entry:
             values = ", ".join(f"{knob} {value}" for knob, value in zip(knobs, cell, strict=True))
             raise ResultsError(
                 f"{comparison.title}: {values} was run twice with the same settings, in "
                 f"{first.run.path} and {entry.run.path}. Name the folder of one sweep."
             )
-    several = [(json.loads(s), cells) for s, cells in by_setting.items() if len(cells) > 1]
-    differing = apart([setting for setting, _ in several])
+    several = {setting: cells for setting, cells in by_setting.items() if len(cells) > 1}
+    settings = [json.loads(setting) for setting in several]
     return [
         Sweep(setting["method"], ", ".join(f"{key} {words[key]}" for key in words), cells)
-        for (setting, cells), words in zip(several, differing, strict=True)
+        for setting, words, cells in zip(settings, apart(settings), several.values(), strict=True)
     ]
 
 
 def _value(value: object) -> Value:
     known = isinstance(value, int | float | str) and not isinstance(value, bool)
-    return value if known else json.dumps(value)  # type: ignore[return-value]
+    return cast("Value", value) if known else json.dumps(value)
 
 
 def swept_knobs(comparison: ComparedRuns) -> list[str]:
@@ -92,10 +93,10 @@ def swept_knobs(comparison: ComparedRuns) -> list[str]:
     The knobs in which labels of one name differ; where every label has a name of its own, those in
     which labels of one method do.
     """
-    found = varied_knobs([(entry.run, entry.label) for entry in comparison.drafting])
-    if not any(found):
+    varied = varied_knobs([(entry.run, entry.label) for entry in comparison.drafting])
+    if not any(varied):
         by_method: dict[str, list[dict[str, object]]] = {}
         for entry in comparison.drafting:
             by_method.setdefault(entry.method, []).append(without_names(entry.knobs))
-        found = [own for each in by_method.values() for own in apart(each)]
-    return list(dict.fromkeys(knob for own in found for knob in own))
+        varied = [own for each in by_method.values() for own in apart(each)]
+    return list(dict.fromkeys(knob for own in varied for knob in own))

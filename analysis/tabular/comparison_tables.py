@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from analysis.runs.captions import captions
-from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULE, VERDICT_WORDS, Claim
+from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULES, Claim, estimate_of
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
 from analysis.runs.leaders import over_plain, standings, verdict_of
 from analysis.tabular.table import ResultTable
@@ -25,12 +25,12 @@ from specbench.results.decision import (
     p_text,
     pair_text,
 )
-from specbench.results.estimate import ABSENT, FEWEST, INTERVAL, Cell, Estimate, Fact
+from specbench.results.estimate import ABSENT, INTERVAL, Cell, Estimate, Fact
 from specbench.results.metrics import METRIC
 from specbench.results.records import OWN_ENGINE
 from specbench.results.statistics.pairs import MARGIN, rank_labels
 from specbench.results.statistics.served import limits_of, load_rows, served_labels
-from specbench.results.summary_schema import SummaryRow, interval, n_of, number
+from specbench.results.summary_schema import SummaryRow
 from specbench.results.tasks import HEADINGS, OVERALL
 
 _PAIRS_TEXT = (
@@ -62,12 +62,11 @@ Row: TypeAlias = dict[str, Cell]
 
 def context_cells(row: SummaryRow) -> Row:
     """What a speedup stands on: over plain decoding by either engine, and how fast that is."""
-    few = n_of(row, "speedup") < FEWEST
-    cells: Row = {
-        METRIC[key].column: Estimate(number(row, key), interval(row, key), few=few, compares=True)
-        for key in ("speedup_eager", "speedup_graph")
+    return {
+        METRIC["speedup_eager"].column: estimate_of(row, "speedup_eager"),
+        METRIC["speedup_graph"].column: estimate_of(row, "speedup_graph"),
+        METRIC["bandwidth_share"].column: Estimate(row["bandwidth_share"]),
     }
-    return {**cells, METRIC["bandwidth_share"].column: Estimate(row["bandwidth_share"])}
 
 
 def claimed_cell(claim: Claim | None, metric: str, task: str = OVERALL) -> Estimate:
@@ -89,7 +88,7 @@ def claimed_cells(claim: Claim | None) -> Row:
 def with_rule(notes: Sequence[str]) -> list[str]:
     """Each note once, and below them, where there are claims, how verdicts are found."""
     shown = [note for note in dict.fromkeys(notes) if note]
-    return [*shown, VERDICT_RULE, VERDICT_WORDS] if shown else []
+    return [*shown, *VERDICT_RULES] if shown else []
 
 
 def _further_cells(entry: ComparedLabel, tasks: Sequence[str] = ()) -> Row:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from analysis.runs.claims import VERDICT_RULE, VERDICT_WORDS
+from analysis.runs.claims import VERDICT_RULES
 from specbench.results.decision import AGAINST, DECISION, END_TO_END, MAT, SPEEDUP
 from specbench.results.estimate import (
     ABSENT,
@@ -29,7 +29,6 @@ _FURTHER = (
     *({metric.column for metric in METRICS} - {MAT, SPEEDUP, END_TO_END}),
     *("claimed tokens/s", "claimed on", "measured on", "claimed in"),
 )
-_RULE = (VERDICT_RULE, VERDICT_WORDS)  # of the notes, what holds for all rows
 _FEW = f"[{ABSENT}]: no interval, because there are fewer than {FEWEST} cases."
 _ALIKE = "[=]: an interval without width, because the cases hardly differ."
 
@@ -101,7 +100,7 @@ class ResultTable:
     def foot(self) -> list[str]:
         """What holds for all rows: how verdicts are found, why some numbers have no interval."""
         cells = [cell for row in self.rows for cell in row if isinstance(cell, Estimate)]
-        foot = [note for note in self.notes if note in _RULE]
+        foot = [note for note in self.notes if note in VERDICT_RULES]
         foot += [_FEW] if any(cell.few and cell.value is not None for cell in cells) else []
         return foot + ([_ALIKE] if any(cell.degenerate for cell in cells) else [])
 
@@ -128,7 +127,7 @@ def to_markdown(tables: Sequence[ResultTable]) -> str:
         head = "".join(f"**{_without_tags(_one_line(sentence))}**\n\n" for sentence in table.head)
         title = _without_tags(_one_line(table.title))
         parts.append(f"### {title}\n\n{head}{grid}\n\n{_without_tags(table.caption)}\n")
-        notes = [note for note in table.notes if note not in _RULE] + table.foot
+        notes = [note for note in table.notes if note not in VERDICT_RULES] + table.foot
         if notes:
             parts[-1] += "\n" + "".join(f"- {_without_tags(note)}\n" for note in notes)
     return "\n".join(parts)
@@ -268,7 +267,7 @@ def _floats(table: ResultTable, label: str) -> Iterator[str]:
     lines = [*table.head, *lines, *([_BOLD] if bold else []), *table.foot]
     text = _latex(" ".join(filter(None, lines)))
     below = f"\\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize {text}}}\n" if text else ""
-    notes = [note for note in table.notes if note not in _RULE]
+    notes = [note for note in table.notes if note not in VERDICT_RULES]
     comments = "".join(f"% {note}\n" for note in notes)
     body = pd.DataFrame(
         {name: [_named(str(name), cell) for cell in table.frame[name]] for name in table.frame},
