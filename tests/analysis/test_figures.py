@@ -181,15 +181,6 @@ def test_lines_of_equal_cost_are_mat_over_speedup():
     assert dot.lines[0].get_xydata().tolist() == [[2.0, 1.5]]
 
 
-def test_a_prediction_that_is_right_stands_on_the_diagonal():
-    rows = [Series("PLD", "pld", [Point(1.5, 1.5, across=(1.2, 1.9))])]
-    axes = charts.predicted_against_measured(rows, "t", "c").axes[0]
-    dot = containers(axes, "has_yerr")["PLD"]
-    assert dot.lines[0].get_xydata().tolist() == [[1.5, 1.5]]
-    assert ends(dot) == [pytest.approx((1.2, 1.9))]
-    assert "predicted" in axes.get_ylabel() and "measured" in axes.get_xlabel()
-
-
 def test_stacks_add_up():
     shares = {"draft": Estimate(0.25, (0.2, 0.3)), "verify": Estimate(0.75), "none": Estimate(0)}
     axes = charts.stacked_bars({"ar": shares}, "share", "t", "c").axes[0]

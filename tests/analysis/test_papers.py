@@ -18,9 +18,7 @@ from analysis.runs.acceptance import (
 )
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
-from analysis.runs.sweeps import sweeps
 from analysis.tabular.table import ResultTable
-from specbench.errors import ResultsError
 from specbench.results.estimate import Estimate
 from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest
@@ -60,13 +58,11 @@ def test_runs_are_told_apart_by_their_experiment():
         assert {run.experiment for run in members} == set(found.experiments)
 
 
-@pytest.mark.parametrize(
-    ("run_here", "used"), [((3, 5), "ngrammys_figure5"), ((3,), "ngrammys_figure3")]
-)
-def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_run(run_here, used):
-    runs = load_runs([EXPERIMENTS / f"ngrammys_figure{number}" for number in run_here])
-    members = {found.name: members for found, members in by_reproduction(runs)[0]}
-    assert {run.experiment for run in members["ngrammys_figure5"]} == {used}
+def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_run():
+    for run_here, used in (((3, 5), "ngrammys_figure5"), ((3,), "ngrammys_figure3")):
+        runs = load_runs([EXPERIMENTS / f"ngrammys_figure{number}" for number in run_here])
+        members = {found.name: members for found, members in by_reproduction(runs)[0]}
+        assert {run.experiment for run in members["ngrammys_figure5"]} == {used}
     drawn = reproduction("ngrammys_figure5").figures(members["ngrammys_figure5"])
     assert [part for part, _ in drawn] == ["mistral7b"]
 
@@ -179,32 +175,6 @@ def test_settings_that_may_be_as_fast_as_the_best_are_named():
     assert said(replace(run, records=parted)) == [f"{words}."]
 
 
-def test_cells_of_a_heatmap_share_all_other_settings_and_were_run_once():
-    runs = load_runs([EXPERIMENTS / "cacheback_figure4"])
-
-    def swept(*more):
-        (comparison,) = reproduction("cacheback_table1").comparisons([*runs, *more])
-        return sweeps(comparison, "leader_len", "follower_len")
-
-    def again(run, folder, **knobs):
-        labels = {
-            label: info.model_copy(update={"knobs": {**info.knobs, **knobs}})
-            for label, info in run.manifest.labels.items()
-        }
-        manifest = run.manifest.model_copy(update={"labels": labels})
-        return replace(run, path=run.path.with_name(folder), manifest=manifest)
-
-    frozen = [again(run, f"frozen_{run.path.name}", table="frozen") for run in runs]
-    (sweep,) = swept(frozen[0])
-    assert (sweep.words, len(sweep.entries)) == ("", 6), "a single cell is no sweep"
-    cells = {each.words: each.entries for each in swept(*frozen[:2])}
-    assert {words: len(of) for words, of in cells.items()} == {"table dual": 6, "table frozen": 2}
-    paths = {entry.run.path.name for entry in cells["table frozen"].values()}
-    assert paths == {"frozen_1_1", "frozen_1_2"}
-    with pytest.raises(ResultsError, match=r"leader_len 1, follower_len 1 was run twice.*again"):
-        swept(again(runs[0], "again"))
-
-
 def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below():
     (run,) = (r for r in load_runs([EXPERIMENTS / "ngrammys_table1"]) if r.dataset == "mtbench")
     other = replace(run, records=[r.replace(model="smollm2_135m") for r in run.records])
@@ -253,8 +223,8 @@ def test_spread_over_repeats_by_hand():
     (run, *_) = load_runs([EXPERIMENTS / "ngrammys_table1" / "mtbench"])
     repeats = [[r for r in run.records if r.repeat == repeat] for repeat in range(3)]
     ratios = [rows_overall(records, run)["k5_w4"]["speedup"] for records in repeats]
-    by_hand = (statistics.mean(ratios), statistics.stdev(ratios))
-    assert over_repeats(run.records, "k5_w4", "ar") == pytest.approx(by_hand)
+    mean_and_sd = statistics.mean(ratios), statistics.stdev(ratios)
+    assert over_repeats(run.records, "k5_w4", "ar") == pytest.approx(mean_and_sd)
     assert over_repeats(repeats[0], "k5_w4", "ar") is None
 
 
