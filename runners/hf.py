@@ -21,7 +21,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,8 +35,8 @@ from runners.session.method_runs import MethodRun
 from runners.session.session import Session, load_session
 from specbench.arrays import IntArray
 from specbench.config.schema import LOOPS, HfConfig, RunConfig, draft_weights
-from specbench.decoding.drafter import Drafter, Scope
-from specbench.decoding.structs import NO_TOKENS, Needs
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import NO_TOKENS
 from specbench.decoding.turn import DecodeResult, StopRules
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
 from specbench.models import loading
@@ -45,22 +45,9 @@ from specbench.results.manifest import ModelInfo
 from specbench.system.clock import make_clock
 
 log = logging.getLogger(__name__)
+_NAME = "hf:"  # what the names of their labels' methods begin with
 
 Call: TypeAlias = tuple[int, int]  # tokens cached before a forward call, and its query tokens
-
-
-@dataclass(kw_only=True, eq=False)
-class Peer(Drafter):
-    """Stands for one of transformers' ``LOOPS`` among the methods; it drafts nothing for ours."""
-
-    loop: str
-    state_scope: Scope = "turn"
-
-    @property
-    def needs(self) -> Needs:
-        # Assisted generation drafts greedily at any temperature, so its ratio test would be given
-        # a distribution that its drafts were not drawn from.
-        return Needs(tokens_only=False, max_nodes=1, sampling=False)
 
 
 class Hf(Runner):
@@ -72,6 +59,13 @@ class Hf(Runner):
 
 def _peers(job: Job) -> list[Entry]:
     assert isinstance(job.config.runner, HfConfig)
+    if not job.greedy:
+        # Assisted generation drafts greedily at any temperature, so its ratio test would be given a
+        # distribution that its drafts were not drawn from.
+        raise NeedsNotMet(
+            "runner=hf decodes only greedily, but generation.temperature="
+            f"{job.config.generation.temperature}. Type generation.temperature=0."
+        )
     knobs = job.config.runner.hf
     loops = list(knobs.loops or LOOPS)
     reason = _no_assistant(job) if "assisted" in loops else ""
@@ -82,11 +76,8 @@ def _peers(job: Job) -> list[Entry]:
         loops.remove("assisted")
     if taken := {f"hf_{loop}" for loop in loops} & {*job.labels}:
         raise ConfigurationError(f"the label {min(taken)!r} is taken by runner=hf: rename yours.")
-    target = f"{Peer.__module__}.{Peer.__name__}"
-    return [
-        Entry(f"hf_{loop}", {"_target_": target, "name": f"hf:{loop}", "loop": loop})
-        for loop in loops
-    ]
+    drafts_nothing = {"_target_": "methods.ar.Autoregressive", "state_scope": "turn"}
+    return [Entry(f"hf_{loop}", drafts_nothing | {"name": _NAME + loop}) for loop in loops]
 
 
 def _no_assistant(job: Job) -> str:
@@ -121,7 +112,7 @@ def load_with_loops(job: Job, runs: Sequence[MethodRun]) -> TransformersSession:
 
 
 class TransformersSession(Session):
-    """Decodes with transformers' own loop where the method is a `Peer`."""
+    """Decodes with transformers' own loop where a label is one of these."""
 
     def add_loops(self, config: RunConfig, assisted: bool) -> None:
         """Load the copy of the model, and the assistant where a loop needs one."""
@@ -159,12 +150,12 @@ class TransformersSession(Session):
         max_new_tokens: int | None = None,
         seen: IntArray = NO_TOKENS,
     ) -> DecodeResult:
-        if not isinstance(drafter, Peer):
+        if not drafter.name.startswith(_NAME):
             return super().decode(prompt, drafter, seed, max_new_tokens, seen)
         requested = max_new_tokens or self._max_new_tokens
         limit = self._rules.limit(prompt, requested)
         ids = torch.from_numpy(prompt)[None].to(self._stock.device)
-        options = self._options(drafter.loop)
+        options = self._options(drafter.name.removeprefix(_NAME))
         passes: list[Call] = []
         drafts: list[Call] = []
         start, before_s = time.perf_counter(), 0.0

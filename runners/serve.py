@@ -46,7 +46,7 @@ from specbench.servers.engines import ENGINES, identify
 
 _EXAMPLE = "'compare=[{speculation: ngram_simple, label: ngram}]'"
 _OWN_TEMPLATE = "servers put questions into their own chat template"
-_TARGET = "runners.session.speculation.Speculation"
+_DRAFTS_NOTHING = {"_target_": "methods.ar.Autoregressive", "state_scope": "turn"}
 
 
 class Serve(Runner):
@@ -215,7 +215,7 @@ def _entry(server: ServerConfig) -> Entry:
     kind, name = server.speculation, server.name
     parts = parts_of(kind)
     called = f"{name}_{kind}".replace("+", "_")
-    method = {"_target_": _TARGET, "name": called, "server": asdict(server)}
+    method = _DRAFTS_NOTHING | {"name": called, "server": asdict(server)}
     if isinstance(server, LlamacppConfig):
         for part in parts:
             if part not in LLAMACPP_SPECULATIONS:

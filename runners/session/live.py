@@ -97,7 +97,7 @@ def _measure(load: Load, run: OpenRun) -> None:
     job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
     measure, earlier = job.config.measure, manifest.model
     drafts = [r.entry.draft for r in runs if r.drafter.needs.draft_model]
-    drafts += [job.config.pair.draft for r in runs if getattr(r.drafter, "loop", "") == "assisted"]
+    drafts += [job.config.pair.draft for r in runs if r.entry.name == "hf:assisted"]
     with device_lock.hold_device(job, drafts) as gpus:
         if measure.energy:
             interference.check_energy(gpus, device_lock.names(job, drafts))

@@ -141,8 +141,9 @@ def instantiated(entry: Entry) -> Drafter:
             f"method={entry.name}: {entry.method['_target_']} must be a "
             "specbench.decoding.drafter.Drafter."
         )
+    knobs = {key: value for key, value in entry.method.items() if key != "server"}
     try:
-        drafter: Drafter = hydra.utils.instantiate(dict(entry.method), _convert_="all")
+        drafter: Drafter = hydra.utils.instantiate(knobs, _convert_="all")
     except hydra.errors.InstantiationException as error:
         # Hydra wraps what a constructor raises; our own messages are meant for the user.
         if isinstance(error.__cause__, ConfigurationError):
