@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -63,8 +64,7 @@ def page(runs: Sequence[Run]) -> str:
     ]
     warned = [text for each in make_comparisons(recorded) for text in _warnings(each)]
     return environment.get_template(TEMPLATE).render(
-        lead=_lead(recorded or runs),
-        place=_place(recorded or runs),
+        **_head(recorded or runs),
         warnings=list(dict.fromkeys(warned)),
         sections=list(_sections(runs)),
         definitions=DEFINITIONS,
@@ -72,25 +72,20 @@ def page(runs: Sequence[Run]) -> str:
     )
 
 
-def _lead(runs: Sequence[Run]) -> str:
-    """What was run, in one sentence."""
-    turns = sum(len(run.records) for run in runs)
-    text = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {turns:,} recorded turns"
-    if turns:
+def _head(runs: Sequence[Run]) -> dict[str, str]:
+    """What was run, in one sentence; days, machines and commits of the measurements."""
+    records = [record for run in runs for record in run.records]
+    lead = f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, {len(records):,} recorded turns"
+    if records:
         models = dict.fromkeys(display_name(run.model) for run in runs)
         data = dict.fromkeys(display_name(run.dataset) for run in runs)
-        text += f" of {', '.join(models)} on {', '.join(data)}"
-    return f"{text}."
-
-
-def _place(runs: Sequence[Run]) -> str:
-    """Days, machines and commits of the measurements."""
-    days = sorted({record.started_at[:10] for run in runs for record in run.records} - {""})
-    machines = dict.fromkeys(run.hardware for run in runs)
-    codes = dict.fromkeys(run.code for run in runs)
-    code = next(iter(codes)) if len(codes) == 1 else f"{len(codes)} states of the code"
+        lead += f" of {', '.join(models)} on {', '.join(data)}"
+    days = sorted({record.started_at[:10] for record in records} - {""})
     when = " to ".join(dict.fromkeys([*days[:1], *days[-1:]])) or "Date not recorded"
-    return f"{when}. {'; '.join(machines)}. {code.capitalize()}."
+    machines = dict.fromkeys(run.hardware for run in runs)
+    codes = [*dict.fromkeys(run.code for run in runs)]
+    code = codes[0] if len(codes) == 1 else f"{len(codes)} states of the code"
+    return {"lead": f"{lead}.", "place": f"{when}. {'; '.join(machines)}. {code.capitalize()}."}
 
 
 def _warnings(comparison: ComparedRuns) -> list[str]:
@@ -106,30 +101,37 @@ def _sections(runs: Sequence[Run]) -> Iterator[dict[str, object]]:
     reproduced, others = by_reproduction(runs)
     for reproduction, members in reproduced:
         comparisons = make_comparisons([run for run in members if run.records])
-        yield {
-            "title": reproduction.place + TITLE_TIMES[members[0].timing],
-            "sentence": "",
-            "tables": [table.in_short() for table in reproduction.tables(members)],
-            "pictures": [_picture(figure) for _, figure in reproduction.figures(members)],
-            "csv": _csv(comparisons),
-            "conditions": joined(map(conditions_of, comparisons)),
-        }
+        tables = [table.in_short() for table in reproduction.tables(members)]
+        figures = [figure for _, figure in reproduction.figures(members)]
+        title = reproduction.place + TITLE_TIMES[members[0].timing]
+        yield _section(title, "", tables, figures, comparisons)
     for comparison in make_comparisons(others):
         run = comparison.runs[0]
-        parts = [
-            comparison.printed_title,
-            run.engine if run.engine != OWN_ENGINE else "",
-            f"{run.concurrency} users at once" if run.concurrency > 1 else "",
-        ]
-        first = next(pictures_of(comparison), None)
-        yield {
-            "title": ", ".join(filter(None, parts)) + TITLE_TIMES[comparison.timing],
-            "sentence": verdict_of(comparison),
-            "tables": [_decision_table(comparison)],
-            "pictures": [_picture(first[1])] if first else [],
-            "csv": _csv([comparison]),
-            "conditions": conditions_of(comparison),
-        }
+        engine = run.engine if run.engine != OWN_ENGINE else ""
+        users = f"{run.concurrency} users at once" if run.concurrency > 1 else ""
+        title = ", ".join(filter(None, [comparison.printed_title, engine, users]))
+        figures = [figure for _, figure in itertools.islice(pictures_of(comparison), 1)]
+        title += TITLE_TIMES[comparison.timing]
+        tables = [_decision_table(comparison)]
+        yield _section(title, verdict_of(comparison), tables, figures, [comparison])
+
+
+def _section(
+    title: str,
+    sentence: str,
+    tables: Sequence[ResultTable],
+    figures: Sequence[Drawing],
+    comparisons: Sequence[ComparedRuns],
+) -> dict[str, object]:
+    numbers = csv_text(records_sheet(comparisons)) if comparisons else ""
+    return {
+        "title": title,
+        "sentence": sentence,
+        "tables": tables,
+        "pictures": [_picture(figure) for figure in figures],
+        "csv": _address("text/csv;charset=utf-8", numbers.encode()) if numbers else "",
+        "conditions": joined(map(conditions_of, comparisons)),
+    }
 
 
 def _decision_table(comparison: ComparedRuns) -> ResultTable:
@@ -156,12 +158,6 @@ def _picture(figure: Drawing) -> dict[str, object]:
     figure.savefig(out, format="svg", metadata={"Date": None})
     uri, width = _address("image/svg+xml", out.getvalue()), round(figure.get_figwidth() * 96)
     return {"title": figure.title, "axes": axes, "uri": uri, "width": width}
-
-
-def _csv(comparisons: Sequence[ComparedRuns]) -> str:
-    """All numbers as a ``data:`` address."""
-    text = csv_text(records_sheet(comparisons)) if comparisons else ""
-    return _address("text/csv;charset=utf-8", text.encode()) if text else ""
 
 
 def _address(kind: str, content: bytes) -> str:

@@ -271,13 +271,11 @@ def _sweep_lines(swept: Sequence[Sweep], timing: str, knob: str, text: str) -> D
     for key in ("speedup", "mat"):
         series = []
         for sweep in swept:
-            points = [
-                Point.at(values.index(value) if ticks else float(value), cell)
-                for (value,), cell in sweep.estimates(key).items()
-            ]
-            ordered = sorted(points, key=lambda point: point.x)
+            cells = sweep.estimates(key).items()
+            placed = [(values.index(v) if ticks else float(v), cell) for (v,), cell in cells]
+            points = [Point.at(x, cell) for x, cell in sorted(placed, key=lambda each: each[0])]
             name = ", ".join(filter(None, [sweep.method, sweep.words]))
-            series.append(Series(name, sweep.method, ordered))
+            series.append(Series(name, sweep.method, points))
         if any(line.drawn for line in series):
             panels.append(Panel.of(key, timing, series, knob, ticks=ticks))
     title = _highest(swept, [knob], "speedup", timing) or _highest(swept, [knob], "mat", timing)
