@@ -32,10 +32,9 @@ class Entry:
     Attributes:
         label: unique in the run, part of every record's key.
         method: the composed ``method`` node without its ``label``, ready to be instantiated.
-        pair: the ``pair`` node (which draft model) that belongs to this method, or None.
         budget: where its knobs come from (`specbench.config.compare.budget_of`); None of plain
             decoding and of what has no yaml.
-        verifier: who decides on its drafts; None: who does in the whole run.
+        verifier: None: the whole run's.
     """
 
     label: str
@@ -95,16 +94,13 @@ class Job:
     """One run of one output folder.
 
     Attributes:
-        config: the whole configuration.
         overrides: what was typed.
         identity: the part of ``config`` that may move a number, and ``shard``.
         run_key: the hash of that part; shards of one run share it.
-        folder: where the files go; exists.
         entries: methods in the order of the interleaving, the baseline first.
         cases: the questions in order, all shards.
         shard: ``(i, n)``: this job measures the blocks whose index modulo n is i (from 0).
         optional: labels that may be left out where they cannot run.
-        swept: whether it is one job of a sweep.
     """
 
     config: RunConfig

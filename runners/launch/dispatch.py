@@ -47,13 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """What Hydra alone knows of a job.
-
-    Attributes:
-        overrides: what was typed for this job.
-        multirun: whether ``output_dir`` is the root of several jobs' folders.
-        experiment: the ``experiment`` group's choice, or None.
-    """
+    """What Hydra alone knows of a job; in a ``multirun`` ``output_dir`` is the jobs' root."""
 
     overrides: tuple[str, ...] = ()
     multirun: bool = False

@@ -58,12 +58,7 @@ def keep(
 ) -> None:
     """Keep how a job ended for the process that must exit, which may be another one.
 
-    Args:
-        code: its exit code.
-        overrides: what was typed for it.
-        folder: where its files are, of a job that raised nothing.
-        error: the first line of what went wrong; "" where nothing was raised.
-        logger: the job's ``logger`` node.
+    ``folder`` is None of a job that raised something, and ``error`` "" where nothing was raised.
     """
     typed = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
     outcome: JsonObject = {"code": code, "typed": typed, "folder": folder and str(folder)}

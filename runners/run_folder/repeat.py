@@ -50,11 +50,8 @@ def leave_repeat(
     """Write ``repeat.md``, and what of the code was uncommitted.
 
     Args:
-        folder: of the run; it is there.
-        manifest: of the run.
         methods: their classes by name. A file, or a package with all its modules, is copied where
-            the project's repository does not hold it: of a method from elsewhere, or where there
-            is no repository.
+            the project's repository does not hold it.
         typed: whether a command line made the run.
 
     Raises:

@@ -194,7 +194,6 @@ class BlockRunner:
 
     Attributes:
         runs: by label, in the order of the interleaving.
-        source: what answers.
         done: the run's finished records; the list grows as the caller appends to it.
         forced: whether records are to be marked as made after ``resume=force``.
         begun: whether an earlier start left records, of every label.

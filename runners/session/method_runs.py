@@ -48,10 +48,7 @@ class MethodRun:
     """One label of the run with its drafter.
 
     Attributes:
-        entry: the configuration's entry.
-        drafter: made of it.
         measured: what the drafter measured in ``setup``, or an earlier start of the run did.
-        artifacts, heads: files that the drafter reads, and folders of its heads, by name.
         draft: its draft model, and what the manifest says of it.
         last: the turn that the drafter saw last; None after a reset.
     """

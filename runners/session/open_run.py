@@ -45,10 +45,7 @@ def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[O
     """Yield the job's folder, held and opened, until what it lacks is measured.
 
     The caller measures within ``with run``. A label that turns out not to work is left out with its
-    reason, and the others are measured in the next attempt.
-
-    Args:
-        given: drafters by label that the caller made, as in `build_method_runs`.
+    reason, and the others are measured in the next attempt. ``given`` as in `build_method_runs`.
 
     Raises:
         MethodCannotRun: a label that is not optional cannot work, or has records already.
@@ -68,15 +65,11 @@ def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[O
 
 
 class OpenRun:
-    """A run's folder that this process holds: its job, methods, files and manifest.
+    """A run's folder that this process holds: its methods, files, manifest and exit code.
 
     Attributes:
         job: without the labels that are left out.
-        runs: its methods, in their order.
-        files: what is measured already.
-        manifest: of the run; `save_manifest` writes it.
         finished: whether nothing is left to measure, and all is written.
-        exit_code: of the finished run.
     """
 
     def __init__(
@@ -244,10 +237,7 @@ def _open_manifest(job: Job, runs: Sequence[MethodRun], begun: bool) -> RunManif
 class RunProgress:
     """Counts finished blocks and says how long the rest will take. A context manager.
 
-    Args:
-        total: blocks of the run.
-        done: blocks that an earlier start finished.
-        out: where the bar goes, if that is a terminal; elsewhere there are lines in the log.
+    ``done`` blocks an earlier start finished. Away from a terminal there are lines in the log.
     """
 
     def __init__(self, total: int, done: int = 0, out: TextIO | None = None) -> None:

@@ -85,11 +85,7 @@ _ANSWER = "yes"  # stands for one that is not there yet: some templates refuse a
 class Session:
     """Model, engines and prompts of a run, from `load_session`; every drafter is set up.
 
-    Args:
-        runs: with the files, heads and draft models that their drafters need.
-        template: of the prompts.
-        model: the target's network, and its tokenizer; ``target`` runs its passes.
-        max_len: tokens that the buffers hold.
+    ``target`` runs the passes of ``model``, and its buffers hold ``max_len`` tokens.
     """
 
     def __init__(
@@ -654,9 +650,6 @@ def make_target(
 
 class Recorder:
     """Writes the hidden states along plain decoding, behind each block; untimed.
-
-    Args:
-        runs: the run's methods, whose hidden states are recorded, too.
 
     Raises:
         ConfigurationError: there is no plain greedy output to record along, or the model has no
