@@ -42,10 +42,13 @@ def keys(path):
     return [record.key for record in records.read_records(path)[0]]
 
 
-def test_a_folder_without_a_run_is_anybodys(tmp_path):
+def test_a_folder_without_a_run_is_anybodys_and_records_without_a_manifest_are_nobodys(tmp_path):
     folder.check_owner(tmp_path / "absent", "k", {})
     (tmp_path / "note.txt").touch()
     folder.check_owner(tmp_path, "k", {})
+    (tmp_path / records.CASES).touch()
+    with pytest.raises(OutputRefused, match="no manifest"):
+        folder.check_owner(tmp_path, "k", {})
 
 
 def test_a_folder_of_another_configuration_is_refused_by_naming_the_keys(tmp_path):
@@ -60,12 +63,6 @@ def test_a_folder_of_another_configuration_is_refused_by_naming_the_keys(tmp_pat
     assert "compare: there [], here ['pld']" in message
     assert "seed" not in message
     assert "fresh=true" in message
-
-
-def test_records_without_a_manifest_are_nobodys(tmp_path):
-    (tmp_path / records.CASES).touch()
-    with pytest.raises(OutputRefused, match="no manifest"):
-        folder.check_owner(tmp_path, "k", {})
 
 
 def test_a_run_killed_while_it_opens_its_files_can_be_resumed(job, tmp_path, monkeypatch):
@@ -127,31 +124,21 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
         pass
 
 
-def test_a_cut_off_line_drops_its_block_and_nothing_else(job, tmp_path, caplog):
-    files = ResultFiles(job)
-    measure(job, files, only=2)
+@pytest.mark.parametrize("lost_lines", [None, 1, 2, 3])
+def test_a_block_that_was_cut_off_is_redone_whole_and_nothing_else(
+    job, tmp_path, caplog, lost_lines
+):
+    """Within a line (None), or between lines."""
+    measure(job, ResultFiles(job), only=2)
     path = tmp_path / records.CASES
     whole = path.read_bytes()
-    path.write_bytes(whole[:-30])
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-lost_lines]) if lost_lines else whole[:-30])
     with caplog.at_level("INFO"):
         files = ResultFiles(job)
-    assert files.redone == 1
-    assert "1 incomplete block is dropped" in caplog.text
+    assert files.redone == 1 and "1 incomplete block is dropped" in caplog.text
     assert {record.case_id for record in files.done} == {"d0"}
     assert {line["case_id"] for line in jsonl.read_jsonl(tmp_path / records.STEPS_LOG)[0]} == {"d0"}
-    measure(job, files)
-    assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
-
-
-@pytest.mark.parametrize("kept", [1, 2, 3])
-def test_a_block_with_missing_lines_is_redone_whole(job, tmp_path, kept):
-    files = ResultFiles(job)
-    measure(job, files, only=1)
-    path = tmp_path / records.CASES
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(lines[:kept]))
-    files = ResultFiles(job)
-    assert (files.redone, files.done) == (1, [])
     measure(job, files)
     assert len(keys(tmp_path)) == len(set(keys(tmp_path))) == 12
 
