@@ -31,16 +31,20 @@ from runners.cost import Cost
 from runners.job import Job
 from runners.launch.dispatch import entry_of
 from runners.run_folder.folder import is_complete, make_folder
-from runners.search.backends import OUT_OF_TIME, Bench, LiveRuns, Replays, surface_job
-from runners.search.space import (
+from runners.search import (
+    OUT_OF_TIME,
+    Bench,
     Candidate,
     Entries,
+    LiveRuns,
+    Replays,
     Space,
     halves,
     load_spaces,
     mixed,
     shown,
     successive_halving,
+    surface_job,
     typed,
 )
 from specbench.config import compose

@@ -31,11 +31,13 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.command import parser_of, reporting_errors
-from runners.search.backends import Bench, LiveRuns, Replays
-from runners.search.space import (
+from runners.search import (
+    Bench,
     Candidate,
     Entries,
+    LiveRuns,
     Measure,
+    Replays,
     load_spaces,
     mixed,
     shown,

@@ -9,7 +9,7 @@ import hydra.errors
 import numpy as np
 import pytest
 
-from runners.search.space import Entries, load_spaces
+from runners.search import Entries, load_spaces
 from specbench.config import compose
 from specbench.config.schema import STATE_SCOPES
 from specbench.decoding.drafter import Drafter

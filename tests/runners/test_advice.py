@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from runners import advice as module
+from runners import search
 from runners.advice import PLAIN, UNCONFIRMED, UNDECIDED, UNTRIED, USE, Advice, Option, Speed
 from runners.launch import dispatch
-from runners.search import backends
 from runners.session import live
 from specbench.errors import ConfigurationError
 from specbench.storage.hashes import file_sha256
@@ -35,7 +35,7 @@ def quick():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "run_in_child", lambda work, job, _: work(job))
         patch.setattr(live, "collector_at_rest", nullcontext)
-        patch.setattr(backends, "GRID", GRID)
+        patch.setattr(search, "GRID", GRID)
         yield patch
 
 

@@ -8,9 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from methods.pld import PromptLookup
-from runners import advice, advise, compare
+from runners import advice, advise, compare, search
 from runners.comparison import read_input
-from runners.search import backends
 from specbench.config import compose
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
@@ -224,7 +223,7 @@ def test_advice_on_a_model_in_memory_which_comes_back_as_it_was(lent, options, m
         "batch_k": [],
         "batch_w": [],
     }
-    monkeypatch.setattr(backends, "GRID", grid)
+    monkeypatch.setattr(search, "GRID", grid)
     monkeypatch.setattr(advice, "SETTINGS", (2,))
     shape = shape_of(model)
     prompts = [f"{text} {word}" for text in TEXTS for word in ("ship", "quay", "page")]

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from methods.medusa import Medusa
-from runners.search.backends import Replays
-from runners.search.space import Candidate, Entries
+from runners.search import Candidate, Entries, Replays
 from specbench.config import compose
 from specbench.errors import ArtifactError, ConfigurationError, NeedsNotMet
 from specbench.models import loading

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from runners.search.space import (
+from runners.search import (
     Candidate,
     CaseCost,
     halves,

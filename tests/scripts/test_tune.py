@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 from omegaconf import OmegaConf
 
-from runners.search import backends
+from runners import search
 from scripts import tune
 from specbench.config import compose
 from specbench.errors import ConfigurationError
@@ -24,7 +24,7 @@ def here(monkeypatch):
     from runners.session import live
 
     monkeypatch.setattr(dispatch, "run_in_child", lambda work, job, _: work(job))
-    monkeypatch.setattr(backends, "GRID", SMALL_GRID)
+    monkeypatch.setattr(search, "GRID", SMALL_GRID)
     monkeypatch.setattr(live, "collector_at_rest", nullcontext)
 
 
