@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from specbench.results.statistics.roofline import baseline_context
 from specbench.results.statistics.summary import counted_turns, summarize, task_order, timed_turns
 from specbench.results.summary_schema import Disturbance, SummaryRow, n_of
 from specbench.results.tasks import OVERALL
+from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import JsonObject
 
 
@@ -236,14 +238,18 @@ def by_timing(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _questions(runs: Sequence[Run]) -> list[tuple[tuple[str, int], ...]]:
-    """For each run the questions that it was to ask, whatever their order.
+    """For each run the questions that it was to ask, by id, with a checksum of the first prompt.
 
     A shard has asked a part of them; other runs of the same prompt set know the rest.
     """
     sets = [(run.model, run.manifest.prompt_set_hash or run.path) for run in runs]
     questions: dict[Any, dict[str, int]] = {}
     for run, prompts in zip(runs, sets, strict=True):
-        questions.setdefault(prompts, {}).update(run.questions)
+        # A turn that failed early has no prompt, another label's has.
+        first = sorted((r for r in run.records if not r.turn), key=lambda r: bool(r.n_prompt))
+        for case, r in {r.case_id: r for r in first}.items():
+            digest = r.prompt_sha or ids_sha256(r.prompt_ids)
+            questions.setdefault(prompts, {})[case] = zlib.crc32(digest.encode())
     return [tuple(sorted(questions[prompts].items())) for prompts in sets]
 
 

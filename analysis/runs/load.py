@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -32,7 +31,6 @@ from specbench.results.records import (
 )
 from specbench.results.statistics.counted import left_out, wrong_outputs
 from specbench.results.statistics.roofline import number_format
-from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED, JsonObject, read_json, read_jsonl
 
 # Two folders and more, or a file in the home folder, from the file system's root.
@@ -242,15 +240,6 @@ class Run:
         """Depth of each step's draft by turn; empty where the run's steps were not kept."""
         path = self.path / STEPS
         return {trace.key: trace.depth for trace in read_steps(path)} if path.exists() else {}
-
-    @functools.cached_property
-    def questions(self) -> Mapping[str, int]:
-        """The cases that were asked, by id, each with a checksum of its first turn's prompt."""
-        first = [record for record in self.records if not record.turn]
-        # A turn that failed early has no prompt, another label's has.
-        prompts = {r.case_id: r for r in sorted(first, key=lambda r: bool(r.n_prompt))}
-        hashes = {case: r.prompt_sha or ids_sha256(r.prompt_ids) for case, r in prompts.items()}
-        return {case: zlib.crc32(digest.encode()) for case, digest in hashes.items()}
 
     @functools.cached_property
     def left_out(self) -> Mapping[str, str]:

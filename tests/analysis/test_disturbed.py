@@ -13,8 +13,6 @@ from analysis.runs.load import load_runs
 from specbench.results.records import DISTURBED
 from tests.analysis.folders import edit_records
 
-AGAIN = "1 case was measured again"
-
 
 @pytest.fixture
 def folder(results):
@@ -37,14 +35,10 @@ def folder(results):
     return run
 
 
-def test_the_conditions_have_it(folder):
-    (comparison,) = make_comparisons(load_runs([folder]))
-    assert AGAIN in conditions_of(comparison)["disturbed turns"]
-
-
-def test_what_wandb_and_csv_are_given_has_it_too(folder, capsys):
+def test_conditions_wandb_and_csv_have_it(folder, capsys):
     (run,) = load_runs([folder])
     (comparison,) = make_comparisons([run])
+    assert "1 case was measured again" in conditions_of(comparison)["disturbed turns"]
     (pld,) = (e for e in comparison.entries if e.label == "pld")
     found = pld.disturbed
     assert (found["flagged"]["pld"], found["turns_again"]) == (1, 4)

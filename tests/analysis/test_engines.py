@@ -39,12 +39,9 @@ def comparisons(folder):
     return make_comparisons(load_runs([folder]))
 
 
-def test_engines_and_loads_are_never_put_together(comparisons):
+def test_they_are_never_put_together_but_side_by_side_in_a_table(folder, comparisons):
     runs = [[(run.engine, run.concurrency) for run in each.runs] for each in comparisons]
     assert sorted(runs) == [[each] for each in SERVED]
-
-
-def test_a_table_of_its_own_has_them_side_by_side(folder, comparisons):
     cells = engine_table(comparisons).frame.to_dict("records")
     assert [(c["engine"], c["at once"], c["method"]) for c in cells] == [
         (engine, str(load), label) for engine, load in SERVED for label in ("ar", "mtp")

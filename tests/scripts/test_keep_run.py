@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
 from scripts.keep_run import keep
 from specbench.errors import ResultsError
@@ -18,7 +19,7 @@ def test_the_copy_tells_the_same_numbers_and_which_outputs_are_equal(results, tm
     keep(results / "one", tmp_path / "kept")
     ((run,), (copy,)) = load_runs([results / "one"]), load_runs([tmp_path / "kept"])
     assert copy.complete
-    assert copy.questions == run.questions
+    assert len(make_comparisons([run, copy])) == 1, "the same questions"
     one, other = (summarize(found.records, found.labels) for found in (run, copy))
     assert one == other
     assert len(copy.superseded) == len(run.superseded)
