@@ -86,6 +86,7 @@ def test_fewer_than_three_cases_show_no_speedup(n):
         for label, seconds in (("ar", 7.41), ("pld", 1.0))
     ]
     row = summarize(records, ["ar", "pld"])[-1]
+    assert all((row[key] is None) == (n < 3) for key in ("mat_ci", "speedup_ci", "tokens_per_s_ci"))
     cells = {name: str(cell) for name, cell in decision_cells(row, None).items()}
     for name in ("speedup [95 %]", "end-to-end [95 %]"):
         assert (cells[name] == "too few cases") == (n < 3)

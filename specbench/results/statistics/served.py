@@ -18,16 +18,15 @@ Definitions:
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from specbench.arrays import first_difference
+from specbench.arrays import FloatArray, first_difference
 from specbench.results.estimate import ABSENT, Cell, Estimate, number
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import DIFFERS, CaseRecord, Served, grouped
@@ -43,20 +42,8 @@ _PAYS = {"faster": "yes", "slower": "no"}  # by the verdict on all users' speed;
 Limits: TypeAlias = Mapping[str, float]  # seconds of ``ttft``, ``tpot`` that a good request keeps
 
 
-class Totals(NamedTuple):
-    """Batches of a label added up: new tokens, seconds, requests within the limits."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-    good: int = 0
-
-    def plus(self, other: Totals) -> Totals:
-        tokens, seconds, good = other
-        return Totals(self.tokens + tokens, self.seconds + seconds, self.good + good)
-
-
-# By label, and by the cases that were asked together.
-Batches: TypeAlias = dict[str, dict[tuple[str, ...], Totals]]
+# By label and by the cases that were asked together: new tokens, seconds, requests within limits.
+Batches: TypeAlias = dict[str, dict[tuple[str, ...], FloatArray]]
 
 
 def limits_of(manifest: RunManifest) -> Limits:
@@ -106,7 +93,7 @@ def served_labels(
         if not answered:
             continue
         in_time = [r for r in timed if r.label == label]
-        total = functools.reduce(Totals.plus, batches[label].values(), Totals())
+        tokens, seconds, good = sum(batches[label].values(), np.zeros(3)).tolist()
         verdicts = [r.lossless.verdict for r in answered]
         i = methods.index(label) if label in methods else None
         over = None if i is None else ranking.over_plain[i]
@@ -121,7 +108,7 @@ def served_labels(
                 user_tokens_per_s=_per(
                     sum(r.n_decoded for r in in_time), sum(r.decode_s for r in in_time)
                 ),
-                system_tokens_per_s=_per(total.tokens, total.seconds),
+                system_tokens_per_s=_per(tokens, seconds),
                 system_speedup=math.exp(over.log_ratio) if over else None,
                 system_speedup_ci=over.interval if over else None,
                 pays="" if label == baseline else _PAYS.get(verdict, "unknown"),
@@ -131,7 +118,7 @@ def served_labels(
                 uncounted=sum(not _of(r).counted for r in answered),
                 together=sum(r.n_new > 1 and not r.n_decoded for r in answered),
                 latency=_percentiles(in_time),
-                good_requests_per_s=_per(total.good, total.seconds) if limits else None,
+                good_requests_per_s=_per(good, seconds) if limits else None,
                 limits=", ".join(f"{name} {limit:g} s" for name, limit in (limits or {}).items()),
             )
         )
@@ -157,12 +144,10 @@ def _batches(records: Sequence[CaseRecord], labels: Sequence[str], limits: Limit
             continue
         cases = tuple(sorted({turn.case_id for turn in batch}))
         for (label, _), together in grouped(batch, lambda turn: (turn.label, turn.turn)).items():
-            totals = Totals(
-                sum(turn.n_new for turn in together),
-                _of(together[0]).batch_s or 0.0,
-                sum(_is_good(turn, limits) for turn in together),
-            )
-            batches[label][cases] = batches[label].get(cases, Totals()).plus(totals)
+            n_new = sum(turn.n_new for turn in together)
+            good = sum(_is_good(turn, limits) for turn in together)
+            totals = np.array([n_new, _of(together[0]).batch_s, good], dtype=np.float64)
+            batches[label][cases] = batches[label].get(cases, np.zeros(3)) + totals
     return batches
 
 
@@ -214,7 +199,7 @@ def _system_ranking(
     units = sorted(set.intersection(*(set(batches[label]) for label in compared)))
     over = None
     if units:
-        totals = np.array([[batches[x][u][:2] for x in compared] for u in units], dtype=np.float64)
+        totals = np.array([[batches[label][cases] for label in compared] for cases in units])
         above, below = (np.stack([totals[..., i]] * 2) for i in range(2))
         ratios = log_ratios(above, below, np.zeros(len(units), dtype=np.int64), seed)
         contrasts = np.eye(len(compared))[1:] - np.eye(len(compared))[0]
