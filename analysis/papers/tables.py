@@ -24,7 +24,7 @@ from analysis.runs.estimates import (
     steps,
     tokens_per_s,
 )
-from analysis.runs.leaders import leaders
+from analysis.runs.leaders import by_speedup, leaders
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import (
     claimed_cell,
@@ -375,11 +375,10 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
             setting = _pair(entry.knobs) if entry.method == method else entry.label
             same_model = entry.claim is not None and entry.claim.model == model
             add(entry, setting, setting, entry.claim if same_model else None)
-        ranked = [entry for entry in comparison.ranked if entry.method == method]
-        timed = [entry for entry in ranked if entry.overall["speedup"] is not None]
+        timed = [entry for entry in by_speedup(comparison) if entry.method == method]
         if not timed:
             continue
-        best = max(timed, key=lambda entry: entry.overall["speedup"] or 0.0)
+        best = timed[0]
         others = [entry for entry in leaders(timed, "speedup") if entry is not best]
         words = leader_words([_pair(entry.knobs) for entry in (best, *others)])
         unknown = ", which the data cannot part" if others else ""

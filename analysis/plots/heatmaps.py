@@ -151,8 +151,7 @@ def _part(axes: Axes, values: np.ndarray, level: float) -> None:
         second = values[down:, across:]
         crossed = ((first >= level) != (second >= level)) & ~np.isnan(first + second)
         for i, j in np.argwhere(crossed):
-            x, y = j + across / 2, i + down / 2
-            axes.plot(
-                [x - down / 2, x + down / 2], [y - across / 2, y + across / 2], scalex=False,
-                scaley=False, label=f"break-even ({level:g})", **look,
-            )  # fmt: skip
+            xs = [j + across / 2 + end * down / 2 for end in (-1, 1)]
+            ys = [i + down / 2 + end * across / 2 for end in (-1, 1)]
+            name = f"break-even ({level:g})"
+            axes.plot(xs, ys, scalex=False, scaley=False, label=name, **look)
