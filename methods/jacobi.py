@@ -20,6 +20,8 @@ Where ours differs, and why:
     - The reference is told how long the answer will be, and its last block is cut there.
     - At a temperature the block is still made of the target's likeliest tokens, which keeps it free
       of the random numbers that will judge it.
+Example: the block is "x y z", and the target says x, q, r, s before and behind its tokens: x and
+    its own q are committed, and the next block is r.
 State kept: the block, for a turn, so the state scope changes nothing. Draws depend on ``seed`` and
     the prompt, not on the order of cases.
 """

@@ -17,6 +17,8 @@ Where ours differs, and why:
       stretches from the text's end. Ours finds the match of the rule.
     - ``capacity`` also limits the first branch, which a small one of the reference overruns.
     - At a temperature the root was drawn; the reference decodes greedily only.
+Example: ``num_tokens`` 2; after "e f a b c d x a b", whose b was chosen before e and c: the first
+    branch is "c d", the second e with "f a" behind it; c is there already.
 Checked: drives identical branches in 3,778 of 3,794 steps beside the authors' code; the other 16
     are its look-back's. ``tests/methods/test_logitspec.py`` has the rule in plain code beside ours.
 State kept: the n-grams' places in the turn's text, 4 bytes for each of ``max_ngram`` and twice the

@@ -26,6 +26,8 @@ Where ours differs, and why:
     - At a temperature the window is still made of the target's likeliest tokens, which keeps its
       n-grams free of the random numbers that will judge them.
     - The window's first tokens depend on ``seed`` and the prompt, not on the order of cases.
+Example: ``ngram`` 3; an earlier pass has completed "a b c". Once a is the last token, "b c" is
+    verified beside the window, and b and c are committed in one step if the target says so.
 State kept: the window, for a turn; the pool, at most vocab × G n-grams, as ``state_scope`` says
     (paper: ``turn``).
 """

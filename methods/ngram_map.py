@@ -14,6 +14,8 @@ Where ours differs, and why:
       turn with an empty map.
     - No draft is longer than what may still be committed.
 As there, a place that was counted is counted again at the key's next draft, until it moves on.
+Example: ``size_n`` and ``size_m`` 2; in "x a b c d y a b c d z a b" both earlier "a b" went on with
+    "c d", which is drafted.
 Checked: drives identical steps in 25,254 of 25,254 beside llama.cpp's functions, in C++.
     ``tests/methods/test_llamacpp_ngrams.py`` has the rule in plain code beside ours.
 State kept: map and table, for a turn (1 MB), so the state scope changes nothing.

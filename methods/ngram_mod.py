@@ -12,6 +12,8 @@ Where ours differs, and why:
     - llama.cpp also empties a table that is a quarter full, 2^20 n-grams, after a prompt; ours
       counts filled entries, where its release may count those written twice.
     - No draft is longer than what may still be committed.
+Example: ``n_match`` 2, ``n_max`` 3; after "a b c d e x a b" the table has c behind "a b", d behind
+    "b c" and e behind "c d": the draft is "c d e".
 Checked: drives identical steps in 6,872 of 6,872 beside llama.cpp's functions, in C++.
     ``tests/methods/test_llamacpp_ngrams.py`` has the rule in plain code beside ours.
 State kept: the table, 16 MB, which llama.cpp shares between all requests (``paper_scope: run``).

@@ -17,6 +17,8 @@ Where ours differs, and why:
     - When decoding greedily the scores are the draft's plain softmax; else its probabilities after
       the target's temperature and filters, and what the filters remove is not a candidate.
     - Rows of accepted nodes stay in the draft's cache; the code reads them again.
+Example: ``nodes`` 3; the likeliest paths are a (.6), "a c" (.54) and b (.3): they are the tree, and
+    E is 1.44.
 State kept: none beyond the step but the draft model's cache, for a turn.
 """
 

@@ -18,6 +18,7 @@ Variants, each with the lengths it has in its home where none are given:
                n from 3 to 1.
 Where ours differs: without a match nothing is drafted (``dummy_token: null``), and the first draft
     comes after the prompt's pass, not in it. The search is compiled but still linear in the text.
+Example: ``num_tokens`` 2; after "a b c d x a b" the draft is "c d", which followed the first "a b".
 State kept: none beyond the committed tokens, so the state scope changes nothing.
 """
 

@@ -22,8 +22,8 @@ node used again leaves those below it behind; the automaton does not read the pr
 token's candidates learn from all rows, the prompt's and rejected ones too.
 Checked: drives identical steps in 5,539 of 5,539 beside the authors' code, compiled with our order
     of siblings. ``tests/methods/racer_reference.py`` is the same in plain objects.
-Example: after "a b c a b d a b" the automaton has met c and d once each after "a b", and the table
-    says that e, then c follow b: drafted are c, d and, where rows are left, e.
+Example: the prompt is "a b c a b d". After the answer's "a b" the automaton has met c and d behind
+    these two, and the table says that e and c follow b: c and d are drafted, then e.
 State kept: the automaton, 60 bytes for each of ``max_nodes``, and the table, 4 bytes for each of
     ``vocab × k``. The reference empties neither between questions (``paper_scope: run``).
 """

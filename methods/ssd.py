@@ -21,8 +21,7 @@ What is ours, where it is silent:
     - ``warm_start`` begins with the requests of an earlier run, without which the first requests
       of a run draft nothing.
 The present request cannot be searched before it ends, so there is no prompt lookup in it.
-Example: finished requests hold "a b c", "a b d" and "a b d": after "x a b" the draft is d and what
-    followed it, up to ``draft_len`` tokens.
+Example: finished requests hold "a b c", "a b d e" and "a b d e": after "x a b" the draft is "d e".
 State kept: all requests of a run (``state_scope: run``; with ``prompt`` only the turns of a case
     before the present one are found), at most ``buffer_tokens``: 12 bytes each, and as many again
     while an array is being built. A run keeps the buffer in its folder and goes on from there when

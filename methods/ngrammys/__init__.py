@@ -27,8 +27,8 @@ Where ours differs, and why:
     - Where ``context`` finds fewer than k rows, the batch keeps its shape: the last row is
       repeated, or without any the last token. A tree has only the rows there are.
     - The first draft comes after the prompt's pass, as for every method here.
-Example: ``k`` 3, ``w`` 2 after "a b c a d e a", where the model says f, b, g after a and h after
-    each: the rows are "d e" (the later one), "b c" and "f h".
+Example: ``k`` 3, ``w`` 2 after "a b c a d e a", where the model says f after a and g after f: the
+    rows are "d e", the later one, "b c" and "f g".
 State kept: none beyond the committed tokens, so the state scope changes nothing.
 Recorded for each step (``drafter`` in the records): how many rows either source gave, in the order
     they were run (context first, best first), and of the row that won its place among all rows,
