@@ -13,6 +13,8 @@ Where ours differs, and why:
       sampling's; ``verifier=typical`` (lossy, and labelled so) is that rule but for what
       ``specbench.decoding.verify.typical`` says.
     - The first draft comes after the prompt's pass, as for every method here.
+Example: the paths (0), (1), (0, 0) and (1, 0); head 1 ranks a before b, and head 2 says c below a
+    and e below b: the tree is a, b, "a c" and "b e".
 State kept: none beyond the prefix layer's cache and unread states, for a turn.
 """
 

@@ -16,6 +16,8 @@ Where ours differs, and why:
       Spec-Bench, whatever the target. ``tree=by_model`` chooses as ``medusa_model.py`` does.
     - The tree has parent indices; the reference pads its paths with id 0, which it can accept.
     - The first draft comes after the prompt's pass, as for every method here.
+Example: head 1 ranks a before b and head 2 c before d: the paths (0), (1), (0, 0) and (1, 1) are
+    a, b, "a c" and "b d".
 State kept: none beyond the last state.
 """
 

@@ -30,6 +30,8 @@ Where ours differs, and why:
     - The first draft comes after the prompt's pass, not before it, as for every method here.
     - The draft is no longer than what may still be committed.
     - The window's first tokens depend on ``seed`` and the prompt, not on the order of cases.
+Example: ``gamma`` 2, ``topk`` 1; the draft model writes "a b", and the newest phrase after b in the
+    pool is "c d": the target reads "a b c d".
 State kept: window and draft cache for a turn; the pool, at most vocab x G phrases, as
     ``state_scope`` says: ``prompt`` starts every case cold; ``run`` is the reference's benchmark
     (``paper``), which makes the pool once and keeps it warm.

@@ -31,6 +31,8 @@ Where ours differs, and why:
       both models' probabilities.
     - Verifiers other than ``rejection`` (``match``) draw the token without regard to the bonus:
       still exact, accepted less often.
+Example: ``gamma`` 3; beside a pass over the last token alone the draft model writes "a b c". The
+    target says a, so that "b c" are pending: the next pass reads them, and "d e f" is written.
 State kept: pending tokens and the draft's cache, for a turn.
 """
 

@@ -23,6 +23,8 @@ Where ours differs, and why:
       token does not end a draft, since nobody looks at one before the target has.
     - ``max_gamma`` bounds ``heuristic``, since buffers have a size; the library has no bound. From
       5 on, drafts accepted whole reach 64 only after more than 1,000 tokens.
+Example: ``gamma`` 4; the draft model goes on with "a b c d" and the target with "a b e": a, b and e
+    are committed.
 State kept: the draft length under ``heuristic``, as ``state_scope`` says (paper: ``turn``, which is
     Spec-Bench's; from 4.38 on the library keeps it for a run); the draft model's cache for a turn.
 """
