@@ -21,8 +21,8 @@ Where ours differs, and why:
       node; there a child may be cut off.
     - The first draft comes after the prompt's pass, as for every method here; no level is grown
       that could not be committed any more.
-Example: ``eagle2``, ``total`` 4, ``top_k`` 2; of the paths a (.6), b (.3), "a c" (.4), "a d" (.1) and
-    "b e" (.2) the three likeliest are drafted: a, "a c" and b.
+Example: ``eagle2``, ``total`` 4, ``top_k`` 2; of the paths a (.6), b (.3), "a c" (.4), "a d" (.1)
+    and "b e" (.2) the three likeliest are drafted: a, "a c" and b.
 State kept: none beyond the head's cache and unread states, for a turn.
 """
 

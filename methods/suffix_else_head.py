@@ -10,7 +10,7 @@ Where ours differs, and why:
       asks the head only where its draft is taken; its states wait, and it reads them then.
     - Any two methods may stand here whose first scores its drafts; the default head is EAGLE-2's,
       where Arctic's is a chain of its LSTM speculator.
-Example: suffix decoding expects 3.4 of its tokens to be accepted: they are drafted. Where it expects
+Example: suffix decoding expects 3.4 of its tokens to be accepted: they are drafted. Where it says
     1.2, EAGLE-2's tree is.
 Checked: nothing; it is from the text of that code, which runs inside vLLM on a GPU alone.
 State kept: what the parts keep, under our state scope.
