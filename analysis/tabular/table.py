@@ -124,9 +124,10 @@ def to_markdown(tables: Sequence[ResultTable]) -> str:
     for table in tables:
         words = table.frame.map(_markdown_cell).rename(columns=_markdown_cell)
         grid = words.to_markdown(index=False, tablefmt="github", disable_numparse=True)
-        head = "".join(f"**{_without_tags(_one_line(sentence))}**\n\n" for sentence in table.head)
-        title = _without_tags(_one_line(table.title))
-        parts.append(f"### {title}\n\n{head}{grid}\n\n{_without_tags(table.caption)}\n")
+        head = "".join(f"**{_one_line(sentence)}**\n\n" for sentence in table.head)
+        parts.append(
+            f"### {_one_line(table.title)}\n\n{head}{grid}\n\n{_without_tags(table.caption)}\n"
+        )
         notes = [note for note in table.notes if note not in VERDICT_RULES] + table.foot
         if notes:
             parts[-1] += "\n" + "".join(f"- {_without_tags(note)}\n" for note in notes)
@@ -134,7 +135,7 @@ def to_markdown(tables: Sequence[ResultTable]) -> str:
 
 
 def _markdown_cell(cell: object) -> str:
-    return _without_tags(_one_line(str(cell)).replace("\\", "\\\\").replace("|", "\\|"))
+    return _one_line(str(cell)).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def _without_tags(text: str) -> str:
@@ -143,7 +144,7 @@ def _without_tags(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.splitlines())
+    return _without_tags(" ".join(text.splitlines()))
 
 
 # --- CSV ------------------------------------------------------------------------------------------
@@ -202,16 +203,12 @@ def _parts(heading: str, cell: Cell) -> dict[str, object]:
 
 
 def _plain(value: object) -> str:
-    if value is None or value != value:  # not a number
+    """A cell of the file: no formula of a spreadsheet, nothing for what is absent."""
+    if value is None or value != value or value == ABSENT:  # not a number
         return ""
-    return f"{value:.6g}" if isinstance(value, float) else csv_cell(str(value))
-
-
-def csv_cell(text: str) -> str:
-    """Give text that a spreadsheet does not take for a formula, nothing for what is absent."""
-    if text == ABSENT:
-        return ""
-    number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    number = re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", text := str(value))
     formula = text.startswith(("=", "+", "-", "@", "\t", "\r")) and not number
     return f"'{text}" if formula else text
 
@@ -309,13 +306,10 @@ def _latex_cell(cell: Cell) -> str:
         value, _, interval = str(cell).partition(" [")
         number = f"\\textbf{{{_latex(value)}}}" if cell.leads else _latex(value)
         return f"{number}{{\\,\\scriptsize[{_latex(interval)}}}" if interval else number
-    text = re.sub(r", p (\$<\$)?([\d.]+)$", _p_value, _latex(str(cell)))
+    text = re.sub(r", p \$<\$([\d.]+)$", r", $p < \1$", _latex(str(cell)))
+    text = re.sub(r", p ([\d.]+)$", r", $p = \1$", text)
     # TeX would take a bracket or a star that follows the row before for an option of it.
     return f"{{}}{text}" if text[:1] in ("[", "*") else text
-
-
-def _p_value(match: re.Match[str]) -> str:
-    return f", $p {'<' if match[1] else '='} {match[2]}$"
 
 
 def _named(heading: str, cell: Cell) -> Cell:

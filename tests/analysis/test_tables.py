@@ -14,7 +14,7 @@ from rich.console import Console
 
 from analysis import report, tables
 from analysis.papers.pictures import task_panel
-from analysis.runs.captions import caption, conditions_of, warnings_of
+from analysis.runs.captions import caption, conditions_of
 from analysis.runs.claims import VERDICT_RULES
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
@@ -232,25 +232,6 @@ class TestConditions:
             assert entry.measured("mat", task).interval is not None
             assert (entry.rows[task]["speedup_ci"] is None) == (n < 3)
             assert (str(entry.measured("speedup", task)) == "too few cases") == (n < 3)
-
-    @pytest.mark.parametrize(
-        ("speed", "codes"),
-        [
-            ({"read_bytes_per_s": 4e10}, {"SLOW_BASELINE"}),
-            ({"read_bytes_per_s": 5e9}, {"BANDWIDTH"}),
-            ({"read_bytes_per_s": 7e9}, set()),
-        ],
-    )
-    def test_a_slow_baseline_and_an_impossible_share_are_warned_of(self, results, speed, codes):
-        """The golden ``ar`` reads 5.4 GB/s."""
-        model = json.loads((results / "one" / "manifest.json").read_text())["model"]
-        edit_manifest(results / "one", model=model | speed)
-        comparison = only_comparison(results)
-        warned = {each.code for each in warnings_of(comparison)}
-        assert warned & {"SLOW_BASELINE", "BANDWIDTH"} == codes
-        assert ("SLOW BASELINE" in caption(comparison)) == (codes == {"SLOW_BASELINE"})
-        shares = [r["bandwidth_share"] for e in comparison.entries for r in e.rows.values()]
-        assert max(shares) <= 1
 
     def test_the_same_hardware_lets_speed_be_compared(self, results):
         edit_manifest(
