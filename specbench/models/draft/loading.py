@@ -205,31 +205,30 @@ def check_same_tokenizer(node: DraftWeights, tokenizer: PreTrainedTokenizerBase)
         NeedsNotMet: with the first token that differs.
         WeightsNotFound: its config.json is damaged.
     """
-    folder = Path(str(node.id))
+    folder, what = Path(str(node.id)), f"{node.key}={node.id}"
     remedy = (
         "Choose a draft of the same family, or type pair.draft.vocabulary=intersection, which "
         f"drafts the tokens that both have, or {node.remedy}."
     )
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
         try:
-            made_for = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            own = made_for.get(TOKENIZER_KEY)
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            made_for = config.get(TOKENIZER_KEY)
         except (OSError, ValueError, AttributeError) as error:
             raise WeightsNotFound(
-                f"{node.key}={folder}: its config.json cannot be read: {first_line(error)}. "
-                f"Fetch it again. {remedy}"
+                f"{what}: its config.json cannot be read: {first_line(error)}. Fetch it again."
             ) from error
-        if own == loading.tokenizer_hash(tokenizer):
-            return
-        raise NeedsNotMet(
-            f"{node.key}={folder} has no tokenizer, and {TOKENIZER_KEY} in its config.json is "
-            f"not that of the target's ({loading.tokenizer_hash(tokenizer)}). {remedy}"
-        )
-    ours = {i: token for token, i in tokenizer.get_vocab().items()}
-    theirs = {i: token for token, i in loading.load_tokenizer(node).get_vocab().items()}
-    for i in sorted(ours.keys() & theirs.keys()):
-        if ours[i] != theirs[i]:
+        if made_for != (ours := loading.tokenizer_hash(tokenizer)):
             raise NeedsNotMet(
-                f"{node.key}={node.id} has another tokenizer than the target: id {i} is "
-                f"{theirs[i]!r} there and {ours[i]!r} here. {remedy}"
+                f"{what} has no tokenizer, and {TOKENIZER_KEY} in its config.json is not that of "
+                f"the target's ({ours}). {remedy}"
+            )
+        return
+    tokens = {i: token for token, i in tokenizer.get_vocab().items()}
+    theirs = {i: token for token, i in loading.load_tokenizer(node).get_vocab().items()}
+    for i in sorted(tokens.keys() & theirs.keys()):
+        if tokens[i] != theirs[i]:
+            raise NeedsNotMet(
+                f"{what} has another tokenizer than the target: id {i} is {theirs[i]!r} there and "
+                f"{tokens[i]!r} here. {remedy}"
             )

@@ -315,9 +315,12 @@ class DraftModel:
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         """``[n]`` the largest logit's id of the rows ``[n, own vocab]`` handed out last."""
         choices = self._choices
-        if choices is None or len(choices) != len(logits) or choices.min() < 0:
-            return logits.argmax(-1)
-        if not self._never_ids.isdisjoint(choices.tolist()):
+        if (
+            choices is None
+            or len(choices) != len(logits)
+            or choices.min() < 0
+            or not self._never_ids.isdisjoint(choices.tolist())
+        ):
             return logits.argmax(-1)
         return torch.from_numpy(choices)
 

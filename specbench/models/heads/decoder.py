@@ -111,16 +111,11 @@ class DecoderLayer(nn.Module):
     """A Llama or Qwen3 layer; EAGLE-1's has no norm before its attention.
 
     Args:
-        width: that attention reads; None: the state alone.
+        width: that attention reads; 0: the state alone.
     """
 
     def __init__(
-        self,
-        shape: LayerShape,
-        *,
-        input_norm: bool = True,
-        layer: int = 0,
-        width: int | None = None,
+        self, shape: LayerShape, *, input_norm: bool = True, layer: int = 0, width: int = 0
     ) -> None:
         super().__init__()
         size, eps = shape.hidden_size, shape.rms_norm_eps
@@ -188,12 +183,7 @@ class CompiledHead(CompiledCall):
         )
 
     def run(self, features: torch.Tensor, rows: Rows, tokens: torch.Tensor | None) -> torch.Tensor:
-        """``[rows, hidden]`` behind the layers.
-
-        Args:
-            features: ``[rows, hidden]``.
-            tokens: ``[rows, hidden]`` embeddings, for layers that read them.
-        """
+        """``[rows, hidden]`` behind the layers, of features and the embeddings that they read."""
         n, words = len(rows), self._words
         # The rows may be of several texts, each with a cache of its own size.
         keys = max(segment.keys for segment in rows.segments)
@@ -267,11 +257,10 @@ class TrainedHead(nn.Module):
             dtype=weight.dtype,
             device=weight.device,
         )
-        groups = [group for layer in self.layers for group in linears_of_layer(layer)]
-        linears = [linear for group in groups for linear in group]
         join: Any = self.join
-        linears += [] if join is None else [join]
-        packed = all(isinstance(linear, PackedLinear) for linear in linears)
+        groups = [group for layer in self.layers for group in linears_of_layer(layer)]
+        groups += [] if join is None else [[join]]
+        packed = all(isinstance(linear, PackedLinear) for group in groups for linear in group)
         self.compiled = None
         if packed and self.compilable and self.shape.window is None:
             self.compiled = CompiledHead(list(self.layers), self.shape, join, self.cache.rows)

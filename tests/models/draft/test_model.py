@@ -127,14 +127,8 @@ def test_a_single_branch_takes_no_mask_and_may_fork_later(engine):
     feeder.extend([9], [0])
     feeder.keep(2, survivors=False)
     feeder.check_cache()
-
-
-def test_of_a_single_branch_its_next_nodes_may_stay():
-    feeder = Feeder(draft("llama"), [1, 2, 3])
+    feeder.tokens, feeder.parents = [], []
     feeder.extend([5, 6, 7, 8], [-1, 0, 1, 2])
-    feeder.model.commit_path(np.array([0]), np.array([1, 2]))
-    feeder.text, feeder.tokens, feeder.parents = [1, 2, 3, 5], [6, 7], [-1, 0]
-    feeder.extend([9], [1])
     with pytest.raises(ValueError, match="without a gap"):
         feeder.model.commit_path(np.array([0]), np.array([2]))
 
