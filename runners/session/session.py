@@ -477,8 +477,14 @@ def make_session(
         WeightsNotFound: the model's weights are not to be had.
         ConfigurationError: the model does not decode here as it does in transformers.
     """
-    config = job.config
-    _check_budget(runs, config.batch.budget)
+    config, budget = job.config, job.config.batch.budget
+    if budget != PER_SEQUENCE and not any(run.drafter.needs.priced_rows for run in runs):
+        raise ConfigurationError(
+            f"batch.budget={budget} chooses over the drafts of all texts by what rows cost, and no "
+            "method of this run goes by that. Type method=adaptive method.policy=marginal "
+            "method.surface=COST/surface.json, or batch.budget=per_sequence."
+        )
+    # All of it before the weights: a large target takes minutes to load.
     checked: list[DraftConfig] = []
     for run in runs:
         with needs_of(run.entry):
@@ -486,7 +492,6 @@ def make_session(
                 _check_batch(run, config.batch.size)
             run.artifacts = find_artifacts(config, run, tokenizer)
             run.heads = find_heads(config, run)
-            # Before the weights: a large target takes minutes to load.
             if run.drafter.needs.draft_model and run.entry.draft not in checked:
                 _check_draft_tokenizer(run.entry.draft, config, tokenizer)
                 checked.append(run.entry.draft)
@@ -507,12 +512,7 @@ def make_session(
         batch=max(n.batch for n in needs),
         layouts=sorted({(n.batch, n.max_nodes // n.batch + 1) for n in needs if n.batch > 1}),
     )
-    target, check = self_check.checked(
-        model.model,
-        make,
-        what=what,
-        longest=max_len,
-    )
+    target, check = self_check.checked(model.model, make, what=what, longest=max_len)
     model = replace(
         model,
         context_length=min(model.context_length, usable or model.context_length),
@@ -523,18 +523,7 @@ def make_session(
     return kind(job, runs, template, model, target, max_len)
 
 
-def _check_budget(runs: Sequence[MethodRun], budget: str) -> None:
-    """Refuse a budget of all texts together where no method has one."""
-    if budget != PER_SEQUENCE and not any(run.drafter.needs.priced_rows for run in runs):
-        raise ConfigurationError(
-            f"batch.budget={budget} chooses over the drafts of all texts by what rows cost, and no "
-            "method of this run goes by that. Type method=adaptive method.policy=marginal "
-            "method.surface=COST/surface.json, or batch.budget=per_sequence."
-        )
-
-
 def _check_batch(run: MethodRun, size: int) -> None:
-    """Refuse what cannot be decoded beside other texts."""
     drafter, entry = run.drafter, run.entry
     remedy = f"Type batch.size=1, or leave {entry.label} out."
     if drafter.needs.overlap:
@@ -554,9 +543,9 @@ def _check_batch(run: MethodRun, size: int) -> None:
 def _check_draft_tokenizer(
     draft: DraftConfig, config: RunConfig, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    wanted = draft_weights(draft, config.model)
-    if wanted is not None and not wanted.shape and draft.vocabulary == "same":
-        check_same_tokenizer(wanted, tokenizer)
+    weights_of_draft = draft_weights(draft, config.model)
+    if weights_of_draft and not weights_of_draft.shape and draft.vocabulary == "same":
+        check_same_tokenizer(weights_of_draft, tokenizer)
 
 
 def _longest_turn(job: Job, template: PromptTemplate | TokenIdPrompts) -> int:
