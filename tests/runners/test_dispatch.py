@@ -146,7 +146,7 @@ def test_shards_have_folders_of_their_own_and_one_key(execute, tmp_path):
     [
         (["compare=[pld]"], "label 'pld' occurs 2 times"),
         (["compare=[ar]"], "label 'ar' occurs 2 times"),
-        (["method.num_tokens=-1"], "method.num_tokens=-1"),
+        (["method.num_tokens=-1"], "`method.num_tokens` must be"),
         (["shard=4/4"], "`shard` must be i/n"),
         (["shard=99998/99999"], "shard=99998/99999 holds no case: there are 5"),
         (["method.num_tokens=1000000"], "drafts of up to 1000000 nodes"),
