@@ -195,7 +195,6 @@ def test_a_tree_method_runs_by_its_chains(caplog):
         ("token_recycling", {}, "token_recycling needs more than tokens"),
         ("eagle2", {}, "eagle2 needs more than tokens"),
         ("sps", {}, "sps needs more than tokens"),
-        ("lookahead", {}, "lookahead needs more than tokens"),
         ("suffix_decoding", {"state_scope": "run"}, "state_scope: prompt"),
         ("pld", {"num_token": 3}, "num_tokens"),
     ],

@@ -161,15 +161,7 @@ def test_what_drafts_in_batches_is_left_out_where_the_surface_has_no_such_passes
 
 
 @pytest.mark.parametrize(
-    "typed",
-    [
-        "lookahead",
-        "jacobi",
-        "token_recycling",
-        "logitspec",
-        "racer",
-        "{method: union, drafters: [pld, token_recycling]}",
-    ],
+    "typed", ["jacobi", "token_recycling", "{method: union, drafters: [pld, token_recycling]}"]
 )
 def test_methods_that_need_the_model_are_tried_live(again, typed):
     refused = r"needs .*cannot be replayed and is tried live: type runner=offline"

@@ -234,7 +234,6 @@ def test_states_of_another_text_or_a_damaged_file_are_refused(live, again, tmp_p
     [
         (["record=stats"], "`record` must be .*'states'"),
         (["record_layers=[1]"], "needs record=states"),
-        (["record=true"], "record=true is gone"),
         (["record=states", "record_layers=[7]"], "record_layers asks for the hidden states 7"),
         (["record=states", "baseline=false"], "baseline=true"),
     ],
