@@ -18,20 +18,17 @@ Measured: TypeAlias = tuple[float | None, Interval | None]  # a number and its 9
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number that every row of ``summary.json`` has.
+    """A number that every row of ``summary.json`` has."""
 
-    Attributes:
-        name: its key; ``heading``: of its column.
-        help: one sentence, for the documentation and the report.
-        has_interval: whether ``NAME_ci`` stands beside it.
-        unit: "" of a ratio.
-    """
-
-    name: str
+    name: str  # its key
     heading: str
-    help: str
-    has_interval: bool = True
-    unit: str = ""
+    unit: str = ""  # of a ratio none
+    has_interval: bool = True  # ``NAME_ci`` stands beside it
+
+    @property
+    def help(self) -> str:
+        """What it is, in a sentence for the documentation and the report."""
+        return _HELP[self.name]
 
     @property
     def interval_name(self) -> str:
@@ -69,24 +66,19 @@ _HELP = {
     "measured.",
 }
 
-
-def _metric(name: str, heading: str, unit: str = "", *, has_interval: bool = True) -> Metric:
-    return Metric(name, heading, _HELP[name], has_interval, unit)
-
-
 METRICS = (
-    _metric("mat", "MAT", "tokens/step"),
-    _metric("mat_per_request", "MAT per request", "tokens/step", has_interval=False),
-    _metric("mat_token_weighted", "MAT by tokens", "tokens/step", has_interval=False),
-    _metric("tokens_per_s", "tokens/s", "tokens/s"),
-    _metric("end_to_end_tokens_per_s", "end-to-end tokens/s", "tokens/s", has_interval=False),
-    _metric("speedup", "speedup"),
-    _metric("geomean_speedup", "geo. mean"),
-    _metric("end_to_end_speedup", "end-to-end"),
-    _metric("speedup_eager", "over eager ar"),
-    _metric("speedup_graph", "over graph ar"),
-    _metric("bandwidth_share", "bandwidth share", has_interval=False),
-    _metric("joules_per_token", "J/token", "J/token", has_interval=False),
+    Metric("mat", "MAT", "tokens/step"),
+    Metric("mat_per_request", "MAT per request", "tokens/step", has_interval=False),
+    Metric("mat_token_weighted", "MAT by tokens", "tokens/step", has_interval=False),
+    Metric("tokens_per_s", "tokens/s", "tokens/s"),
+    Metric("end_to_end_tokens_per_s", "end-to-end tokens/s", "tokens/s", has_interval=False),
+    Metric("speedup", "speedup"),
+    Metric("geomean_speedup", "geo. mean"),
+    Metric("end_to_end_speedup", "end-to-end"),
+    Metric("speedup_eager", "over eager ar"),
+    Metric("speedup_graph", "over graph ar"),
+    Metric("bandwidth_share", "bandwidth share", has_interval=False),
+    Metric("joules_per_token", "J/token", "J/token", has_interval=False),
 )
 METRIC: Mapping[str, Metric] = {metric.name: metric for metric in METRICS}
 

@@ -109,22 +109,17 @@ class Ranking:
         top, *others = self.order
         standings = {i: _standing(self.over_best[i]) for i in others}
         verdicts = {standing["verdict"] for standing in standings.values()}
-        first = Standing(verdict="best" if verdicts <= {"slower"} else "highest", p=None)
-        of_plain = None
-        if self.over_plain:
-            against_plain = self.over_plain[top]
-            lead = _standing(against_plain)
-            verdicts.add(lead["verdict"])
-            mirrored = _MIRRORED.get(lead["verdict"], lead["verdict"])
-            of_plain = Standing(verdict=mirrored, p=lead["p"])
-            if lead["verdict"] == "slower":
-                first = Standing(verdict=f"slower than {plain}", p=None)
-            elif against_plain and against_plain.log_ratio < 0:
-                first = lead
-            elif mirrored != "slower":
-                first = Standing(verdict="highest", p=None)
-        if "too few" in verdicts:
+        over_plain = self.over_plain[top] if self.over_plain else None
+        lead = _standing(over_plain) if self.over_plain else None
+        ahead = lead is None or lead["verdict"] == "faster"
+        first = Standing(verdict="best" if ahead and verdicts <= {"slower"} else "highest", p=None)
+        if "too few" in verdicts | {lead["verdict"] if lead else ""}:
             first = Standing(verdict="too few", p=None)
+        elif lead and lead["verdict"] == "slower":
+            first = Standing(verdict=f"slower than {plain}", p=None)
+        elif lead and over_plain and over_plain.log_ratio < 0:
+            first = lead
+        of_plain = lead and lead | {"verdict": _MIRRORED.get(lead["verdict"], lead["verdict"])}
         return {top: first, **standings}, of_plain
 
     def sentence(self, names: Sequence[str], timing: str = "measured", unit: str = "cases") -> str:

@@ -13,7 +13,6 @@ from typing import Any
 
 from specbench.results.manifest import BASELINE, ModelInfo, Passes, RunManifest
 
-ENGINES = ("eager", "graph")
 PLAIN_PASS = "1 x 1 rows"  # how ``GraphTarget`` names the shape of plain decoding's passes
 
 
@@ -22,7 +21,7 @@ class BaselineContext:
     """What the speedups of a run stand on.
 
     Attributes:
-        plain: the label of plain decoding by engine, of those (``ENGINES``) that were run.
+        plain: the label of plain decoding by the engine (``eager``, ``graph``) that ran it.
         floor_s: seconds to read the weights once at the memory's speed; None where not known.
     """
 
@@ -61,7 +60,7 @@ def baseline_context(manifest: RunManifest) -> BaselineContext:
         entry = manifest.labels[label]
         if entry.method == BASELINE or label == manifest.baseline:
             by = "eager" if entry.knobs.get("eager") else engine
-            if by in ENGINES:
+            if by:
                 plain.setdefault(by, label)
     cache, size = manifest.timed_hardware.get("cache_bytes"), model.weight_bytes
     from_cache = (model.device or "cpu").startswith("cpu") and cache and size and size <= cache
