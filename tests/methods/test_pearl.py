@@ -59,17 +59,6 @@ def test_a_perfect_draft_gives_gamma_tokens_a_pass_and_nothing_for_free():
     assert draft.fed == [1] * (3 + 4 * 6)
 
 
-def test_drafts_respect_the_limit():
-    target, draft = pair()
-    for n in range(2, 12):
-        result = turn(target, ready(Pearl(gamma=4), draft), n=n)
-        assert len(result.output_ids) == n
-        assert all(
-            drafted <= n - 2 - sum(result.committed_per_step[:i])
-            for i, drafted in enumerate(result.drafted_per_step)
-        )
-
-
 @pytest.mark.parametrize("overlap", ["serial", "thread"])
 def test_a_draft_like_the_target_is_always_accepted_under_sampling(overlap):
     """The ratio test of the bonus, too: two draws of one distribution would often disagree."""
