@@ -217,13 +217,6 @@ def test_a_pass_by_one_call_gives_each_text_its_own_to_the_last_bit():
         assert torch.equal(scores.logits, logits)
 
 
-def test_sampling_draws_what_each_text_draws_alone(targets):
-    target, batch = targets()
-    verifier = lambda: RejectionVerifier(Sampling(temperature=0.8))  # noqa: E731
-    drafters = adversaries(target, 3)
-    same(together(batch, drafters, verifier), alone(target, drafters, verifier()))
-
-
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_drawn_drafts_are_accepted_as_they_are_alone(count, targets, drafters):
     target, batch = targets()
@@ -513,12 +506,6 @@ def row_that_nobody_wrote(patch):
 
     for module in (kv_cache, batch_target):
         patch.setattr(module, "Segment", late)
-
-
-@pytest.mark.parametrize("fault", [None, *FAULTS])
-def test_planted_faults_are_found(fault, targets, monkeypatch):
-    target, batch = targets()
-    assert outputs_are_those_alone(target, batch, FAULTS.get(fault), monkeypatch) == (fault is None)
 
 
 @pytest.mark.parametrize("fault", [None, *FAULTS, row_that_nobody_wrote.__name__])

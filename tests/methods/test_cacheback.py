@@ -9,7 +9,6 @@ from methods.cacheback.kernels import grow_tree, insert_windows, rechain
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
 from specbench.errors import ArtifactError, ConfigurationError
 from tests.methods.cacheback_reference import PlainFrozen, PlainTable, draft
-from tests.methods.toy_turns import pairs
 
 VOCABULARY = 50
 
@@ -56,22 +55,6 @@ def commit(drafter, state, tokens):
     drafter.observe(state, outcome)
 
 
-def test_the_dynamic_table_comes_before_the_frozen_one(tmp_path):
-    drafter = ready(
-        tmp_path,
-        frozen=[{(1,): [(2,), (7,), (8,)], (2,): [(30,)]}],
-        follower_len=1,
-        total_draft_len=8,
-        chaining_reserved=1,
-    )
-    state = after_prefill(drafter, [1, 2, 4], 1)
-    tree = drafter.propose(state)
-    # First level: 2 from the text, then 2, 7, 8 from the corpus (nothing is merged); then below
-    # the first 2: 4 from the text and 30 from the corpus; the second 2 gets what is left.
-    assert pairs(tree) == [(2, -1), (4, 0), (30, 0), (2, -1), (4, 3), (7, -1), (8, -1)]
-    assert tree.sources.tolist() == [0, 0, 1, 1, 0, 1, 1]
-
-
 def test_nothing_is_compiled_after_setup(tmp_path):
     kernels = (grow_tree, insert_windows, rechain)
     drafter = ready(tmp_path, frozen=[{(1,): [(2, 3, 4)]}])
@@ -82,16 +65,6 @@ def test_nothing_is_compiled_after_setup(tmp_path):
     commit(drafter, state, [2, 3])
     assert len(drafter.propose(state)) > 0
     assert [len(kernel.signatures) for kernel in kernels] == compiled
-
-
-def test_reset_forgets_the_text_but_not_the_corpus(tmp_path):
-    drafter = ready(
-        tmp_path, frozen=[{(1,): [(9,)]}], follower_len=1, total_draft_len=8, chaining_reserved=1
-    )
-    after_prefill(drafter, [1, 2, 1, 3], 1)
-    drafter.reset()
-    state = after_prefill(drafter, [4], 1)
-    assert pairs(drafter.propose(state)) == [(9, -1)]
 
 
 def test_a_frozen_table_of_other_lengths_or_another_tokenizer_is_refused(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from methods.lookahead import Lookahead
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, StepOutcome
-from specbench.index.lookahead import NgramPool, tree_shape
+from specbench.index.lookahead import NgramPool
 from tests.conftest import VOCAB
 from tests.methods.lookahead_reference import PlainLookahead
 from tests.methods.toy_turns import continued, markov_rule, play
@@ -37,42 +37,6 @@ def test_the_pool_is_a_list_per_token(seed, n, per_token, count):
             lists[token].remove(gram)
         lists[token] = [*lists[token], gram][-per_token:]
     assert {token: pool.after(token).tolist() for token in range(3)} == lists
-
-
-# -- the tree --------------------------------------------------------------------------------------
-
-
-def test_the_tree_of_a_small_window_and_two_guesses():
-    # N = 3, W = 3: two levels of three columns, of which the first is the root.
-    parents, aux = tree_shape(levels=2, columns=3, guesses=2, length=2, lost_bonus=False)
-    #            guess 1 guess 2  level 0  level 1
-    expected = [-1, 0, -1, 2, -1, 4, -1, 4, 5]
-    assert parents.tolist() == expected
-    assert aux.tolist() == [False] * 4 + [True] * 5
-    _, aux = tree_shape(levels=2, columns=3, guesses=2, length=2, lost_bonus=True)
-    assert aux.tolist() == [False, True] * 2 + [True] * 5
-
-
-@pytest.mark.parametrize(("levels", "columns", "guesses"), [(1, 4, 0), (1, 1, 2), (4, 7, 3)])
-def test_window_tokens_see_what_the_reference_mask_shows_them(levels, columns, guesses):
-    length = 3
-    parents, _ = tree_shape(levels, columns, guesses, length, lost_bonus=False)
-    assert len(parents) == levels * columns - 1 + guesses * length
-
-    def node(level, column):  # 0 is the root, whose place is column 0 of level 0
-        place = level * columns + column
-        return 0 if place == 0 else guesses * length + place
-
-    for level in range(levels):
-        for column in range(columns):
-            seen, at = set(), node(level, column)
-            while at:
-                seen.add(at)
-                at = int(parents[at - 1]) + 1
-            chain = {node(0, c) for c in range(column + 1)}
-            diagonal = {node(below, column) for below in range(1, level + 1)}
-            assert seen | {0} == chain | diagonal | {0}
-            assert len(seen) == level + column  # the position, counted from the root
 
 
 # -- against the reference's algorithm -------------------------------------------------------------

@@ -35,41 +35,6 @@ def plain_lookup(text, variant, max_ngram, min_ngram, num_tokens):
     return []
 
 
-# The last three tokens 5 6 7 occurred at the start and in the middle.
-TEXT = [5, 6, 7, 1, 2, 3, 5, 6, 7, 4, 8, 9, 5, 6, 7]
-VLLM = [7, 1, 6, 7, 2, 5, 6, 7, 3, 5, 6, 7, 4, 5, 6, 7]
-
-
-@pytest.mark.parametrize(
-    ("text", "knobs", "draft"),
-    [
-        # specbench copies what followed the oldest match, recent what followed the newest.
-        (TEXT, {"num_tokens": 4}, [1, 2, 3, 5]),
-        (TEXT, {"num_tokens": 4, "variant": "recent"}, [4, 8, 9, 5]),
-        # specbench wants the whole continuation. 6 7 has three tokens after it, 7 alone has six.
-        ([7, 1, 2, 3, 6, 7, 9, 6, 7], {"num_tokens": 4}, [1, 2, 3, 6]),
-        ([7, 1, 2, 3, 6, 7, 9, 6, 7], {"num_tokens": 4, "variant": "hf"}, [9, 6, 7]),
-        ([7, 1, 2, 3, 6, 7, 9, 6, 7], {"num_tokens": 9}, []),
-        # It refuses a match within the last n tokens.
-        ([1] * 6, {"max_ngram": 3, "min_ngram": 3, "num_tokens": 2}, []),
-        ([1] * 7, {"max_ngram": 3, "min_ngram": 3, "num_tokens": 2}, [1, 1]),
-        # hf cuts before the first end of text, and tries no shorter n-gram where nothing is left.
-        ([5, 6, 1, 0, 2, 5, 6], {"variant": "hf", "num_tokens": 4}, [1]),
-        ([5, 6, 1, 0, 2, 5, 6], {"variant": "vllm", "max_ngram": 2, "num_tokens": 3}, [1, 0, 2]),
-        ([5, 6, 0, 6, 9, 5, 6], {"variant": "hf", "num_tokens": 4}, []),
-        # vllm takes the longest match, and the oldest among these.
-        (VLLM, {"variant": "vllm", "max_ngram": 5, "min_ngram": 1, "num_tokens": 2}, [3, 5]),
-        (VLLM, {"variant": "vllm", "max_ngram": 2, "min_ngram": 2, "num_tokens": 2}, [2, 5]),
-        # recent prefers a whole continuation: the newest 7 has two tokens after it.
-        ([7, 1, 2, 3, 7, 9, 7], {"variant": "recent", "num_tokens": 3}, [1, 2, 3]),
-        ([1, 2, 3], {"num_tokens": 1}, []),
-        ([1, 2, 3], {"dummy_token": 100}, [100]),
-    ],
-)
-def test_drafts_by_hand(text, knobs, draft):
-    assert lookup(text, **knobs) == draft
-
-
 @pytest.mark.parametrize(
     ("knobs", "expected"),
     [
@@ -91,7 +56,8 @@ def test_a_variant_searches_the_lengths_of_its_home(knobs, expected):
         assert lookup(text, num_tokens=3, **knobs) == plain_lookup(text, variant, *expected, 3)
 
 
-def test_a_dummy_token_outside_the_vocabulary_is_refused():
+def test_without_a_match_the_dummy_token_is_drafted():
+    assert lookup([1, 2, 3], dummy_token=100) == [100]
     with pytest.raises(ConfigurationError, match=r"`method\.dummy_token` must be below"):
         lookup([1, 2, 3], dummy_token=500)
 

@@ -63,41 +63,6 @@ def drafted(tree):
 # -- alone -----------------------------------------------------------------------------------------
 
 
-def test_a_match_is_continued_alpha_times_its_length():
-    drafter = ready(alpha=2.0)
-    state = after(drafter, [1, 2, 3, 4, 5, 6, 7, 1, 2])
-    # 1 2 matched: four tokens of what followed.
-    assert drafted(drafter.propose(state)) == ([3, 4, 5, 6], [-1, 0, 1, 2], [DYNAMIC] * 4)
-
-
-def test_max_predicts_counts_the_root():
-    drafter = ready(max_predicts=3)
-    state = after(drafter, [1, 2, 3, 4, 5, 6, 7, 1, 2])
-    assert drafter.propose(state).tokens.tolist() == [3, 4]
-    assert drafter.needs.max_nodes == 2
-
-
-def test_the_longer_match_wins_and_the_text_wins_ties(static):
-    path = static([[1, 2, 8, 8], [1, 2, 8, 9]])
-    drafter = ready(path, alpha=1.0)
-    # Only 2 occurred before in the text, but 1 2 in the corpus.
-    tree = drafter.propose(after(drafter, [2, 5, 1, 2]))
-    assert drafted(tree) == ([8, 8], [-1, 0], [STATIC] * 2)
-    # 1 2 occurred in both.
-    tree = drafter.propose(after(drafter, [1, 2, 5, 6, 1, 2]))
-    assert drafted(tree) == ([5, 6], [-1, 0], [DYNAMIC] * 2)
-
-
-def test_the_static_draft_is_a_tree_of_probable_continuations(static):
-    path = static([[1, 2], [1, 3, 4], [1, 3, 5], [1, 6]])
-    drafter = ready(path, automata="static")
-    tree = drafter.propose(after(drafter, [9, 1]))
-    # 3 has 2 of the 5 continuations of 1, which is once the id alone, with the end behind it.
-    assert drafted(tree) == ([3, 2, 6, VOCAB - 1], [-1] * 4, [STATIC] * 4)
-    drafter = ready(path, automata="static", top_k=1)
-    assert drafter.propose(after(drafter, [9, 1])).tokens.tolist() == [3, 4, VOCAB - 1, 1]
-
-
 def test_a_new_turn_starts_with_its_own_prompt():
     drafter = ready()
     after(drafter, [1, 2, 3, 1])
@@ -140,14 +105,6 @@ class Spy(Drafter):
 
     def propose(self, state):
         return DraftTree(np.array([9]), np.array([-1]), sources=np.array([4]))
-
-
-def test_a_short_match_leaves_the_draft_to_the_auxiliary():
-    drafter = ready(auxiliary=PromptLookup(num_tokens=2), len_threshold=3, max_predicts=5)
-    tree = drafter.propose(after(drafter, [1, 2, 3, 4, 5, 6, 1, 2]))
-    assert drafted(tree) == ([3, 4], [-1, 0], [AUXILIARY] * 2)
-    tree = drafter.propose(after(drafter, [1, 2, 3, 4, 5, 6, 7, 1, 2, 3]))
-    assert drafted(tree) == ([4, 5, 6, 7], [-1, 0, 1, 2], [DYNAMIC] * 4)
 
 
 def test_short_chains_are_padded_only_if_asked():

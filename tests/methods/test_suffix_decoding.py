@@ -152,15 +152,6 @@ def turn(drafter, prompt, answer):
     drafter.end(after(drafter, prompt, answer))
 
 
-def test_the_prompt_is_continued():
-    drafter = ready()
-    tree = drafter.propose(after(drafter, [1, 2, 3, 4, 5, 6], [2, 3]))
-    # 3 and 2 3 occur twice, now and in the prompt; the end of the text counts as an occurrence.
-    assert tree.tokens.tolist() == [4, 5]
-    assert tree.parents.tolist() == [-1, 0]
-    assert tree.sources.tolist() == [LOCAL, LOCAL]
-
-
 def test_earlier_answers_are_continued_but_not_earlier_prompts():
     drafter = ready()
     turn(drafter, [9, 8, 7], [1, 2, 3, 4])

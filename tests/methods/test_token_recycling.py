@@ -1,7 +1,6 @@
 import itertools
 import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,18 +128,6 @@ def test_the_root_of_a_step_is_the_token_before_what_it_committed():
     other = DraftTree.chain(np.array([4, 5]))  # merged by another method
     observe(drafter, state, other, [4, 5, 6], logits_with(10, (4,), (5,), (6,)))
     assert drafter._matrix.rows[:, 0].tolist() == [0, 4, 0, 0, 5, 6, 0, 0, 0, 0]
-
-
-def test_the_last_step_of_a_turn_teaches_only_by_an_end_token_after_all_accepted_ones():
-    for committed, path, taught in (([5], [], 1), ([2, 5], [0], 1), ([5], [0], 0), ([2], [], 0)):
-        drafter = recycling(10, k=1, levels=[1], eos_ids=frozenset({5}))
-        state = after(9, 1)
-        tree = drafter.propose(state)
-        logits = logits_with(10, (2,), (3,))
-        state.commit(np.array(committed))
-        made = StepOutcome(tree, np.array(path), np.array(committed), None, logits=logits)
-        drafter.observe(state, replace(made, finished=True))
-        assert drafter._matrix.rows.any() == taught
 
 
 def test_the_prompt_teaches_only_where_asked():
