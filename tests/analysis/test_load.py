@@ -30,16 +30,6 @@ def test_runs_are_found_at_any_depth_and_once(results):
     assert find_runs([results / "b"]) == [results / "b"]
 
 
-def test_what_a_run_knows(results):
-    (run,) = load_runs([results / "b"])
-    assert run.complete and run.synthetic
-    assert (run.baseline, run.labels) == ("ar", ["ar", "cacheback", "no_frozen", "pld"])
-    assert (run.model, run.dataset, run.dtype) == ("vicuna7b", "specbench", "float16")
-    assert run.knobs("no_frozen")["table"] == "dynamic"
-    assert (run.hardware, run.gpus) == ("Synthetic CPU, 2 CPUs", [])
-    assert len(run.records) == 224
-
-
 def test_shorter_weights_are_conditions_of_a_comparison(results):
     """`engine.weights`: another engine, so that no table has two of them as one comparison."""
     edit_manifest(results / "b", model={"weights": "bfloat16"})

@@ -233,21 +233,6 @@ class TestConditions:
             assert (entry.rows[task]["speedup_ci"] is None) == (n < 3)
             assert (str(entry.measured("speedup", task)) == "too few cases") == (n < 3)
 
-    def test_the_same_hardware_lets_speed_be_compared(self, results):
-        edit_manifest(
-            results / "one",
-            hardware={"cpu": "c", "gpus": [{"name": "NVIDIA GeForce RTX 4090"}]},
-            model={"device": "cuda:0", "dtype": "float16", "passes": {"engine": "eager"}},
-        )
-        edit_records(results / "one", lambda r: r | {"n_retokenized": r["n_new"]})
-        verdicts = {entry.label: entry.verdict() for entry in only_comparison(results).entries}
-        assert verdicts == {
-            "ar": "",
-            "no_frozen": "cannot tell",  # both are compared
-            "cacheback": "MAT disagrees, speed cannot tell",  # MAT counts the prompt's pass
-            "pld": "MAT cannot tell",  # the claim is from another GPU
-        }
-
     def test_a_caption_has_two_lines_and_the_second_warns(self, results):
         manifest = json.loads((results / "one" / "manifest.json").read_text())
         labels, check = manifest["labels"], {"moved": 2, "positions": 21}
