@@ -27,27 +27,16 @@ def number(value: float | None, form: str) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval, as one cell.
-
-    Attributes:
-        value: None where there is none.
-        interval: None where none can be given.
-        digits: after the point, in text; a program gets six significant digits.
-        few: there are fewer than :data:`FEWEST` cases, hence no interval.
-        compares: it is a ratio of speeds, of which too few cases say nothing.
-        claimed: by a paper, which gives no interval; ``qualifier``: what it says before the number,
-            as ``up to``.
-        leads: nothing in its column is shown to be better.
-    """
+    """A number with its 95 % interval, as one cell."""
 
     value: float | None
-    interval: Interval | None = None
-    digits: int = 2
-    few: bool = False
-    claimed: bool = False
-    qualifier: str = ""
-    leads: bool = False
-    compares: bool = False
+    interval: Interval | None = None  # None where none can be given
+    digits: int = 2  # after the point, in text; a program gets six significant digits
+    few: bool = False  # fewer than `FEWEST` cases, hence no interval
+    claimed: bool = False  # by a paper, which gives no interval
+    qualifier: str = ""  # what the paper says before the number, as ``up to``
+    leads: bool = False  # nothing in its column is shown to be better
+    compares: bool = False  # a ratio of speeds, of which too few cases say nothing
 
     def __str__(self) -> str:
         if self.value is None:

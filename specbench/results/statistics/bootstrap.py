@@ -100,24 +100,15 @@ def resampled_totals(
 
 @dataclass(frozen=True)
 class LogRatios:
-    """Logarithms of k ratios over the same prompts, with what is known of their errors.
+    """Logarithms of k ratios over the same prompts, with what is known of their errors."""
 
-    Attributes:
-        values: ``[k]``.
-        prompts: ``[k, k]`` covariance of their errors, from the choice of prompts.
-        repeats: ``[k, k]`` the same from what differs between repeats; zeros of a single one.
-        n: prompts.
-        prompts_freedom, repeats_freedom: degrees of freedom of the two.
-        predictions: ``[k, k]`` the same of predicted speeds; None of measured ones.
-    """
-
-    values: FloatArray
-    prompts: FloatArray
-    repeats: FloatArray
-    n: int
-    prompts_freedom: int
+    values: FloatArray  # ``[k]``
+    prompts: FloatArray  # ``[k, k]`` covariance of their errors, from the choice of prompts
+    repeats: FloatArray  # the same from what differs between repeats; zeros of a single one
+    n: int  # prompts
+    prompts_freedom: int  # degrees of freedom
     repeats_freedom: int
-    predictions: FloatArray | None = None
+    predictions: FloatArray | None = None  # the same of predicted speeds; None of measured ones
 
     def of(self, contrasts: FloatArray) -> LogRatios:
         """Return ``[m, k]`` sums and differences of them."""

@@ -30,24 +30,15 @@ POWER = 0.8
 
 @dataclass(frozen=True)
 class Against:
-    """How one method's speed stands to another's.
+    """How one method's speed stands to another's."""
 
-    Attributes:
-        log_ratio: logarithm of the ratio; above 0 the first is faster.
-        low, high: of its interval.
-        p: of this comparison by itself; ``p_family``: among the family.
-        detectable: the smallest ratio above 1 that is shown with a power of 80 %.
-        needed: cases like these that would show a ratio as far from 1 as this with that power; None
-            where more cases alone would not do.
-    """
-
-    log_ratio: float
-    low: float
+    log_ratio: float  # above 0 the first is faster
+    low: float  # of the logarithm's interval
     high: float
-    p: float
-    p_family: float
-    detectable: float
-    needed: int | None
+    p: float  # of this comparison by itself
+    p_family: float  # among the family
+    detectable: float  # the smallest ratio above 1 that is shown with a power of 80 %
+    needed: int | None  # cases like these that would show this ratio so; None: more would not do
 
     @property
     def interval(self) -> Interval:

@@ -52,19 +52,12 @@ def verdict(interval: Interval | None, margin: float = MARGIN) -> str:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How k methods stand; all outputs of one run and of several ask this one place.
+    """How k methods stand; all outputs of one run and of several ask this one place."""
 
-    Attributes:
-        order: ``[k]`` methods, the fastest first.
-        over_plain: ``[k]`` each against plain decoding; None for too few cases, empty without it.
-        over_best: all but the fastest against the best of the others; None for too few cases.
-        selection: how much the first one's speedup owes to being picked.
-    """
-
-    order: list[int]
-    over_plain: Sequence[Against | None]
-    over_best: Mapping[int, Against | None]
-    selection: Selection | None = None
+    order: list[int]  # ``[k]`` methods, the fastest first
+    over_plain: Sequence[Against | None]  # each, None for too few cases; empty without plain
+    over_best: Mapping[int, Against | None]  # all but the fastest against the best of the others
+    selection: Selection | None = None  # what the first one's speedup owes to being picked
 
     @classmethod
     def of(

@@ -137,31 +137,18 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The cases of a run, added up.
+    """The cases of a run, added up."""
 
-    Attributes:
-        labels: ``[L]``.
-        units: ``[n]`` that did not drop out.
-        totals: ``[1 + R, n, L, 12]``, first over all repeats, then in each of the R; see the column
-            constants.
-        dropped, noisy: tasks of the cases that dropped out, or hold a disturbed turn.
-        timed: the blocks that count in times; ``noisy_counted``: some of them are disturbed.
-        turns: by label, those that did not fail.
-        last: by label the last turn, for its method, scope of state and where its times come from.
-        prediction_errors: of labels whose times are predicted, the speedup's relative error; plain
-            decoding, which speedups are over, has none.
-    """
-
-    labels: Sequence[str]
-    units: list[Unit]
-    totals: FloatArray
-    dropped: list[str]
-    noisy: list[str]
-    timed: set[BlockKey]
-    noisy_counted: bool
-    turns: Mapping[str, Sequence[CaseRecord]]
-    last: Mapping[str, CaseRecord]
-    prediction_errors: Mapping[str, float]
+    labels: Sequence[str]  # ``[L]``
+    units: list[Unit]  # ``[n]`` that did not drop out
+    totals: FloatArray  # ``[1 + R, n, L, 12]``: over all repeats, then in each of the R
+    dropped: list[str]  # tasks of the cases that dropped out
+    noisy: list[str]  # tasks of those that hold a disturbed turn
+    timed: set[BlockKey]  # the blocks that count in times
+    noisy_counted: bool  # some of them are disturbed
+    turns: Mapping[str, Sequence[CaseRecord]]  # by label, those that did not fail
+    last: Mapping[str, CaseRecord]  # by label, for its method, scope of state and kind of times
+    prediction_errors: Mapping[str, float]  # of predicted speedups, relative; plain has none
 
     def only(self, chosen: Sequence[int]) -> Pooled:
         """Keep some of the cases; what is counted by turn stays."""
