@@ -9,8 +9,7 @@ as ever.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -239,26 +238,21 @@ class HeadDrafter(ModelDrafter):
     # -- what graphs are recorded of ---------------------------------------------------------------
 
     def _read(self, numbers: torch.Tensor, states: torch.Tensor, keys: int) -> torch.Tensor:
-        with self._on_fixed_rows(numbers[:1], keys):
-            features: torch.Tensor = alone(self._head.catching_up(numbers[2:], states))
+        head = self._on_fixed_rows(numbers[:1], keys)._head
+        features: torch.Tensor = alone(head.catching_up(numbers[2:], states))
         return features.index_select(0, numbers[1:2] - 1)
 
     def _drafted(self, feature: torch.Tensor, numbers: torch.Tensor, keys: int) -> torch.Tensor:
-        with self._on_fixed_rows(numbers[:1], keys):
-            return alone(self._growing(feature, self._levels, numbers[1:]))
+        fixed = self._on_fixed_rows(numbers[:1], keys)
+        return alone(fixed._growing(feature, self._levels, numbers[1:]))
 
-    @contextmanager
-    def _on_fixed_rows(self, length: torch.Tensor, keys: int) -> Iterator[None]:
-        """Within, the head's cache counts its committed rows on the device: ``length [1]``."""
-        if not self._head.layers:
-            yield
-            return
-        own = self._head.cache
-        self._head.cache = own.fixed(length, keys)
-        try:
-            yield
-        finally:
-            self._head.cache = own
+    def _on_fixed_rows(self, length: torch.Tensor, keys: int) -> HeadDrafter:
+        """This drafter with a cache whose committed rows the device counts: ``length [1]``."""
+        other = copy.copy(self)
+        if self._head.layers:
+            other._head = copy.copy(self._head)
+            other._head.cache = self._head.cache.fixed(length, keys)
+        return other
 
 
 class HeadGraphs(GraphRecorder):
