@@ -12,10 +12,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from runners.launch import stopping
+from runners.launch import signals
 
 if __name__ == "__main__":
-    stopping.end_at_once()  # what is imported next takes a second
+    signals.end_at_once()  # what is imported next takes a second
 
 import hydra
 
@@ -53,5 +53,5 @@ def answered() -> None:
 if __name__ == "__main__":
     code = dispatch.run_application(answered)
     if code > 128:  # stopped: a second signal must not change the code
-        stopping.hold()
+        signals.hold()
     sys.exit(code)

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from analysis.publish import PREDICTED, label_numbers, label_rows, logger_settings, run_config
-from analysis.runs.command import runs_parser, with_runs
+from analysis.runs.cli import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons
 from analysis.runs.load import Run
 from analysis.runs.sweeps import swept_knobs

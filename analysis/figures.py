@@ -30,7 +30,7 @@ from analysis.plots.pictures import (
     sweep_pictures,
 )
 from analysis.plots.style import Drawing, save
-from analysis.runs.command import runs_parser, with_runs
+from analysis.runs.cli import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons
 from analysis.runs.leaders import leaders
 from analysis.runs.load import Run

@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.lines import answer_line
+from specbench.results.jsonl_schema import answer_line
 from specbench.results.manifest import ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,

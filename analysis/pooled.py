@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from analysis.runs.comparisons import conditions
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError

@@ -26,7 +26,7 @@ from analysis.frame import records_sheet
 from analysis.plots.style import Drawing, save
 from analysis.runs.acceptance import rows_of_target_pass
 from analysis.runs.captions import caption, conditions_of, warnings_of
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, make_comparisons
 from analysis.runs.leaders import verdict_of
 from analysis.runs.load import Run, load_runs, load_surfaces

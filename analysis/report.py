@@ -25,15 +25,15 @@ from analysis.frame import records_sheet
 from analysis.papers import by_reproduction
 from analysis.plots.style import Drawing
 from analysis.runs.captions import conditions_of, warnings_of
-from analysis.runs.command import runs_parser, with_runs
+from analysis.runs.cli import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons, run_names
 from analysis.runs.leaders import verdict_of, wrong_words_of
 from analysis.runs.load import Run, last_parts
 from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, load_table
 from analysis.tabular.table import ResultTable, csv_text
+from specbench.results.cells import Estimate, numeric_columns
 from specbench.results.conditions import DEFINITIONS, joined
-from specbench.results.decision import SPEEDUP
-from specbench.results.estimate import Estimate, numeric_columns
+from specbench.results.headline_table import SPEEDUP
 from specbench.results.names import display_name
 from specbench.results.records import OWN_ENGINE
 

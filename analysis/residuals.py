@@ -19,7 +19,7 @@ import pandas as pd
 
 from analysis.plots.charts import Point, Series, predicted_against_measured
 from analysis.plots.style import Drawing, save
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
 from specbench.results.names import display_name

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import figures, tables
-from analysis.runs.command import runs_parser, with_runs
+from analysis.runs.cli import runs_parser, with_runs
 from analysis.runs.load import Run
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from analysis.frame import records_sheet
 from analysis.runs.captions import conditions_of, warnings_of
-from analysis.runs.command import runs_parser, with_runs
+from analysis.runs.cli import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, by_timing, make_comparisons
 from analysis.runs.load import Run
 from analysis.tabular.comparison_tables import (

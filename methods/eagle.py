@@ -40,7 +40,7 @@ from specbench.config.schema import Count, Positive, Text
 from specbench.decoding.device import to_device
 from specbench.decoding.protocols import ModelWork, TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM, DraftContext, DraftTree, Needs
-from specbench.index.head_tree import FixedTreeDrafter
+from specbench.draft_structures.head_tree import FixedTreeDrafter
 from specbench.models.heads import eagle, eagle3
 from specbench.models.heads.drafter import HeadDrafter
 

@@ -29,8 +29,8 @@ import torch
 from specbench.config.schema import Text
 from specbench.decoding.protocols import ModelWork, TargetInfo
 from specbench.decoding.structs import DraftContext
-from specbench.index.head_tree import FixedTreeDrafter
-from specbench.index.static_tree import require_heads
+from specbench.draft_structures.head_tree import FixedTreeDrafter
+from specbench.draft_structures.static_tree import require_heads
 from specbench.models.heads import hydra_heads
 
 

@@ -47,7 +47,7 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.index.adjacency_matrix import top_ids
+from specbench.draft_structures.adjacency_matrix import top_ids
 
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xBF58476D1CE4E5B9)

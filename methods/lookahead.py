@@ -7,7 +7,7 @@ Reference code studied: hao-ai-lab/LookaheadDecoding eed010d (``lade/decoding.py
 Method: a window of N − 1 levels and W columns holds guesses of the tokens ahead. Each pass predicts
     one more level (a Jacobi iteration per column), completes W n-grams for the pool, and drops the
     oldest level. N-grams that follow the last token in the pool, G at most, are verified beside it.
-The window (``specbench.index.lookahead``) is a tree whose nodes are auxiliary: they
+The window (``specbench.draft_structures.lookahead``) is a tree whose nodes are auxiliary: they
     ride in the pass, none is a candidate. The pool's n-grams are candidate chains below the root.
 Parameters: N 5 and W = G = 15 is what the authors run a 7B model with; Spec-Bench takes 5, 7, 7;
     the code's own fallback is 8, 60, 60.
@@ -43,7 +43,7 @@ from annotated_types import Ge
 from specbench.config.schema import Positive
 from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
-from specbench.index.lookahead import LookaheadWindow, NgramPool
+from specbench.draft_structures.lookahead import LookaheadWindow, NgramPool
 
 _NO_GUESSES = np.empty((0, 1), dtype=np.int64)
 

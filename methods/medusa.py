@@ -34,8 +34,8 @@ import torch
 from specbench.config.schema import Text
 from specbench.decoding.protocols import ModelWork, TargetInfo
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, DraftTree
-from specbench.index.head_tree import FixedTreeDrafter
-from specbench.index.static_tree import (
+from specbench.draft_structures.head_tree import FixedTreeDrafter
+from specbench.draft_structures.static_tree import (
     TREES,
     StaticTree,
     load_tree,

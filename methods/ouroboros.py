@@ -60,8 +60,8 @@ from specbench.decoding.structs import (
     StepOutcome,
 )
 from specbench.decoding.verify.greedy import longest_match
+from specbench.draft_structures.lookahead import LookaheadWindow, NgramPool
 from specbench.errors import ConfigurationError
-from specbench.index.lookahead import LookaheadWindow, NgramPool
 
 _DRAFT, _PHRASE = 0, 1
 

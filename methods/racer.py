@@ -42,8 +42,8 @@ from specbench.arrays import Array, IntArray
 from specbench.config.schema import Positive
 from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, Needs, StepOutcome
-from specbench.index.adjacency_matrix import AdjacencyMatrix
-from specbench.index.static_tree import RankPath, StaticTree
+from specbench.draft_structures.adjacency_matrix import AdjacencyMatrix
+from specbench.draft_structures.static_tree import RankPath, StaticTree
 
 
 @dataclass(kw_only=True, eq=False)

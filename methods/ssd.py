@@ -55,8 +55,12 @@ from specbench.decoding.structs import (
     DraftTree,
     Needs,
 )
+from specbench.draft_structures.suffix_array import (
+    SEPARATOR,
+    build_suffix_array,
+    frequent_continuation,
+)
 from specbench.errors import ArtifactError, first_line
-from specbench.index.suffix_array import SEPARATOR, build_suffix_array, frequent_continuation
 
 
 @dataclass(kw_only=True, eq=False)

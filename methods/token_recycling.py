@@ -9,7 +9,7 @@ Method: a matrix holds the top k candidates seen after every token of the vocabu
     overwrite the rows of their tokens.
 Trees: the template of the reference code, 80 nodes in 6 levels (the paper counts the root among its
     80). Trees of other sizes, as in the paper's Figure 3, are grown by our own rule, since neither
-    paper nor code has one (``specbench.index.static_tree.grow_tree``): at 80 nodes and 6
+    paper nor code has one (``specbench.draft_structures.static_tree.grow_tree``): at 80 nodes and 6
     levels it shares 70 of the template's 80 nodes. ``tree: sam_60`` is that of SAM-Decoding's
     Token Recycling (also in Spec-Bench's copy): 60 nodes in levels of 7, 20, 21, 8 and 4.
 Where ours differs, and why:
@@ -47,15 +47,15 @@ from specbench.decoding.structs import (
     Needs,
     StepOutcome,
 )
-from specbench.errors import ConfigurationError
-from specbench.index.adjacency_matrix import AdjacencyMatrix, MatrixGraphs
-from specbench.index.static_tree import (
+from specbench.draft_structures.adjacency_matrix import AdjacencyMatrix, MatrixGraphs
+from specbench.draft_structures.static_tree import (
     StaticTree,
     grow_tree,
     tree_files,
     tree_of_knobs,
     tree_of_levels,
 )
+from specbench.errors import ConfigurationError
 
 _BREADTH, _DEPTH = 80, 6  # the paper's tree
 

@@ -54,11 +54,11 @@ from specbench.config.validate import check_values
 from specbench.data.cases import Case, load_cases, prompt_set_hash
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.models import loading
-from specbench.models.given_back import given_back
+from specbench.models.restore import given_back
 from specbench.paths import file_name, typed_path
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.traces import Traces, load_traces
-from specbench.results.estimate import ABSENT, FEWEST, Cell, Estimate, Interval
+from specbench.results.cells import ABSENT, FEWEST, Cell, Estimate, Interval
 from specbench.results.fitted_table import FittedTable, columns_of
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import SUMMARY, SURFACE

@@ -28,13 +28,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from runners.job import Entry, Job, refuse_doubled
 from runners.launch.dispatch import entry_of
+from runners.measure import live
+from runners.measure.session import make_session
 from runners.run_folder import folder as run_folder
 from runners.run_folder.manifest import check_questions
-from runners.session import live
-from runners.session.session import make_session
 from specbench import paths
 from specbench.config import compose
-from specbench.config.compare import NamedMethod, compose_entry
+from specbench.config.entries import NamedMethod, compose_entry
 from specbench.config.run_key import key_of, run_identity
 from specbench.config.schema import ATTENTIONS, DTYPES, FLOAT32_WEIGHTS
 from specbench.config.validate import check_values
@@ -43,10 +43,10 @@ from specbench.data.chat_templates import PromptTemplate, TokenIdPrompts
 from specbench.decoding.drafter import Drafter
 from specbench.errors import ConfigurationError, OutputRefused, unknown_name
 from specbench.models import loading
-from specbench.models.given_back import given_back
+from specbench.models.restore import given_back
 from specbench.results import console, records
 from specbench.results.conditions import Warned
-from specbench.results.decision import verdict_words
+from specbench.results.headline_table import verdict_words
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL

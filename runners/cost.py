@@ -1,6 +1,6 @@
 """The runner that measures what a target pass costs here, as a cost surface.
 
-A sample is what ``runners.session.pass_times`` times: all of a step but the drafter. Every repeat
+A sample is what ``runners.measure.pass_times`` times: all of a step but the drafter. Every repeat
 visits all points in a new order, so that a drift of the machine spreads over them.
 """
 
@@ -20,11 +20,11 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from runners.job import Job
+from runners.measure.pass_times import pass_s, random_tree, texts_pass_s
 from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, close
-from runners.run_folder.repeat import leave_repeat
+from runners.run_folder.reproduce_note import leave_repeat
 from runners.runner import Runner
-from runners.session.pass_times import pass_s, random_tree, texts_pass_s
 from specbench.arrays import IntArray
 from specbench.config.schema import CostConfig, RunConfig
 from specbench.data.cases import Case
@@ -43,7 +43,7 @@ from specbench.results.statistics.roofline import number_format
 from specbench.storage import jsonl
 from specbench.system import cuda_settings, environment
 from specbench.system.clock import collector_at_rest
-from specbench.system.noted import Machine
+from specbench.system.hardware import Machine
 
 ROUNDS = "rounds.jsonl"
 
@@ -181,7 +181,7 @@ class PassGrid:
 
 def _measure(job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedModel) -> CostSurface:
     # Heavy imports only where something is left to measure.
-    from runners.session.session import make_target
+    from runners.measure.session import make_target
     from specbench.models.checks import self_check
     from specbench.models.graph_target import GraphTarget
 

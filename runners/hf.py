@@ -29,10 +29,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from runners.job import Entry, Job
+from runners.measure.live import run_live
+from runners.measure.method_runs import MethodRun
+from runners.measure.session import Session, load_session
 from runners.runner import Runner
-from runners.session.live import run_live
-from runners.session.method_runs import MethodRun
-from runners.session.session import Session, load_session
 from specbench.arrays import IntArray
 from specbench.config.schema import LOOPS, HfConfig, RunConfig, draft_weights
 from specbench.decoding.drafter import Drafter

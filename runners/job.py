@@ -19,7 +19,7 @@ from specbench.config.schema import (
 )
 from specbench.data.cases import Case
 from specbench.errors import ConfigurationError
-from specbench.results.lines import Batched
+from specbench.results.jsonl_schema import Batched
 from specbench.results.manifest import BASELINE
 
 EAGER_BASELINE = "ar_eager"
@@ -32,7 +32,7 @@ class Entry:
     Attributes:
         label: unique in the run, part of every record's key.
         method: the composed ``method`` node without its ``label``, ready to be instantiated.
-        budget: where its knobs come from (`specbench.config.compare.budget_of`); None of plain
+        budget: where its knobs come from (`specbench.config.entries.budget_of`); None of plain
             decoding and of what has no yaml.
         verifier: None: the whole run's.
     """

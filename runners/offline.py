@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from runners.job import Job
+from runners.measure.live import run_live
 from runners.runner import Runner
-from runners.session.live import run_live
 
 
 class Offline(Runner):
     """``runner=offline``."""
 
     def run(self, job: Job) -> int:
-        from runners.session.session import load_session  # torch, in the child alone
+        from runners.measure.session import load_session  # torch, in the child alone
 
         return run_live(job, load_session)

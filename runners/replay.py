@@ -19,10 +19,9 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Job
-from runners.run_folder.resumable_files import BlockResult
-from runners.runner import Runner
-from runners.session.blocks import Answers, Turn
-from runners.session.method_runs import (
+from runners.measure.blocks import Answers, Turn
+from runners.measure.measurement import OpenRun, attempts
+from runners.measure.method_runs import (
     MethodRun,
     build_method_runs,
     describe_files,
@@ -30,7 +29,8 @@ from runners.session.method_runs import (
     fitting,
     needs_of,
 )
-from runners.session.open_run import OpenRun, attempts
+from runners.run_folder.resumable_files import BlockResult
+from runners.runner import Runner
 from specbench.config import compose
 from specbench.config.schema import ReplayConfig, RunConfig
 from specbench.config.validate import check_values

@@ -34,19 +34,19 @@ from tqdm import tqdm
 from runners.job import Entry, Job
 from runners.launch import prerequisites
 from runners.launch.dispatch import Invocation, entry_of, execute
-from runners.run_folder.folder import is_complete
-from runners.session.method_runs import (
+from runners.measure.method_runs import (
     MethodRun,
     build_method_runs,
     find_heads,
     fitting,
     instantiated,
 )
+from runners.run_folder.folder import is_complete
 from specbench import paths
 from specbench.artifacts import resolve
 from specbench.config import compose
-from specbench.config.compare import compose_entry
 from specbench.config.compose import build_model
+from specbench.config.entries import compose_entry
 from specbench.config.run_key import key_of, run_key
 from specbench.config.schema import RECORD_STATES
 from specbench.data.cases import Case

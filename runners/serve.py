@@ -41,8 +41,8 @@ from specbench.data.cases import Case
 from specbench.errors import ConfigurationError, NeedsNotMet, unknown_name
 from specbench.results.manifest import BASELINE
 from specbench.servers import llamacpp
+from specbench.servers.adapters import ENGINES, identify
 from specbench.servers.client import Client, check_url
-from specbench.servers.engines import ENGINES, identify
 
 _EXAMPLE = "'compare=[{speculation: ngram_simple, label: ngram}]'"
 _OWN_TEMPLATE = "servers put questions into their own chat template"
@@ -89,7 +89,7 @@ class Serve(Runner):
         return tuple(cases.load_cases(config.dataset, config.data_dir))
 
     def run(self, job: Job) -> int:
-        from runners.session.served import run_served
+        from runners.measure.served import run_served
 
         return run_served(job)
 

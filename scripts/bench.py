@@ -33,7 +33,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
-from analysis.runs.command import add_command, parser_of, reporting_errors
+from analysis.runs.cli import add_command, parser_of, reporting_errors
 from analysis.runs.load import load_runs
 from specbench.config.compose import compose, typed
 from specbench.config.schema import (
@@ -58,7 +58,7 @@ from specbench.models.heads import folder as head_folder
 from specbench.models.loading import choose_device, load_model, load_tokenizer, shape_model
 from specbench.models.target import Target
 from specbench.results.fitted_table import FittedTable
-from specbench.results.lines import StepTrace, read_steps
+from specbench.results.jsonl_schema import StepTrace, read_steps
 from specbench.results.records import STEPS
 from specbench.servers.client import Client
 from specbench.servers.llamacpp import LlamacppProcess, flags, wheel_version
@@ -512,7 +512,10 @@ def vllm_answers(
     theirs = importlib.import_module("vllm")
     drafting: dict[str, Any] = {}
     if knobs is not None:
-        drafter = {"method": "custom_class", "model": f"specbench.engines.vllm.{knobs['name']}"}
+        drafter = {
+            "method": "custom_class",
+            "model": f"specbench.integrations.vllm.{knobs['name']}",
+        }
         drafting = {
             "speculative_config": drafter | {"num_speculative_tokens": options.tokens},
             "additional_config": {"specbench": knobs},

@@ -20,14 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, n
 
 import hydra.utils
 
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from specbench.arrays import FloatArray
-from specbench.config.compare import method_node
+from specbench.config.entries import method_node
+from specbench.draft_structures.sequoia_tree import best_tree, count_acceptance, worth_of
+from specbench.draft_structures.static_tree import StaticTree
 from specbench.errors import ConfigurationError, ResultsError, unknown_name
-from specbench.index.sequoia_tree import best_tree, count_acceptance, worth_of
-from specbench.index.static_tree import StaticTree
 from specbench.replay.cost_surface import CostSurface
-from specbench.results.lines import read_steps
+from specbench.results.jsonl_schema import read_steps
 from specbench.results.manifest import RunManifest
 from specbench.results.records import DONE, STEPS
 from specbench.storage import jsonl

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
-from analysis.runs.command import parser_of
+from analysis.runs.cli import parser_of
 from specbench.paths import PROJECT
 
 FILE = "budgets.toml"

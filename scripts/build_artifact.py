@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
-from analysis.runs.command import add_command, parser_of, reporting_errors
+from analysis.runs.cli import add_command, parser_of, reporting_errors
 from methods.cacheback import frozen_table
 from methods.ngrammys import bigram_table
 from methods.ngrammys.bigram_table import TOP, digest

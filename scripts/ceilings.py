@@ -19,13 +19,13 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
 from analysis.runs.claims import Claim, load_claims
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from analysis.runs.estimates import mat, pooled_ratio
 from analysis.runs.load import Run, usable_runs
 from specbench.errors import ResultsError
 from specbench.replay.cost_surface import CostSurface
-from specbench.results.estimate import Estimate
-from specbench.results.lines import read_steps
+from specbench.results.cells import Estimate
+from specbench.results.jsonl_schema import read_steps
 from specbench.results.records import STEPS, CaseRecord
 from specbench.storage import jsonl
 

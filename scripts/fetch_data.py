@@ -20,7 +20,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from specbench.config.compose import compose, option_names
 from specbench.data.cases import hub_rows, load_cases
 from specbench.errors import DatasetError, unknown_name

@@ -25,7 +25,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 CORE = ("specbench/kernels", "specbench/models", "specbench/decoding", "specbench/system")
 BENCH = (*CORE, "scripts/bench.py", "conf/model")
 CONF = ("conf/method", "conf/model", "conf/pair", "conf/runner")
-RUNS = (*CORE, "specbench/index", "methods", "runners", *CONF, "assets")
+RUNS = (*CORE, "specbench/draft_structures", "methods", "runners", *CONF, "assets")
 NOMINAL = {  # bytes/s of the memory, the longer name first
     "H200": 4.8e12,
     "H100 NVL": 3.9e12,
@@ -254,13 +254,14 @@ def _energy(found: Any, work: Path) -> str | None:
 
 
 _WARM = (
-    "import torch, methods.token_recycling, specbench.decoding.tree, specbench.index.lookahead\n"
+    "import torch, methods.token_recycling, specbench.decoding.tree\n"
+    "import specbench.draft_structures.lookahead\n"
     "x = torch.ones(4, device='cuda'); g = torch.cuda.CUDAGraph()\n"
     "with torch.cuda.graph(g): y = 2 * x + 1\n"
     "g.replay(); torch.cuda.synchronize(); assert y.tolist() == [3.0] * 4"
 )
-_GPU_TESTS = "tests/gpu_rules/test_decoding.py"
-_TESTED = (*CORE, "methods", "tests/gpu_rules", "tests/conftest.py", "tests/models/heads")
+_GPU_TESTS = "tests/fake_cuda/test_decoding.py"
+_TESTED = (*CORE, "methods", "tests/fake_cuda", "tests/conftest.py", "tests/models/heads")
 _BENCH = "{python} -m scripts.bench gpu "
 _SAMPLED = "{run} model.dtype=float32 generation.temperature=1 dataset.limit=6 verifier="
 PARTS = (
@@ -275,7 +276,7 @@ PARTS = (
     ),
     Part(
         "tests", 1, 170,
-        "{pytest} -p xdist -n 8 -m gpu tests/gpu_rules tests/models/test_gpu.py "
+        "{pytest} -p xdist -n 8 -m gpu tests/fake_cuda tests/models/test_gpu.py "
         "--junitxml={work}/tests.xml",
         _tests,
         (
@@ -297,7 +298,7 @@ PARTS = (
         "runner.batch_contexts=[] runner.batch_k=[] runner.batch_w=[] runner.passes=3 "
         "baseline=false output_dir={work}/run",
         _rows,
-        (*CORE, "runners/cost.py", "runners/session/pass_times.py", "conf/model", "conf/runner"),
+        (*CORE, "runners/cost.py", "runners/measure/pass_times.py", "conf/model", "conf/runner"),
     ),
     Part(
         "order", 1, 25,

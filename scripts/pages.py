@@ -34,10 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, n
 
 from analysis.figures import figures_of
 from analysis.plots.style import save
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from analysis.runs.load import usable_runs
 from specbench.paths import PROJECT
-from specbench.results.decision import against_cell
+from specbench.results.headline_table import against_cell
 from specbench.results.metrics import METRICS
 from specbench.results.records import MANIFEST, SUMMARY
 from specbench.storage.jsonl import read_json

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
-from analysis.runs.command import parser_of
+from analysis.runs.cli import parser_of
 from specbench.config.removed import REMOVED, Removed
 from specbench.paths import PROJECT
 from specbench.storage import jsonl
@@ -160,7 +160,7 @@ PASSES = """
 import sys, time
 sys.path.insert(0, ".")
 import numpy as np
-from runners.session.pass_times import pass_s, random_tree
+from runners.measure.pass_times import pass_s, random_tree
 from specbench.config.compose import compose, typed
 from specbench.models.loading import load_model, load_tokenizer
 from specbench.models.target import Target

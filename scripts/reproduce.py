@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, n
 
 from analysis import figures, tables
 from analysis.papers import REPRODUCTIONS
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from specbench.config.compose import compose
 from specbench.errors import unknown_name
 from specbench.models import memory

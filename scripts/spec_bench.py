@@ -25,7 +25,7 @@ from pydantic import Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
-from analysis.runs.command import add_command, parser_of, reporting_errors
+from analysis.runs.cli import add_command, parser_of, reporting_errors
 from analysis.runs.load import Run, usable_runs
 from specbench.config.schema import ModelConfig
 from specbench.errors import (
@@ -36,7 +36,7 @@ from specbench.errors import (
     field_error,
 )
 from specbench.paths import file_name
-from specbench.results.lines import Committed, Count, Line, Seconds
+from specbench.results.jsonl_schema import Committed, Count, Line, Seconds
 from specbench.results.manifest import BASELINE, LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,
@@ -56,7 +56,7 @@ from specbench.results.tasks import task_of
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 from specbench.storage.jsonl import JsonObject
-from specbench.system.noted import Gpu
+from specbench.system.hardware import Gpu
 
 _EXPORT = """Write a run as Spec-Bench's answer files, so that its own speed.py can be run on them.
 

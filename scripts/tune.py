@@ -30,7 +30,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from runners.search import (
     Bench,
     Candidate,
@@ -45,7 +45,7 @@ from runners.search import (
 )
 from specbench import paths
 from specbench.config import compose
-from specbench.config.compare import is_part
+from specbench.config.entries import is_part
 from specbench.data.cases import Case, load_cases
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface

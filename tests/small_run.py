@@ -126,7 +126,7 @@ def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
     """
     # Here, since conftest.py imports this file where Hydra is not installed, too.
     from runners.launch import dispatch
-    from runners.session import live
+    from runners.measure import live
     from specbench.config import compose
 
     cfg = compose.compose([*overrides, *typed])

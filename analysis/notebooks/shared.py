@@ -26,7 +26,7 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run, usable_runs
 from specbench.errors import SpecBenchError
 from specbench.paths import PROJECT
-from specbench.results.estimate import Estimate
+from specbench.results.cells import Estimate
 from specbench.results.tasks import OVERALL
 
 MOST = 6  # lines or kinds of bars that can be told apart

@@ -31,8 +31,8 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions
 from analysis.runs.leaders import by_speedup
 from analysis.runs.load import Run
 from analysis.runs.sweeps import sweeps
-from specbench.results.decision import case_words
-from specbench.results.estimate import Estimate
+from specbench.results.cells import Estimate
+from specbench.results.headline_table import case_words
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.statistics.roofline import baseline_context

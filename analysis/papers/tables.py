@@ -37,8 +37,8 @@ from analysis.tabular.comparison_tables import (
     with_rule,
 )
 from analysis.tabular.table import ResultTable
-from specbench.results.decision import OUTPUTS, case_cell, leader_words, outputs_cell
-from specbench.results.estimate import ABSENT, Cell, Estimate, Fact
+from specbench.results.cells import ABSENT, Cell, Estimate, Fact
+from specbench.results.headline_table import OUTPUTS, case_cell, leader_words, outputs_cell
 from specbench.results.names import display_name
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.summary import timed_turns

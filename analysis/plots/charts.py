@@ -26,7 +26,7 @@ from analysis.plots.style import (
     rows_down,
     unit_of,
 )
-from specbench.results.estimate import Estimate, Interval
+from specbench.results.cells import Estimate, Interval
 
 _LETTERS = 86  # of names side by side, in all panels of a row
 _DENSE = 24  # points of lines whose intervals are drawn thin

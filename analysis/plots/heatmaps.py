@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import Normal, Stroke
 
 from analysis.plots.style import WIDTH, Drawing, canvas, finish, ratio_ticks
-from specbench.results.estimate import Estimate, number
+from specbench.results.cells import Estimate, number
 from specbench.results.metrics import standing_word
 
 Place: TypeAlias = "tuple[Any, ...]"  # names of a row and of a column

@@ -16,8 +16,8 @@ from analysis.runs.leaders import by_speedup, over_plain, sentence_of, wrong_wor
 from analysis.runs.settings import apart, without_names
 from analysis.runs.sweeps import Sweep, sweeps, swept_knobs
 from specbench.errors import ResultsError
-from specbench.results.decision import case_words
-from specbench.results.estimate import Estimate
+from specbench.results.cells import Estimate
+from specbench.results.headline_table import case_words
 from specbench.results.names import display_name
 from specbench.results.statistics.served import system_speedups
 

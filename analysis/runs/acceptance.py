@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.runs.comparisons import ComparedLabel
 from analysis.runs.estimates import STEP_PHASES, phase_s, pooled_ratio, steps
-from specbench.results.estimate import ABSENT, Estimate
+from specbench.results.cells import ABSENT, Estimate
 from specbench.results.records import CaseRecord
 
 

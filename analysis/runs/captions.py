@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from analysis.runs.comparisons import ComparedRuns
 from analysis.runs.load import Run
 from specbench.results.conditions import KINDS, Warned, conditions, joined, warnings
-from specbench.results.decision import cases_words
+from specbench.results.headline_table import cases_words
 from specbench.results.statistics.disturbed import disturbance_text
 from specbench.results.statistics.served import served_labels
 from specbench.results.summary_schema import SummaryRow

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 from analysis.runs.estimates import pooled_ratio, steps
 from analysis.runs.load import Run
 from specbench.errors import ResultsError
-from specbench.results.estimate import FEWEST, Estimate
+from specbench.results.cells import FEWEST, Estimate
 from specbench.results.statistics.roofline import baseline_context
 from specbench.results.statistics.summary import counted_turns, summarize
 from specbench.results.summary_schema import SummaryRow, interval, n_of, number

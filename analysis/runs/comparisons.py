@@ -13,8 +13,8 @@ from typing import Any
 from analysis.runs.claims import Claim, claims_not_run, find_claim, judge, load_claims
 from analysis.runs.load import Run
 from analysis.runs.settings import run_words, setting_words
-from specbench.results.decision import measured
-from specbench.results.estimate import FEWEST, Estimate
+from specbench.results.cells import FEWEST, Estimate
+from specbench.results.headline_table import measured
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.records import TIMINGS, CaseRecord

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specbench.results.estimate import FEWEST, Estimate
+from specbench.results.cells import FEWEST, Estimate
 from specbench.results.records import PHASES, CaseRecord
 from specbench.results.statistics.bootstrap import log_ratios, ratio_of_totals, strata_of
 from specbench.results.statistics.summary import DECODE, TIMED_COMMITTED, pool
@@ -41,7 +41,7 @@ def pooled_ratio(
     """Sum of ``above`` over sum of ``below``, with the interval of a bootstrap over cases.
 
     Of cases decoded at once it draws groups. No interval is made of fewer than
-    :data:`specbench.results.estimate.FEWEST`.
+    :data:`specbench.results.cells.FEWEST`.
 
     Args:
         records: of one label; failed turns are left out.

@@ -13,9 +13,9 @@ import numpy as np
 
 from specbench.arrays import FloatArray
 from specbench.errors import ResultsError
+from specbench.results.cells import Estimate
 from specbench.results.conditions import code_text, gpu_names, hardware_text, thinking
-from specbench.results.estimate import Estimate
-from specbench.results.lines import ErrorLine, error_line, read_steps
+from specbench.results.jsonl_schema import ErrorLine, error_line, read_steps
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
 from specbench.results.records import (
     CASES,

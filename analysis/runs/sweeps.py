@@ -11,7 +11,7 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import leaders
 from analysis.runs.settings import apart, other_settings, varied_knobs, without_names
 from specbench.errors import ResultsError
-from specbench.results.estimate import FEWEST, Estimate
+from specbench.results.cells import FEWEST, Estimate
 from specbench.results.summary_schema import n_of, number
 
 # A knob's value as it is ordered and shown: other kinds (switches, lists) as their text.

@@ -11,7 +11,8 @@ from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULES, Claim, est
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
 from analysis.runs.leaders import over_plain, standings, verdict_of
 from analysis.tabular.table import ResultTable
-from specbench.results.decision import (
+from specbench.results.cells import ABSENT, INTERVAL, Cell, Estimate, Fact
+from specbench.results.headline_table import (
     DECISION,
     DECISION_TEXT,
     END_TO_END,
@@ -25,7 +26,6 @@ from specbench.results.decision import (
     p_text,
     pair_text,
 )
-from specbench.results.estimate import ABSENT, INTERVAL, Cell, Estimate, Fact
 from specbench.results.metrics import METRIC
 from specbench.results.records import OWN_ENGINE
 from specbench.results.statistics.pairs import MARGIN, rank_labels
@@ -163,7 +163,7 @@ _APART: Mapping[str, Callable[[ComparedRuns], str]] = {
 def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> ResultTable:
     """Make the first table, and in full the wide one that papers use.
 
-    A row per label, in short the six columns of :mod:`specbench.results.decision`, in full also a
+    A row per label, in short the columns of :mod:`specbench.results.headline_table`, in full also a
     column per task and the claims. Several comparisons are told apart by leading columns.
 
     Args:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from analysis.runs.claims import VERDICT_RULES
-from specbench.results.decision import AGAINST, DECISION, END_TO_END, MAT, SPEEDUP
-from specbench.results.estimate import (
+from specbench.results.cells import (
     ABSENT,
     FEWEST,
     INTERVAL,
@@ -21,6 +20,7 @@ from specbench.results.estimate import (
     numeric_columns,
 )
 from specbench.results.fitted_table import FittedTable, in_short
+from specbench.results.headline_table import AGAINST, DECISION, END_TO_END, MAT, SPEEDUP
 from specbench.results.metrics import METRICS
 from specbench.results.names import DATASETS, MODELS, display_name
 

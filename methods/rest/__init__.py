@@ -50,7 +50,7 @@ from specbench.decoding.structs import (
     DraftTree,
     Needs,
 )
-from specbench.index.suffix_array import retrieve_tree
+from specbench.draft_structures.suffix_array import retrieve_tree
 
 
 @dataclass(kw_only=True, eq=False)

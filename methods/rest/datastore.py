@@ -17,8 +17,8 @@ import numpy as np
 from specbench.arrays import Array
 from specbench.artifacts.corpora import Corpus
 from specbench.artifacts.documentation import documentation
+from specbench.draft_structures.suffix_array import SEPARATOR, build_suffix_array
 from specbench.errors import ArtifactError
-from specbench.index.suffix_array import SEPARATOR, build_suffix_array
 from specbench.storage.arrays import ArrayTable
 
 # Tokens sorted at once: about 1 GB of memory at four bytes an id and the sorter's own arrays.

@@ -22,7 +22,7 @@ from typing import NoReturn, TypeVar
 
 from tqdm import tqdm
 
-from runners.launch import stopping
+from runners.launch import signals
 from specbench.errors import SpecBenchError, replace_unprintable
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def run_in_child(
     if sys.platform != "win32":  # which has no such process
         resource_tracker.ensure_running()  # starting it would let signals through
     answer: int | SpecBenchError | None = None
-    with stopping.listening(), ours:
+    with signals.listening(), ours:
         try:
             with _starting(variables or {}):
                 process.start()
@@ -67,7 +67,7 @@ def run_in_child(
             with contextlib.suppress(EOFError):
                 answer = ours.recv()
             process.join()
-        except stopping.Stopped:
+        except signals.Stopped:
             if process.pid is not None:
                 process.terminate()
                 process.join(_PATIENCE_S)  # a second stop waits no longer
@@ -87,7 +87,7 @@ def run_in_child(
 def _starting(variables: Mapping[str, str]) -> Iterator[None]:
     """Inside, a process starts with these variables, and is stopped once it can unwind."""
     before = dict(os.environ)
-    stopping.hold()
+    signals.hold()
     os.environ.update(variables)
     try:
         yield
@@ -95,7 +95,7 @@ def _starting(variables: Mapping[str, str]) -> Iterator[None]:
         for name in variables:
             del os.environ[name]
         os.environ.update(before)
-        stopping.release()
+        signals.release()
 
 
 def _child(connection: Connection, work: Callable[[T], int], argument: T) -> NoReturn:
@@ -108,17 +108,17 @@ def _child(connection: Connection, work: Callable[[T], int], argument: T) -> NoR
     tqdm.set_lock(threading.RLock())
     answer: int | SpecBenchError
     try:
-        stopping.obey_parent()
-        stopping.release()
+        signals.obey_parent()
+        signals.release()
         answer = work(argument)
     except SpecBenchError as error:
         answer = JobRefused(str(error))
         answer.exit_code = error.exit_code
-    except stopping.Stopped as stop:
+    except signals.Stopped as stop:
         answer = 128 + stop.signum
     except BaseException:
         answer = JobCrashed(f"the measuring process crashed:\n{traceback.format_exc()}")
-    stopping.hold()
+    signals.hold()
     with contextlib.suppress(OSError):  # a parent that is gone needs no answer
         connection.send(answer)
     sys.stdout.flush()

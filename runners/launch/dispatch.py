@@ -17,14 +17,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Entry, Job, refuse_doubled
-from runners.launch import added, prerequisites, publish, stopping, sweep
+from runners.launch import add_methods, prerequisites, publish, signals, sweep
 from runners.launch.child_process import run_in_child
 from runners.run_folder import folder
 from runners.run_folder.manifest import check_questions
 from runners.runner import Runner
 from specbench.config import compose
-from specbench.config.compare import budget_of, compose_entry, with_parts
 from specbench.config.compose import with_own_model
+from specbench.config.entries import budget_of, compose_entry, with_parts
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import key_of, run_identity
 from specbench.config.schema import RUNNERS, PairConfig, RunConfig, VerifierConfig
@@ -65,7 +65,7 @@ def run_application(main: Callable[[], Any]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints and exits by itself, with 1
     code = 0
     try:
-        with stopping.listening():
+        with signals.listening():
             try:
                 main()
             except Exception as error:
@@ -73,8 +73,8 @@ def run_application(main: Callable[[], Any]) -> int:
             ended = sweep.outcomes(whole=not code)
             sweep.finish(ended)
             code = max(code, publish.publish(ended))
-    except stopping.Stopped as stop:
-        stopping.say(stop.signum)
+    except signals.Stopped as stop:
+        signals.say(stop.signum)
         return 128 + stop.signum
     finally:
         sweep.forget()
@@ -121,7 +121,7 @@ def execute(cfg: DictConfig, invocation: Invocation) -> tuple[int, Path]:
         SpecBenchError: the run could not go to its end.
     """
     if cfg.add:
-        typed = added.whole_command(cfg, invocation.overrides)
+        typed = add_methods.whole_command(cfg, invocation.overrides)
         if len(typed) > len(invocation.overrides):
             cfg, invocation = compose.compose(typed), replace(invocation, overrides=typed)
     if cfg.runner.name not in RUNNERS:
@@ -141,8 +141,8 @@ def execute(cfg: DictConfig, invocation: Invocation) -> tuple[int, Path]:
     job = resolve(cfg, runner, invocation)
     if cfg.add:
         later = Invocation(invocation.overrides, multirun=True)  # a folder below the run's
-        exit_code, path = execute(added.job_of(cfg, job.folder), later)
-        added.show_added(job.folder)
+        exit_code, path = execute(add_methods.job_of(cfg, job.folder), later)
+        add_methods.show_added(job.folder)
         return exit_code, path
     if folder.is_complete(job.folder):
         return _show_again(job, runner), job.folder
@@ -234,7 +234,7 @@ def _show_again(job: Job, runner: Runner) -> int:
         check_questions(manifest, job.config, cases, job.folder)
     manifest.check_files(job.folder)
     runner.show(job.folder, brief=job.swept)
-    added.show_added(job.folder)
+    add_methods.show_added(job.folder)
     log.info("%s is complete: nothing was measured (fresh=true measures again)", job.folder)
     # What vouches for the files vouches for the code, too.
     return int(manifest.exit_code or 0)

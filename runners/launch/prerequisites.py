@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from runners.run_folder import folder
 from specbench.config import compose
-from specbench.config.compare import compose_entry
+from specbench.config.entries import compose_entry
 from specbench.config.run_key import run_key
 from specbench.config.schema import ORDERS
 from specbench.paths import file_name

@@ -21,7 +21,7 @@ from specbench.errors import OutputRefused
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest, Start
 from specbench.results.records import CaseRecord
 from specbench.system import environment
-from specbench.system.noted import Machine
+from specbench.system.hardware import Machine
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from runners.job import CaseBlock, Job
 from specbench.errors import CaseFailed
 from specbench.results import records
-from specbench.results.lines import ErrorLine, StepTrace, error_line, read_steps, write_steps
+from specbench.results.jsonl_schema import ErrorLine, StepTrace, error_line, read_steps, write_steps
 from specbench.results.manifest import RunManifest
 from specbench.results.records import CaseRecord
 from specbench.results.summary_schema import Summary

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from analysis.runs.command import parser_of, reporting_errors
+from analysis.runs.cli import parser_of, reporting_errors
 from scripts.training import draft, heads
 from scripts.training.texts import (
     Author,

@@ -29,7 +29,7 @@ from specbench.kernels.compiled_pass import CompiledPass
 from specbench.models.kv_cache import KVCache, TextCaches
 from specbench.models.scores import Scores
 from specbench.models.target import Target, read_draft
-from specbench.system import memory
+from specbench.system import host_memory
 
 
 class Seat:
@@ -267,4 +267,4 @@ def free_bytes(device: torch.device) -> int:
     """Memory that nobody has taken where the model is."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return memory.free_bytes()
+    return host_memory.free_bytes()

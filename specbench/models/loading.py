@@ -182,7 +182,7 @@ def in_memory(
 ) -> LoadedModel:
     """A model that someone else loaded, ready to decode; ``model`` describes it.
 
-    It is put into eval mode, without gradients; `specbench.models.given_back` undoes it. No file is
+    It is put into eval mode, without gradients; `specbench.models.restore` undoes it. No file is
     known to hold its weights, so their hash is over a few values of each parameter.
 
     Raises:

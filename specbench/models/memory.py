@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.config.schema import ModelConfig, RunConfig
 from specbench.errors import ConfigurationError
 from specbench.models.checkpoints import weights
-from specbench.system import memory as host
+from specbench.system import host_memory as host
 
 if TYPE_CHECKING:
     import torch

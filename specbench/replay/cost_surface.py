@@ -24,7 +24,7 @@ from specbench.results.manifest import ROWS, RowTimes
 from specbench.results.prediction_error import stated_error
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
-from specbench.system.noted import Machine
+from specbench.system.hardware import Machine
 
 FORMAT = "specbench-surface"
 VERSION = 1

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 from specbench.arrays import IntArray
 from specbench.errors import ConfigurationError, field_error
 from specbench.replay import states
-from specbench.results.lines import STRICT, Count, Ids, Seed
+from specbench.results.jsonl_schema import STRICT, Count, Ids, Seed
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import CASES, DONE, MANIFEST, read_records
 from specbench.results.statistics.counted import failing_labels

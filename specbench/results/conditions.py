@@ -16,8 +16,8 @@ import yaml
 
 from specbench.config.schema import STORED_WEIGHTS
 from specbench.paths import PROJECT
-from specbench.results.decision import AGAINST_TEXT, cases_words, listed
-from specbench.results.estimate import FEWEST
+from specbench.results.cells import FEWEST
+from specbench.results.headline_table import AGAINST_TEXT, cases_words, listed
 from specbench.results.manifest import ModelInfo, Passes, RunManifest
 from specbench.results.metrics import METRICS
 from specbench.results.records import (

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from specbench.errors import first_line
 from specbench.results.conditions import Warned
-from specbench.results.decision import DECISION, decision_cells
 from specbench.results.fitted_table import FittedTable, columns_of, in_short
+from specbench.results.headline_table import DECISION, decision_cells
 from specbench.results.manifest import BASELINE
 from specbench.results.records import DONE, SUMMARY
 from specbench.results.summary_schema import Summary

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from specbench.results.estimate import ABSENT, INTERVAL, Cell, Estimate, numeric_columns
+from specbench.results.cells import ABSENT, INTERVAL, Cell, Estimate, numeric_columns
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,13 +15,13 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on only
 
 from specbench.errors import field_error
-from specbench.results.lines import Line
+from specbench.results.jsonl_schema import Line
 from specbench.results.records import DONE, MANIFEST, SCHEMA_VERSION
 from specbench.storage import jsonl
 from specbench.storage.hashes import file_sha256
 from specbench.storage.jsonl import JsonObject
-from specbench.system.noted import CudaSettings, GitState
-from specbench.system.noted import Hardware as Hardware  # tables name it too
+from specbench.system.hardware import CudaSettings, GitState
+from specbench.system.hardware import Hardware as Hardware  # tables name it too
 
 BASELINE = "ar"  # the label of plain decoding
 ROWS = (1, 2, 4, 8, 16, 64)  # of the passes whose cost stands beside speedups

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from specbench.results.estimate import INTERVAL, Interval
+from specbench.results.cells import INTERVAL, Interval
 
 Measured: TypeAlias = tuple[float | None, Interval | None]  # a number and its 95 % interval
 

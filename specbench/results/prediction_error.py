@@ -16,7 +16,7 @@ from typing import Any
 from specbench import paths
 from specbench.errors import ResultsError, first_line
 from specbench.storage import jsonl
-from specbench.system.noted import Machine
+from specbench.system.hardware import Machine
 
 KEPT = paths.PROJECT / "surfaces" / "prediction_errors.json"
 UNKNOWN = 0.15  # where nothing was measured

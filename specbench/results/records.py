@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, get_args
 
 from pydantic import Field, model_validator
 
-from specbench.results.lines import (
+from specbench.results.jsonl_schema import (
     Batched,
     Committed,
     Count,
@@ -37,7 +37,7 @@ from specbench.results.lines import (
 )
 from specbench.storage import jsonl
 from specbench.storage.jsonl import JsonObject
-from specbench.system.noted import GpuState
+from specbench.system.hardware import GpuState
 
 SCHEMA_VERSION = 2  # of a folder: its manifest says it for all of its files
 

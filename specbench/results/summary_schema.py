@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypeAlias, TypedDict, cast
 
-from specbench.results.estimate import Interval
+from specbench.results.cells import Interval
 
 # What a label reached on a task, or over the whole run (``overall``): each of
 # :data:`specbench.results.metrics.METRICS` with its interval (``NAME_ci``), None where it cannot be

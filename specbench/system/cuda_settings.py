@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from specbench.system.noted import CudaSettings
+from specbench.system.hardware import CudaSettings
 
 _REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
 _OFF = (*_REDUCTIONS, "allow_tf32", "allow_fp16_accumulation")

@@ -25,7 +25,7 @@ import psutil
 
 from specbench.paths import PROJECT
 from specbench.system import cuda_settings
-from specbench.system.noted import GitState, Gpu, Hardware, Machine
+from specbench.system.hardware import GitState, Gpu, Hardware, Machine
 
 # Packages that may move a number or an output.
 PACKAGES = (

@@ -20,7 +20,7 @@ import psutil
 
 from specbench.errors import ConfigurationError
 from specbench.system.environment import allowed_cpus
-from specbench.system.noted import GpuState
+from specbench.system.hardware import GpuState
 
 _PROC = Path("/proc")
 # Bits of NVML's clocks throttle reasons; bit 0 (idle) and 1 (clocks set by a user) slow nothing.

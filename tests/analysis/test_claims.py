@@ -22,7 +22,7 @@ from analysis.runs.claims import (
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.estimate import Estimate
+from specbench.results.cells import Estimate
 from specbench.results.manifest import DraftInfo, LabelInfo, ModelInfo
 from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import RECORDS, claim

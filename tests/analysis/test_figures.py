@@ -11,7 +11,7 @@ from analysis.plots import charts
 from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.style import color_of, family_of, looks, save
-from specbench.results.estimate import Estimate
+from specbench.results.cells import Estimate
 
 
 def bar_chart(*series):

@@ -102,7 +102,7 @@ def test_no_figure_has_both_and_no_golden_bar_bears_a_claim(runs):
 
 
 def test_no_file_of_tables_has_both(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("analysis.runs.command.usable_runs", lambda *_, **__: (runs, []))
+    monkeypatch.setattr("analysis.runs.cli.usable_runs", lambda *_, **__: (runs, []))
     assert tables.main([str(tmp_path), "-o", str(tmp_path / "out"), "--csv"]) == 0
     files = {path.stem: path.read_text() for path in (tmp_path / "out").iterdir()}
     for stem in ("tables", "cacheback_table1"):

@@ -11,7 +11,7 @@ import pytest
 from analysis.notebooks import shared
 from analysis.runs.comparisons import make_comparisons
 from specbench.paths import PROJECT
-from specbench.results.estimate import Estimate
+from specbench.results.cells import Estimate
 from tests.analysis.folders import GOLDEN
 
 FOLDER = PROJECT / "analysis" / "notebooks"

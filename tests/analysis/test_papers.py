@@ -19,7 +19,7 @@ from analysis.runs.acceptance import (
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable
-from specbench.results.estimate import Estimate
+from specbench.results.cells import Estimate
 from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest
 

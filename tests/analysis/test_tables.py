@@ -85,7 +85,7 @@ class TestCommand:
 
     def test_a_closed_pipe_is_no_error(self):
         code = (
-            "import sys; from analysis.runs.command import reporting_errors\n"
+            "import sys; from analysis.runs.cli import reporting_errors\n"
             "sys.exit(reporting_errors(lambda: print('x' * 10**6) or 0))"
         )
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

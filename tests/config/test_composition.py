@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from analysis.runs.claims import load_claims
 from runners.launch.dispatch import resolve_entries
 from specbench import paths
-from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import compose, option_names, pair_name, typed
+from specbench.config.entries import compose_entry, with_parts
 from specbench.config.run_key import run_identity, run_key
 from specbench.config.schema import DTYPES
 from specbench.config.validate import check_values
@@ -289,7 +289,7 @@ def test_parts_keep_what_they_learnt_as_long_as_the_whole():
 def test_composing_imports_nothing_heavy_and_the_run_key_is_stable_over_processes():
     code = (
         "import json, sys\n"
-        "from specbench.config.compare import compose_entry\n"
+        "from specbench.config.entries import compose_entry\n"
         "from specbench.config.compose import compose\n"
         "from specbench.config.run_key import run_key\n"
         "from specbench.config.validate import check_values\n"

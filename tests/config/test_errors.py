@@ -11,8 +11,8 @@ import methods
 import methods.ar
 from runners.launch import dispatch
 from specbench.config import validate
-from specbench.config.compare import compose_entry, with_parts
 from specbench.config.compose import compose, typed
+from specbench.config.entries import compose_entry, with_parts
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.validate import check_method, check_values
 from specbench.errors import ConfigurationError

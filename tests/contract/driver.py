@@ -21,8 +21,8 @@ from omegaconf import OmegaConf
 from methods.ngrammys import bigram_table
 from specbench.arrays import IntArray
 from specbench.artifacts import documentation, resolve
-from specbench.config.compare import PART_KNOBS, with_parts
 from specbench.config.compose import compose, option_names
+from specbench.config.entries import PART_KNOBS, with_parts
 from specbench.config.validate import check_method
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import GREEDY, Sampling

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from runners.session import session
+from runners.measure import session
 from specbench.results import records
 from tests.small_run import run_here
 

@@ -12,7 +12,7 @@ import pytest
 
 from runners import advice
 from specbench.config import compose
-from specbench.config.compare import compose_entry
+from specbench.config.entries import compose_entry
 from specbench.config.validate import check_method, check_values
 from tests.docs.pages import PAGES, ROOT, commands, text
 

@@ -24,10 +24,10 @@ from specbench.decoding.verify import GreedyVerifier
 from specbench.kernels import gpu_layers
 from specbench.kernels.architectures import NORM, known_part
 from specbench.kernels.attention import AttentionPlan, attend
-from specbench.models.given_back import given_back
 from specbench.models.graph_target import MOVED_ROWS, GraphTarget
 from specbench.models.hidden_states import decoder_layers
 from specbench.models.kv_cache import KVCache
+from specbench.models.restore import given_back
 from specbench.models.target import Target
 from tests.conftest import CARRIERS, VOCAB, engine, side_by_side, tiny_model
 

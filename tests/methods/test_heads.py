@@ -21,8 +21,8 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.sampling import Sampling
 from specbench.decoding.structs import AFTER_FINAL_NORM, DecodeState, DraftContext, StepOutcome
 from specbench.decoding.verify import RejectionVerifier
+from specbench.draft_structures.static_tree import TREES, load_tree
 from specbench.errors import ConfigurationError
-from specbench.index.static_tree import TREES, load_tree
 from specbench.models.draft.loading import ID_MAP_FILE
 from specbench.models.heads import drafter as head_drafter
 from specbench.models.heads.layer_shape import read_shape

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from methods.lookahead import Lookahead
 from specbench.decoding.structs import DecodeState, DraftContext, DraftTree, StepOutcome
-from specbench.index.lookahead import NgramPool
+from specbench.draft_structures.lookahead import NgramPool
 from tests.conftest import VOCAB
 from tests.methods.lookahead_reference import PlainLookahead
 from tests.methods.toy_turns import continued, markov_rule, play

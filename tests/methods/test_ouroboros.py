@@ -3,7 +3,7 @@ import pytest
 
 from methods.ouroboros import Ouroboros
 from specbench.decoding.structs import DecodeState, StepOutcome
-from specbench.index.lookahead import NgramPool
+from specbench.draft_structures.lookahead import NgramPool
 from tests.methods.lookahead_reference import PlainLookahead
 from tests.methods.table_turns import PROMPT, pair, ready, turn
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from methods.ssd import RingIndex, Spacelike, Staleness
 from specbench.decoding.structs import DecodeState, DraftContext
+from specbench.draft_structures.suffix_array import SEPARATOR, build_suffix_array
 from specbench.errors import ArtifactError
-from specbench.index.suffix_array import SEPARATOR, build_suffix_array
 from tests.conftest import VOCAB
 from tests.methods.toy_turns import decode, plain
 from tests.small_run import case_record

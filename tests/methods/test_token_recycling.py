@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from methods.token_recycling import TokenRecycling
 from specbench.decoding.structs import NO_TOKENS, DecodeState, DraftContext, DraftTree, StepOutcome
-from specbench.errors import ArtifactError, ConfigurationError
-from specbench.index.static_tree import (
+from specbench.draft_structures.static_tree import (
     TREES,
     StaticTree,
     grow_tree,
     load_tree,
 )
+from specbench.errors import ArtifactError, ConfigurationError
 from tests.conftest import VOCAB
 
 

@@ -12,7 +12,7 @@ from methods.sam import SuffixAutomatonDecoding
 from methods.suffix_decoding import SuffixDecoding
 from methods.token_recycling import TokenRecycling
 from methods.union import Union
-from specbench.config.compare import with_parts
+from specbench.config.entries import with_parts
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,

@@ -2,7 +2,7 @@
 
 Exact in float32 (without TF32) and float64 on tiny models; in bfloat16 and float16 every difference
 must be a near tie. Files that methods draft from are toys. Skipped where there is no CUDA device;
-`tests/gpu_rules` has the heads, and runs on a pretended one, too.
+`tests/fake_cuda` has the heads, and runs on a pretended one, too.
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
 """Passes of fixed shape give what exact passes give; what a CUDA graph needs of them holds.
 
-Capture itself needs a GPU (``tests/gpu_rules``); here the captured code runs uncaptured.
+Capture itself needs a GPU (``tests/fake_cuda``); here the captured code runs uncaptured.
 """
 
 import gc
@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runners.session.session import make_target
+from runners.measure.session import make_target
 from specbench.config.compose import compose
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry

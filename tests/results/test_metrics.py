@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specbench.results.decision import decision_cells
+from specbench.results.headline_table import decision_cells
 from specbench.results.metrics import METRICS
 from specbench.results.statistics.summary import summarize
 from tests.small_run import case_record

@@ -9,7 +9,7 @@ import pytest
 
 from specbench.errors import field_error
 from specbench.results import records
-from specbench.results.lines import StepTrace, read_steps, write_steps
+from specbench.results.jsonl_schema import StepTrace, read_steps, write_steps
 from specbench.results.records import CaseRecord, Lossless
 from specbench.storage import jsonl
 from tests.small_run import case_record

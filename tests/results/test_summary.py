@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specbench.results.conditions import SPEEDUPS
 from specbench.results.console import render
-from specbench.results.lines import Batched
+from specbench.results.jsonl_schema import Batched
 from specbench.results.manifest import RunManifest
 from specbench.results.records import Lossless, Served
 from specbench.results.run_summary import run_summary

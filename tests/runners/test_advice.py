@@ -14,7 +14,7 @@ from runners import advice as module
 from runners import search
 from runners.advice import PLAIN, UNCONFIRMED, UNDECIDED, UNTRIED, USE, Advice, Option, Speed
 from runners.launch import dispatch
-from runners.session import live
+from runners.measure import live
 from specbench.errors import ConfigurationError
 from specbench.storage.hashes import file_sha256
 

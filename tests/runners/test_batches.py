@@ -13,7 +13,7 @@ from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import tokens_per_s
 from analysis.runs.load import load_runs
 from runners.job import label_order
-from runners.session.session import Session
+from runners.measure.session import Session
 from specbench.data.cases import Case
 from specbench.decoding.batch import BatchEngine
 from specbench.errors import ConfigurationError

@@ -9,8 +9,8 @@ import pytest
 
 from methods.oracle import Oracle
 from runners.job import derive_seed, label_order
-from runners.session.blocks import without_reasoning
-from runners.session.live import EngineAnswers
+from runners.measure.blocks import without_reasoning
+from runners.measure.live import EngineAnswers
 from specbench.decoding.drafter import Drafter
 from tests.runners.toy import NEW_TOKENS, Recorder, ToySession, make_job, make_runner, run_all
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runners.launch import stopping
+from runners.launch import signals
 from runners.launch.child_process import JobCrashed, JobRefused, run_in_child
 from tests.small_run import ROOT
 
@@ -194,10 +194,10 @@ def test_each_stop_is_heard_also_behind_one_that_python_swallowed():
         def __del__(self):
             signal.raise_signal(signal.SIGTERM)
 
-    with stopping.listening():
+    with signals.listening():
         Last()
         for signum in (signal.SIGTERM, signal.SIGINT):
-            with pytest.raises(stopping.Stopped) as stop:
+            with pytest.raises(signals.Stopped) as stop:
                 signal.raise_signal(signum)
             assert stop.value.code == 128 + signum
 

@@ -88,7 +88,7 @@ def test_prompts_and_drafters_of_every_kind_and_the_model_comes_back_as_it_was(l
 def test_an_error_within_gives_the_model_back_too(lent, options, monkeypatch):
     model, tokenizer = lent
     shape = shape_of(model)
-    monkeypatch.setattr("runners.session.blocks.BlockRunner.warm_up", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("runners.measure.blocks.BlockRunner.warm_up", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         compare(model, tokenizer, TEXTS, ["pld"], **options)
     assert shape_of(model) == shape

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from runners import cost
-from runners.session import pass_times, session
-from runners.session.pass_times import median_with_ends, pass_s, random_tree, time_rows
+from runners.measure import pass_times, session
+from runners.measure.pass_times import median_with_ends, pass_s, random_tree, time_rows
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models.graph_target import FixedShape, GraphTarget

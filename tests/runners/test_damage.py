@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from analysis.runs.load import load_runs
-from runners.session import open_run
+from runners.measure import measurement
 from specbench.errors import OutputRefused, SpecBenchError
 from specbench.replay.traces import load_traces
 from specbench.results import console, records
-from specbench.results.lines import read_steps
+from specbench.results.jsonl_schema import read_steps
 from specbench.results.manifest import RunManifest
 from specbench.storage import jsonl
 from specbench.storage.jsonl import RecordError
@@ -82,7 +82,7 @@ def same_machine(monkeypatch):
 def resume(job, path):
     """Open the folder as a start does, measure nothing, and close it."""
     (path / records.DONE).unlink(missing_ok=True)
-    for run in open_run.attempts(replace(job, folder=path)):
+    for run in measurement.attempts(replace(job, folder=path)):
         with run:
             pass
     return run.exit_code

@@ -8,8 +8,8 @@ import types
 import pytest
 import torch
 
+from runners.measure import device_lock
 from runners.run_folder import folder
-from runners.session import device_lock
 from specbench.config.schema import DraftConfig, MeasureConfig, ModelConfig, RunConfig
 from specbench.errors import ConfigurationError, OutputRefused
 from specbench.models import loading

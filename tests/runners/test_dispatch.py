@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from analysis.publish import group_of
 from analysis.runs.load import load_runs
 from runners.job import Entry
-from runners.session.method_runs import fitting
+from runners.measure.method_runs import fitting
 from specbench.config import compose
 from specbench.config.run_key import run_key
 from specbench.errors import ConfigurationError, NeedsNotMet, OutputRefused
@@ -243,7 +243,7 @@ def test_an_output_that_is_not_plain_decodings_fails_the_run(
     execute, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(
-        "runners.session.session.audit_output",
+        "runners.measure.session.audit_output",
         lambda *a, **k: Lossless(verdict="bug", first_diff=3, gap=2.5),
     )
     assert execute(f"output_dir={tmp_path}", "dataset.limit=2") == 1

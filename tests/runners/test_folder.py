@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from runners.measure import measurement
 from runners.run_folder import folder, manifest
-from runners.run_folder.repeat import leave_repeat
+from runners.run_folder.reproduce_note import leave_repeat
 from runners.run_folder.resumable_files import BlockResult, ResultFiles
-from runners.session import open_run
 from specbench.errors import OutputRefused
 from specbench.results import records
 from specbench.results.manifest import ModelInfo, RunManifest
@@ -70,10 +70,10 @@ def test_a_run_killed_while_it_opens_its_files_can_be_resumed(job, tmp_path, mon
         folder.jsonl.append_jsonl(tmp_path / records.CASES, [])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(open_run, "build_method_runs", lambda job, given: [])
+    monkeypatch.setattr(measurement, "build_method_runs", lambda job, given: [])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(open_run, "ResultFiles", killed)
-        next(open_run.attempts(job))
+        patch.setattr(measurement, "ResultFiles", killed)
+        next(measurement.attempts(job))
     folder.check_owner(tmp_path, job.run_key, job.identity)
 
 

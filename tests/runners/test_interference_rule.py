@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from runners.measure import interference_rule
 from runners.run_folder.resumable_files import BlockResult, ResultFiles
-from runners.session import interference_rule
 from specbench.config.schema import MeasureConfig, NoiseConfig
 from specbench.results import records
 from specbench.results.records import CaseRecord

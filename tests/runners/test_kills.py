@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from runners.launch import child_process
-from runners.session import blocks, interference_rule
+from runners.measure import blocks, interference_rule
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.small_run import run_here, without_times

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from runners.session import open_run
-from runners.session.open_run import RunProgress
+from runners.measure import measurement
+from runners.measure.measurement import RunProgress
 from specbench.results import console, records
 from specbench.results.fitted_table import FittedTable
 from specbench.storage import jsonl
@@ -20,7 +20,7 @@ def test_away_from_a_terminal_there_is_a_line_every_few_cases_with_the_time_left
     caplog, monkeypatch
 ):
     now = iter(range(0, 10_000, 6))
-    monkeypatch.setattr(open_run, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr(measurement, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with caplog.at_level("INFO"), RunProgress(60, done=20, out=io.StringIO()) as progress:
         for _ in range(40):
             progress.advance("qa 7")

@@ -6,10 +6,10 @@ import torch
 
 from analysis import tables
 from methods.pld import PromptLookup
-from runners.session import device_lock, session
-from runners.session.live import both_baselines
-from runners.session.method_runs import build_method_runs
-from runners.session.session import load_session
+from runners.measure import device_lock, session
+from runners.measure.live import both_baselines
+from runners.measure.method_runs import build_method_runs
+from runners.measure.session import load_session
 from scripts import spec_bench
 from specbench.decoding.structs import Needs
 from specbench.errors import ConfigurationError

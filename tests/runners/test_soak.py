@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from runners.session import blocks
+from runners.measure import blocks
 from specbench.results import records
 from specbench.storage import jsonl
 from tests.small_run import _WORDS, run_here, without_times

@@ -5,9 +5,9 @@ import time
 import numpy as np
 
 from runners.job import Entry, Job
-from runners.session.blocks import BlockRunner
-from runners.session.live import EngineAnswers
-from runners.session.method_runs import MethodRun
+from runners.measure.blocks import BlockRunner
+from runners.measure.live import EngineAnswers
+from runners.measure.method_runs import MethodRun
 from specbench.config.schema import (
     DatasetConfig,
     GenerationConfig,
@@ -71,7 +71,7 @@ class FormulaTarget:
 
 
 class ToySession:
-    """Stands in for ``runners.session.session.Session``: words are tokens, times are zero."""
+    """Stands in for ``runners.measure.session.Session``: words are tokens, times are zero."""
 
     context_length = 1 << 20
 

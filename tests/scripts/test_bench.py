@@ -14,11 +14,11 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.verify import GreedyVerifier
 from specbench.models.target import Target
-from specbench.results.lines import StepTrace
+from specbench.results.jsonl_schema import StepTrace
 from specbench.results.records import CASES
 from tests.conftest import tiny_model
-from tests.engines import vllm_scheduler
-from tests.engines.test_vllm import made
+from tests.integrations import vllm_scheduler
+from tests.integrations.test_vllm import made
 from tests.small_run import run_here
 
 K = 4

@@ -7,7 +7,7 @@ import pytest
 
 from scripts.ceilings import ceilings
 from specbench.replay.cost_surface import CostSurface, Grid
-from specbench.results.lines import StepTrace, write_steps
+from specbench.results.jsonl_schema import StepTrace, write_steps
 from specbench.results.records import STEPS
 from tests.small_run import case_record
 

@@ -21,7 +21,7 @@ SMALL_GRID = {
 def here(monkeypatch):
     """Runs are made in this process, and garbage is left to the tests."""
     from runners.launch import dispatch
-    from runners.session import live
+    from runners.measure import live
 
     monkeypatch.setattr(dispatch, "run_in_child", lambda work, job, _: work(job))
     monkeypatch.setattr(search, "GRID", SMALL_GRID)

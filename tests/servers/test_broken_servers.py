@@ -8,10 +8,10 @@ import pytest
 from specbench.config.compose import compose, typed
 from specbench.config.schema import OpenaiConfig
 from specbench.errors import ConfigurationError
-from specbench.servers import asking
-from specbench.servers.asking import Asked, Servers
+from specbench.servers import load_generator
+from specbench.servers.adapters import identify
 from specbench.servers.client import Client
-from specbench.servers.engines import identify
+from specbench.servers.load_generator import Asked, Servers
 from specbench.storage.jsonl import append_jsonl, read_jsonl
 from tests.servers import broken
 from tests.servers.fake import KEY, Fake, serving
@@ -31,9 +31,9 @@ def server():
 def waits(monkeypatch):
     """The seconds that are waited before a question is asked again, in no time."""
     seconds = []
-    clock = type("Clock", (), vars(asking.time) | {"sleep": staticmethod(seconds.append)})
-    monkeypatch.setattr(asking, "time", clock)
-    monkeypatch.setattr(asking, "_METRICS_S", 0.02)
+    clock = type("Clock", (), vars(load_generator.time) | {"sleep": staticmethod(seconds.append)})
+    monkeypatch.setattr(load_generator, "time", clock)
+    monkeypatch.setattr(load_generator, "_METRICS_S", 0.02)
     monkeypatch.setenv("MY_KEY", KEY)
     return seconds
 

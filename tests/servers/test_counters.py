@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbench.servers.adapters import ENGINES
 from specbench.servers.counters import (
     Counts,
     convert,
@@ -15,7 +16,6 @@ from specbench.servers.counters import (
     plain_counts,
     read_metrics,
 )
-from specbench.servers.engines import ENGINES
 
 ROWS = {
     (name, ".".join(words.place) or "/metrics"): words

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbench.servers.adapters import ENGINES
 from specbench.servers.client import NoAnswer, read_events
 from specbench.servers.counters import find_counts
-from specbench.servers.engines import ENGINES
 from specbench.servers.stream import read_answer
 from tests.servers.fake import Fake
 

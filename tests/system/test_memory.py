@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.system import memory
+from specbench.system import host_memory
 
 GIB = 1 << 30
 STAT = f"anon 1\n{{files}} {2 * GIB}\nshmem 0\n"
@@ -10,12 +10,12 @@ STAT = f"anon 1\n{{files}} {2 * GIB}\nshmem 0\n"
 
 @pytest.fixture(autouse=True)
 def groups(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_ROOT", tmp_path)
+    monkeypatch.setattr(host_memory, "_ROOT", tmp_path)
 
     class Machine:
         total, available = 64 * GIB, 40 * GIB
 
-    monkeypatch.setattr(memory.psutil, "virtual_memory", Machine)
+    monkeypatch.setattr(host_memory.psutil, "virtual_memory", Machine)
     return tmp_path
 
 
@@ -27,9 +27,9 @@ def written(folder, limit, taken, stat, files, most):
 
 
 def test_without_a_limit_the_machine_counts(groups):
-    assert (memory.total_bytes(), memory.free_bytes()) == (64 * GIB, 40 * GIB)
+    assert (host_memory.total_bytes(), host_memory.free_bytes()) == (64 * GIB, 40 * GIB)
     written(groups, "memory.max", "memory.current", "memory.stat", "inactive_file", "max")
-    assert (memory.total_bytes(), memory.free_bytes()) == (64 * GIB, 40 * GIB)
+    assert (host_memory.total_bytes(), host_memory.free_bytes()) == (64 * GIB, 40 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_without_a_limit_the_machine_counts(groups):
 def test_a_container_has_less(groups, files):
     written(groups, *files, 8 * GIB)
     # Of 5 GiB taken 2 are pages of files, which the kernel drops when memory is asked for.
-    assert (memory.total_bytes(), memory.free_bytes()) == (8 * GIB, 5 * GIB)
+    assert (host_memory.total_bytes(), host_memory.free_bytes()) == (8 * GIB, 5 * GIB)
     written(groups, *files, 2 * GIB)
-    assert memory.free_bytes() == 0
+    assert host_memory.free_bytes() == 0
     written(groups, *files, 100 * GIB)
-    assert (memory.total_bytes(), memory.free_bytes()) == (64 * GIB, 40 * GIB)
+    assert (host_memory.total_bytes(), host_memory.free_bytes()) == (64 * GIB, 40 * GIB)

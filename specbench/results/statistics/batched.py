@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from specbench.results.estimate import ABSENT, Cell, number
+from specbench.results.cells import ABSENT, Cell, number
 from specbench.results.records import CaseRecord, grouped
 from specbench.results.statistics.summary import timed_turns
 from specbench.results.summary_schema import BatchedLabel

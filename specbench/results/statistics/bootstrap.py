@@ -32,7 +32,7 @@ import numpy as np
 from scipy import special  # scipy.stats takes half a second to import
 
 from specbench.arrays import FloatArray, IntArray
-from specbench.results.estimate import FEWEST, Interval
+from specbench.results.cells import FEWEST, Interval
 
 LEVEL = 0.95
 N_RESAMPLES = 10_000
@@ -161,7 +161,7 @@ def log_ratios(
 ) -> LogRatios | None:
     """Estimate logarithms of ratios of totals over prompts; None where no interval can be given.
 
-    That is so of fewer than :data:`specbench.results.estimate.FEWEST` prompts, and where a total,
+    That is so of fewer than :data:`specbench.results.cells.FEWEST` prompts, and where a total,
     or a resample's, is not positive.
 
     Args:

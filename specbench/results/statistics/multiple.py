@@ -22,7 +22,7 @@ import numpy as np
 from scipy import special
 
 from specbench.arrays import FloatArray
-from specbench.results.estimate import Interval
+from specbench.results.cells import Interval
 from specbench.results.statistics.bootstrap import LEVEL, N_RESAMPLES, LogRatios
 
 POWER = 0.8

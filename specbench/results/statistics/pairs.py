@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbench.results.decision import listed
-from specbench.results.estimate import FEWEST, Interval
+from specbench.results.cells import FEWEST, Interval
+from specbench.results.headline_table import listed
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.bootstrap import N_RESAMPLES, LogRatios

@@ -27,7 +27,7 @@ from typing import TypeAlias
 import numpy as np
 
 from specbench.arrays import FloatArray, first_difference
-from specbench.results.estimate import ABSENT, Cell, Estimate, number
+from specbench.results.cells import ABSENT, Cell, Estimate, number
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import DIFFERS, CaseRecord, Served, grouped
 from specbench.results.statistics.bootstrap import log_ratios

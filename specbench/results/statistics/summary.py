@@ -35,7 +35,7 @@ import numpy as np
 
 from specbench.arrays import FloatArray
 from specbench.config.schema import ESTIMATORS as ESTIMATORS  # for analysis too
-from specbench.results.estimate import FEWEST, Interval
+from specbench.results.cells import FEWEST, Interval
 from specbench.results.manifest import BASELINE
 from specbench.results.metrics import METRICS, Measured
 from specbench.results.records import DIFFERS, VERDICTS, BlockKey, CaseRecord, grouped

@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 
 from runners.job import Job
 from runners.launch.dispatch import resolve_entries
-from runners.session.method_runs import build_method_runs
-from specbench.config.compare import compose_entry
+from runners.measure.method_runs import build_method_runs
 from specbench.config.compose import compose, typed
+from specbench.config.entries import compose_entry
 from specbench.config.schema import DraftConfig, draft_weights
 from specbench.config.validate import check_values
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound

@@ -1,0 +1,407 @@
+"""A run on a loaded model: all labels over all cases, interleaved, resumable."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runners.job import EAGER_BASELINE, CaseBlock, Job, label_order
+from runners.measure import device_lock
+from runners.measure.blocks import WARM_UP_TEXT, Answers, Turn, answered, each
+from runners.measure.measurement import OpenRun, attempts
+from runners.measure.method_runs import MethodRun
+from runners.run_folder.manifest import check_passes, check_prompts, check_subject
+from specbench.arrays import IntArray
+from specbench.decoding.drafter import Drafter
+from specbench.errors import ConfigurationError
+from specbench.results import records
+from specbench.results.jsonl_schema import Batched, answer_line
+from specbench.results.manifest import BASELINE, ModelInfo, RunManifest
+from specbench.results.records import CaseRecord, Lossless
+from specbench.storage import jsonl
+from specbench.storage.jsonl import DiskError, failure
+from specbench.system import cuda_settings, interference
+from specbench.system.clock import Timings, collector_at_rest
+from specbench.system.interference import Interference, SystemMonitor
+
+if TYPE_CHECKING:  # they load torch, which a finished run does not need
+    from runners.measure.session import Session
+    from specbench.decoding.batch import TurnRequest
+    from specbench.decoding.turn import DecodeResult
+
+    Load = Callable[[Job, Sequence[MethodRun]], Session]
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS = 16
+
+
+def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -> int:
+    """Measure what is missing in the job's folder and close it, as `runners.runner.Runner.run`.
+
+    ``load`` loads what the labels share; it is called only where something is missing. ``given`` as
+    in `build_method_runs`.
+    """
+    if job.config.measure.pin and "OMP_PLACES" not in os.environ:
+        raise ConfigurationError(
+            "measure.pin=true: threads are pinned when their process starts, and this one runs "
+            "already. Leave it out, or type the same on the command line of run.py."
+        )
+    cuda_settings.fix()  # before the manifest says what is in force
+    for run in attempts(both_baselines(job), given):
+        with run:
+            if run.lacks:
+                _measure(load, run)
+    return run.exit_code
+
+
+def both_baselines(job: Job) -> Job:
+    """The job with an eager ``ar`` beside the one whose passes are CUDA graphs.
+
+    A speedup over graphs alone cannot be held against papers' speedups, and one over eager passes
+    alone is partly the launches'. A folder that was begun keeps the labels it has.
+    """
+    config = job.config
+    baselines = [entry for entry in job.entries if entry.name == BASELINE]
+    if not job.baseline or any(entry.method.get("eager") for entry in baselines):
+        return job
+    if (job.folder / records.MANIFEST).exists():
+        wanted = EAGER_BASELINE in RunManifest.read(job.folder).labels
+    else:
+        wanted = (
+            config.engine.eager_baseline
+            and config.engine.name in ("auto", "graph")
+            and not config.measure.phases  # no headline numbers come of it
+            and config.model.device_map is None  # spread, it has no graphs
+            and device_lock.names(job) != ["cpu"]
+            and config.batch.size == 1  # batches have no graphs
+        )
+    if not wanted:
+        return job
+    plain = next(entry for entry in baselines if entry.label == BASELINE)
+    eager = replace(plain, label=EAGER_BASELINE, method={**plain.method, "eager": True})
+    return replace(job, entries=(*job.entries, eager))
+
+
+def _measure(load: Load, run: OpenRun) -> None:
+    from runners.measure.session import Recorder  # torch, where something is left to measure
+
+    job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
+    measure, earlier = job.config.measure, manifest.model
+    drafts = [r.entry.draft for r in runs if r.drafter.needs.draft_model]
+    drafts += [job.config.pair.draft for r in runs if r.entry.name == "hf:assisted"]
+    with device_lock.hold_device(job, drafts) as gpus:
+        if measure.energy:
+            interference.check_energy(gpus, device_lock.names(job, drafts))
+        watch = SystemMonitor(gpus, energy=measure.energy)
+        if earlier is not None:
+            _keep_measured(earlier, runs)
+        session = load(job, runs)
+        model = session.describe()
+        _name_busy_machine(watch.end(), measure.disturbed.others)
+        check_subject(manifest, model)
+        manifest.forced_resume |= check_passes(manifest, model, job.config.resume == "force")
+        # A GPU that others use gives each a part of its memory's speed, which would be no floor.
+        alone = measure.exclusive or model.device == "cpu"
+        reading = session.fastest_read(earlier.read_bytes_per_s if earlier else None)
+        if alone:
+            reading.measure()
+            model.read_bytes_per_s = reading.bytes_per_s
+        manifest.model = model
+        manifest.notes = session.remarks() or None
+        for remark in manifest.notes or ():
+            log.warning("note: %s", remark)
+        run.save_manifest()
+        log.info("warming up %s", ", ".join(job.labels))
+        prompts = [session.render([(case.turns[0], None)]) for case in job.cases]
+        check_prompts(job, files.done, prompts)
+        size = job.config.batch.size
+        source = (EngineAnswers if size == 1 else BatchAnswers)(job, session, watch)
+        source.prepare_warm_up(prompts)
+        runner = run.runner(source)
+        session.check_heads(runs, prompts[0])  # makes caches of its own: graphs come behind it
+        runner.warm_up(measure.warmup)
+        model.row_times = session.time_rows(prompts, job.config.seed)
+        if job.greedy and job.baseline:
+            tolerance = session.calibrate_audit(prompts, earlier.audit if earlier else None)
+            model.audit = tolerance.to_json()
+        run.save_manifest()
+        recorder = Recorder(job, session, runs) if job.config.record else None
+        try:
+            with collector_at_rest():
+                for number, batch, missing in run.pending(size):
+                    made = runner.run(batch, number).of(missing)
+                    if recorder is not None:
+                        recorder.keep(made.records)
+                    files.append(made)
+                    reading.measure_between()
+                for block, attempt in run.again():
+                    files.replace(runner.run([block], block.stream_index, attempt))
+            if alone:
+                reading.measure()
+        finally:
+            model.read_bytes_per_s = reading.bytes_per_s or None
+            session.note_passes(model)
+
+
+def _keep_measured(earlier: ModelInfo, runs: Sequence[MethodRun]) -> None:
+    """Go on with what the run's first start measured: of labels, and of how passes read panels."""
+    for method_run in runs:
+        method_run.measured.update(earlier.measured.get(method_run.label, {}))
+    if earlier.threads is None:
+        return
+    from specbench.kernels.prefetch import keep_distances
+
+    # The target's last: what it chose for a form holds for its drafts, too.
+    for packed in (*(draft.packed for draft in earlier.drafts.values()), earlier.packed):
+        keep_distances((packed or {}).get("ahead", {}), earlier.threads)
+
+
+def _name_busy_machine(loading: Interference, limit: float | None) -> None:
+    """Say before anything is timed that other programs take the CPU; seen while weights loaded."""
+    if loading.cpu_others and limit is not None and loading.cpu_others > limit:
+        log.warning(
+            "this machine is busy: other programs take %.0f %% of its CPU time (load %s). Cases "
+            "may be measured again (measure.rerun_share). End the other work first.",
+            100 * loading.cpu_others,
+            loading.cpu_load,
+        )
+
+
+class EngineAnswers(Answers):
+    """Turns decoded by our own engine, one at a time; ``watch`` looks at the machine meanwhile."""
+
+    def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
+        super().__init__(job)
+        self._session, self._watch = session, watch or SystemMonitor()
+        # Plain greedy answers that no measured run gives: computed once, untimed, kept in a file.
+        # A dialogue without a greedy baseline quotes them, and a method may ask for one early.
+        self._plain_file = job.folder / records.DIALOGUE
+        self._plain_outputs = {
+            (line["case_id"], line["turn"], line["prompt_sha"]): line["output_ids"]
+            for line in jsonl.mend_jsonl(self._plain_file, answer_line)
+        }
+        self._lengths: list[int] = []
+        # By case and the answers that the prompt quotes.
+        self._prompts: dict[tuple[Any, ...], IntArray] = {}
+
+    def begin_batch(self) -> None:
+        """Keep the prompts of first turns, which other repeats ask again."""
+        self._prompts = {key: ids for key, ids in self._prompts.items() if len(key) == 1}
+
+    def begin(self, record: CaseRecord) -> CaseRecord:
+        return record.replace(verifier=self.job.verifier(record.label), host=socket.gethostname())
+
+    def answer_one(self, turn: Turn) -> None:
+        asked = self._request(turn)
+        self._watch.begin()
+        decoded = self._session.decode(asked.prompt, asked.drafter, asked.seed, seen=asked.seen)
+        around = self._watch.end()
+        self._finish(turn, decoded, decoded.timings.with_setup(asked.reset_s), around)
+
+    def _request(self, turn: Turn) -> TurnRequest:
+        """What the engine is asked, with a drafter that is ready for it."""
+        from specbench.decoding.batch import TurnRequest  # torch
+
+        session, drafter = self._session, turn.run.drafter
+        reset_s = session.reset(drafter) if drafter.starts_empty(turn.record.turn) else 0.0
+        prompt = self._prompt(turn)
+        # What cannot be decoded is told by its length: a record is no place for a whole book.
+        fits = len(prompt) < session.context_length
+        ids = prompt.tolist() if fits else []
+        turn.record = turn.record.replace(n_prompt=len(prompt), prompt_ids=ids)
+        if drafter.needs.reference:
+            drafter.set_reference(self._reference(turn, prompt))
+        return TurnRequest(prompt, drafter, turn.record.seed, turn.run.seen(turn.record), reset_s)
+
+    def _finish(
+        self,
+        turn: Turn,
+        decoded: DecodeResult,
+        times: Timings,
+        around: Interference,
+        batch: Batched | None = None,
+    ) -> None:
+        plain = turn.run.entry.name == BASELINE
+        turn.finish_decoded(
+            decoded,
+            times.step_s,
+            prefill_s=times.prefill_s,
+            decode_s=times.decode_s,
+            drafter_setup_s=times.drafter_setup_s,
+            wall_s=times.wall_s,
+            phase_s=times.phase_s,
+            batch=batch,
+            n_retokenized=self._session.retokenized(decoded.output_ids) if plain else None,
+            **asdict(around),
+        )
+
+    def _prompt(self, turn: Turn) -> IntArray:
+        """Rendered once for all labels that quote the same: a template may read the clock."""
+        pairs = turn.dialogue.pairs
+        key = (turn.record.case_id, *pairs)
+        if key not in self._prompts:
+            self._prompts[key] = self._session.render([*pairs, (turn.question, None)])
+        return self._prompts[key]
+
+    def _plain(self, record: CaseRecord, prompt: IntArray) -> IntArray:
+        """The plain greedy output for a prompt of a record's turn."""
+        sha = hashlib.sha256(np.ascontiguousarray(prompt, dtype="<i8").tobytes()).hexdigest()
+        key = (record.case_id, record.turn, sha)
+        if key not in self._plain_outputs:
+            output = self._session.plain(prompt).tolist()
+            line = dict(zip(("case_id", "turn", "prompt_sha"), key, strict=True))
+            jsonl.append_jsonl(self._plain_file, [{**line, "output_ids": output}])
+            self._plain_outputs[key] = output
+        return np.asarray(self._plain_outputs[key], dtype=np.int64)
+
+    def _reference(self, turn: Turn, prompt: IntArray) -> IntArray:
+        """The plain greedy output of the turn: the baseline's if it ran already, else computed."""
+        ran = turn.beside.get(self.job.baseline or "") if self.job.greedy else None
+        if ran and ran.record.status != "failed" and ran.record.prompt_ids == prompt.tolist():
+            return np.asarray(ran.record.output_ids, dtype=np.int64)
+        return self._plain(turn.record, prompt)
+
+    def quoted(self, turn: Turn) -> str:
+        """The label's own answer, the greedy baseline's, or a plain one computed for it."""
+        if self.job.config.dataset.dialogue == "own":
+            output = answered(turn.record).output_ids
+        elif self.job.greedy and self.job.baseline:
+            output = answered(turn.beside[self.job.baseline].record).output_ids
+        else:
+            output = self._plain(turn.record, self._prompt(turn)).tolist()
+        return self._session.answer(self._prompt(turn), output)
+
+    def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
+        if record is plain:
+            return Lossless(verdict="equal")
+        reference = plain.output_ids
+        if record.prompt_ids != plain.prompt_ids:
+            # A dialogue of its own that went elsewhere after a near tie.
+            prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+            reference = self._plain(record, prompt).tolist()
+        return self._session.audit(record, reference)
+
+    def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
+        prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+        if run.drafter.needs.reference:
+            run.drafter.set_reference(self._plain(record, prompt))
+        self._session.decode(prompt, run.drafter, record.seed, seen=run.seen(record))
+
+    def recover(self, error: Exception, running: str, before: str) -> None:
+        self._session.recover(error, running, before)
+
+    def prepare_warm_up(self, prompts: Sequence[IntArray]) -> None:
+        """Choose from the prompts' lengths three at most to warm up at: they stand for all.
+
+        Also makes room for what the audit will read, so that no buffer grows behind the warm-up.
+        """
+        case_ids = [case.case_id for case in self.job.cases]
+        self._prompts = {(id,): ids for id, ids in zip(case_ids, prompts, strict=True)}
+        if self.job.greedy and self.job.baseline:
+            self._session.reserve_audit(prompts)
+        longest = self._session.context_length - _WARM_UP_TOKENS
+        lengths = sorted(length for length in map(len, prompts) if length <= longest)
+        if lengths:
+            self._lengths = sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]})
+
+    def warm_up(self, run: MethodRun) -> None:
+        for length in self._lengths:
+            request = self._warm_up_request(run, length)
+            self._session.decode(request.prompt, run.drafter, 0, _WARM_UP_TOKENS)
+
+    def _warm_up_request(self, run: MethodRun, length: int) -> TurnRequest:
+        from specbench.decoding.batch import TurnRequest  # torch
+
+        prompt: IntArray = np.resize(self._session.encode(WARM_UP_TEXT), length)
+        run.drafter.reset()
+        if run.drafter.needs.reference:
+            run.drafter.set_reference(self._session.plain(prompt, _WARM_UP_TOKENS))
+        return TurnRequest(prompt, run.drafter)
+
+
+class BatchAnswers(EngineAnswers):
+    """Turns decoded by our own engine in lock-step, a group of cases at a time.
+
+    Turns of dialogues are in lock-step, too: the first of all cases, then the second of those that
+    have one, which may be fewer. Outputs are held against plain decoding of each text alone.
+    """
+
+    def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
+        super().__init__(job, session, watch)
+        self._size = job.config.batch.size
+        self._longest = job.config.generation.max_new_tokens
+        self._groups = job.groups_of_a_repeat(self._size)
+
+    def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
+        repeat, group = divmod(batch, self._groups)
+        return label_order(self.job.labels, self.job.config.seed, group, repeat)
+
+    def seated(self, run: MethodRun, seat: int) -> MethodRun:
+        return self._session.seated(run, seat)
+
+    def answer(self, turns: Sequence[Turn]) -> None:
+        requests: list[TurnRequest] = []
+
+        def ask(turn: Turn) -> None:
+            request = self._request(turn)
+            # Here, so that a text for which there is no memory fails alone.
+            self._session.make_room(len(request.prompt) + self._longest)
+            requests.append(request)
+
+        each(turns, ask)
+        asked = [turn for turn in turns if turn.error is None]
+        for turn in turns:  # a group that one of its texts left is out of all comparisons
+            turn.record = turn.record.replace(
+                batch=self.job.seat(turn.batch, turn.seat, len(asked))
+            )
+        if not asked:
+            return
+        self._watch.begin()
+        try:
+            made = self._session.decode_together(requests)
+        except DiskError:
+            raise
+        except Exception as error:  # of a pass, which is all texts' at once
+            for turn in asked:
+                turn.error = error
+            return
+        around = self._watch.end()
+        if around.energy_j is not None:
+            around = replace(around, energy_j=around.energy_j / len(asked))
+        for turn, decoded in zip(asked, made.turns, strict=True):
+            if isinstance(decoded, Exception):
+                turn.error = decoded
+                continue
+            assert turn.record.batch is not None
+            batch = turn.record.batch.replace(
+                full_s=made.full_s,
+                model_s=made.model_s,
+                model_passes=made.model_passes,
+                pass_s=made.pass_s,
+            )
+            finish = functools.partial(self._finish, turn, decoded, decoded.timings, around, batch)
+            turn.error = failure(finish)
+
+    def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
+        prompt = np.asarray(record.prompt_ids, dtype=np.int64)
+        alone = self._plain(record, prompt)
+        return self._session.audit(record, alone.tolist())
+
+    def warm_up(self, run: MethodRun) -> None:
+        requests = [
+            self._warm_up_request(self.seated(run, i), self._lengths[i % len(self._lengths)])
+            for i in range(self._size if self._lengths else 0)
+        ]
+        decoded = self._session.decode_together(requests, _WARM_UP_TOKENS) if requests else None
+        for turn in decoded.turns if decoded else ():
+            if isinstance(turn, Exception):
+                raise turn

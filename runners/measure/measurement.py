@@ -1,0 +1,268 @@
+"""The frame of every run that leaves records: lock, manifest, resume, progress, summary."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Self, TextIO
+
+from tqdm import tqdm
+
+from runners.job import CaseBlock, Job
+from runners.measure import interference_rule
+from runners.measure.blocks import Answers, BlockRunner
+from runners.measure.method_runs import MethodRun, build_method_runs
+from runners.run_folder import folder
+from runners.run_folder.manifest import (
+    OF_JOB,
+    add_start,
+    begin,
+    check_questions,
+    check_resume,
+    close,
+)
+from runners.run_folder.reproduce_note import leave_repeat
+from runners.run_folder.resumable_files import Place, ResultFiles
+from specbench.decoding.drafter import Drafter
+from specbench.errors import MethodCannotRun, WarmUpFailed
+from specbench.results import records
+from specbench.results.manifest import RunManifest
+from specbench.results.run_summary import exit_code, run_summary
+from specbench.storage import jsonl
+from specbench.system import environment
+
+log = logging.getLogger(__name__)
+
+_LINES = 20  # at most about this many lines for a whole run that is not on a terminal
+_QUIET_S = 60.0  # but never silent for much longer than this
+
+
+def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[OpenRun]:
+    """Yield the job's folder, held and opened, until what it lacks is measured.
+
+    The caller measures within ``with run``. A label that turns out not to work is left out with its
+    reason, and the others are measured in the next attempt. ``given`` as in `build_method_runs`.
+
+    Raises:
+        MethodCannotRun: a label that is not optional cannot work, or has records already.
+        WarmUpFailed: no label is left.
+        OutputRefused: another process holds the folder, or it may not be gone on with.
+        RecordError: a file of the folder is damaged.
+    """
+    with folder.hold_folder(job.folder):
+        cases = job.folder / records.CASES
+        begun = cases.exists() and cases.stat().st_size > 0
+        left_out = dict(RunManifest.read(job.folder).left_out or {}) if begun else {}
+        run = None
+        while run is None or not run.finished:
+            gc.collect()  # what was loaded for the attempt before
+            run = OpenRun(job, left_out, begun, given)
+            yield run
+
+
+class OpenRun:
+    """A run's folder that this process holds: its methods, files, manifest and exit code.
+
+    Attributes:
+        job: without the labels that are left out.
+        finished: whether nothing is left to measure, and all is written.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        left_out: dict[str, str],
+        begun: bool,
+        given: Mapping[str, Drafter] | None,
+    ) -> None:
+        self._left_out, self._begun = left_out, begun
+        self.finished, self.exit_code = False, 1
+        while True:
+            self.job = job.without(left_out)
+            try:
+                self.runs = build_method_runs(self.job, given)
+                break
+            except MethodCannotRun as error:
+                self._leave_out(error)
+        self.manifest = _open_manifest(self.job, self.runs, begun)
+        self.manifest.left_out = left_out or None
+        # Before any other file: a folder with records and no manifest is nobody's.
+        self.save_manifest()
+        if not begun:
+            methods = {run.entry.name: type(run.drafter) for run in self.runs}
+            leave_repeat(job.folder, self.manifest, methods, typed=given is None)
+        self.files = ResultFiles(self.job)
+        add_start(self.manifest, len(self.files.done), self.files.redone)
+        self.save_manifest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        """Close the folder; whether ``error`` was a label's, which the next attempt leaves out."""
+        try:
+            if error is None:
+                self._finish()
+            elif isinstance(error, MethodCannotRun | WarmUpFailed):
+                self._leave_out(error)
+            else:
+                self._close_unfinished(error)
+            return isinstance(error, MethodCannotRun | WarmUpFailed)
+        except BaseException as refusal:
+            self._close_unfinished(refusal)
+            raise
+        finally:
+            for run in self.runs:
+                run.drafter.close()
+
+    def _close_unfinished(self, error: BaseException) -> None:
+        close(self.manifest, "failed" if isinstance(error, Exception) else "interrupted", None)
+        # The reason why it could not be written is the error on its way up.
+        with contextlib.suppress(jsonl.DiskError):
+            self.save_manifest()
+
+    def _leave_out(self, error: MethodCannotRun | WarmUpFailed) -> None:
+        """Note what is left out of the next attempt, or raise what ends the run."""
+        if isinstance(error, WarmUpFailed):
+            self._left_out |= error.reasons
+            if not self.job.without(self._left_out).entries:
+                raise error
+        elif self._begun or error.label not in self.job.optional:
+            raise (error.__cause__ or error) from None
+        else:
+            self._left_out[error.label] = str(error)
+        log.warning("left out, the others are measured: %s", error)
+
+    def _finish(self) -> None:
+        path, done = self.job.folder, self.files.done
+        errors, _ = jsonl.read_jsonl(path / records.ERRORS)
+        superseded, _ = records.read_records(path / records.DISTURBED)
+        self.exit_code = max(exit_code(done, errors), int(bool(self.manifest.left_out)))
+        summary = run_summary(done, errors, self.manifest, superseded)
+        close(self.manifest, "complete", self.exit_code)
+        self.files.finish(summary, self.manifest)
+        self.finished = True
+
+    @property
+    def lacks(self) -> bool:
+        """Whether anything is to be measured, for the first time or again."""
+        return bool(self.files.pending or self._disturbed())
+
+    def runner(self, source: Answers) -> BlockRunner:
+        """What measures the run's blocks."""
+        runs = {run.label: run for run in self.runs}
+        done, forced = self.files.done, self.manifest.forced_resume
+        return BlockRunner(self.job, runs, source, done, forced, begun=bool(done))
+
+    def save_manifest(self) -> None:
+        self.manifest.write(self.job.folder)
+
+    def pending(self, at_once: int = 1) -> Iterator[tuple[int, list[CaseBlock], set[Place]]]:
+        """Yield the batches that lack records: number in the run, blocks, places that lack them.
+
+        A batch is of one repeat. It is asked whole, so that what is missing is answered under the
+        load of the rest. The caller appends what it measured before it takes the next one.
+
+        Args:
+            at_once: blocks of a batch; groups of ``batch.size`` are formed all the same.
+        """
+        pending, blocks = {block.place for block in self.files.pending}, self.job.blocks()
+        if self.job.config.batch.size > 1:
+            batches = self.job.groups(self.job.config.batch.size)
+        else:
+            n = len(blocks) // self.job.repeats
+            starts = [r * n + i for r in range(self.job.repeats) for i in range(0, n, at_once)]
+            batches = [blocks[at : min(at + at_once, at - at % n + n)] for at in starts]
+        with RunProgress(len(blocks), done=len(blocks) - len(pending)) as progress:
+            for number, batch in enumerate(batches):
+                missing = [block for block in batch if block.place in pending]
+                if missing:
+                    yield number, batch, {block.place for block in missing}
+                for block in missing:
+                    progress.advance(f"{block.case.task} {block.case.case_id}")
+
+    def again(self) -> Iterator[tuple[CaseBlock, int]]:
+        """Yield disturbed blocks with how often each was measured, while they may be so again.
+
+        The caller replaces a block's records before it takes the next one. At most
+        ``measure.rerun_minutes`` pass.
+        """
+        minutes, start = self.job.config.measure.rerun_minutes, time.monotonic()
+        most = "" if minutes is None else f", for {minutes:g} minutes at most"
+        while blocks := self._disturbed():
+            log.info("measuring again what was disturbed (cases: %d%s)", len(blocks), most)
+            with RunProgress(len(blocks)) as progress:
+                for block in blocks:
+                    left = self._disturbed()
+                    if not left:  # all are quiet, or too many would stay disturbed
+                        return
+                    if minutes is not None and time.monotonic() - start >= 60 * minutes:
+                        log.warning(
+                            "%d disturbed cases are not measured again: measure.rerun_minutes=%g "
+                            "is over. Tables count them as disturbed.",
+                            len(left),
+                            minutes,
+                        )
+                        return
+                    keys = block.keys(self.job.labels)
+                    yield block, 1 + max(r.attempt for r in self.files.done if r.key in keys)
+                    progress.advance(f"again {block.case.task} {block.case.case_id}")
+
+    def _disturbed(self) -> list[CaseBlock]:
+        """The disturbed blocks to measure again; a group is measured as a whole or not at all."""
+        if self.job.config.batch.size > 1:
+            return []
+        superseded = len(self.files.superseded)
+        return interference_rule.to_measure_again(self.job, self.files.done, superseded)
+
+
+def _open_manifest(job: Job, runs: Sequence[MethodRun], begun: bool) -> RunManifest:
+    machine = environment.describe()
+    new = begin(job, {run.label: run.describe() for run in runs}, machine)
+    if not begun:
+        return new
+    folder.check_owner(job.folder, job.run_key, job.identity)
+    manifest = RunManifest.read(job.folder)
+    check_questions(manifest, job.config, job.cases, job.folder)
+    manifest.forced_resume |= check_resume(manifest, machine, job.config.resume == "force")
+    for name in OF_JOB:
+        setattr(manifest, name, getattr(new, name))
+    return manifest
+
+
+class RunProgress:
+    """Counts finished blocks and says how long the rest will take. A context manager.
+
+    ``done`` blocks an earlier start finished. Away from a terminal there are lines in the log.
+    """
+
+    def __init__(self, total: int, done: int = 0, out: TextIO | None = None) -> None:
+        out = out or sys.stderr
+        self._bar = tqdm(total=total, initial=done, unit="case", file=out, disable=not out.isatty())
+        self._total, self._done, self._first = total, done, done
+        self._start = self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._bar.close()
+
+    def advance(self, note: str) -> None:
+        """One more block is done; ``note`` says what it was."""
+        self._done += 1
+        self._bar.set_description(note, refresh=False)
+        self._bar.update()
+        now, every = time.monotonic(), max(1, self._total // _LINES)
+        due = self._done % every == 0 or self._done == self._total
+        if self._bar.disable and (due or now - self._last_line > _QUIET_S):
+            self._last_line, elapsed = now, now - self._start
+            left = elapsed / (self._done - self._first) * (self._total - self._done)
+            times = (tqdm.format_interval(seconds) for seconds in (elapsed, left))
+            log.info(
+                "%d/%d cases, %s gone, about %s left (%s)", self._done, self._total, *times, note
+            )

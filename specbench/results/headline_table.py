@@ -1,0 +1,144 @@
+"""The first table of everything: which method to take, in a sentence and six columns.
+
+Made of rows of ``summary.json`` alone, for the end of a run and for all that :mod:`analysis` makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from specbench.results.cells import ABSENT, FEWEST, Cell, Estimate, Fact
+from specbench.results.manifest import BASELINE
+from specbench.results.metrics import METRIC, standing_word
+from specbench.results.summary_schema import Pair, Standing, SummaryRow, interval, n_of
+
+# After the method's name; a number whose interval is not asked for stands without it.
+MAT, SPEEDUP = METRIC["mat"].column, METRIC["speedup"].column
+END_TO_END = METRIC["end_to_end_speedup"].column
+AGAINST, OUTPUTS = "against the best", "outputs"
+DECISION = ("MAT", SPEEDUP, "end-to-end", AGAINST, OUTPUTS)
+
+# What concerns a reader most comes first.
+_VERDICTS = {
+    "bug": "BUG",
+    "near_tie": "near tie",
+    "differs": "differ",
+    "equal": "equal",
+    "not_audited": "not audited",
+    "lossy": "lossy",
+}
+
+LEADERS_NAMED = 4
+
+AGAINST_TEXT = (
+    "best: all others are shown slower; highest: the fastest here, which not all others are shown "
+    "slower than; undecided: the data cannot part it from the fastest; p: against the fastest "
+    "method, even where ar is faster than it, corrected for the number of comparisons."
+)
+# Below the first table.
+DECISION_TEXT = f"end-to-end: speedup with the prompt's pass in the time. {AGAINST_TEXT}"
+
+# What a standing says of the label itself, for a color.
+_LEADING = ("best", "highest", "undecided", "tie")
+
+
+def decision_cells(
+    row: SummaryRow, standing: Standing | None, *, faster: bool = False, unit: str = "cases"
+) -> dict[str, Cell]:
+    """Make the five cells after the name, the numbers with their intervals.
+
+    Args:
+        row: of the whole run.
+        standing: against the fastest method; None where it is not known.
+        faster: whether the method is shown faster than plain decoding, among all of the table.
+        unit: what is resampled, of which there may be too few.
+    """
+    leads = faster and standing is not None and standing["verdict"] in _LEADING
+    return {
+        MAT: measured(row, "mat"),
+        SPEEDUP: replace(measured(row, "speedup"), leads=leads),
+        END_TO_END: measured(row, "end_to_end_speedup"),
+        AGAINST: against_cell(standing, unit),
+        OUTPUTS: outputs_cell(row),
+    }
+
+
+def measured(row: SummaryRow, key: str) -> Estimate:
+    """Give a number with its interval; plain decoding's are 1 by definition, or of no interest."""
+    if BASELINE in (row["method"], row["label"]):
+        return Estimate(row.get(key))
+    few, compares = n_of(row, key) < FEWEST, key.endswith("speedup")
+    return Estimate(row.get(key), interval(row, key), few=few, compares=compares)
+
+
+def against_cell(standing: Standing | None, unit: str = "cases") -> Cell:
+    """``slower, p 0.012``."""
+    if standing is None:
+        return ABSENT
+    text, p = standing_word(standing["verdict"], unit), standing["p"]
+    if p is not None:
+        text += f", p {'<0.001' if p < 5e-4 else f'{p:.3f}'}"
+    return Fact(text, {AGAINST: standing["verdict"], f"p {AGAINST}": p})
+
+
+def case_cell(row: SummaryRow) -> Fact:
+    """Count the cases that MAT is about, and those that speeds are about."""
+    return Fact(case_words(row), {"cases": row["n_cases"], "timed": row["n_timed"]})
+
+
+def outputs_cell(row: SummaryRow) -> Cell:
+    """Count turns by verdict; of a label that nobody audited the caption says so."""
+    counts = dict(row["lossless"])
+    audited = any(counts[kind] for kind in counts if kind != "not_audited")
+    return Fact(verdict_words(counts) if audited else ABSENT, counts)
+
+
+def case_words(row: SummaryRow) -> str:
+    """``12``, or ``12 (9 timed)``: cases that MAT is about, and those that speeds are about."""
+    n_cases, n_timed = row["n_cases"], row["n_timed"]
+    timed = row["timing"] != "none" and n_timed != n_cases
+    return f"{n_cases} ({n_timed} timed)" if timed else str(n_cases)
+
+
+def cases_words(rows: Iterable[SummaryRow]) -> str:
+    """``12 cases``; ``9 to 12 (11 timed) cases`` where the rows are not of as many."""
+    by_number = sorted(rows, key=lambda row: n_of(row, "speedup"))
+    first, *more = dict.fromkeys(map(case_words, by_number))
+    return f"{first}{f' to {more[-1]}' if more else ''} case{'' if first == '1' else 's'}"
+
+
+def pair_text(pair: Pair) -> str:
+    """Say the verdict on a pair, and how many cases another one would take."""
+    needed, word = pair.get("needed"), standing_word(pair["verdict"])
+    if pair["verdict"] == "too few":
+        return f"{word} (at least {needed} needed)"
+    if pair["verdict"] == "undecided" and needed:
+        return f"{word} (about {needed:,} cases needed)"
+    return word
+
+
+def p_text(p: float) -> str:
+    """Format a p value; of the smallest only that they are small."""
+    return "<0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def listed(names: Sequence[str], most: int = LEADERS_NAMED) -> str:
+    """Join names: ``a``, ``a and b``, ``a, b, c and 3 others``."""
+    shown = list(names)
+    if len(shown) > most:
+        shown = [*shown[: most - 1], f"{len(shown) - most + 1} others"]
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
+
+
+def leader_words(leaders: Sequence[str]) -> str:
+    """``sam``; ``sam or pld`` where the data cannot tell; many are counted."""
+    if len(leaders) <= LEADERS_NAMED:
+        return " or ".join(leaders) or ABSENT
+    return f"{leaders[0]} or one of {len(leaders) - 1} others"
+
+
+def verdict_words(counts: Mapping[str, int]) -> str:
+    """``3 near tie, 45 equal``: turns by verdict; kinds that did not occur are left out."""
+    texts = [f"{counts[kind]} {word}" for kind, word in _VERDICTS.items() if counts.get(kind)]
+    return ", ".join(texts) or "nothing audited"

@@ -1,0 +1,357 @@
+"""The servers of a run: started or found, asked, and asked again where that may help."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from specbench.config.schema import (
+    LEARN_FROM_REQUESTS,
+    PLAIN,
+    GenerationConfig,
+    LlamacppConfig,
+    OpenaiConfig,
+    ServerConfig,
+    parts_of,
+)
+from specbench.errors import SpecBenchError
+from specbench.results.manifest import ModelInfo
+from specbench.servers import counters, llamacpp
+from specbench.servers.adapters import EngineInfo, Messages, Question, identify, vocabulary
+from specbench.servers.client import Client, NoAnswer
+from specbench.servers.counters import Counts
+from specbench.servers.stream import Answer, read_answer
+from specbench.storage.hashes import file_sha256
+
+NOT_PLAIN = "not_plain"  # kind of error: the baseline's server drafts
+_METRICS_S, _METRICS_EVERY_S = 2.0, 0.05  # an engine may count an answer after it has sent it
+_LONGEST_WAIT_S = 60.0
+_STARTS = 3  # of a server that is killed while it starts
+_SETTLING = [{"role": "user", "content": "Hello"}]
+
+
+@dataclass(slots=True)
+class Asked:
+    """One question to one server, and what became of it.
+
+    Attributes:
+        messages: the dialogue; its last answer is to be written.
+        answer, counts: of the request that succeeded; ``counts`` None where nobody counted.
+        error: of the last request, where none did.
+        requests: how often it was asked.
+    """
+
+    messages: Messages
+    seed: int
+    question: Question | None = None
+    answer: Answer | None = None
+    counts: Counts | None = None
+    error: Exception | None = None
+    requests: int = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether asking may help."""
+        return self.answer is None and (self.error is None or getattr(self.error, "again", False))
+
+
+class Server:
+    """One label's server; ``config``: the ``server`` group for the label."""
+
+    client: Client  # of a server that was made `ready`
+    info: EngineInfo
+    pid: int | None = None  # of its process, where it was started here
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.plain = config.speculation == PLAIN
+
+    @property
+    def where(self) -> str:
+        """Which server answers, in words that hold for later readers."""
+        return self.client.url
+
+    @property
+    def flags(self) -> Mapping[str, object]:
+        return self.info.flags
+
+    def ready(self) -> bool:
+        """Have it run and know what it is; whether it had to be started.
+
+        Raises:
+            SpecBenchError: it does not start, or does not answer.
+        """
+        config = self.config
+        assert isinstance(config, OpenaiConfig)
+        if not hasattr(self, "info"):
+            key = os.environ.get(config.api_key_env, "")
+            self.client = Client(str(config.base_url), config.timeout_s, config.answer_mb, key)
+            self.info = identify(self.client, config.engine, config.model, config.numerics)
+        return False
+
+    def stop(self) -> None:
+        """End it, where it was started here."""
+
+
+class StartedServer(Server):
+    """llama.cpp's server in a child process; ``log``: the file that it writes to."""
+
+    where = "started here"
+
+    def __init__(self, config: LlamacppConfig, gguf: Path, log: Path) -> None:
+        super().__init__(config)
+        self._flags = llamacpp.flags(config, gguf)
+        self._process = llamacpp.LlamacppProcess(self._flags, log)
+
+    @property
+    def pid(self) -> int | None:  # type: ignore[override]
+        return self._process.pid
+
+    @property
+    def flags(self) -> Mapping[str, object]:
+        wheel = f"{llamacpp.WHEEL} {llamacpp.wheel_version()}"
+        model = Path(str(self._flags["model"])).name
+        return {**self._flags, "model": model, "wheel": wheel, "simd": self._process.simd}
+
+    def ready(self) -> bool:
+        if self._process.alive:
+            return False
+        for left in reversed(range(_STARTS)):
+            try:
+                self._process.start()
+                config = self.config
+                self.client = Client(self._process.url, config.timeout_s, config.answer_mb)
+                if not hasattr(self, "info"):
+                    info = identify(self.client, "llamacpp", None, None)
+                    self.info = replace(info, version=llamacpp.wheel_version())
+                break
+            except SpecBenchError:
+                if not (self._process.killed and left):  # it would only fail again
+                    raise
+        return True
+
+    def stop(self) -> None:
+        self._process.stop()
+
+
+class Servers:
+    """The servers of a run by label.
+
+    Args:
+        shared: the run's ``server`` group; ``configs``: as it holds for each label.
+        template_kwargs: arguments of the server's chat template.
+        gguf: the file that servers of ours serve.
+        folder: where these write their logs.
+    """
+
+    def __init__(
+        self,
+        shared: ServerConfig,
+        configs: Mapping[str, ServerConfig],
+        generation: GenerationConfig,
+        template_kwargs: Mapping[str, object],
+        gguf: Path | None,
+        folder: Path,
+    ) -> None:
+        self._shared, self._generation, self._gguf = shared, generation, gguf
+        self._template = {"chat_template_kwargs": dict(template_kwargs)} if template_kwargs else {}
+        self.concurrency = shared.concurrency
+        self._pool = ThreadPoolExecutor(self.concurrency) if self.concurrency > 1 else None
+        self.by_label: dict[str, Server] = {}
+        for number, (label, config) in enumerate(configs.items()):
+            if isinstance(config, LlamacppConfig):
+                assert gguf is not None
+                log = folder / f"server-{number}.log"
+                self.by_label[label] = StartedServer(config, gguf, log)
+            else:
+                self.by_label[label] = Server(config)
+
+    def open(self) -> None:
+        """Have all servers run, unless they are to take turns."""
+        for label in self.by_label:
+            self.use(label)
+
+    def use(self, label: str) -> Server:
+        """Give the label's server, running; with ``server.restart`` the others are stopped."""
+        server = self.by_label[label]
+        if self._shared.restart:
+            for other in self.by_label.values():
+                if other is not server:
+                    other.stop()
+        if server.ready():
+            # It touches its memory, so that no question pays for it. What goes wrong here does so
+            # again where it is counted.
+            settling = Asked(_SETTLING, 0)
+            self._prepare(server, settling, longest=2)
+            _request(server, settling)
+        return server
+
+    def forget(self) -> None:
+        """End the servers that would answer with what they learnt; `use` starts them again."""
+        for server in self.by_label.values():
+            if {*parts_of(server.config.speculation)} & {*LEARN_FROM_REQUESTS}:
+                server.stop()
+
+    def close(self) -> None:
+        for server in self.by_label.values():
+            server.stop()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def pids(self) -> list[int]:
+        return [server.pid for server in self.by_label.values() if server.pid is not None]
+
+    @property
+    def local(self) -> bool:
+        return all(server.client.local for server in self.by_label.values())
+
+    def describe(self) -> dict[str, dict[str, object]]:
+        described: dict[str, dict[str, object]] = {}
+        for label, server in self.by_label.items():
+            model = server.info.model
+            described[label] = {
+                "engine": server.info.name,
+                "numerics": server.info.numerics,
+                "model": Path(model).name if model.startswith("/") else model,
+                "speculation": server.config.speculation,
+                "where": server.where,
+                "this_machine": server.client.local,
+                "flags": dict(server.flags),
+            }
+        return described
+
+    def model(self, model_id: str, cache: Path) -> ModelInfo:
+        """Give the manifest's part about the model, as far as the servers tell."""
+        kinds = dict.fromkeys(server.info.numerics for server in self.by_label.values())
+        digest = None if self._gguf is None else file_sha256(self._gguf, cache / "hashes")
+        info = ModelInfo(id=model_id, weights_hash=digest, dtype=", ".join(kinds), device="server")
+        first = next(iter(self.by_label.values()))
+        if isinstance(first.config, LlamacppConfig):
+            # What a replay of its answers asks for; the file stands for its tokenizer.
+            info.vocab_size, info.eos_ids = vocabulary(first.client)
+            info.context_length = first.config.context
+            info.tokenizer_hash = f"gguf:{digest}"
+        return info
+
+    def comparable(self, label: str, other: str) -> bool:
+        """Tell whether two labels are answered by the same engine with the same arithmetic."""
+        a, b = self.by_label[label].info, self.by_label[other].info
+        return (a.engine, a.version, a.numerics) == (b.engine, b.version, b.numerics)
+
+    def ask(self, label: str, asked: Sequence[Asked], longest: int | None = None) -> float | None:
+        """Ask a label's questions at once, and again those whose answers did not come whole.
+
+        A request is repeated ``server.retries`` times where that may help: the connection was
+        refused or broke off, it took too long, the status was 408, 429 or 5xx, or what came is not
+        JSON. Nothing of an answer that did not come whole is kept. A server of ours that died is
+        started again. ``longest``: tokens at most; None: the run's.
+
+        Returns:
+            Seconds from the first request to the last token; None where one failed or was repeated.
+        """
+        seconds = None
+        for attempt in range(1 + self._shared.retries):
+            left = [question for question in asked if question.open]
+            if not left:
+                break
+            if attempt:
+                requested_s = max(getattr(question.error, "wait_s", 0.0) for question in left)
+                doubled_s = self._shared.retry_wait_s * 2 ** (attempt - 1)
+                time.sleep(min(max(requested_s, doubled_s), _LONGEST_WAIT_S))
+            server = self.use(label)
+            for question in left:
+                self._prepare(server, question, longest)
+            before = self._metrics(server)
+            start = time.perf_counter()
+            list((self._pool.map if self._pool else map)(partial(_request, server), left))
+            seconds = None if attempt else time.perf_counter() - start
+            for question in left:
+                _count(server, question)
+            if before is not None and left[0].counts is None and left[0].answer is not None:
+                left[0].counts = self._count_by_metrics(server, before, left[0].answer)
+        return seconds if all(question.answer is not None for question in asked) else None
+
+    def _prepare(self, server: Server, asked: Asked, longest: int | None) -> None:
+        """Put the prompt into ids where the server is given those; never timed."""
+        if asked.question is not None:
+            return
+        dialogue = {"messages": list(asked.messages), **self._template}
+        info, generation = server.info, self._generation
+        try:
+            question = info.kind.question(
+                server.client, info.model, dialogue, generation, asked.seed, longest
+            )
+        except NoAnswer as error:
+            asked.error = error
+            return
+        if isinstance(server.config, LlamacppConfig) and server.config.reuse is not None:
+            question = replace(question, body={**question.body, "cache_prompt": True})
+        asked.question = question
+
+    def _metrics(self, server: Server) -> Mapping[str, float] | None:
+        """Prometheus counters, where a rise by an answer's tokens can be that answer's."""
+        if server.plain or self._pool is not None or server.info.kind.metrics is None:
+            return None
+        try:
+            return counters.read_metrics(server.client.get("/metrics"))
+        except NoAnswer:
+            return None
+
+    def _count_by_metrics(
+        self, server: Server, before: Mapping[str, float], answer: Answer
+    ) -> Counts | None:
+        """What the server's counters rose by, if by this answer's tokens and nothing else's."""
+        words = server.info.kind.metrics
+        assert words is not None
+        end = time.monotonic() + _METRICS_S
+        while True:
+            risen = counters.difference(words, before, self._metrics(server) or {})
+            if risen is not None and risen[words.new_tokens] == answer.n_new:
+                answer.counters["/metrics"] = risen
+                return counters.convert(words, risen, answer.n_new, answer.arrived)
+            if risen is None or time.monotonic() > end:
+                return None
+            time.sleep(_METRICS_EVERY_S)
+
+
+def _request(server: Server, asked: Asked) -> None:
+    """One request; whatever goes wrong is kept, and the run goes on."""
+    asked.requests += 1
+    if asked.question is None:
+        return
+    try:
+        events = server.client.stream(asked.question.path, asked.question.body)
+        asked.answer, asked.error = read_answer(events, asked.question.longest), None
+    except Exception as error:
+        asked.error = error
+
+
+def _count(server: Server, asked: Asked) -> None:
+    """Read an answer's own counters; that of a plain server which drafted is none."""
+    answer, table = asked.answer, server.info.kind.counters
+    if answer is None or asked.question is None:
+        return
+    # Its events were free of the key each; together they may spell it.
+    answer.thoughts = server.client.hide(answer.thoughts)
+    answer.said = server.client.hide(answer.said)
+    answer.prompt_ids = list(asked.question.prompt_ids) or answer.prompt_ids
+    answer.n_prompt = len(answer.prompt_ids) or answer.n_prompt
+    if not server.plain:
+        asked.counts = counters.find_counts(table, answer.counters, answer.n_new, answer.arrived)
+    elif counters.drafts(table, answer.counters):
+        asked.answer = None
+        asked.error = NoAnswer(
+            NOT_PLAIN,
+            f"the server at {server.client.url} drafts, but answers as plain decoding. Start it "
+            "without speculation (server.plain_url), or say what it drafts with "
+            "(server.speculation).",
+            again=False,
+        )
+    else:
+        asked.counts = counters.plain_counts(answer.n_new)

@@ -1,0 +1,309 @@
+"""On a GPU, real or pretended: all kinds of methods decode as plain decoding does on the CPU."""
+
+import gc
+import weakref
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from methods.random_drafts import RandomDrafts
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.sampling import Sampling
+from specbench.decoding.structs import DecodeState, DraftContext, DraftTree
+from specbench.decoding.verify import MatchVerifier
+from specbench.errors import ConfigurationError, DeviceLost
+from specbench.models.graph_target import StaticPass
+from specbench.models.hidden_states import Embeddings
+from specbench.models.loading import shape_model
+from specbench.models.target import Target
+from tests.conftest import VOCAB, side_by_side, tiny_model
+from tests.fake_cuda import decoders
+from tests.fake_cuda.decoders import DEVICE, DRAFTED, FUSED, HEADS, PROMPT, SECOND, TEXT, decode
+
+DRAFTS_COMPARED = {*HEADS, "token_recycling", "sps", "opt_tree"}
+# On a GPU in the formats that runs have: its kernels are not those of float64.
+DTYPES = [torch.float64] + [torch.bfloat16, torch.float32] * torch.cuda.is_available()
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    return request.param
+
+
+@pytest.fixture
+def plain(dtype):
+    return decoders.plain(dtype)
+
+
+@pytest.mark.parametrize("name", sorted(DRAFTS_COMPARED))
+def test_captured_drafts_are_those_of_the_cpu(gpu, plain, dtype, tmp_path, name):
+    """The text is the target's whatever a head drafts, so trees are compared."""
+    make = (HEADS | TEXT | DRAFTED)[name]
+    files = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
+    sizes = {"max_nodes": max(make().needs.max_nodes, 5), "dtype": dtype}
+    target = decoders.target(**sizes)
+    # Of the same layers: the hidden states of stock ones are rounded otherwise.
+    uncaptured = decoders.target(engine=partial(FUSED, capture=False), device="cpu", **sizes)
+
+    def drafts(where, drafter, device):
+        draft = {"draft_model": decoders.draft(drafter, device, dtype)} if name in DRAFTED else {}
+        return decoders.drafts(where, drafter, plain, **draft, **files)
+
+    captured, drafter = make(), make()
+    found = drafts(target, captured, DEVICE)
+    wanted = drafts(uncaptured, drafter, "cpu")
+    # Random heads have near ties; the kernels of a real GPU round float32 in their own way, too.
+    least = {torch.bfloat16: 0.5, torch.float32: 0.9}.get(dtype) if gpu is None else None
+    if least is not None:
+        assert alike(found, wanted) > least
+    else:
+        assert found.keys() == wanted.keys() and len(found) > 6
+        for at, (*tree, said) in found.items():
+            *other, other_said = wanted[at]
+            assert tree == other
+            assert said is other_said is None or np.allclose(said, other_said, rtol=1e-3)
+    if name in HEADS:
+        launched = captured.report()["launched_drafts"]
+        assert launched <= len(found) / 2  # paths that no head drafts
+        assert not drafter.report()
+
+
+def alike(found, wanted) -> float:
+    """The share of nodes that drafts of the same text have in common: near ties fall otherwise."""
+    both, nodes = 0, 0
+    assert len(found.keys() & wanted.keys()) > 6
+    for at in found.keys() & wanted.keys():
+        paths = []
+        for tokens, parents, _ in (found[at], wanted[at]):
+            made = []
+            for token, parent in zip(tokens, parents, strict=True):
+                made.append((*(made[parent] if parent >= 0 else ()), token))
+            paths.append(set(made))
+        both, nodes = both + len(paths[0] & paths[1]), nodes + max(map(len, paths))
+    return both / nodes
+
+
+def test_methods_that_draft_text(gpu, plain, dtype):
+    target = decoders.target(max_nodes=80, dtype=dtype)
+    for name, make in TEXT.items():
+        plain.check(decode(target, make(), turns=2).output_ids, name)
+    assert not target.reasons
+
+
+@pytest.mark.slow  # over a second
+def test_methods_with_a_draft_model(gpu, plain, dtype):
+    target = decoders.target(max_nodes=31, dtype=dtype)
+    for name in DRAFTED.keys() - DRAFTS_COMPARED:
+        drafter = DRAFTED[name]()
+        draft = decoders.draft(drafter, dtype=dtype)
+        plain.check(decode(target, drafter, turns=2, draft_model=draft).output_ids, name)
+    assert not target.reasons
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("plain", 1), ("token_recycling", 1), ("sps", 1), ("hydra", 1), ("eagle", 1), ("eagle2", 2)],
+)
+def test_a_step_waits_for_the_device_once(pretended, tmp_path, name, most):
+    """For what was accepted; twice where the host has to know the shape of a tree, too."""
+    drafter = (TEXT | HEADS | DRAFTED)[name]()
+    target = decoders.target(max_nodes=max(drafter.needs.max_nodes, 5))
+    given = {"heads": decoders.heads(tmp_path)} if name in HEADS else {}
+    given |= {"draft_model": decoders.draft(drafter)} if name in DRAFTED else {}
+    waits, passes = [], []
+    for tokens in (4, 4, 20):  # what is made once is made first
+        pretended.waits.clear()
+        passes.append(decode(target, drafter, tokens=tokens, **given).n_target_passes)
+        waits.append(len(pretended.waits))
+    steps = passes[2] - passes[1]
+    assert steps > 4 and steps <= waits[2] - waits[1] <= most * steps
+
+
+def test_what_others_free_is_no_graph_s(gpu):
+    """The work space of split products: torch's own graphs free that of all streams."""
+    large = gpu is None  # products of small models are not split
+    hidden, layers = (4096, 2) if large else (32, 2)
+    shape = {"model_type": "llama", "vocab_size": VOCAB, "hidden_size": hidden,
+             "intermediate_size": 2 * hidden, "num_hidden_layers": layers,
+             "num_attention_heads": hidden // 16, "num_key_value_heads": hidden // 32}  # fmt: skip
+    device = torch.device(DEVICE)
+    model = shape_model(shape, dtype=torch.bfloat16, device=device).eval().requires_grad_(False)
+    target = FUSED(model, max_len=128, max_nodes=15)
+    texts = []
+    for _ in range(2):
+        texts.append(decode(target, Drafter(name="plain")).output_ids)
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+    assert texts[0] == texts[1] and not target.reasons
+
+
+@pytest.mark.parametrize("name", ["eagle2", "hydra"])
+def test_graphs_that_are_replaced_go_at_once(gpu, tmp_path, name):
+    """A collector that found them later would destroy them in the middle of a step."""
+    drafter = HEADS[name]()
+    target = decoders.target(max_nodes=max(drafter.needs.max_nodes, 5))
+    heads = decoders.heads(tmp_path)
+    drafter.setup(DraftContext(VOCAB, frozenset(), max_len=600, target=target, heads=heads))
+    kept = []
+    gc.disable()
+    try:
+        for new in (24, 500):  # the second text exceeds what the first one's graphs are for
+            with decoders.recorded() as found:
+                drafter.begin(DecodeState(PROMPT, new))
+            kept.append([weakref.ref(recorder) for recorder, _ in found])
+            del found
+        assert kept[0] and kept[1] and not any(ref() for ref in kept[0])
+    finally:
+        gc.enable()
+
+
+@pytest.mark.slow  # over a second
+@pytest.mark.parametrize(
+    ("overlap", "names"),
+    [("stream", ["pearl", "card"]), ("thread", ["card"]), ("serial", ["pearl", "sps"])],
+)
+def test_drafting_on_the_second_device(gpu, overlap, names):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs a second GPU")
+    target = decoders.target(max_nodes=31)
+    for name in names:
+        drafter = DRAFTED[name]()
+        draft = decoders.draft(drafter, SECOND)
+        found = decode(target, drafter, turns=2, draft_model=draft, overlap=overlap)
+        decoders.plain(torch.float64).check(found.output_ids, name)
+    assert not target.reasons
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["pearl", "card"])
+def test_late_drafts_beside_a_pass_are_the_same(gpu, monkeypatch, name):
+    """On a stream of their own: whoever does not wait for them reads what was there before."""
+    if gpu is not None:
+        pytest.skip("a pretended GPU is never late")
+    target, texts = decoders.target(max_nodes=31), []
+    for late in (False, True):
+        drafter = DRAFTED[name]()
+        overlap = drafter.overlap
+
+        def slow(state, tree, overlap=overlap, late=late):
+            if late:
+                torch.cuda._sleep(5_000_000)
+            return overlap(state, tree)
+
+        monkeypatch.setattr(drafter, "overlap", slow)
+        draft = decoders.draft(drafter)
+        found = decode(target, drafter, turns=2, draft_model=draft, overlap="stream")
+        texts.append((found.output_ids, found.n_target_passes))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("architecture", ["mistral_window", "qwen3"])
+def test_windows_and_the_batch_layout(gpu, architecture):
+    """Drafts of several rows, a text longer than a window, and a tree that no bucket holds."""
+    wanted = Target(tiny_model(architecture), max_len=128, max_nodes=150, batch=4)
+    target = FUSED(
+        tiny_model(architecture).to(DEVICE), max_len=128, max_nodes=150, batch=4, layouts=[(4, 4)]
+    )
+    random = np.random.default_rng(0)
+    trees = [
+        side_by_side(random.integers(3, VOCAB, 12), 3),
+        DraftTree.chain(random.integers(3, VOCAB, 6)),
+        DraftTree(random.integers(3, VOCAB, 140), np.repeat([-1, 0], 70)),
+    ]
+    for each in (wanted, target):
+        each.prefill(PROMPT)
+    for tree in trees:
+        scores = [each.forward(5, tree) for each in (wanted, target)]
+        assert torch.equal(*(torch.as_tensor(s.greedy()).cpu() for s in scores))
+        for each in (wanted, target):
+            each.commit(tree, np.arange(2))
+    assert list(target.reasons) == ["141 rows"]
+
+
+def test_a_twin_has_graphs_of_its_own(gpu):
+    """A graph writes to the cache that was there when it was captured."""
+    texts = PROMPT, PROMPT[::-1].copy()
+    exact, first = Target(tiny_model("llama"), max_len=128), decoders.target(max_nodes=3)
+    pairs = [(exact, first), (exact.twin(), first.twin())]
+    for text, pair in zip(texts, pairs, strict=True):
+        for each in pair:
+            each.prefill(text)
+    tree = DraftTree.chain(np.array([4, 5]))
+    for wanted, found in pairs:
+        right, graph = (each.forward(7, tree).greedy().tolist() for each in (wanted, found))
+        assert right == graph
+        for each in (wanted, found):
+            each.commit(tree, np.array([], dtype=np.int64))
+    for wanted, found in pairs:
+        right, graph = (each.forward(9, tree).greedy().tolist() for each in (wanted, found))
+        assert right == graph
+    assert len(pairs[1][1].graphs) == len(first.graphs) > 0
+
+
+def test_a_head_hears_the_lm_head_where_it_lies(gpu):
+    """Of a model that is spread over two GPUs the last layers are on another one."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs a second GPU")
+    network = decoders.model()
+    states = torch.ones(2, network.config.hidden_size, dtype=torch.float64, device=DEVICE)
+    wanted = Embeddings.of(network).logits(states)
+    network.lm_head.to(SECOND)
+    network.lm_head.register_forward_pre_hook(lambda _, given: (given[0].to(SECOND),))
+    found = Embeddings.of(network).logits(states)
+    assert found.device == states.device and torch.equal(found.cpu(), wanted.cpu())
+
+
+def test_sampled_texts_are_those_of_the_cpu(gpu):
+    """With a verifier that draws, the host decides and the rows are moved behind the pass."""
+    texts = []
+    for target in (
+        Target(tiny_model("llama"), max_len=128, max_nodes=31),
+        decoders.target(max_nodes=31, commits=False),
+    ):
+        verifier = MatchVerifier(Sampling(1.0))
+        drafter = RandomDrafts(name="random_drafts", n_nodes=20)
+        texts.append(decode(target, drafter, verifier=verifier).output_ids)
+    assert texts[0] == texts[1]
+
+
+def test_what_cannot_be_captured_runs_eagerly_and_says_why(gpu, monkeypatch):
+    monkeypatch.setattr(StaticPass, "device_part", lambda self: self.numbers.cpu())
+    target = decoders.target(max_nodes=20)
+    monkeypatch.undo()
+    assert not target.graphs
+    assert set(target.reasons) == {f"1 x {n} rows, 256 keys" for n in (1, 2, 4, 8, 16, 32)}
+    decoders.plain(torch.float64).check(decode(target, TEXT["random_drafts"]()).output_ids)
+
+
+def test_a_capture_that_loses_the_gpu_is_not_passed_over(pretended, monkeypatch):
+    """All that is captured behind it would fail, too, and be blamed."""
+
+    def lost(self):
+        if self.rows == 4:
+            pretended.lost = "CUDA error: an illegal memory access was encountered"
+        return real(self)
+
+    real = StaticPass.device_part
+    monkeypatch.setattr(StaticPass, "device_part", lost)
+    said = r"graph of 1 x 4 rows, 256 keys failed with .*illegal.* ran 1 x 2 rows, 256 keys"
+    with pytest.raises(DeviceLost, match=said):
+        decoders.target(max_nodes=20)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("Tried to allocate 2 GiB"),
+        RuntimeError("CUDA error: out of memory"),  # of the driver, as a graph is made
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED"),
+    ],
+)
+def test_a_graph_without_memory_says_what_to_type(gpu, error, monkeypatch):
+    def full(self):
+        raise error
+
+    monkeypatch.setattr(StaticPass, "device_part", full)
+    with pytest.raises(ConfigurationError, match=r"no memory left for the CUDA graph of 1 x 1 row"):
+        decoders.target()

@@ -1,0 +1,273 @@
+"""Mistakes that only a GPU would show, two for each rule, planted: the rule says so.
+
+A rule is one of ``memory.RULES``, or what follows from them: other tokens than the CPU's, more than
+one wait of the host in a step, and graphs that are recorded while a text is answered.
+"""
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+
+from methods.eagle import Eagle3
+from specbench.decoding import turn
+from specbench.decoding.structs import DraftTree
+from specbench.decoding.verify import GreedyVerifier
+from specbench.kernels import cuda_graphs
+from specbench.models import graph_target
+from specbench.models.graph_target import FixedShape, GraphTarget, StaticNodes, StaticPass
+from specbench.models.heads import drafter as head_drafter
+from specbench.models.heads.row_cache import RowCache
+from specbench.models.kv_cache import KVCache
+from specbench.models.target import Target
+from specbench.system.clock import TorchEvents
+from tests.fake_cuda import decoders, memory
+from tests.fake_cuda.decoders import DEVICE, DRAFTED, HEADS, LATE, PROMPT, SECOND, TEXT, decode
+from tests.fake_cuda.memory import (
+    APART,
+    CAPTURE,
+    EARLY,
+    FREED,
+    LIBRARY,
+    PAGEABLE,
+    PINNED,
+    POOL,
+    RACE,
+    RULES,
+    RuleBroken,
+)
+
+OUTPUT, WAITS = "other output", "more than one wait a step"
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return decoders.plain(torch.float64)
+
+
+# -- what is run ---------------------------------------------------------------------------------
+
+
+def check(target, found, wanted) -> None:
+    for reason in target.reasons.values():
+        raise RuntimeError(reason)
+    if found.output_ids != wanted:
+        raise RuleBroken(OUTPUT, "another text than the CPU's")
+
+
+def a_text(world, plain, device=DEVICE, after=None):
+    target = decoders.target(max_nodes=20, device=device)
+    if after is not None:
+        after(target)
+    world.waits.clear()
+    found = decode(target, TEXT["random_drafts"]())
+    in_steps = [wait for wait in world.waits if "clock.py" not in wait and "turn.py" not in wait]
+    if len(in_steps) > found.n_target_passes + 1:  # and the prompt's
+        raise RuleBroken(WAITS, f"{in_steps}")
+    check(target, found, plain.ids)
+
+
+def on_the_second_device(world, plain):
+    a_text(world, plain, SECOND)
+
+
+def after_a_longer_text(world, plain):
+    a_text(world, plain, after=lambda target: target.reserve(500, 20))
+
+
+def with_a_draft(name, device):
+    def run(world, plain):
+        target, drafter = decoders.target(max_nodes=31), DRAFTED[name]()
+        draft = decoders.draft(drafter, device)
+        found = decode(target, drafter, draft_model=draft, overlap="stream")
+        check(draft.target, found, plain.ids)
+
+    return run
+
+
+def with_a_head(name):
+    """Of the text nothing is seen: the target's tokens stand whatever is drafted."""
+
+    def run(world, plain):
+        with TemporaryDirectory() as folder:
+            files = decoders.heads(Path(folder))
+            target = decoders.target(max_nodes=9)
+            found = decoders.drafts(target, HEADS[name](), plain, heads=files)
+            there = Target(decoders.model("cpu"), max_len=128)
+            wanted = decoders.drafts(there, HEADS[name](), plain, heads=files)
+        if {at: tree[:2] for at, tree in found.items()} != {
+            at: tree[:2] for at, tree in wanted.items()
+        }:
+            raise RuleBroken(OUTPUT, "other drafts than the CPU's")
+
+    return run
+
+
+def two_passes_at_once(world, plain):
+    """The second one is loaded while nobody has asked for what the first one found out."""
+    target = decoders.target(max_nodes=3)
+    target.prefill(PROMPT)
+    tree = DraftTree.chain(np.array([4, 5]))
+    target.forward(5, tree)
+    scores = target.forward(6, tree)
+    assert GreedyVerifier().verify(tree, scores)
+
+
+# -- mistakes ------------------------------------------------------------------------------------
+
+
+def then(owner, name, more):
+    """Behind what ``owner.name`` does, ``more`` is done with the same object."""
+
+    def plant(patch):
+        real = getattr(owner, name)
+
+        def both(self, *args, **kwargs):
+            result = real(self, *args, **kwargs)
+            more(self)
+            return result
+
+        patch.setattr(owner, name, both)
+
+    return plant
+
+
+def instead(owner, name, other):
+    return lambda patch: patch.setattr(owner, name, other)
+
+
+def in_the_pass(work):
+    """``work`` is done within what is captured."""
+    return then(StaticPass, "device_part", work)
+
+
+def no_wait_of(forgets):
+    """``forgets(stream)`` says of which streams a wait is left out."""
+
+    def plant(patch):
+        def wait(self, other):
+            if not forgets(self):
+                real(self, other)
+
+        real = memory.Stream.wait_stream
+        patch.setattr(memory.Stream, "wait_stream", wait)
+
+    return plant
+
+
+def is_default(stream):
+    return stream in stream.world.defaults
+
+
+def baked_in_length(patch):
+    def static(self, slots, keys):
+        return real(self, torch.arange(self.length, self.length + len(slots), device=DEVICE), keys)
+
+    real = KVCache.static
+    patch.setattr(KVCache, "static", static)
+
+
+def kept_from_a_capture(patch):
+    kept, real = [], graph_target.greedy_ids
+
+    def ids(logits):
+        found = real(logits)
+        kept.append(found)
+        return found
+
+    patch.setattr(graph_target, "greedy_ids", ids)
+    patch.setattr("specbench.models.scores.greedy_ids", lambda x: real(x) + 0 * kept[-1][:1])
+
+
+def graphs_kept(patch):
+    def free(self):
+        passes = dict(self._passes)
+        real(self)
+        self._passes.update(passes)
+
+    real = GraphTarget._free
+    patch.setattr(GraphTarget, "_free", free)
+
+
+def pageable(buffer, values):
+    buffer[: len(values)].copy_(torch.from_numpy(values), non_blocking=True)
+
+
+def views_of_states(hidden, path, count):
+    return {i: states[:count] for i, states in (hidden or {}).items()} or None
+
+
+def forgotten_once(patch):
+    """The work space is forgotten before a capture, and left behind after it."""
+    real, calls = cuda_graphs._forget_work_space, iter(range(10**6))
+    patch.setattr(cuda_graphs, "_forget_work_space", lambda: next(calls) % 2 or real())
+
+
+MISTAKES = {
+    "a capture asks for a number": (in_the_pass(lambda s: int(s.numbers[0])), a_text, CAPTURE),
+    "a capture draws": (in_the_pass(lambda s: s.numbers.double().uniform_()), a_text, CAPTURE),
+    "the result is not pinned": (
+        then(StaticPass, "__init__", lambda s: setattr(s, "_result", s._result + 0)), a_text,
+        PAGEABLE),
+    "a head's numbers are not pinned": (
+        instead(head_drafter, "fill", pageable), with_a_head("eagle2"), PAGEABLE),
+    "the numbers' buffer is replaced": (
+        then(StaticPass, "load", lambda s: setattr(s, "numbers", s.numbers.clone())), a_text,
+        FREED),
+    "graphs outlive their cache": (graphs_kept, after_a_longer_text, FREED),
+    "a capture's memory is kept": (kept_from_a_capture, a_text, POOL),
+    "a head's states are a pass's own": (
+        instead(turn, "_of_committed", views_of_states), with_a_head("eagle2"), POOL),
+    "the outcome is read before its event": (
+        instead(StaticPass, "read", lambda self: self._result.numpy()), a_text, EARLY),
+    "events are timed before they are reached": (
+        instead(TorchEvents, "synchronize", lambda self: None), a_text, EARLY),
+    "buffers are written while they are sent": (
+        instead(StaticPass, "land", lambda self: None), two_passes_at_once, PINNED),
+    "a capture starts before its buffers are filled": (
+        no_wait_of(lambda stream: not is_default(stream)), a_text, RACE),
+    "the next step does not wait for drafting beside": (
+        no_wait_of(is_default), with_a_draft("card", DEVICE), RACE),
+    "rows of a draft are on the target's device": (
+        then(StaticNodes, "__init__",
+             lambda self: setattr(self, "_row_numbers", self._row_numbers.to(DEVICE))),
+        with_a_draft("sps", SECOND), APART),
+    "products find the work space of those before": (
+        instead(cuda_graphs, "_forget_work_space", lambda: None), a_text, LIBRARY),
+    "products leave their work space behind": (forgotten_once, a_text, LIBRARY),
+    "a length is baked in": (baked_in_length, a_text, OUTPUT),
+    "rows that a graph read are not counted": (
+        instead(RowCache, "read", lambda self, n: None), with_a_head("eagle2"), OUTPUT),
+    "a step waits twice": (
+        then(FixedShape, "run", lambda self: self.outputs[0].sum().item()), a_text, WAITS),
+    "the result's copy waits": (
+        instead(StaticPass, "_tell",
+                lambda self: self._result[: len(self.outputs[1])].copy_(self.outputs[1])),
+        a_text, WAITS),
+    "states that a head asks for are captured in a step": (
+        instead(GraphTarget, "expect", lambda self, layers: None), with_a_head("eagle3"), LATE),
+    "a check makes the caches of a head anew": (
+        then(Eagle3, "reset", lambda self: setattr(self, "_reserved", 0)), with_a_head("eagle3"),
+        LATE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_breaks_its_rule(mistake, pretended, plain, monkeypatch):
+    plant, run, rule = MISTAKES[mistake]
+    plant(monkeypatch)
+    errors = (RuntimeError, IndexError) if rule == OUTPUT else RuntimeError
+    with pytest.raises(errors, match=re.escape(f"[{rule}]") if rule != OUTPUT else None):
+        run(pretended, plain)
+    pretended.coming.clear()
+
+
+def test_nothing_is_said_where_nothing_is_wrong(pretended, plain):
+    for run in (a_text, after_a_longer_text, two_passes_at_once, on_the_second_device):
+        run(pretended, plain)
+    for run in (with_a_draft("pearl", DEVICE), with_a_head("eagle2"), with_a_head("eagle3")):
+        run(pretended, plain)
+    assert {rule for *_, rule in MISTAKES.values()} == {*RULES, OUTPUT, WAITS, LATE}

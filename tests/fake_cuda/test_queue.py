@@ -1,0 +1,126 @@
+"""A pass is queued, not waited for, and its buffers are left alone until it is done."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.decoding import tree as tree_module
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.structs import NO_TOKENS, DraftTree, Needs
+from specbench.decoding.verify import GreedyVerifier
+from specbench.errors import CaseFailed
+from specbench.models.graph_target import GraphTarget
+from specbench.models.target import Target
+from tests.conftest import VOCAB, side_by_side, tiny_model
+from tests.fake_cuda import decoders
+from tests.fake_cuda.decoders import DEVICE, PROMPT, decode
+
+VERIFIER = GreedyVerifier()
+
+
+def pair(**options):
+    sizes = {"max_len": 128, "max_nodes": 7, "batch": 3}
+    exact = Target(tiny_model("llama"), **sizes)
+    queued = decoders.target(**sizes, **options)
+    for target in (exact, queued):
+        target.prefill(PROMPT)
+    return exact, queued
+
+
+@dataclass(kw_only=True, eq=False)
+class Beside(Drafter):
+    """Drafts nonsense, and works beside the pass: ``work`` is that."""
+
+    name: str = "beside"
+    work: object
+
+    @property
+    def needs(self):
+        return Needs(overlap=True, max_nodes=7)
+
+    def propose(self, state):
+        return DraftTree.chain(np.array([5, 6]))
+
+    def overlap(self, state, tree):
+        self.work()
+
+
+@pytest.mark.parametrize("overlap", ["stream", "thread", "serial"])
+def test_drafting_beside_a_pass_starts_before_anybody_waits(pretended, overlap, monkeypatch):
+    target, queued, waited = decoders.target(max_nodes=7), [], []
+    forward = GraphTarget.forward
+
+    def noted(self, *args, **options):
+        scores = forward(self, *args, **options)
+        queued.append(pretended.counts["waits"])
+        return scores
+
+    def work():
+        waited.append(pretended.counts["waits"])
+
+    monkeypatch.setattr(GraphTarget, "forward", noted)
+    found = decode(target, Beside(work=work), overlap=overlap)
+    decoders.plain(torch.float64).check(found.output_ids)
+    assert len(waited) == found.n_target_passes > 8
+    if overlap != "thread":  # there, the scheduler's choice
+        between = [after - before for before, after in zip(queued, waited, strict=True)]
+        assert set(between) == {0 if overlap == "stream" else 1}
+
+
+def test_drafting_that_fails_beside_a_pass_is_waited_for(pretended):
+    """What it had queued on its stream would be freed under it."""
+
+    def fails():
+        torch.ones(4, device=DEVICE)
+        raise RuntimeError("no memory for the draft")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        decode(decoders.target(max_nodes=7), Beside(work=fails), overlap="stream")
+    main, *_, side = (s for s in pretended.streams if s.index == 0)
+    assert main.clock[side] == side.clock[side] > 0
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_buffers_are_loaded_again_only_when_their_pass_is_done(pretended, commits, rng):
+    """And what a pass found out is not lost, though nobody had asked yet."""
+    exact, queued = pair(commits=commits)
+    chains = [DraftTree.chain(rng.integers(0, VOCAB, 3)) for _ in range(3)]
+    rows = [side_by_side(rng.integers(0, VOCAB, 6), 2) for _ in range(2)]
+    for trees in (chains, rows):
+        scores = [queued.forward(4, tree) for tree in trees]
+        for tree, found in zip(trees, scores, strict=True):
+            wanted = exact.forward(4, tree)
+            if found.verified is not None:
+                verdict = VERIFIER.verify(tree, wanted)
+                path, own = found.verified
+                assert path.tolist() == verdict.path.tolist()
+                assert own.tolist() == verdict.next_tokens.tolist()
+        assert scores[-1].greedy().tolist() == wanted.greedy().tolist()
+
+
+def test_keep_waits_where_nobody_has(pretended):
+    exact, queued = pair()
+    tree = DraftTree.chain(exact.forward(3, DraftTree.empty()).greedy().numpy())  # the true token
+    waits = pretended.counts["waits"]
+    queued.forward(3, tree)
+    assert pretended.counts["waits"] == waits
+    queued.commit(tree, np.array([0]))
+    assert pretended.counts["waits"] == waits + 1
+    exact.forward(3, tree)
+    exact.commit(tree, np.array([0]))
+    following = [each.forward(4, tree).greedy().tolist() for each in (exact, queued)]
+    assert following[0] == following[1]
+
+
+def test_ids_on_the_device_are_refused_when_the_outcome_is_read(gpu, monkeypatch):
+    """The host cannot look at them before the pass."""
+    _, queued = pair()
+    monkeypatch.setattr(tree_module, "host_tokens", lambda _: NO_TOKENS)
+    tree = DraftTree(torch.tensor([VOCAB], device=DEVICE), np.array([-1]))
+    scores = queued.forward(3, tree)
+    with pytest.raises(CaseFailed, match="outside the vocabulary"):
+        VERIFIER.verify(tree, scores)
+    with pytest.raises(CaseFailed, match="outside the vocabulary"):
+        queued.commit(tree, np.array([], dtype=np.int64))
