@@ -13,7 +13,7 @@ __all__ = ["advise", "compare", "load_model"]
 
 
 def __getattr__(name: str) -> Any:
-    """The three above, imported when they are asked for: `run.py` must start without torch."""
+    """Import the three above at first use: `run.py` must start without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "advice" if name == "advise" else "comparison"

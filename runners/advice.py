@@ -405,7 +405,7 @@ class _Steps:
             self.advice.more.append(more)
 
     def _record(self, cases: Sequence[Case]) -> Traces:
-        """Plain decoding on all prompts, or on as many as the minutes suffice for."""
+        """Record plain decoding on all prompts, or on as many as the minutes suffice for."""
         # A prompt is recorded, and every second one is confirmed with plain decoding beside it.
         turns = 1 + (1 + _FINALISTS * _CHOSEN_COST) / 2
         left_s = _FOR_PROMPTS * (self._budget.left_s - 2 * _START_S)
@@ -659,12 +659,12 @@ def _minutes(text: str) -> float:
 
 
 def _quoted(path: str) -> str:
-    """A path as Hydra takes it whatever stands in it."""
+    """Quote a path for Hydra, which takes other characters as its grammar."""
     return path if re.fullmatch(r"[\w./~+-]+", path) else json.dumps(path, ensure_ascii=False)
 
 
 def _words_of(run: Path, typed_keys: set[str]) -> list[str]:
-    """Of the words that a finished run was typed with, those on model, prompts and answers."""
+    """Select a finished run's overrides that concern model, prompts and outputs."""
     if not is_complete(run):
         raise ConfigurationError(
             f"run={run} is not the folder of a finished run. Type run=DIR with one, or "

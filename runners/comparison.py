@@ -174,7 +174,7 @@ def compare(
 
 
 def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of ``conf/model/<name>.yaml``, loaded as a run loads them.
+    """Load model and tokenizer of ``conf/model/<name>.yaml`` as a run loads them.
 
     ``smollm2_135m`` comes with the project and needs no network.
 
@@ -229,7 +229,7 @@ class ComparisonRefused(ConfigurationError, ValueError):
 
 @contextmanager
 def call(output_dir: str | Path | None = None) -> Iterator[Path]:
-    """Around a call: its folder; the caller's Hydra put aside; what is refused, a ValueError."""
+    """Run a call: yield its folder, put the caller's Hydra aside, raise refusals as ValueError."""
     theirs = {kind: Singleton._instances.pop(kind, None) for kind in (GlobalHydra, HydraConfig)}
     try:
         with tempfile.TemporaryDirectory(prefix="specbench-") as temporary:
@@ -377,7 +377,7 @@ def read_input(
 
 
 def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) -> DictConfig:
-    """The composed configuration, with a ``model`` node for the model in memory."""
+    """Compose the configuration, with a ``model`` node for the model in memory."""
     source = str(model.name_or_path or _UNSAVED)
     names = compose.option_names("model")
     if name is None:
@@ -403,7 +403,7 @@ def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) 
 
 
 def _cases(prompts: Iterable[Any], template: PromptTemplate, vocab_size: int) -> tuple[Case, ...]:
-    """A case for each prompt: its ids, numbered from 0."""
+    """Make a case of the ids of each prompt, numbered from 0."""
     items = [] if isinstance(prompts, str | Mapping) else list(prompts)
     if all(isinstance(prompt, Mapping | int) for prompt in items):  # of one prompt, or none
         raise ConfigurationError(
@@ -444,7 +444,7 @@ def _ids(prompt: Any, template: PromptTemplate) -> list[int]:
 def _entries(
     cfg: DictConfig, methods: Iterable[Any]
 ) -> tuple[tuple[Entry, ...], dict[str, Drafter], list[Any]]:
-    """The run's entries, the baseline first; the caller's own drafters by label; ``compare``."""
+    """Return the run's entries, the baseline first, the caller's drafters by label, ``compare``."""
     if isinstance(methods, str | Mapping | Drafter):
         raise ConfigurationError(
             f"methods must be a list, got {methods!r:.80}. Type methods=[{methods!r:.80}]."
@@ -483,7 +483,7 @@ def _entries(
 
 
 def _described(drafter: Drafter) -> dict[str, Any]:
-    """Name, class and knobs, as a ``method`` node has them."""
+    """Describe name, class and knobs as a ``method`` node does."""
     kind = type(drafter)
     names = [f.name for f in fields(drafter) if f.init and not f.name.startswith("_")]
     knobs = json.dumps({name: getattr(drafter, name) for name in names}, default=_plain)
@@ -491,7 +491,7 @@ def _described(drafter: Drafter) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON cannot hold, never as an address: the run key must not change by itself."""
+    """Describe what JSON cannot hold, never by its address: the run key must be stable."""
     if isinstance(value, Drafter):
         return _described(value)
     return sorted(value) if isinstance(value, set | frozenset) else type(value).__name__

@@ -93,12 +93,12 @@ class Cost(Runner):
         return cfg
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
-        """None are asked, but the model must be there."""
+        """Load none, but check that the model is there."""
         loading.model_files_present(config)
         return ()
 
     def questions_at_hand(self, config: RunConfig) -> None:
-        """None are asked."""
+        """Return None: no prompts are measured."""
 
     def run(self, job: Job) -> int:
         cuda_settings.fix()
@@ -287,7 +287,7 @@ def _rounds(
     *,
     warm_all: bool,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Finished rounds by kind, kept on disk as they are made: an interrupted run goes on.
+    """Measure rounds by kind, saved on disk as they finish: an interrupted run goes on.
 
     Each round visits all kinds, so that a drift of the machine spreads over them, too: of kinds
     that were timed one after the other, one was priced by half.

@@ -81,7 +81,7 @@ def _peers(job: Job) -> list[Entry]:
 
 
 def _no_assistant(job: Job) -> str:
-    """Why the run's draft model cannot assist; empty where it can."""
+    """Explain why the run's draft model cannot assist; empty where it can."""
     node = job.config.pair.draft
     weights = draft_weights(node, job.config.model)
     if weights is None:
@@ -101,7 +101,7 @@ def _no_assistant(job: Job) -> str:
 
 
 def load_with_loops(job: Job, runs: Sequence[MethodRun]) -> TransformersSession:
-    """As `load_session`, with a copy of the model that transformers' own loops run on."""
+    """Load a session as `load_session`, with a copy of the model for transformers' own loops."""
     assisted = any(run.entry.name == "hf:assisted" for run in runs)
     session = load_session(
         job, runs, TransformersSession, [job.config.pair.draft] if assisted else []
@@ -218,7 +218,7 @@ class TransformersSession(Session):
         return model
 
     def _options(self, loop: str) -> dict[str, Any]:
-        """Arguments of ``generate``; what one turn adapted is forgotten."""
+        """Make the arguments of ``generate``; what one turn adapted is forgotten."""
         knobs = self._knobs
         if loop == "prompt_lookup":
             names = ("prompt_lookup_num_tokens", "max_matching_ngram_size")
@@ -246,7 +246,7 @@ def _call_of(kwargs: Mapping[str, Any]) -> Call:
 
 
 def _steps(passes: Sequence[Call], n_prompt: int, output: Sequence[int]) -> list[tuple[int, int]]:
-    """Tokens that each step committed and drafted.
+    """Count the tokens that each step committed and drafted.
 
     A pass sees all committed tokens but the last in the cache, so what it committed shows at the
     next one. A pass launched ahead of a stop that was not yet known commits nothing.

@@ -127,7 +127,7 @@ class Job:
         return self.config.generation.temperature == 0.0
 
     def verifier(self, label: str) -> str:
-        """Who decides on a label's drafts, by name."""
+        """Return the name of a label's verifier."""
         (entry,) = (entry for entry in self.entries if entry.label == label)
         verifier = entry.verifier or self.config.verifier
         return verifier_name(verifier.name, self.config.generation.temperature)
@@ -138,11 +138,11 @@ class Job:
         return BASELINE if BASELINE in self.labels else None
 
     def without(self, labels: Collection[str]) -> Job:
-        """This job less these labels."""
+        """Return this job without these labels."""
         return replace(self, entries=tuple(e for e in self.entries if e.label not in labels))
 
     def blocks(self) -> list[CaseBlock]:
-        """All blocks of this shard in the order they are measured."""
+        """Return all blocks of this shard in the order they are measured."""
         i, n = self.shard
         return [
             CaseBlock(repeat, index, case, stream_index=repeat * len(self.cases) + index)
@@ -152,7 +152,7 @@ class Job:
         ]
 
     def groups(self, size: int) -> list[list[CaseBlock]]:
-        """The blocks of this shard that are decoded ``size`` at a time, group by group.
+        """Group this shard's blocks, which are decoded ``size`` at a time.
 
         Groups are alike: each takes, by chance, one block of every stratum of questions' lengths.
         Of every repeat the same cases are together. What fills no group is spread over all lengths,
@@ -172,12 +172,12 @@ class Job:
         return groups
 
     def groups_of_a_repeat(self, size: int) -> int:
-        """How many of `groups` each repeat has."""
+        """Count the `groups` of a repeat."""
         i, n = self.shard
         return -(-len(range(i, len(self.cases), n)) // size)
 
     def seat(self, group: int, place: int, at_once: int) -> Batched:
-        """Where a turn is decoded: ``group`` in `groups`, ``place`` in the group.
+        """Say where a turn is decoded: ``group`` in `groups`, ``position`` in the group.
 
         The group's number is the one that it has in all repeats, among all shards' groups.
         """
@@ -205,17 +205,17 @@ class CaseBlock:
         return (self.repeat, self.case.case_id)
 
     def order(self, labels: Sequence[str], seed: int) -> tuple[str, ...]:
-        """The labels in the order in which this block measures them (`label_order`)."""
+        """Return the labels in the order in which this block measures them (`label_order`)."""
         return label_order(labels, seed, self.index, self.repeat)
 
     def keys(self, labels: tuple[str, ...]) -> set[tuple[int, str, int, str]]:
-        """The keys of the records that make the block complete."""
+        """Return the keys of the records that make the block complete."""
         turns = range(len(self.case.turns))
         return {(self.repeat, self.case.case_id, t, label) for t in turns for label in labels}
 
 
 def label_order(labels: Sequence[str], seed: int, place: int, repeat: int = 0) -> tuple[str, ...]:
-    """The labels in a balanced order that nobody can foresee: a row of a Williams design.
+    """Return the labels in a balanced, unpredictable order: a row of a Williams design.
 
     The rows of a design (as many as labels, twice as many where their number is odd) have every
     label as often at each position and as often right behind each other label. Successive places
@@ -238,6 +238,6 @@ def label_order(labels: Sequence[str], seed: int, place: int, repeat: int = 0) -
 
 
 def derive_seed(seed: int, case_id: str, turn: int, repeat: int) -> int:
-    """A turn's seed: stable over machines and Python versions, the same for all labels."""
+    """Derive a turn's seed: the same for all labels, machines and Python versions."""
     text = f"{seed}/{case_id}/{turn}/{repeat}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")

@@ -62,7 +62,7 @@ class Replay(Runner):
     in_child = False
 
     def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The configuration with the traces' model, questions, limits and seed."""
+        """Fill in the traces' model, prompts, limits and seed."""
         if cfg.runner.traces is None:
             raise ConfigurationError(
                 "runner=replay needs recorded outputs: type runner.traces=RUN, with the folder of "
@@ -119,7 +119,7 @@ class Replay(Runner):
         return resolved
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
-        """The recorded cases; the ids of a turn's prompt stand for its text."""
+        """Return the recorded cases; the ids of a turn's prompt stand for its text."""
         cases = [
             Case(
                 case_id=case_id,
@@ -160,7 +160,7 @@ def _contradiction(key: str, value: object, recorded: object) -> ConfigurationEr
 
 
 def _as_text(value: Any) -> Any:
-    """A recorded value in which ``${`` is two characters: OmegaConf would resolve it here."""
+    """Escape ``${`` in a recorded value, which OmegaConf would resolve here."""
     if isinstance(value, dict):
         return {key: _as_text(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -233,7 +233,7 @@ class RecordedAnswers(Answers):
         )
 
     def _recorded(self, label: str, case_id: str, number: int) -> RecordedTurn:
-        """What the label is replayed on: plain decoding's turn where it reads hidden states."""
+        """Find the turn to replay: plain decoding's if the label reads hidden states."""
         source = BASELINE if self._kinds[label] == ROUNDED else label
         recorded = self._traces.find(source, case_id, number)
         if recorded is None:

@@ -28,20 +28,20 @@ class Runner:
     in_child = True
 
     def resolve_config(self, cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
-        """The composed configuration with what the runner's own input decides filled in."""
+        """Fill in what the runner's own input decides."""
         return cfg
 
     def entries(self, cfg: DictConfig) -> tuple[Entry, ...] | None:
-        """What is compared; None: the configuration's methods."""
+        """Return the entries to compare; None: the configuration's methods."""
         return None
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
-        """The questions, after a check that the model can be had."""
+        """Load the prompts, after a check that the model is available."""
         loading.model_files_present(config)
         return tuple(cases.load_cases(config.dataset, config.data_dir))
 
     def questions_at_hand(self, config: RunConfig) -> tuple[Case, ...] | None:
-        """The questions of now, where they are in a file here; the hub's are pinned."""
+        """Load the current prompts if a local file holds them; the hub's are pinned."""
         try:
             file = cases.local_file(config.dataset, config.data_dir)
         except DatasetError:  # a finished run needs its questions no more

@@ -109,7 +109,7 @@ class Candidate:
         return json.dumps([self.method, self.knobs], sort_keys=True)
 
     def speedup(self, cases: Sequence[str]) -> float:
-        """Tokens/s over plain decoding's, pooled over the cases; 0 of a refused setting."""
+        """Compute tokens/s over plain decoding's, pooled over the cases; 0 of a refused setting."""
         costs = [self.costs[case] for case in cases if case in self.costs]
         seconds, plain = sum(c.seconds for c in costs), sum(c.plain_seconds for c in costs)
         tokens, plain_tokens = sum(c.tokens for c in costs), sum(c.plain_tokens for c in costs)
@@ -211,7 +211,7 @@ def settings(
 
 
 def _value(values: Any, at: float) -> Any:
-    """The value at a point in [0, 1); each choice, and each whole number, has a part of it."""
+    """Map a point in [0, 1) to a value; choices, or whole numbers, share the interval."""
     if isinstance(values, list):
         return values[int(at * len(values))]
     low, high = int(values["from"]), int(values["to"])
@@ -284,7 +284,7 @@ def shown(knobs: Mapping[str, Any]) -> str:
 
 
 def _written(value: Any) -> str:
-    """A value as Hydra reads it: no quotes around the words of a list or a mapping."""
+    """Write a value as Hydra reads it: no quotes around the words of a list or a mapping."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_written(part)}" for key, part in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -320,7 +320,7 @@ class Bench:
         _execute(job, path, "a live run", may_fail=True)
 
     def _plain(self, cases: Sequence[Case], path: Path) -> DictConfig:
-        """Plain decoding on these cases alone, which are written beside the folder."""
+        """Configure plain decoding on these cases, which are written next to the folder."""
         file = path.with_name(f"{path.name}.jsonl")
         file.parent.mkdir(parents=True, exist_ok=True)
         jsonl.rewrite_jsonl(
@@ -384,7 +384,7 @@ class LiveRuns:
 
 
 def _items(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
-    """What ``compare`` takes, with a label for each."""
+    """Make the items that ``compare`` takes, with a label for each."""
     return [
         {"method": c.method, "label": f"{c.method}_{number}", **c.knobs}
         for number, c in enumerate(candidates)
@@ -517,7 +517,7 @@ class Replays:
         return self._plain[case]
 
     def _replayed(self, drafter: Drafter, cases: Sequence[str]) -> dict[str, tuple[int, float]]:
-        """Tokens after the first of each turn, and predicted seconds, by case."""
+        """Count by case the tokens after the first of each turn, and predicted seconds."""
         turns: list[RecordedTurn] = [turn for case in cases for turn in self._cases[case]]
         costs = dict.fromkeys(cases, (0, 0.0))
         for turn, played in zip(turns, self._replayer.replay_turns(drafter, turns), strict=True):

@@ -73,7 +73,7 @@ class Serve(Runner):
         return resolved
 
     def entries(self, cfg: DictConfig) -> tuple[Entry, ...]:
-        """The baseline (unless switched off or chosen itself), the server's own, compare."""
+        """List the baseline (unless switched off or chosen), the server's entry, ``compare``."""
         own = cast(ServerConfig, OmegaConf.to_object(cfg.server))
         entries = [_entry(own)]
         if cfg.baseline and own.speculation != PLAIN:
@@ -133,7 +133,7 @@ def _check_combinations(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def _find_weights(cfg: DictConfig) -> None:
-    """The file that llama.cpp serves, and the name that its model goes by."""
+    """Fill in the file that llama.cpp serves, and the model's name."""
     model = cfg.model
     if cfg.server.gguf is not None:
         path = llamacpp.check_gguf("server.gguf", cfg.server.gguf)
@@ -145,7 +145,7 @@ def _find_weights(cfg: DictConfig) -> None:
 
 
 def _name_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """The model's name at the server, which also names it in records unless ``model`` was typed."""
+    """Fill in the server's model name, also for records unless ``model`` was typed."""
     server = cfg.server
     check_url("server.base_url", server.base_url)
     if server.model is None:

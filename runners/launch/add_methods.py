@@ -25,7 +25,7 @@ _FOLDER = "added"
 
 
 def whole_command(cfg: DictConfig, overrides: Sequence[str]) -> tuple[str, ...]:
-    """What ``add`` stands for with the folder alone: the run's command, and what was typed now."""
+    """Return the run's command with the new overrides, which ``add`` with the folder stands for."""
     path = Path(str(cfg.output_dir))
     if cfg.output_dir is None or not (path / records.MANIFEST).exists():
         return tuple(overrides)  # what is wrong with the folder is said later
@@ -39,7 +39,7 @@ def _key(override: str) -> str:
 
 
 def job_of(cfg: DictConfig, path: Path) -> DictConfig:
-    """The configuration of the job that measures ``add`` into the finished run at ``path``.
+    """Configure the job that measures ``add`` into the finished run at ``path``.
 
     Raises:
         ConfigurationError: the run is not finished or has no plain decoding; an unknown method.

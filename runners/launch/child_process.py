@@ -85,7 +85,7 @@ def run_in_child(
 
 @contextlib.contextmanager
 def _starting(variables: Mapping[str, str]) -> Iterator[None]:
-    """Inside, a process starts with these variables, and is stopped once it can unwind."""
+    """Start a process inside with these variables; it is stopped once it can unwind."""
     before = dict(os.environ)
     signals.hold()
     os.environ.update(variables)

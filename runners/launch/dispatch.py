@@ -166,7 +166,7 @@ def execute(cfg: DictConfig, invocation: Invocation) -> tuple[int, Path]:
 
 
 def resolve(cfg: DictConfig, runner: Runner, invocation: Invocation) -> Job:
-    """The job that a checked configuration describes, with its folder, before cases are loaded.
+    """Make the job that a checked configuration describes, with its folder but no cases yet.
 
     Raises:
         ConfigurationError: an unknown method or knob, or two entries with one label.
@@ -201,7 +201,7 @@ def resolve(cfg: DictConfig, runner: Runner, invocation: Invocation) -> Job:
 
 
 def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
-    """The methods: the baseline (unless switched off or chosen itself), the method, compare.
+    """List the baseline (unless switched off or chosen itself), the method and ``compare``.
 
     Raises:
         ConfigurationError: an unknown method or knob, or two entries with one label.
@@ -215,7 +215,7 @@ def resolve_entries(cfg: DictConfig) -> tuple[Entry, ...]:
 
 
 def entry_of(cfg: DictConfig) -> Entry:
-    """The ``method``, ``pair`` and ``verifier`` nodes of a configuration as an entry of a run."""
+    """Make an entry of the ``method``, ``pair`` and ``verifier`` nodes of a configuration."""
     node: Any = OmegaConf.to_container(cfg.method, resolve=True, throw_on_missing=True)
     method = {"state_scope": cfg.state_scope, **node}
     label = str(method.pop("label", None) or method["name"])

@@ -24,7 +24,7 @@ _WIDTH = 80
 
 
 def shown(arguments: Sequence[str], console: Console | None = None) -> bool:
-    """Print the list that is asked for, if one is; whether one was.
+    """Print the list that ``--list`` names; return whether it was typed.
 
     A line is a name, a sentence of description, and of methods the paper's arXiv id.
 
@@ -55,7 +55,7 @@ def shown(arguments: Sequence[str], console: Console | None = None) -> bool:
 
 
 def _method(option: str, text: str) -> list[str]:
-    """The arXiv id that a method's yaml or file names, and the first line of its class."""
+    """Return the arXiv id that a method's yaml or file names, and its class's first line."""
     target = (yaml.safe_load(text) or {}).get("_target_", f"methods.{option}.")
     module, _, name = str(target).rpartition(".")
     spec = importlib.util.find_spec(module)  # which runs nothing of it
@@ -72,7 +72,7 @@ def _method(option: str, text: str) -> list[str]:
 
 
 def _described(text: str) -> str:
-    """The first sentence of a yaml's head comment, else its id or source."""
+    """Return the first sentence of a yaml's head comment, or its id or source."""
     head = re.match(r"(#.*\n)*", text)
     assert head is not None
     lines = [line for line in head[0].splitlines() if not line.startswith(_ASIDE)]

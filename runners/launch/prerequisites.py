@@ -21,7 +21,7 @@ from specbench.results.manifest import BASELINE
 
 
 def jobs(cfg: DictConfig) -> list[tuple[str, DictConfig, Path]]:
-    """The ``runner`` keys that name what is made first, with the job of each and its folder."""
+    """List the ``runner`` keys whose files are made first, each with its job and folder."""
     first = []
     if cfg.runner.name == "replay" and cfg.runner.traces == "record":
         first.append(("traces", recording(cfg)))
@@ -31,7 +31,7 @@ def jobs(cfg: DictConfig) -> list[tuple[str, DictConfig, Path]]:
 
 
 def _home(cfg: DictConfig, job: DictConfig) -> Path:
-    """Where the same job was done before, be it by hand or for a figure, else where it is to go."""
+    """Return the folder of the same job if it is complete, by hand or otherwise, or a new one."""
     key = run_key(job)
     for path in sorted(Path(cfg.paths.results).glob(f"*/*-{key}")):
         if folder.is_complete(path):
@@ -40,7 +40,7 @@ def _home(cfg: DictConfig, job: DictConfig) -> Path:
 
 
 def recording(cfg: DictConfig) -> DictConfig:
-    """The run of plain decoding on a configuration's questions."""
+    """Configure the run of plain decoding on a configuration's prompts."""
     job = compose_entry(cfg, BASELINE)
     job.runner = compose.compose(["runner=offline"]).runner
     plain = {"compare": [], "state_scope": "prompt", "repeats": 1, "shard": None, "fresh": False}
@@ -52,7 +52,7 @@ def recording(cfg: DictConfig) -> DictConfig:
 
 
 def measurement(cfg: DictConfig) -> DictConfig:
-    """The run that times the passes of a configuration's model."""
+    """Configure the run that times the passes of a configuration's model."""
     job = compose.compose([f"method={BASELINE}", "runner=cost"])
     for key in ("model", "engine", "paths", "cache_dir"):
         job[key] = cfg[key]

@@ -28,14 +28,14 @@ class Stopped(SystemExit):
 
 
 def end_at_once() -> None:
-    """From now on a stop signal ends the process: there is nothing to put in order."""
+    """End the process at once on any later stop signal: there is nothing to clean up."""
     for signum in _heard():
         signal.signal(signum, _end)
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Inside, a stop signal raises `Stopped`, each time one arrives.
+    """Raise `Stopped` inside, each time a stop signal arrives.
 
     Elsewhere than in the main thread nothing changes.
     """
@@ -51,7 +51,7 @@ def listening() -> Iterator[None]:
 
 
 def obey_parent() -> None:
-    """From now on the first SIGTERM raises `Stopped`, and no other stop signal does anything.
+    """Raise `Stopped` on the first SIGTERM from now on, and ignore all other stop signals.
 
     A terminal's signals reach parent and child: the parent asks the child once, so that nothing
     disturbs what the child puts in order.
@@ -88,7 +88,7 @@ def say(signum: int) -> None:
 
 
 def _heard() -> list[signal.Signals]:
-    """The stop signals that are not ignored, as SIGHUP is under nohup."""
+    """Return the stop signals that are not ignored, as SIGHUP is under nohup."""
     return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
 
 

@@ -71,7 +71,7 @@ def keep(
 
 
 def outcomes(whole: bool = True) -> list[JsonObject]:
-    """What was given to `keep` for this process's job, or for its sweep's jobs, in their order.
+    """Return what `keep` saved for this process's job, or for its sweep's jobs, in order.
 
     Of a ``whole`` sweep, which came to its end, a job that left nothing has failed.
     """
@@ -137,7 +137,7 @@ def run_analysis(module: str, *arguments: str | Path) -> int:
 
 
 def _home(folders: Sequence[Path], varied: Sequence[str]) -> Path:
-    """Beside the jobs' folders; the same jobs have the same, so that a repeated sweep renews it."""
+    """Name a folder next to the jobs'; a repeated sweep of the same jobs overwrites it."""
     names = "\n".join(sorted(folder.name for folder in folders))
     keys = file_name("-".join(key.rpartition(".")[2] for key in varied))
     name = f"sweep-{keys}-{hashlib.sha256(names.encode()).hexdigest()[:8]}"

@@ -122,18 +122,18 @@ class Answers:
         raise NotImplementedError
 
     def order(self, block: CaseBlock, batch: int) -> tuple[str, ...]:
-        """The labels in the order of a block, or of a batch by its first block."""
+        """Return the labels in the order of a block, or of a batch by its first block."""
         return block.order(self.job.labels, self.job.config.seed)
 
     def begin_batch(self) -> None:
         """Forget what was learnt from the blocks before and must not answer the next ones."""
 
     def seated(self, run: MethodRun, seat: int) -> MethodRun:
-        """The label at a seat of a batch, where each may have a drafter of its own."""
+        """Return the label's run for a slot of a batch, which may have its own drafter."""
         return run
 
     def begin(self, record: CaseRecord) -> CaseRecord:
-        """A turn's record with what is known of its engine before anything is asked."""
+        """Fill in what the record says of the engine before the turn is decoded."""
         raise NotImplementedError
 
     def answer(self, turns: Sequence[Turn]) -> None:
@@ -145,11 +145,11 @@ class Answers:
         raise NotImplementedError
 
     def quoted(self, turn: Turn) -> str:
-        """The answer to a turn as the label's next turn quotes it; CaseFailed: there is none."""
+        """Return a turn's output as the label's next turn quotes it; CaseFailed: there is none."""
         return ""
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
-        """A greedy output against plain decoding's; outside all timed regions."""
+        """Compare a greedy output with plain decoding's, outside all timed regions."""
         return record.lossless
 
     def decode_again(self, run: MethodRun, record: CaseRecord) -> None:
@@ -160,14 +160,14 @@ class Answers:
 
 
 def each(turns: Sequence[Turn], ask: Callable[[Turn], None]) -> None:
-    """``ask`` each turn that has no ``error``; what that raises is the turn's own."""
+    """Call ``ask`` on each turn that has no ``error``; an exception becomes the turn's error."""
     for turn in turns:
         if turn.error is None:
             turn.error = failure(partial(ask, turn))
 
 
 def answered(record: CaseRecord) -> CaseRecord:
-    """The record, or a CaseFailed: without its answer there is no next turn."""
+    """Return the record if it did not fail; without its output there is no next turn."""
     if record.status == "failed":
         raise CaseFailed(
             "no_dialogue",
@@ -178,7 +178,7 @@ def answered(record: CaseRecord) -> CaseRecord:
 
 
 def without_reasoning(text: str, *, opened: bool = False) -> str:
-    """An answer's text behind its ``<think>`` part, empty where that part has no end.
+    """Return an output's text after its ``<think>`` part, empty where that part has no end.
 
     Args:
         opened: whether the prompt ends in ``<think>``, so that the text begins within that part.
@@ -280,7 +280,7 @@ class BlockRunner:
     def _blank(
         self, block: CaseBlock, turn: int, label: str, position: int, attempt: int
     ) -> CaseRecord:
-        """A turn's record before it is decoded, as failed."""
+        """Make a turn's record before it is decoded, with status ``failed``."""
         config, case, run = self.job.config, block.case, self.runs[label]
         record = CaseRecord(
             run_key=self.job.run_key,

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
-    """What the run computes on, its ``drafts`` too: ``cpu``, or the UUIDs of its GPUs."""
+    """List the devices of the run and its ``drafts``: ``cpu``, or the UUIDs of its GPUs."""
     import torch
 
     model = job.config.model

@@ -64,7 +64,7 @@ def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -
 
 
 def both_baselines(job: Job) -> Job:
-    """The job with an eager ``ar`` beside the one whose passes are CUDA graphs.
+    """Add an eager ``ar`` to a job whose ``ar`` runs CUDA graphs.
 
     A speedup over graphs alone cannot be held against papers' speedups, and one over eager passes
     alone is partly the launches'. A folder that was begun keeps the labels it has.
@@ -208,7 +208,7 @@ class EngineAnswers(Answers):
         self._finish(turn, decoded, decoded.timings.with_setup(asked.reset_s), around)
 
     def _request(self, turn: Turn) -> TurnRequest:
-        """What the engine is asked, with a drafter that is ready for it."""
+        """Make the request of a turn, with a drafter that is ready for it."""
         from specbench.decoding.batch import TurnRequest  # torch
 
         session, drafter = self._session, turn.run.drafter
@@ -245,7 +245,7 @@ class EngineAnswers(Answers):
         )
 
     def _prompt(self, turn: Turn) -> IntArray:
-        """Rendered once for all labels that quote the same: a template may read the clock."""
+        """Render a prompt once for all labels that quote alike: a template may read the clock."""
         pairs = turn.dialogue.pairs
         key = (turn.record.case_id, *pairs)
         if key not in self._prompts:
@@ -253,7 +253,7 @@ class EngineAnswers(Answers):
         return self._prompts[key]
 
     def _plain(self, record: CaseRecord, prompt: IntArray) -> IntArray:
-        """The plain greedy output for a prompt of a record's turn."""
+        """Return the plain greedy output for a prompt of a record's turn."""
         sha = hashlib.sha256(np.ascontiguousarray(prompt, dtype="<i8").tobytes()).hexdigest()
         key = (record.case_id, record.turn, sha)
         if key not in self._plain_outputs:
@@ -264,14 +264,14 @@ class EngineAnswers(Answers):
         return np.asarray(self._plain_outputs[key], dtype=np.int64)
 
     def _reference(self, turn: Turn, prompt: IntArray) -> IntArray:
-        """The plain greedy output of the turn: the baseline's if it ran already, else computed."""
+        """Return the turn's plain greedy output: the baseline's if it ran already, or computed."""
         ran = turn.beside.get(self.job.baseline or "") if self.job.greedy else None
         if ran and ran.record.status != "failed" and ran.record.prompt_ids == prompt.tolist():
             return np.asarray(ran.record.output_ids, dtype=np.int64)
         return self._plain(turn.record, prompt)
 
     def quoted(self, turn: Turn) -> str:
-        """The label's own answer, the greedy baseline's, or a plain one computed for it."""
+        """Quote the label's own output, the greedy baseline's, or a plain one computed for it."""
         if self.job.config.dataset.dialogue == "own":
             output = answered(turn.record).output_ids
         elif self.job.greedy and self.job.baseline:

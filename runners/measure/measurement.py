@@ -103,7 +103,7 @@ class OpenRun:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        """Close the folder; whether ``error`` was a label's, which the next attempt leaves out."""
+        """Close the folder; True if ``error`` was a label's, which the next attempt leaves out."""
         try:
             if error is None:
                 self._finish()
@@ -153,7 +153,6 @@ class OpenRun:
         return bool(self.files.pending or self._disturbed())
 
     def runner(self, source: Answers) -> BlockRunner:
-        """What measures the run's blocks."""
         runs = {run.label: run for run in self.runs}
         done, forced = self.files.done, self.manifest.forced_resume
         return BlockRunner(self.job, runs, source, done, forced, begun=bool(done))
@@ -213,7 +212,7 @@ class OpenRun:
                     progress.advance(f"again {block.case.task} {block.case.case_id}")
 
     def _disturbed(self) -> list[CaseBlock]:
-        """The disturbed blocks to measure again; a group is measured as a whole or not at all."""
+        """List the disturbed blocks to measure again; none of a group, which is measured whole."""
         if self.job.config.batch.size > 1:
             return []
         superseded = len(self.files.superseded)
@@ -253,7 +252,7 @@ class RunProgress:
         self._bar.close()
 
     def advance(self, note: str) -> None:
-        """One more block is done; ``note`` says what it was."""
+        """Count one more finished block; ``note`` describes it."""
         self._done += 1
         self._bar.set_description(note, refresh=False)
         self._bar.update()

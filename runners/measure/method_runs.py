@@ -62,7 +62,7 @@ class MethodRun:
     last: CaseRecord | None = None
 
     def seen(self, record: CaseRecord) -> IntArray:
-        """The text of the case's turn before this one, where the drafter has not forgotten it."""
+        """Return the tokens of the case's turn before this one, if the drafter still has them."""
         last = self.last
         if last is None or self.drafter.starts_empty(record.turn):
             return NO_TOKENS
@@ -71,7 +71,7 @@ class MethodRun:
         return np.array([*last.prompt_ids, *last.output_ids], dtype=np.int64)
 
     def twin(self, draft: DraftModel | None) -> MethodRun:
-        """The label at another seat of a batch; before its setup a drafter is its knobs."""
+        """Copy the label's run for another slot of a batch, before its drafter's setup."""
         both = (draft, self.draft[1]) if draft and self.draft else None
         return replace(self, drafter=copy.deepcopy(self.drafter), draft=both)
 
@@ -88,7 +88,7 @@ class MethodRun:
         return self.drafter.state_scope
 
     def describe(self) -> LabelInfo:
-        """The manifest's part about the label."""
+        """Describe the label for the manifest."""
         return LabelInfo(
             method=self.entry.name,
             method_version=self.drafter.version,
@@ -119,7 +119,7 @@ def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> l
 
 @contextlib.contextmanager
 def needs_of(entry: Entry) -> Iterator[None]:
-    """Around what makes a method ready: what it lacks raises MethodCannotRun of its label."""
+    """Raise what a method lacks inside as MethodCannotRun of its label."""
     try:
         yield
     except (NeedsNotMet, WeightsNotFound, ArtifactError) as error:
@@ -127,7 +127,7 @@ def needs_of(entry: Entry) -> Iterator[None]:
 
 
 def instantiated(entry: Entry) -> Drafter:
-    """The drafter that an entry's node describes, not set up.
+    """Instantiate the drafter that an entry's node describes, not set up.
 
     Raises:
         ConfigurationError: a knob is out of range, or the class is not a drafter.
@@ -184,7 +184,7 @@ def _check(drafter: Drafter, entry: Entry, job: Job) -> None:
 
 @contextlib.contextmanager
 def fitting(entry: Entry) -> Iterator[None]:
-    """Around a drafter's ``setup``: what it cannot allocate is a matter of its knobs."""
+    """Raise what ``setup`` cannot allocate inside as NeedsNotMet: its knobs decide that."""
     try:
         yield
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
@@ -204,7 +204,7 @@ def _too_large(entry: Entry, why: str) -> NeedsNotMet:
 def find_artifacts(
     config: RunConfig, run: MethodRun, tokenizer: PreTrainedTokenizerBase
 ) -> Mapping[str, Path]:
-    """The artifacts of a label by name, built where they are missing and may be built.
+    """Find the artifacts of a label by name; build missing ones where that is allowed.
 
     Raises:
         NeedsNotMet: one is missing and cannot be built here.
@@ -222,7 +222,7 @@ def find_artifacts(
 
 
 def find_heads(config: RunConfig, run: MethodRun) -> dict[str, Path]:
-    """The folders of a label's heads by name, downloaded where only the hub has them.
+    """Find the folders of a label's heads by name; download those that only the hub has.
 
     Raises:
         WeightsNotFound: one is not to be had.
@@ -233,7 +233,7 @@ def find_heads(config: RunConfig, run: MethodRun) -> dict[str, Path]:
 
 
 def describe_files(runs: Iterable[MethodRun]) -> dict[str, dict[str, ArtifactInfo]]:
-    """By label what the manifest says of its artifacts, and of the weights of its heads."""
+    """Describe by label its artifacts and the weights of its heads, for the manifest."""
     described = {}
     for run in runs:
         weight_files = {f"head {n}": head_folder.weight_file(p) for n, p in run.heads.items()}

@@ -33,13 +33,13 @@ _OUTSIDE = 0.025  # chance that the true median lies beyond an end of its interv
 
 
 def random_tree(nodes: int, vocab: int, rng: np.random.Generator) -> DraftTree:
-    """A tree of random ids."""
+    """Draft a tree of random ids."""
     parents = np.array([rng.integers(max(-1, i - _BRANCH), i) for i in range(nodes)], np.int64)
     return DraftTree(rng.integers(0, vocab, nodes), parents)
 
 
 def pass_s(target: Target, tree: DraftTree, context: int) -> float:
-    """Seconds of one step's work for the target; the cache is left as it was."""
+    """Time one step's work for the target; the cache is left as it was."""
     verifier = GreedyVerifier()
 
     def step() -> None:
@@ -53,7 +53,7 @@ def pass_s(target: Target, tree: DraftTree, context: int) -> float:
 
 
 def texts_pass_s(batch: BatchTarget, texts: int, tree: DraftTree, context: int) -> float:
-    """`pass_s` of the first ``texts`` of a batch together, each with ``tree``."""
+    """Time one step of the first ``sequences`` of a batch together, each with ``tree``."""
     verifier = GreedyVerifier()
 
     def step() -> None:
@@ -70,7 +70,7 @@ def texts_pass_s(batch: BatchTarget, texts: int, tree: DraftTree, context: int) 
 
 
 def time_rows(target: Target, prompt: IntArray, most: int, seed: int) -> RowTimes:
-    """Median seconds of passes with some numbers of rows behind ``prompt [n]``, and their prices.
+    """Measure median seconds of passes by rows after ``prompt [n]``, and their verification costs.
 
     Rounds of few rows come first, and one of 64 leaves none of them out. Each round visits its
     numbers of rows in a new order, one row among them: a price is a ratio within a round, which a
@@ -125,7 +125,7 @@ def _rounds(
 
 
 def median_with_ends(values: Sequence[float]) -> list[float]:
-    """The median of ``values`` and, from six values on, the ends of its 95 % interval.
+    """Return the median and, from six values on, the ends of its 95 % interval.
 
     The interval lies between two of the values, whatever they are drawn from. Of fewer than six not
     even the least and the largest are far enough apart, so there are no ends.

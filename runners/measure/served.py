@@ -68,7 +68,6 @@ def _measure(run: OpenRun) -> None:
 
 
 def _gguf(job: Job) -> Path | None:
-    """The file that servers of ours serve."""
     server = job.config.server
     if not isinstance(server, LlamacppConfig):
         return None
@@ -141,7 +140,7 @@ class ServedAnswers(Answers):
             turn.record = turn.record.replace(served=served and served.replace(batch_s=seconds))
 
     def _finished(self, turn: Turn, asked: Asked, around: Interference) -> CaseRecord:
-        """A turn's record; CaseFailed: its answer did not come whole, or counts what cannot be."""
+        """Complete a turn's record; CaseFailed: an incomplete output or impossible counts."""
         answer, counts = asked.answer, asked.counts or Counts(0)
         if answer is None:
             raise asked.error or CaseFailed("no_answer", "the question was not asked")
@@ -217,7 +216,7 @@ def _messages(turn: Turn) -> list[dict[str, str]]:
 
 
 def compare(record: CaseRecord, plain: CaseRecord) -> Lossless:
-    """An output against the same server's plain one: ids where both have them, else text."""
+    """Compare an output with the same server's plain one, by ids if both have them or by text."""
     if record.output_ids and plain.output_ids:
         at = first_difference(record.output_ids, plain.output_ids)
     else:

@@ -187,7 +187,7 @@ class Session:
         return self._target.vocab_size
 
     def describe(self) -> ModelInfo:
-        """The manifest's part about the model, but for the memory's speed."""
+        """Describe the model for the manifest, without the memory's speed."""
         model = self._model
         return ModelInfo(
             id=model.id,
@@ -216,7 +216,7 @@ class Session:
         )
 
     def remarks(self) -> list[str]:
-        """What a reader of the numbers must know of the prompts and of the model's settings."""
+        """List what a reader of the numbers must know of the prompts and the model's settings."""
         remarks = []
         if self._template.stands_in:
             remarks.append(
@@ -231,12 +231,12 @@ class Session:
         return [*remarks, *self._model.notes]
 
     def fastest_read(self, earlier: float | None) -> bandwidth.FastestRead:
-        """Of the target's memory, to be measured; ``earlier`` in the run's earlier starts."""
+        """Make the meter of the target's memory; ``earlier``: the speed of an earlier start."""
         size = bandwidth.streamed_bytes(self._model.model)
         return bandwidth.FastestRead(self._target.device, size, earlier, self._model.model)
 
     def time_rows(self, prompts: Sequence[IntArray], seed: int) -> RowTimes | None:
-        """What passes cost by their rows, behind the prompt of middling length that fits."""
+        """Time passes by their rows, after the prompt of median length that fits."""
         prompts = sorted((p for p in prompts if len(p) < self.context_length), key=len)
         if not prompts:
             return None
@@ -244,7 +244,7 @@ class Session:
         return time_rows(self._target, prompt, self.context_length - len(prompt), seed)
 
     def _readable(self, prompts: Sequence[IntArray]) -> list[IntArray]:
-        """Prompts to try the model with; one that has ids beyond its own fails when it is asked."""
+        """Clip prompts to the vocabulary; one with other ids fails when it is decoded."""
         return [prompt.clip(max=self.vocab_size - 1) for prompt in prompts]
 
     def note_passes(self, described: ModelInfo) -> None:
@@ -258,19 +258,19 @@ class Session:
                 described.drafts[run.label].passes = run.draft[0].target.describe()
 
     def render(self, turns: Sequence[tuple[str, str | None]]) -> IntArray:
-        """``[n_prompt]`` ids of a dialogue whose last answer is to be written."""
+        """Render a dialogue whose last answer is to be written: ids ``[n_prompt]``."""
         return np.asarray(self._template.render(list(turns)), dtype=np.int64)
 
     def encode(self, text: str) -> IntArray:
-        """Ids of bare text, without template and special tokens."""
+        """Encode bare text, without template and special tokens."""
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def text(self, output_ids: Sequence[int]) -> str:
-        """The text of an answer, its reasoning included."""
+        """Decode the text of an output, its reasoning included."""
         return str(self._tokenizer.decode(list(output_ids), skip_special_tokens=True))
 
     def answer(self, prompt: IntArray, output_ids: Sequence[int]) -> str:
-        """The text of an answer as the next turn's prompt quotes it: without its reasoning."""
+        """Decode an output as the next turn's prompt quotes it: without its reasoning."""
         # The tags are special tokens of some models.
         whole = str(self._tokenizer.decode(list(output_ids)))
         opened = str(self._tokenizer.decode(prompt[-_TAG_TOKENS:])).rstrip().endswith("<think>")
@@ -282,7 +282,7 @@ class Session:
         return answer
 
     def retokenized(self, output_ids: Sequence[int]) -> int:
-        """Tokens that Spec-Bench's ``speed.py`` counts in a baseline's answer.
+        """Count tokens as Spec-Bench's ``speed.py`` does in a baseline's output.
 
         Those of the text that its ``eval.py`` writes, less one for the BOS token of its models.
         """
@@ -305,7 +305,7 @@ class Session:
         return replace(result, drafter={**result.drafter, **counted}) if counted else result
 
     def seated(self, run: MethodRun, seat: int) -> MethodRun:
-        """The label with the drafter of a seat of a group; the first one's is its own."""
+        """Return the label's run for a slot of a batch; slot 0 has the label's own drafter."""
         return self._seats[run.label][seat]
 
     def decode_together(
@@ -317,7 +317,7 @@ class Session:
         return self._batch_engine.decode(requests, max_new_tokens=limit)
 
     def _fallbacks(self) -> dict[str, int]:
-        """Passes so far, of target and drafts, that ran eagerly where a graph was meant to."""
+        """Count the passes of target and drafts that ran eagerly instead of as a graph."""
         return {
             EAGER_PASSES: self._target.eager_passes,
             EAGER_DRAFT_PASSES: sum(draft.target.eager_passes for draft in self._drafts),
@@ -331,7 +331,7 @@ class Session:
         return time.perf_counter() - start
 
     def plain(self, prompt: IntArray, max_new_tokens: int | None = None) -> IntArray:
-        """``[n_new]`` the plain greedy output of a prompt, untimed."""
+        """Decode the plain greedy output ``[n_new]`` of a prompt, untimed."""
         limit = max_new_tokens or self._max_new_tokens
         self.make_room(len(prompt) + limit)
         result = self._plain_engine.decode(prompt, self._plain_drafter, max_new_tokens=limit)
@@ -346,7 +346,7 @@ class Session:
     def calibrate_audit(
         self, prompts: Sequence[IntArray], earlier: JsonObject | None
     ) -> AuditTolerance:
-        """How far from the maximum a near tie may be, which `audit` needs; untimed.
+        """Measure how far from the maximum a near tie may be, for `audit`; untimed.
 
         Args:
             prompts: of the run; a few are read. ``earlier``: what its first start found, which
@@ -380,7 +380,7 @@ class Session:
     def states_along(
         self, prompt: IntArray, output: IntArray, layers: tuple[int, ...]
     ) -> dict[int, torch.Tensor]:
-        """The hidden states of a text, untimed, see `specbench.replay.states.states_along`."""
+        """Return a text's hidden states, untimed; see `specbench.replay.states.states_along`."""
         self.make_room(len(prompt) + len(output))
         return states.states_along(self._target, prompt, output, layers)
 
@@ -417,7 +417,7 @@ class Session:
         torch.cuda.empty_cache()
 
     def _memory_of(self, run: MethodRun) -> dict[str, int]:
-        """Bytes of weights and cache, by model, that a label needs where it runs alone.
+        """Compute the bytes of weights and cache, by model, that a label needs on its own.
 
         Labels of a run share models and buffers, so no meter could tell them apart.
         """
@@ -549,7 +549,7 @@ def _check_draft_tokenizer(
 
 
 def _longest_turn(job: Job, template: PromptTemplate | TokenIdPrompts) -> int:
-    """Tokens of the longest dialogue with its answers, as far as it can be told beforehand."""
+    """Estimate the tokens of the longest dialogue with its outputs."""
     longest, limit = 0, job.config.generation.max_new_tokens
     for case in job.cases:
         turns: list[tuple[str, str | None]] = [(user, _ANSWER) for user in case.turns[:-1]]
@@ -602,7 +602,7 @@ def make_target(
     drafts: bool = False,
     layouts: Sequence[tuple[int, int]] = (),
 ) -> Target:
-    """The target of the ``engine`` group: graphs on one CUDA device, elsewhere eager passes.
+    """Make the target of the ``engine`` group: graphs on one CUDA device, or eager passes.
 
     With ``drafts`` it is a draft model's; ``layouts`` are those of batches that are captured.
     """
@@ -686,7 +686,7 @@ class Recorder:
 
 
 def _layers_of_heads(heads: Mapping[str, str], model: ModelConfig, n_layers: int) -> list[int]:
-    """The states that trained heads read whose files are at hand."""
+    """List the states that the trained heads read whose files are here."""
     layers: list[int] = []
     for name in heads:
         try:

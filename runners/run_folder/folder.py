@@ -44,7 +44,7 @@ def make_folder(path: Path, key: str = "output_dir") -> None:
 def unwritable(
     path: Path | str, error: OSError, key: str = "output_dir"
 ) -> OutputRefused | DiskError:
-    """What to tell the user when ``path`` cannot be created or written."""
+    """Make the error of a ``path`` that cannot be created or written."""
     reason = error.strerror or str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskError(f"cannot write {path}: {reason}. Make room and run the command again.")
@@ -59,7 +59,7 @@ def unwritable(
 
 
 def fresh_folder(path: Path) -> Path:
-    """``path`` where nothing was measured yet, else the first free of ``path-2``, ``path-3`` …."""
+    """Return ``path`` if nothing was measured there, or the first free ``path-2``, ``path-3`` …."""
     candidate, number = path, 2
     while (candidate / records.MANIFEST).exists() or (candidate / records.CASES).exists():
         candidate = path.with_name(f"{path.name}-{number}")
@@ -68,7 +68,7 @@ def fresh_folder(path: Path) -> Path:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether everything of the folder's run was measured."""
+    """Return whether the folder's run is complete."""
     return (path / records.DONE).exists()
 
 

@@ -31,7 +31,7 @@ OF_JOB = ("config", "identity", "labels", "baseline", "seed", "n_cases")
 
 
 def begin(job: Job, labels: dict[str, LabelInfo], machine: Machine) -> RunManifest:
-    """The manifest of a new run; the model's part is added when it is loaded."""
+    """Make the manifest of a new run; the model's part is added when it is loaded."""
     return RunManifest(
         folder_id=secrets.token_hex(8),  # the run key is the same on every machine
         run_key=job.run_key,
@@ -69,7 +69,7 @@ def close(manifest: RunManifest, status: str, exit_code: int | None) -> None:
 
 
 def check_resume(old: RunManifest, machine: Machine, force: bool) -> bool:
-    """Whether hardware, versions or code differ from the run to be resumed.
+    """Return whether hardware, versions or code differ from the run to be resumed.
 
     Raises:
         OutputRefused: they differ and ``force`` is not set; names what differs.
@@ -83,7 +83,7 @@ def check_resume(old: RunManifest, machine: Machine, force: bool) -> bool:
 
 
 def check_passes(old: RunManifest, model: ModelInfo, force: bool) -> bool:
-    """Whether target passes run on other threads or CPU kernels than in the run to be resumed.
+    """Return whether target passes run on other threads or CPU kernels than in the resumed run.
 
     Raises:
         OutputRefused: they do and ``force`` is not set; names what differs.
@@ -96,7 +96,7 @@ def check_passes(old: RunManifest, model: ModelInfo, force: bool) -> bool:
 
 
 def _forced(then: Mapping[str, Any], now: Mapping[str, Any], force: bool) -> bool:
-    """Whether a run goes on although conditions differ."""
+    """Return whether conditions differ, which ``force`` allows."""
     differing = "\n".join(config_diff(then, now))
     if differing and not force:
         raise OutputRefused(
@@ -176,7 +176,7 @@ def _now() -> str:
 
 
 def config_diff(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One indented line per dotted key whose values differ, at most a dozen; lists are leaves."""
+    """List the dotted keys that differ, one indented line each, at most 12; lists are leaves."""
     old, new = dict(_flatten(then)), dict(_flatten(now))
     lines = [
         f"  {key}: there {_show(old, key)}, here {_show(new, key)}"

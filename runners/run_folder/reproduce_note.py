@@ -20,7 +20,7 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def command_line(folder: Path, manifest: RunManifest) -> str:
-    """The line that repeats a run into its folder, with its number of threads."""
+    """Write the command that repeats a run into its folder, with its number of threads."""
     words = list(manifest.overrides)
     added = any(word.startswith("add=") for word in words)
     if manifest.swept and not added:  # what was typed is the folder of all jobs

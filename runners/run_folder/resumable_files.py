@@ -42,7 +42,7 @@ class BlockResult:
         self.steps += other.steps
 
     def of(self, places: set[Place]) -> BlockResult:
-        """The part of some blocks."""
+        """Select the part of some blocks."""
         return BlockResult(
             [r for r in self.records if (r.repeat, r.case_id) in places],
             [e for e in self.errors if (e["repeat"], e["case_id"]) in places],
@@ -95,7 +95,7 @@ class ResultFiles:
         return [block for block in self._job.blocks() if not block.keys(labels) <= present]
 
     def _read(self, name: str) -> tuple[list[CaseRecord], bool]:
-        """The records of a file, all of which must be of this job."""
+        """Read the records of a file, all of which must be of this job."""
         job, path = self._job, self._folder / name
         lines, truncated = records.read_records(path, run_key=job.run_key, labels=job.labels)
         places = {key: b.stream_index for b in job.blocks() for key in b.keys(job.labels)}
@@ -106,7 +106,7 @@ class ResultFiles:
         return lines, truncated
 
     def _complete(self) -> set[Place]:
-        """The blocks that count: with all records, with their steps, with all of their group."""
+        """Return the blocks that have all records, their steps, and all of their group."""
         steps = {trace.key: trace.committed for trace in self.traces()}
         complete = {block.place for block in self._job.blocks()}
         complete -= {block.place for block in self.pending}
@@ -187,7 +187,6 @@ class ResultFiles:
         self.done[:] = done  # others hold this list
 
     def traces(self) -> list[StepTrace]:
-        """The step traces so far, one per turn."""
         return jsonl.read_jsonl(self._folder / records.STEPS_LOG, StepTrace.from_json)[0]
 
     def finish(self, summary: Summary, manifest: RunManifest) -> None:
