@@ -31,7 +31,7 @@ from analysis.runs.leaders import verdict_of, wrong_words_of
 from analysis.runs.load import Run, last_parts
 from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, load_table
 from analysis.tabular.table import ResultTable, csv_text
-from specbench.results.cells import Estimate, numeric_columns
+from specbench.results.cells import NumberCell, numeric_columns
 from specbench.results.conditions import DEFINITIONS, joined
 from specbench.results.headline_table import SPEEDUP
 from specbench.results.names import display_name
@@ -49,7 +49,7 @@ def page(runs: Sequence[Run]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.tests["measured"] = lambda cell: isinstance(cell, Estimate)
+    environment.tests["measured"] = lambda cell: isinstance(cell, NumberCell)
     environment.filters["numeric"] = numeric_columns
     recorded = [run for run in runs if run.records]
     names = run_names(runs)
@@ -141,7 +141,7 @@ def _decision_table(comparison: ComparedRuns) -> ResultTable:
         return load
     table = comparison_table(comparison).in_short()
     cells = table.frame[SPEEDUP if SPEEDUP in table.frame else "MAT"]
-    values = [(isinstance(cell, Estimate) and cell.value) or 0.0 for cell in cells]
+    values = [(isinstance(cell, NumberCell) and cell.value) or 0.0 for cell in cells]
     order = sorted(range(len(values)), key=lambda i: -values[i])
     return replace(table, frame=table.frame.iloc[order])
 

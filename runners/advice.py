@@ -58,7 +58,7 @@ from specbench.models.restore import given_back
 from specbench.paths import file_name, typed_path
 from specbench.replay.cost_surface import CostSurface
 from specbench.replay.traces import Traces, load_traces
-from specbench.results.cells import ABSENT, FEWEST, Cell, Estimate, Interval
+from specbench.results.cells import ABSENT, FEWEST, Cell, Interval, NumberCell
 from specbench.results.fitted_table import FittedTable, columns_of
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import SUMMARY, SURFACE
@@ -284,7 +284,7 @@ def show(advice: Advice, console: Console) -> None:
     def cell(speed: Speed | None) -> Cell:
         if speed is None:
             return ABSENT
-        return Estimate(speed.value, speed.interval, few=speed.prompts < FEWEST, compares=True)
+        return NumberCell(speed.value, speed.interval, few=speed.prompts < FEWEST, compares=True)
 
     write(["", *advice.lines, ""])
     rows: list[dict[str, Cell]] = [

@@ -46,7 +46,7 @@ from specbench.models import loading
 from specbench.models.restore import given_back
 from specbench.results import console, records
 from specbench.results.conditions import Warned
-from specbench.results.headline_table import verdict_words
+from specbench.results.headline_table import outputs_text
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.summary_schema import Summary
 from specbench.results.tasks import OVERALL
@@ -211,7 +211,7 @@ def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> 
             columns = {key: row[key] for key in ("label", "mat", "speedup")}
             columns |= {"speedup_low": low, "speedup_high": high}
             columns |= {"tokens_per_s": row["tokens_per_s"]}
-            table.append({**columns, "outputs": verdict_words(row["lossless"])})
+            table.append({**columns, "outputs": outputs_text(row["lossless"])})
     return Comparison(
         table=pd.DataFrame(table),
         cases=pd.DataFrame(cases),

@@ -24,13 +24,13 @@ from analysis.runs.estimates import mat, pooled_ratio
 from analysis.runs.load import Run, usable_runs
 from specbench.errors import ResultsError
 from specbench.replay.cost_surface import CostSurface
-from specbench.results.cells import Estimate
+from specbench.results.cells import NumberCell
 from specbench.results.jsonl_schema import read_steps
 from specbench.results.records import STEPS, CaseRecord
 from specbench.storage import jsonl
 
 
-def ceilings(run: Run, label: str, surfaces: Sequence[CostSurface]) -> list[Estimate]:
+def ceilings(run: Run, label: str, surfaces: Sequence[CostSurface]) -> list[NumberCell]:
     """Estimate MAT, tokens verified per step, and the ceiling on each surface, of one label."""
     turns = {str(trace.turn_id): trace for trace in read_steps(run.path / STEPS)}
     records = [r for r in run.records if r.label == label and str(r.turn_id) in turns]

@@ -26,7 +26,7 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.load import Run, usable_runs
 from specbench.errors import SpecBenchError
 from specbench.paths import PROJECT
-from specbench.results.cells import Estimate
+from specbench.results.cells import NumberCell
 from specbench.results.tasks import OVERALL
 
 MOST = 6  # lines or kinds of bars that can be told apart
@@ -64,7 +64,7 @@ def runs(
 
 def lines(
     comparison: ComparedRuns,
-    numbers: Callable[[ComparedLabel], Iterable[tuple[float, Estimate]]],
+    numbers: Callable[[ComparedLabel], Iterable[tuple[float, NumberCell]]],
 ) -> list[Series]:
     """Return a line through the numbers of as many labels as a picture can show.
 

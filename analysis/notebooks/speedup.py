@@ -24,7 +24,7 @@ from analysis.runs.comparisons import make_comparisons
 from analysis.runs.estimates import STEP_PHASES, decoded_tokens, phase_s, pooled_ratio
 from analysis.tabular.comparison_tables import pairs_table
 from analysis.tabular.table import sheet
-from specbench.results.cells import Estimate
+from specbench.results.cells import NumberCell
 from specbench.results.records import CaseRecord
 
 comparisons = make_comparisons(
@@ -61,7 +61,7 @@ for comparison in comparisons:
 
 
 # %%
-def milliseconds(records: list[CaseRecord], phase: str) -> Estimate:
+def milliseconds(records: list[CaseRecord], phase: str) -> NumberCell:
     return pooled_ratio(records, lambda r: 1e3 * phase_s(r, phase), decoded_tokens)
 
 

@@ -31,8 +31,8 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions
 from analysis.runs.leaders import by_speedup
 from analysis.runs.load import Run
 from analysis.runs.sweeps import sweeps
-from specbench.results.cells import Estimate
-from specbench.results.headline_table import case_words
+from specbench.results.cells import NumberCell
+from specbench.results.headline_table import case_count_text
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
 from specbench.results.statistics.roofline import baseline_context
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Pictures: TypeAlias = Iterator[tuple[str, Drawing]]  # with what is added to their files' names
 
 # Of a line's points, what no row of a summary has.
-_BESIDE_ROWS: Mapping[str, Callable[[ComparedLabel], Estimate]] = {
+_BESIDE_ROWS: Mapping[str, Callable[[ComparedLabel], NumberCell]] = {
     "draft_share": phase_share,
     "hit_rate": hit_rate,
 }
@@ -121,7 +121,7 @@ def task_panel(comparison: ComparedRuns, key: str, title: str = "") -> Panel:
 
 def _tick(name: str, rows: Iterable[SummaryRow]) -> str:
     """A task's or data set's name below its bars, with the number of its cases."""
-    counts = {case_words(row) for row in rows}
+    counts = {case_count_text(row) for row in rows}
     words = display_name(name).replace("_", " ")
     return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
 

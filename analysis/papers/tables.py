@@ -37,8 +37,8 @@ from analysis.tabular.comparison_tables import (
     with_rule,
 )
 from analysis.tabular.table import ResultTable
-from specbench.results.cells import ABSENT, Cell, Estimate, Fact
-from specbench.results.headline_table import OUTPUTS, case_cell, leader_words, outputs_cell
+from specbench.results.cells import ABSENT, Cell, NumberCell, TextCell
+from specbench.results.headline_table import OUTPUTS, case_cell, leaders_text, outputs_cell
 from specbench.results.names import display_name
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.summary import timed_turns
@@ -67,15 +67,15 @@ def _devices(entry: ComparedLabel) -> str:
     return ", ".join(str(n) if n == of else f"{n} of {of}" for n, of in counts) or ABSENT
 
 
-def _memory(entry: ComparedLabel) -> Fact:
+def _memory(entry: ComparedLabel) -> TextCell:
     sizes = {part: size / 1e9 for part, size in entry.run.memory(entry.label).items()}
     words = " + ".join(f"{sizes[part]:.2f}" for part in ("target", "draft") if part in sizes)
-    return Fact(words, {f"{part} memory, GB": sizes[part] for part in sizes})
+    return TextCell(words, {f"{part} memory, GB": sizes[part] for part in sizes})
 
 
 def _ratio(
     top: Callable[[CaseRecord], float | None], bottom: Callable[[CaseRecord], float | None]
-) -> Callable[[ComparedLabel], Estimate]:
+) -> Callable[[ComparedLabel], NumberCell]:
     return lambda entry: pooled_ratio(entry.records, top, bottom, entry.run.seed)
 
 
@@ -319,7 +319,7 @@ PARTS = {
 }
 
 
-def distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int, Estimate]]:
+def distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int, NumberCell]]:
     """Return every value up to the largest, also those that did not occur, and its share."""
     key = PARTS[part][1]
     records = [record for record in entry.records if record.drafter]
@@ -330,7 +330,7 @@ def distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int
         of_steps = zip(record.drafter[key], record.drafter["won_source"], strict=True)
         return Counter(value for value, winner in of_steps if winner == source)
 
-    def share(value: int) -> Estimate:
+    def share(value: int) -> NumberCell:
         counts, totals = (lambda r: counted(r)[value]), (lambda r: counted(r).total())
         return pooled_ratio(records, counts, totals, entry.run.seed, at_most=1)
 
@@ -380,7 +380,7 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
             continue
         best = timed[0]
         others = [entry for entry in leaders(timed, "speedup") if entry is not best]
-        words = leader_words([_pair(entry.knobs) for entry in (best, *others)])
+        words = leaders_text([_pair(entry.knobs) for entry in (best, *others)])
         unknown = ", which the data cannot part" if others else ""
         notes.append(f"(k*, w*) of {comparison.title}: {words}{unknown}.")
         place = ("best", method, model, dataset)
@@ -412,7 +412,7 @@ def _setting_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> Row
     spread: Cell = ABSENT
     if repeats := over_repeats(run.records, entry.label, run.baseline or ""):
         mean, sd = repeats
-        spread = Fact(f"{mean:.2f} ± {sd:.2f}", {"speedup mean": mean, "speedup sd": sd})
+        spread = TextCell(f"{mean:.2f} ± {sd:.2f}", {"speedup mean": mean, "speedup sd": sd})
     return {
         "model": run.model,
         "data": run.dataset,
@@ -431,7 +431,7 @@ def _setting_row(entry: ComparedLabel, setting: str, claim: Claim | None) -> Row
 _STREAM_PARTS = 5  # parts of the stream; its interval needs several requests in each
 
 
-def over_stream(entry: ComparedLabel) -> Iterator[tuple[float, dict[str, tuple[int, Estimate]]]]:
+def over_stream(entry: ComparedLabel) -> Iterator[tuple[float, dict[str, tuple[int, NumberCell]]]]:
     """Return tokens in the store; of MAT and tokens/s the requests that count, and the number."""
     run = entry.run
     timed = {(record.repeat, record.case_id) for record in timed_turns(run.records, run.labels)}
@@ -547,7 +547,7 @@ def _board_cell(place: str, claim: Claim | None, task: str) -> Cell:
     accepted = claim.value("mat", task) if claim else None
     parts = {f"{place}: claimed speedup": speedup, f"{place}: claimed MAT": accepted}
     words = [f"{value:.2f}" for value in (speedup, accepted) if value is not None]
-    return Fact(" / ".join(words) or ABSENT, parts)
+    return TextCell(" / ".join(words) or ABSENT, parts)
 
 
 # --- The methods with a draft model: what each gains and takes ------------------------------------
@@ -576,7 +576,7 @@ def draft_model_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
         for entry in comparison.drafting:
             clocked = inside.get(_key(entry))
             known = clocked is not None and clocked.run.tells_draft_time(entry.label)
-            share: Cell = phase_share(clocked) if clocked and known else Estimate(None)
+            share: Cell = phase_share(clocked) if clocked and known else NumberCell(None)
             rows.append(_cells(comparison, entry, _DRAFT_COLUMNS, {"draft share [95 %]": share}))
     text = captions(timed, of.text)
     yield ResultTable.of("Draft models: gains and resources", text, rows, short=_DRAFT_SHORT)

@@ -26,7 +26,7 @@ from analysis.plots.style import (
     rows_down,
     unit_of,
 )
-from specbench.results.cells import Estimate, Interval
+from specbench.results.cells import Interval, NumberCell
 
 _LETTERS = 86  # of names side by side, in all panels of a row
 _DENSE = 24  # points of lines whose intervals are drawn thin
@@ -59,7 +59,7 @@ class Point:
     across: Interval | None = None
 
     @classmethod
-    def at(cls, x: float, estimate: Estimate, hollow: bool = False) -> Point:
+    def at(cls, x: float, estimate: NumberCell, hollow: bool = False) -> Point:
         few = estimate.few and estimate.compares  # of too few cases there is no speedup
         return cls(x, None if few else estimate.value, estimate.interval, hollow=hollow)
 
@@ -351,7 +351,7 @@ def _draw_dots(axes: Axes, rows: Sequence[Series]) -> list[tuple[float, float]]:
 
 
 def stacked_bars(
-    rows: Mapping[str, Mapping[str, Estimate]],
+    rows: Mapping[str, Mapping[str, NumberCell]],
     xlabel: str,
     title: str,
     caption: str,
@@ -367,7 +367,7 @@ def stacked_bars(
     axes = figure.subplots()
     left = np.zeros(len(rows))
     for part, color in zip(parts, _PARTS, strict=False):
-        cells = [row.get(part, Estimate(None)) for row in rows.values()]
+        cells = [row.get(part, NumberCell(None)) for row in rows.values()]
         widths = np.array([cell.value or 0.0 for cell in cells])
         drawn = axes.barh(
             range(len(rows)), widths, left=left, label=part, height=0.6, linewidth=0.5, color=color,

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import Normal, Stroke
 
 from analysis.plots.style import WIDTH, Drawing, canvas, finish, ratio_ticks
-from specbench.results.cells import Estimate, number
+from specbench.results.cells import NumberCell, number
 from specbench.results.metrics import standing_word
 
 Place: TypeAlias = "tuple[Any, ...]"  # names of a row and of a column
@@ -38,7 +38,7 @@ class HeatmapGrid:
     """
 
     title: str
-    cells: Mapping[Place, Estimate]
+    cells: Mapping[Place, NumberCell]
     leaders: Sequence[Place] = ()
 
     @cached_property
@@ -112,9 +112,9 @@ def heatmaps(
 
 
 def _write_cell(
-    axes: Axes, place: tuple[int, int], cell: Estimate | None, scale: Normalize, roomy: bool
+    axes: Axes, place: tuple[int, int], cell: NumberCell | None, scale: Normalize, roomy: bool
 ) -> None:
-    cell = cell or Estimate(None)
+    cell = cell or NumberCell(None)
     interval = cell.interval if roomy else None
     style = {
         "xy": place, "textcoords": "offset points", "ha": "center", "va": "center",

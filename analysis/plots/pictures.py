@@ -16,8 +16,8 @@ from analysis.runs.leaders import by_speedup, over_plain, sentence_of, wrong_wor
 from analysis.runs.settings import apart, without_names
 from analysis.runs.sweeps import Sweep, sweeps, swept_knobs
 from specbench.errors import ResultsError
-from specbench.results.cells import Estimate
-from specbench.results.headline_table import case_words
+from specbench.results.cells import NumberCell
+from specbench.results.headline_table import case_count_text
 from specbench.results.names import display_name
 from specbench.results.statistics.served import system_speedups
 
@@ -209,7 +209,7 @@ def load_picture(group: Sequence[ComparedRuns]) -> Drawing:
     return curves([[panel]], title, caption_of(group[0]))
 
 
-def _speedups_of_all(comparison: ComparedRuns) -> Iterator[tuple[ComparedLabel, Estimate, str]]:
+def _speedups_of_all(comparison: ComparedRuns) -> Iterator[tuple[ComparedLabel, NumberCell, str]]:
     """Speedup of all texts together, and verdict against plain decoding.
 
     Of fewer batches than an interval needs there is no number.
@@ -225,9 +225,11 @@ def _speedups_of_all(comparison: ComparedRuns) -> Iterator[tuple[ComparedLabel, 
         speedup = entry.measured("speedup")
         verdict = over.get((entry.run.path, entry.label), "too few")
         if entry.run.path in served:
-            speedup, verdict = served[entry.run.path].get(entry.label, (Estimate(None), "too few"))
+            speedup, verdict = served[entry.run.path].get(
+                entry.label, (NumberCell(None), "too few")
+            )
         elif speedup.interval is None:
-            speedup = Estimate(None)
+            speedup = NumberCell(None)
         yield entry, speedup, verdict
 
 
@@ -250,7 +252,7 @@ def sweep_heatmaps(
     several = len({entry.run.dataset for entry in firsts}) > 1
     grids = []
     for sweep, entry in zip(swept, firsts, strict=True):
-        data = f"{display_name(entry.run.dataset)} (n = {case_words(entry.overall)})"
+        data = f"{display_name(entry.run.dataset)} (n = {case_count_text(entry.overall)})"
         heading = sweep.titled(data if several else "")
         grids.append(HeatmapGrid(heading, sweep.estimates(key), sweep.leaders(key)))
     if not any(grid.numbers for grid in grids):

@@ -14,7 +14,7 @@ import numpy as np
 
 from analysis.runs.comparisons import ComparedLabel
 from analysis.runs.estimates import STEP_PHASES, phase_s, pooled_ratio, steps
-from specbench.results.cells import ABSENT, Estimate
+from specbench.results.cells import ABSENT, NumberCell
 from specbench.results.records import CaseRecord
 
 
@@ -24,7 +24,7 @@ def by_depth(
     deepest: int = 12,
     depths: Mapping[tuple[int, str, int, str], Sequence[int]] | None = None,
     conditional: bool = False,
-) -> list[tuple[int, Estimate]]:
+) -> list[tuple[int, NumberCell]]:
     """Return by depth the share of drafts accepted there, up to where nothing is accepted.
 
     Of the steps with a draft, those that accepted so many tokens; one plus the sum over all depths
@@ -63,7 +63,7 @@ where_the_one_before = partial(by_depth, conditional=True)
 
 def by_position(
     records: Sequence[CaseRecord], width: int = 16, seed: int = 0
-) -> list[tuple[float, Estimate]]:
+) -> list[tuple[float, NumberCell]]:
     """Compute MAT of one label's steps that begin within each stretch of the answer.
 
     Returns:
@@ -79,7 +79,7 @@ def by_position(
 
     longest = max((record.n_new for record in records), default=0)
 
-    def mat_in(stretch: int) -> Estimate:
+    def mat_in(stretch: int) -> NumberCell:
         tokens, passes = (
             (lambda r: sum(steps_in(r, stretch))),
             (lambda r: len(steps_in(r, stretch))),
@@ -124,26 +124,26 @@ def drafter_count(key: str) -> Callable[[CaseRecord], float | None]:
 draft_passes, draft_tokens = drafter_count("draft_forwards"), drafter_count("draft_tokens")
 
 
-def rows_of_target_pass(entry: ComparedLabel) -> Estimate:
+def rows_of_target_pass(entry: ComparedLabel) -> NumberCell:
     """Tokens of a target pass: draft, auxiliary nodes and root."""
     return pooled_ratio(
         entry.records, lambda r: r.n_drafted + r.n_aux + r.n_target_passes, steps, entry.run.seed
     )
 
 
-def rows_of_draft_pass(entry: ComparedLabel) -> Estimate:
+def rows_of_draft_pass(entry: ComparedLabel) -> NumberCell:
     """Tokens of a pass of the draft model; no number without one."""
     return pooled_ratio(entry.records, draft_tokens, draft_passes, entry.run.seed)
 
 
-def load_of_pass(rows: Estimate, parameters: int | None) -> str:
+def load_of_pass(rows: NumberCell, parameters: int | None) -> str:
     """Params × L_new: billions of parameters times tokens of one pass."""
     if rows.value is None or parameters is None:
         return ABSENT
     return f"{rows.value * parameters / 1e9:.3g}"
 
 
-def phase_share(entry: ComparedLabel, phase: str = "draft") -> Estimate:
+def phase_share(entry: ComparedLabel, phase: str = "draft") -> NumberCell:
     """A phase's share of the time of an entry's timed steps; no number without phases."""
     clocked = [record for record in entry.timed_records if record.phase_s]
     return pooled_ratio(
@@ -155,7 +155,7 @@ def phase_share(entry: ComparedLabel, phase: str = "draft") -> Estimate:
     )
 
 
-def hit_rate(entry: ComparedLabel) -> Estimate:
+def hit_rate(entry: ComparedLabel) -> NumberCell:
     """Share of queries whose corrected token was in the cache; no number without a cache."""
     hits, misses = drafter_count("hits"), drafter_count("misses")
 

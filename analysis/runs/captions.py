@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from analysis.runs.comparisons import ComparedRuns
 from analysis.runs.load import Run
 from specbench.results.conditions import KINDS, Warned, conditions, joined, warnings
-from specbench.results.headline_table import cases_words
+from specbench.results.headline_table import cases_text
 from specbench.results.statistics.disturbed import disturbance_text
 from specbench.results.statistics.served import served_labels
 from specbench.results.summary_schema import SummaryRow
@@ -19,7 +19,7 @@ def caption(comparison: ComparedRuns) -> str:
     The first line begins with what kind of numbers these are, where they were not measured here.
     """
     first = comparison.runs[0]
-    cases = cases_words(entry.overall for entry in comparison.entries)
+    cases = cases_text(entry.overall for entry in comparison.entries)
     model = conditions_of(comparison)["model"]
     settings = f", {comparison.told}" if comparison.told else ""
     head = f"{model} on {first.dataset}{settings}: {cases}. {first.hardware}."

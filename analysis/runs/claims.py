@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError,
 from analysis.runs.estimates import pooled_ratio, steps
 from analysis.runs.load import Run
 from specbench.errors import ResultsError
-from specbench.results.cells import FEWEST, Estimate
+from specbench.results.cells import FEWEST, NumberCell
 from specbench.results.statistics.roofline import baseline_context
 from specbench.results.statistics.summary import counted_turns, summarize
 from specbench.results.summary_schema import SummaryRow, interval, n_of, number
@@ -64,7 +64,7 @@ _OVER = {"gain", "speed_ratio", "load_ratio", "mat_gain"}
 # A model that no table of ours can show.
 _NO_MODEL = re.compile(r"all|unspecified.*")
 _FORMULAS = {"end_to_end": "end to end", "specbench_exact": "by Spec-Bench's speed.py"}
-_ABSENT = Estimate(None)
+_ABSENT = NumberCell(None)
 
 
 class _Part(BaseModel):
@@ -334,8 +334,8 @@ class Judgement(NamedTuple):
     """A verdict, and the numbers on the claim's terms that it is about."""
 
     verdict: str
-    mat: Estimate = _ABSENT
-    speedup: Estimate = _ABSENT
+    mat: NumberCell = _ABSENT
+    speedup: NumberCell = _ABSENT
 
 
 def judge(run: Run, claim: Claim, row: SummaryRow) -> Judgement:
@@ -353,7 +353,7 @@ def judge(run: Run, claim: Claim, row: SummaryRow) -> Judgement:
     return Judgement(compare(claim, task, mat, speedup, lacking), mat, speedup)
 
 
-def _mat(run: Run, claim: Claim, row: SummaryRow) -> Estimate:
+def _mat(run: Run, claim: Claim, row: SummaryRow) -> NumberCell:
     if row["method"] not in claim.counting.mat_counts_prompt:
         return estimate_of(row, "mat")
     records = [
@@ -364,7 +364,7 @@ def _mat(run: Run, claim: Claim, row: SummaryRow) -> Estimate:
     return pooled_ratio(records, lambda r: r.n_new, lambda r: steps(r) + 1, run.seed)
 
 
-def _speedup(run: Run, claim: Claim, row: SummaryRow) -> tuple[Estimate, str]:
+def _speedup(run: Run, claim: Claim, row: SummaryRow) -> tuple[NumberCell, str]:
     """Speedup on the claim's terms; without it what to run."""
     counting = claim.counting
     plain = baseline_context(run.manifest).plain.get(counting.baseline)
@@ -381,13 +381,15 @@ def _rows_over(run: Run, plain: str, speed: str) -> list[SummaryRow]:
     return summarize(run.records, run.labels, plain, run.seed, estimator=speed)
 
 
-def estimate_of(row: SummaryRow, key: str) -> Estimate:
+def estimate_of(row: SummaryRow, key: str) -> NumberCell:
     """Return a number of a row with its interval, of plain decoding too."""
     few, compares = n_of(row, key) < FEWEST, key.endswith("speedup")
-    return Estimate(number(row, key), interval(row, key), few=few, compares=compares)
+    return NumberCell(number(row, key), interval(row, key), few=few, compares=compares)
 
 
-def compare(claim: Claim, task: str, mat: Estimate, speedup: Estimate, lacking: str = "") -> str:
+def compare(
+    claim: Claim, task: str, mat: NumberCell, speedup: NumberCell, lacking: str = ""
+) -> str:
     """Return the verdict on numbers that are counted as the claim's; a speed may be ``lacking``."""
     verdicts = {}
     for metric, measured in (("mat", mat), ("speedup", speedup)):
@@ -402,7 +404,7 @@ def compare(claim: Claim, task: str, mat: Estimate, speedup: Estimate, lacking: 
     return f"{verdict}; {lacking}" if lacking else verdict
 
 
-def _equivalent(claimed: float, measured: Estimate, factor: float) -> str:
+def _equivalent(claimed: float, measured: NumberCell, factor: float) -> str:
     """Whether a number is the claimed one, up to a factor either way."""
     if measured.interval is None:
         return CANNOT_TELL

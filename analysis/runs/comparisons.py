@@ -13,7 +13,7 @@ from typing import Any
 from analysis.runs.claims import Claim, claims_not_run, find_claim, judge, load_claims
 from analysis.runs.load import Run
 from analysis.runs.settings import run_words, setting_words
-from specbench.results.cells import FEWEST, Estimate
+from specbench.results.cells import FEWEST, NumberCell
 from specbench.results.headline_table import measured
 from specbench.results.manifest import BASELINE
 from specbench.results.names import display_name
@@ -72,14 +72,16 @@ class ComparedLabel:
         """The measured speedup over the run without the rule about disturbed turns."""
         return self.disturbed and self.disturbed["without_rule"][self.label]["speedup"]
 
-    def measured(self, key: str, task: str = OVERALL) -> Estimate:
+    def measured(self, key: str, task: str = OVERALL) -> NumberCell:
         """A number of a task's row with its interval; none where the run lacks the task."""
-        return measured(self.rows[task], key) if task in self.rows else Estimate(None)
+        return measured(self.rows[task], key) if task in self.rows else NumberCell(None)
 
-    def speed(self) -> Estimate:
+    def speed(self) -> NumberCell:
         """Tokens/s over the run with its own interval."""
         row = self.overall
-        return Estimate(row["tokens_per_s"], row["tokens_per_s_ci"], 1, n_of(row, "speed") < FEWEST)
+        return NumberCell(
+            row["tokens_per_s"], row["tokens_per_s_ci"], 1, n_of(row, "speed") < FEWEST
+        )
 
     def verdict(self, task: str = OVERALL, claim: Claim | None = None) -> str:
         """The verdict on the label's claim, or on another one about it; "" without one."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specbench.results.cells import FEWEST, Estimate
+from specbench.results.cells import FEWEST, NumberCell
 from specbench.results.records import PHASES, CaseRecord
 from specbench.results.statistics.bootstrap import log_ratios, ratio_of_totals, strata_of
 from specbench.results.statistics.summary import DECODE, TIMED_COMMITTED, pool
@@ -37,7 +37,7 @@ def pooled_ratio(
     below: Callable[[CaseRecord], float | None],
     seed: int = 0,
     at_most: float = math.inf,
-) -> Estimate:
+) -> NumberCell:
     """Sum of ``above`` over sum of ``below``, with the interval of a bootstrap over cases.
 
     Of cases decoded at once it draws groups. No interval is made of fewer than
@@ -60,7 +60,7 @@ def pooled_ratio(
     whole = each.sum(axis=0)
     value = ratio_of_totals(whole[:, 0], whole[:, 1])
     if not math.isfinite(value):
-        return Estimate(None)
+        return NumberCell(None)
     counted = whole[:, 1] > 0
     columns = np.concatenate([whole[None], each])[:, counted]
     # A group's cases are of several categories.
@@ -68,18 +68,18 @@ def pooled_ratio(
     strata = strata_of([categories[u] for u, used in zip(units, counted, strict=True) if used])
     ratios = log_ratios(columns[..., :1], columns[..., 1:], strata, seed)
     if ratios is None:
-        return Estimate(value, few=int(counted.sum()) < FEWEST)
+        return NumberCell(value, few=int(counted.sum()) < FEWEST)
     low, high = ratios.interval(0, value)
-    return Estimate(value, (low, min(high, at_most)))
+    return NumberCell(value, (low, min(high, at_most)))
 
 
-def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
+def tokens_per_s(records: Iterable[CaseRecord], seed: int = 0) -> NumberCell:
     """Decoding speed of one label's timed turns: of one user, where several are decoded at once."""
     speed = pooled_ratio(records, lambda r: r.n_decoded, lambda r: r.decode_s, seed)
     return replace(speed, digits=1)
 
 
-def mat(records: Iterable[CaseRecord], seed: int = 0) -> Estimate:
+def mat(records: Iterable[CaseRecord], seed: int = 0) -> NumberCell:
     """Mean accepted tokens of one label's turns."""
     estimate = pooled_ratio(records, decoded_tokens, steps, seed)
     if estimate.interval is None:

@@ -14,7 +14,7 @@ import numpy as np
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.settings import setting_words
 from specbench.results.statistics.bootstrap import LogRatios
-from specbench.results.statistics.counted import WRONG, wrong_words
+from specbench.results.statistics.counted import WRONG, wrong_output_texts
 from specbench.results.statistics.pairs import Ranking, rank_labels
 from specbench.results.statistics.served import system_verdict
 from specbench.results.statistics.summary import Sample, pool
@@ -105,7 +105,7 @@ def wrong_words_of(comparison: ComparedRuns) -> list[str]:
     sentences = []
     for run in comparison.runs:
         wrong = {names.get((run.path, x), x): w for x, w in run.wrong_outputs.items()}
-        sentences += wrong_words(wrong, run.baseline)
+        sentences += wrong_output_texts(wrong, run.baseline)
     return sentences
 
 

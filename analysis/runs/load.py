@@ -13,7 +13,7 @@ import numpy as np
 
 from specbench.arrays import FloatArray
 from specbench.errors import ResultsError
-from specbench.results.cells import Estimate
+from specbench.results.cells import NumberCell
 from specbench.results.conditions import code_text, gpu_names, hardware_text, thinking
 from specbench.results.jsonl_schema import ErrorLine, error_line, read_steps
 from specbench.results.manifest import LabelInfo, ModelInfo, RunManifest
@@ -60,7 +60,7 @@ class Surface:
     def repeats(self) -> int:
         return int(self.samples_s.shape[-1])
 
-    def slowdowns(self, context: int, seed: int) -> dict[tuple[int, int], Estimate]:
+    def slowdowns(self, context: int, seed: int) -> dict[tuple[int, int], NumberCell]:
         """Compute by (k, w) a batch pass's time over a pass of one token at the same context.
 
         The interval is the bootstrap's, of the ratio of medians over the repeated passes.
@@ -72,7 +72,7 @@ class Surface:
         one = ks.index(1), ws.index(0)
         low, high = np.quantile(resampled / resampled[one], (0.025, 0.975), axis=-1)
         return {
-            (k, w): Estimate(
+            (k, w): NumberCell(
                 float(medians[i, j] / medians[one]),
                 (float(low[i, j]), float(high[i, j])) if repeats > 1 and (i, j) != one else None,
             )

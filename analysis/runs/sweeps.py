@@ -11,7 +11,7 @@ from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import leaders
 from analysis.runs.settings import apart, other_settings, varied_knobs, without_names
 from specbench.errors import ResultsError
-from specbench.results.cells import FEWEST, Estimate
+from specbench.results.cells import FEWEST, NumberCell
 from specbench.results.summary_schema import n_of, number
 
 # A knob's value as it is ordered and shown: other kinds (switches, lists) as their text.
@@ -38,7 +38,7 @@ class Sweep:
         """The title with the words below it, a setting a line: grids are narrow."""
         return "\n".join(filter(None, [title, *self.words.split(", ")]))
 
-    def estimates(self, key: str) -> dict[Cell, Estimate]:
+    def estimates(self, key: str) -> dict[Cell, NumberCell]:
         return {cell: entry.measured(key) for cell, entry in self.entries.items()}
 
     def leaders(self, key: str) -> list[Cell]:

@@ -11,7 +11,7 @@ from analysis.runs.claims import NOT_RUN, OTHER_MODEL, VERDICT_RULES, Claim, est
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, run_names
 from analysis.runs.leaders import over_plain, standings, verdict_of
 from analysis.tabular.table import ResultTable
-from specbench.results.cells import ABSENT, INTERVAL, Cell, Estimate, Fact
+from specbench.results.cells import ABSENT, INTERVAL, Cell, NumberCell, TextCell
 from specbench.results.headline_table import (
     DECISION,
     DECISION_TEXT,
@@ -20,7 +20,7 @@ from specbench.results.headline_table import (
     OUTPUTS,
     SPEEDUP,
     case_cell,
-    case_words,
+    case_count_text,
     decision_cells,
     outputs_cell,
     p_text,
@@ -65,14 +65,14 @@ def context_cells(row: SummaryRow) -> Row:
     return {
         METRIC["speedup_eager"].column: estimate_of(row, "speedup_eager"),
         METRIC["speedup_graph"].column: estimate_of(row, "speedup_graph"),
-        METRIC["bandwidth_share"].column: Estimate(row["bandwidth_share"]),
+        METRIC["bandwidth_share"].column: NumberCell(row["bandwidth_share"]),
     }
 
 
-def claimed_cell(claim: Claim | None, metric: str, task: str = OVERALL) -> Estimate:
+def claimed_cell(claim: Claim | None, metric: str, task: str = OVERALL) -> NumberCell:
     """A claimed number with its qualifier."""
     value = claim.value(metric, task) if claim else None
-    return Estimate(value, claimed=True, qualifier=(claim and claim.qualifier) or "")
+    return NumberCell(value, claimed=True, qualifier=(claim and claim.qualifier) or "")
 
 
 def claimed_cells(claim: Claim | None) -> Row:
@@ -103,7 +103,7 @@ def _further_cells(entry: ComparedLabel, tasks: Sequence[str] = ()) -> Row:
             for task in tasks
             if len(tasks) > 1
         },
-        METRIC["joules_per_token"].column: Estimate(row["joules_per_token"]),
+        METRIC["joules_per_token"].column: NumberCell(row["joules_per_token"]),
         **claimed_cells(entry.claim),
         "verdict": entry.verdict(),
     }
@@ -212,7 +212,7 @@ def task_table(comparison: ComparedRuns, title: str) -> ResultTable:
             rows.append(
                 {
                     "data": task,
-                    "n": Fact(f"n = {case_words(row)}", case_cell(row).parts),
+                    "n": TextCell(f"n = {case_count_text(row)}", case_cell(row).parts),
                     "method": comparison.name_of(entry),
                     MAT: entry.measured("mat", task),
                     SPEEDUP: entry.measured("speedup", task),
@@ -288,10 +288,10 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
                 {
                     "first": names.get((run.path, pair["first"]), pair["first"]),
                     "second": names.get((run.path, pair["second"]), pair["second"]),
-                    "ratio [95 %]": Estimate(pair["ratio"], pair["ratio_ci"], 3, few),
-                    "p": Fact(p_text(pair["p_family"]), {"p": pair["p_family"]}),
-                    "first is": Fact(pair_text(pair), {"first is": pair["verdict"]}),
-                    "detectable": Estimate(pair["detectable"], digits=3),
+                    "ratio [95 %]": NumberCell(pair["ratio"], pair["ratio_ci"], 3, few),
+                    "p": TextCell(p_text(pair["p_family"]), {"p": pair["p_family"]}),
+                    "first is": TextCell(pair_text(pair), {"first is": pair["verdict"]}),
+                    "detectable": NumberCell(pair["detectable"], digits=3),
                     "cases": str(pair["n_cases"]),
                 }
             )

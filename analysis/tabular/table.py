@@ -15,8 +15,8 @@ from specbench.results.cells import (
     FEWEST,
     INTERVAL,
     Cell,
-    Estimate,
-    Fact,
+    NumberCell,
+    TextCell,
     numeric_columns,
 )
 from specbench.results.fitted_table import FittedTable, in_short
@@ -38,7 +38,7 @@ class ResultTable:
     """A table, whatever it is printed as.
 
     Attributes:
-        frame: headings and cells; a cell is text, an :class:`Estimate` or a :class:`Fact`.
+        frame: headings and cells; a cell is text, an :class:`NumberCell` or a :class:`TextCell`.
         notes: about claims, below the table.
         short: the columns that are shown at first, one with intervals by its name without
             ``[95 %]`` where it is shown without them; none: all but :data:`_FURTHER`.
@@ -99,7 +99,7 @@ class ResultTable:
     @property
     def foot(self) -> list[str]:
         """What holds for all rows: how verdicts are found, why some numbers have no interval."""
-        cells = [cell for row in self.rows for cell in row if isinstance(cell, Estimate)]
+        cells = [cell for row in self.rows for cell in row if isinstance(cell, NumberCell)]
         foot = [note for note in self.notes if note in VERDICT_RULES]
         foot += [_FEW] if any(cell.few and cell.value is not None for cell in cells) else []
         return foot + ([_ALIKE] if any(cell.degenerate for cell in cells) else [])
@@ -189,9 +189,9 @@ def column_name(heading: str) -> str:
 def _parts(heading: str, cell: Cell) -> dict[str, object]:
     """What a cell holds, by column."""
     name = column_name(heading)
-    if isinstance(cell, Fact):
+    if isinstance(cell, TextCell):
         return {column_name(part): value for part, value in cell.parts.items()}
-    if not isinstance(cell, Estimate):
+    if not isinstance(cell, NumberCell):
         return {name: cell}
     if cell.claimed:
         qualifier = {f"{name}_qualifier": cell.qualifier} if cell.qualifier else {}
@@ -260,7 +260,7 @@ def _floats(table: ResultTable, label: str) -> Iterator[str]:
     first, *lines = table.caption.split("\n")
     if len(first) > _CAPTION:
         first, lines = "", [first, *lines]
-    bold = any(isinstance(cell, Estimate) and cell.leads for row in table.rows for cell in row)
+    bold = any(isinstance(cell, NumberCell) and cell.leads for row in table.rows for cell in row)
     lines = [*table.head, *lines, *([_BOLD] if bold else []), *table.foot]
     text = _latex(" ".join(filter(None, lines)))
     below = f"\\par\\smallskip\\parbox{{\\linewidth}}{{\\footnotesize {text}}}\n" if text else ""
@@ -302,7 +302,7 @@ def _heading(heading: str, cells: Sequence[Cell]) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    if isinstance(cell, Estimate):
+    if isinstance(cell, NumberCell):
         value, _, interval = str(cell).partition(" [")
         number = f"\\textbf{{{_latex(value)}}}" if cell.leads else _latex(value)
         return f"{number}{{\\,\\scriptsize[{_latex(interval)}}}" if interval else number

@@ -18,7 +18,7 @@ from runners.run_folder import folder
 from specbench.config.entries import compose_entry
 from specbench.errors import ConfigurationError
 from specbench.results import records
-from specbench.results.cells import Estimate
+from specbench.results.cells import NumberCell
 from specbench.results.manifest import BASELINE, RunManifest
 
 _FOLDER = "added"
@@ -103,5 +103,5 @@ def _compare_baselines(path: Path, later: Path) -> str:
         "slower": "it was SLOWER there: do not compare ratios across the two",
     }
     unknown = "the cases are too few to tell whether the two agree"
-    ratio = Estimate(pair["ratio"], pair["ratio_ci"])
+    ratio = NumberCell(pair["ratio"], pair["ratio_ci"])
     return f"{ratio}; {verdicts.get(pair['verdict'], unknown)}"

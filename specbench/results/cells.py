@@ -26,7 +26,7 @@ def number(value: float | None, form: str) -> str:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class NumberCell:
     """A number with its 95 % interval, as one cell."""
 
     value: float | None
@@ -52,7 +52,7 @@ class Estimate:
         return f"{text} [{low:.{self.digits}f}, {high:.{self.digits}f}]"
 
     @property
-    def alone(self) -> Estimate:
+    def without_interval(self) -> NumberCell:
         """The number without its interval."""
         return replace(self, interval=None, few=self.few and self.compares)
 
@@ -64,7 +64,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Fact:
+class TextCell:
     """Text for a reader, of which a program gets the parts, by column."""
 
     text: str
@@ -74,7 +74,7 @@ class Fact:
         return self.text
 
 
-Cell: TypeAlias = "str | Estimate | Fact"
+Cell: TypeAlias = "str | NumberCell | TextCell"
 
 
 def numeric_columns(columns: pd.DataFrame | Mapping[str, Sequence[Cell]]) -> list[bool]:
@@ -83,7 +83,7 @@ def numeric_columns(columns: pd.DataFrame | Mapping[str, Sequence[Cell]]) -> lis
 
 
 def _is_number(cell: object) -> bool:
-    if isinstance(cell, Estimate) or cell == ABSENT:
+    if isinstance(cell, NumberCell) or cell == ABSENT:
         return True
     with contextlib.suppress(ValueError):
         float(str(cell))

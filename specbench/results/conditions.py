@@ -17,7 +17,7 @@ import yaml
 from specbench.config.schema import STORED_WEIGHTS
 from specbench.paths import PROJECT
 from specbench.results.cells import FEWEST
-from specbench.results.headline_table import AGAINST_TEXT, cases_words, listed
+from specbench.results.headline_table import AGAINST_TEXT, cases_text, join_names
 from specbench.results.manifest import ModelInfo, Passes, RunManifest
 from specbench.results.metrics import METRICS
 from specbench.results.records import (
@@ -197,7 +197,7 @@ def conditions(
     lines = {
         "model": _model(manifest),
         "data": str(manifest.setting("dataset", "name")),
-        "cases": cases_words(whole) if whole else "",
+        "cases": cases_text(whole) if whole else "",
         "new tokens a turn": f"at most {limit}" if limit else "",
         "repeats": str(repeats) if repeats > 1 else "",
         "sampling": _sampling(records, manifest),
@@ -297,7 +297,9 @@ def _by_value(values: Mapping[str, str]) -> str:
         by_value.setdefault(value, []).append(label)
     if len(by_value) < 2:
         return "".join(by_value)
-    return "; ".join(f"{value} ({listed(labels, _LISTED)})" for value, labels in by_value.items())
+    return "; ".join(
+        f"{value} ({join_names(labels, _LISTED)})" for value, labels in by_value.items()
+    )
 
 
 def _draft_sources(manifest: RunManifest, rows: Sequence[SummaryRow]) -> dict[str, str]:
@@ -326,7 +328,7 @@ def _drafted(records: Sequence[CaseRecord]) -> str:
         for label, n in steps.items()
         if n and drafted[label]
     ]
-    return listed(texts, _LISTED)
+    return join_names(texts, _LISTED)
 
 
 def _interval(records: Sequence[CaseRecord], repeats: int, rows: Sequence[SummaryRow]) -> str:

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from specbench.results.cells import ABSENT, INTERVAL, Cell, Estimate, numeric_columns
+from specbench.results.cells import ABSENT, INTERVAL, Cell, NumberCell, numeric_columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,7 @@ def in_short(columns: Columns, headings: Sequence[str]) -> dict[str, list[Cell]]
 
 
 def _without_interval(cell: Cell) -> Cell:
-    return cell.alone if isinstance(cell, Estimate) else cell
+    return cell.without_interval if isinstance(cell, NumberCell) else cell
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class FittedTable:
 
 def _styled(cell: Cell) -> Text:
     text = str(cell)
-    if isinstance(cell, Estimate) and cell.leads:
+    if isinstance(cell, NumberCell) and cell.leads:
         return Text(text, style="bold green")
     if "BUG" in text:
         return Text(text, style="bold red")

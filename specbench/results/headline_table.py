@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from specbench.results.cells import ABSENT, FEWEST, Cell, Estimate, Fact
+from specbench.results.cells import ABSENT, FEWEST, Cell, NumberCell, TextCell
 from specbench.results.manifest import BASELINE
 from specbench.results.metrics import METRIC, standing_word
 from specbench.results.summary_schema import Pair, Standing, SummaryRow, interval, n_of
@@ -64,12 +64,12 @@ def decision_cells(
     }
 
 
-def measured(row: SummaryRow, key: str) -> Estimate:
+def measured(row: SummaryRow, key: str) -> NumberCell:
     """Give a number with its interval; plain decoding's are 1 by definition, or of no interest."""
     if BASELINE in (row["method"], row["label"]):
-        return Estimate(row.get(key))
+        return NumberCell(row.get(key))
     few, compares = n_of(row, key) < FEWEST, key.endswith("speedup")
-    return Estimate(row.get(key), interval(row, key), few=few, compares=compares)
+    return NumberCell(row.get(key), interval(row, key), few=few, compares=compares)
 
 
 def against_cell(standing: Standing | None, unit: str = "cases") -> Cell:
@@ -79,32 +79,32 @@ def against_cell(standing: Standing | None, unit: str = "cases") -> Cell:
     text, p = standing_word(standing["verdict"], unit), standing["p"]
     if p is not None:
         text += f", p {'<0.001' if p < 5e-4 else f'{p:.3f}'}"
-    return Fact(text, {AGAINST: standing["verdict"], f"p {AGAINST}": p})
+    return TextCell(text, {AGAINST: standing["verdict"], f"p {AGAINST}": p})
 
 
-def case_cell(row: SummaryRow) -> Fact:
+def case_cell(row: SummaryRow) -> TextCell:
     """Count the cases that MAT is about, and those that speeds are about."""
-    return Fact(case_words(row), {"cases": row["n_cases"], "timed": row["n_timed"]})
+    return TextCell(case_count_text(row), {"cases": row["n_cases"], "timed": row["n_timed"]})
 
 
 def outputs_cell(row: SummaryRow) -> Cell:
     """Count turns by verdict; of a label that nobody audited the caption says so."""
     counts = dict(row["lossless"])
     audited = any(counts[kind] for kind in counts if kind != "not_audited")
-    return Fact(verdict_words(counts) if audited else ABSENT, counts)
+    return TextCell(outputs_text(counts) if audited else ABSENT, counts)
 
 
-def case_words(row: SummaryRow) -> str:
+def case_count_text(row: SummaryRow) -> str:
     """``12``, or ``12 (9 timed)``: cases that MAT is about, and those that speeds are about."""
     n_cases, n_timed = row["n_cases"], row["n_timed"]
     timed = row["timing"] != "none" and n_timed != n_cases
     return f"{n_cases} ({n_timed} timed)" if timed else str(n_cases)
 
 
-def cases_words(rows: Iterable[SummaryRow]) -> str:
+def cases_text(rows: Iterable[SummaryRow]) -> str:
     """``12 cases``; ``9 to 12 (11 timed) cases`` where the rows are not of as many."""
     by_number = sorted(rows, key=lambda row: n_of(row, "speedup"))
-    first, *more = dict.fromkeys(map(case_words, by_number))
+    first, *more = dict.fromkeys(map(case_count_text, by_number))
     return f"{first}{f' to {more[-1]}' if more else ''} case{'' if first == '1' else 's'}"
 
 
@@ -123,7 +123,7 @@ def p_text(p: float) -> str:
     return "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
-def listed(names: Sequence[str], most: int = LEADERS_NAMED) -> str:
+def join_names(names: Sequence[str], most: int = LEADERS_NAMED) -> str:
     """Join names: ``a``, ``a and b``, ``a, b, c and 3 others``."""
     shown = list(names)
     if len(shown) > most:
@@ -131,14 +131,14 @@ def listed(names: Sequence[str], most: int = LEADERS_NAMED) -> str:
     return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
-def leader_words(leaders: Sequence[str]) -> str:
+def leaders_text(leaders: Sequence[str]) -> str:
     """``sam``; ``sam or pld`` where the data cannot tell; many are counted."""
     if len(leaders) <= LEADERS_NAMED:
         return " or ".join(leaders) or ABSENT
     return f"{leaders[0]} or one of {len(leaders) - 1} others"
 
 
-def verdict_words(counts: Mapping[str, int]) -> str:
+def outputs_text(counts: Mapping[str, int]) -> str:
     """``3 near tie, 45 equal``: turns by verdict; kinds that did not occur are left out."""
     texts = [f"{counts[kind]} {word}" for kind, word in _VERDICTS.items() if counts.get(kind)]
     return ", ".join(texts) or "nothing audited"

@@ -12,7 +12,7 @@ from specbench.results.conditions import conditions, warnings
 from specbench.results.manifest import RunManifest
 from specbench.results.records import SCHEMA_VERSION, CaseRecord
 from specbench.results.statistics.batched import batched_labels
-from specbench.results.statistics.counted import WRONG, left_out, wrong_outputs, wrong_words
+from specbench.results.statistics.counted import WRONG, left_out, wrong_output_texts, wrong_outputs
 from specbench.results.statistics.disturbed import disturbance, disturbance_text
 from specbench.results.statistics.pairs import rank_sample
 from specbench.results.statistics.roofline import BaselineContext, baseline_context
@@ -52,7 +52,7 @@ def compare_labels(
         "pairs": ranked.pairs,
         "leaders": ranked.leaders,
         "against_best": {**ranked.standings, **dict.fromkeys(wrong, WRONG)},
-        "verdict": "\n".join([*wrong_words(wrong, baseline), said]).strip(),
+        "verdict": "\n".join([*wrong_output_texts(wrong, baseline), said]).strip(),
     }
 
 

@@ -22,7 +22,7 @@ from analysis.runs.claims import (
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import Run, load_runs
 from specbench.errors import ResultsError
-from specbench.results.cells import Estimate
+from specbench.results.cells import NumberCell
 from specbench.results.manifest import DraftInfo, LabelInfo, ModelInfo
 from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import RECORDS, claim
@@ -261,8 +261,8 @@ class TestFindClaim:
 # --- verdicts -------------------------------------------------------------------------------------
 
 CLAIMED = {"speedup": 1.80, "mat": 2.40}
-ALONE = {"mat": Estimate(2.40), "speedup": Estimate(1.80)}  # without intervals
-WIDE = {"mat": Estimate(4.13, (0.94, 18.15))}
+ALONE = {"mat": NumberCell(2.40), "speedup": NumberCell(1.80)}  # without intervals
+WIDE = {"mat": NumberCell(4.13, (0.94, 18.15))}
 
 
 @pytest.mark.parametrize(
@@ -287,14 +287,14 @@ WIDE = {"mat": Estimate(4.13, (0.94, 18.15))}
         # A wide interval agrees with nothing, and still refuses what lies far outside.
         *(({"mat": mat}, WIDE, "cannot tell") for mat in (2.42, 4.13, 18.0)),
         ({"mat": 40.0}, WIDE, "disagrees"),
-        (CLAIMED, {"mat": Estimate(None), "speedup": Estimate(None)}, "not compared"),
-        (CLAIMED, {"speedup": Estimate(None)}, "MAT agrees"),
-        (CLAIMED, {"speedup": Estimate(1.50, (1.23, 1.83))}, "MAT agrees, speed cannot tell"),
+        (CLAIMED, {"mat": NumberCell(None), "speedup": NumberCell(None)}, "not compared"),
+        (CLAIMED, {"speedup": NumberCell(None)}, "MAT agrees"),
+        (CLAIMED, {"speedup": NumberCell(1.50, (1.23, 1.83))}, "MAT agrees, speed cannot tell"),
     ],
 )
 def test_a_verdict_follows_the_stated_rule(claimed, row, verdict):
     """Measured: MAT 2.40 in [2.3, 2.5], speedup 1.80 in [1.7, 1.9]."""
-    measured = {"mat": Estimate(2.40, (2.3, 2.5)), "speedup": Estimate(1.80, (1.7, 1.9)), **row}
+    measured = {"mat": NumberCell(2.40, (2.3, 2.5)), "speedup": NumberCell(1.80, (1.7, 1.9)), **row}
     assert compare(stating(**claimed), "overall", **measured) == verdict
 
 

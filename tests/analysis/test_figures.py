@@ -11,7 +11,7 @@ from analysis.plots import charts
 from analysis.plots.charts import Panel, Point, Series
 from analysis.plots.heatmaps import HeatmapGrid, heatmaps
 from analysis.plots.style import color_of, family_of, looks, save
-from specbench.results.cells import Estimate
+from specbench.results.cells import NumberCell
 
 
 def bar_chart(*series):
@@ -111,13 +111,13 @@ def test_huge_intervals_do_not_flatten_the_rest():
 
 
 def heatmap(values, leaders=(), **more):
-    cells = {(i, j): Estimate(v) for i, line in enumerate(values) for j, v in enumerate(line)}
+    cells = {(i, j): NumberCell(v) for i, line in enumerate(values) for j, v in enumerate(line)}
     return heatmaps([HeatmapGrid("", cells, leaders)], "x", "y", "unit", "t", "c", **more)
 
 
 def test_a_heatmap_writes_numbers_and_intervals_in_the_order_of_its_knobs():
-    cells = {(knob, 1): Estimate(float(knob), (1.0, 11.0)) for knob in (10, 2)}
-    cells |= {(2, "words"): Estimate(None)}
+    cells = {(knob, 1): NumberCell(float(knob), (1.0, 11.0)) for knob in (10, 2)}
+    cells |= {(2, "words"): NumberCell(None)}
     axes = heatmaps([HeatmapGrid("", cells)], "x", "y", "u", "t", "c").axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["2", "10"]
     assert not axes.yaxis_inverted()
@@ -182,7 +182,11 @@ def test_lines_of_equal_cost_are_mat_over_speedup():
 
 
 def test_stacks_add_up():
-    shares = {"draft": Estimate(0.25, (0.2, 0.3)), "verify": Estimate(0.75), "none": Estimate(0)}
+    shares = {
+        "draft": NumberCell(0.25, (0.2, 0.3)),
+        "verify": NumberCell(0.75),
+        "none": NumberCell(0),
+    }
     axes = charts.stacked_bars({"ar": shares}, "share", "t", "c").axes[0]
     assert [bar.get_width() for bar in axes.patches if bar.get_width() < 1] == [0.25, 0.75]
     assert {text.get_text() for text in axes.texts} - {""} == {"25%", "75%"}

@@ -11,7 +11,7 @@ import pytest
 from analysis.notebooks import shared
 from analysis.runs.comparisons import make_comparisons
 from specbench.paths import PROJECT
-from specbench.results.cells import Estimate
+from specbench.results.cells import NumberCell
 from tests.analysis.folders import GOLDEN
 
 FOLDER = PROJECT / "analysis" / "notebooks"
@@ -88,7 +88,7 @@ def test_executed_as_a_notebook(tmp_path):
 def test_labels_that_are_left_out_are_counted(monkeypatch):
     monkeypatch.setenv("RUNS", str(GOLDEN / "experiments" / "token_recycling_figure3"))
     (comparison,) = make_comparisons(shared.runs())
-    assert len(shared.lines(comparison, lambda entry: [(1.0, Estimate(2.0))])) == 6
+    assert len(shared.lines(comparison, lambda entry: [(1.0, NumberCell(2.0))])) == 6
     assert not shared.lines(comparison, lambda entry: [])
     assert "the first 6 of 8 labels" in shared.caption_of(comparison)
 

@@ -19,7 +19,7 @@ from analysis.runs.acceptance import (
 from analysis.runs.estimates import mat, over_repeats, pooled_ratio, tokens_per_s
 from analysis.runs.load import load_runs, load_surfaces, usable_runs
 from analysis.tabular.table import ResultTable
-from specbench.results.cells import Estimate
+from specbench.results.cells import NumberCell
 from specbench.results.statistics.summary import summarize
 from tests.analysis.folders import EXPERIMENTS, GOLDEN, edit_manifest
 
@@ -203,20 +203,20 @@ def test_estimates_agree_with_the_summary(run):
 
 
 def test_intervals_are_left_out_or_bounded_and_a_table_says_so(run):
-    assert pooled_ratio([], lambda r: 1.0, lambda r: 1.0) == Estimate(None)
-    assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == Estimate(None)
+    assert pooled_ratio([], lambda r: 1.0, lambda r: 1.0) == NumberCell(None)
+    assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == NumberCell(None)
     share = pooled_ratio(run.records, lambda r: r.n_new - 1, lambda r: r.n_new, at_most=1)
     assert share.interval[0] < share.value < share.interval[1] <= 1
     own = [record for record in run.records if record.label == "pld"]
     cases = sorted({record.case_id for record in own})
     few = [record for record in own if record.case_id in cases[:2]]
     assert (mat(few).interval, tokens_per_s(few).interval) == (None, None)
-    cells = {"MAT [95 %]": mat(few), "x": Estimate(0.71, (0.71, 0.71))}
+    cells = {"MAT [95 %]": mat(few), "x": NumberCell(0.71, (0.71, 0.71))}
     page = ResultTable.of("t", "c", [cells], ["a note"])
     assert [str(cell).partition(" ")[2] for cell in page.rows[0]] == ["[–]", "[=]"]
     assert [*page.notes] == ["a note"]
     assert "fewer than 3 cases" in " ".join(page.foot) and "without width" in " ".join(page.foot)
-    assert str(Estimate(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
+    assert str(NumberCell(0.0001, (0.00008, 0.00012), 4)) == "0.0001 [0.0001, 0.0001]"
 
 
 def test_spread_over_repeats_by_hand():

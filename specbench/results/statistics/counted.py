@@ -81,7 +81,7 @@ def rankable(
     return [] if baseline in wrong else [label for label in labels if label not in wrong]
 
 
-def wrong_words(wrong: Mapping[str, str], baseline: str | None = BASELINE) -> list[str]:
+def wrong_output_texts(wrong: Mapping[str, str], baseline: str | None = BASELINE) -> list[str]:
     """Say of each label whose outputs are wrong which these are; ``wrong``: `wrong_outputs`."""
     return [
         f"WRONG OUTPUTS of {label}, so {'no label' if label == baseline else 'it'} has "

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.results.cells import FEWEST, Interval
-from specbench.results.headline_table import listed
+from specbench.results.headline_table import join_names
 from specbench.results.manifest import BASELINE
 from specbench.results.records import CaseRecord
 from specbench.results.statistics.bootstrap import N_RESAMPLES, LogRatios
@@ -159,7 +159,7 @@ class Ranking:
         else:
             text = f"{fastest} as plain decoding, so no gain is shown; {text}{together}"
         if others := [names[i] for i in leaders if i not in (first, top)]:
-            text += f"; {listed(others)} may be as fast"
+            text += f"; {join_names(others)} may be as fast"
         elif len(leaders) == 1 and len(names) > 1:
             text += "; the other methods are slower than it"
         return f"{text}.{self._bias(names[top])}"

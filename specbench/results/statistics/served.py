@@ -27,7 +27,7 @@ from typing import TypeAlias
 import numpy as np
 
 from specbench.arrays import FloatArray, first_difference
-from specbench.results.cells import ABSENT, Cell, Estimate, number
+from specbench.results.cells import ABSENT, Cell, NumberCell, number
 from specbench.results.manifest import BASELINE, RunManifest
 from specbench.results.records import DIFFERS, CaseRecord, Served, grouped
 from specbench.results.statistics.bootstrap import log_ratios
@@ -172,7 +172,7 @@ def system_verdict(
 
 def system_speedups(
     records: Sequence[CaseRecord], labels: Sequence[str], baseline: str | None, seed: int
-) -> dict[str, tuple[Estimate, str]]:
+) -> dict[str, tuple[NumberCell, str]]:
     """Give by label all users' tokens/s over plain decoding's, and its verdict.
 
     Intervals are those that decide: a bootstrap over batches, for all methods together. With too
@@ -180,7 +180,7 @@ def system_speedups(
     """
     methods, ranking = _system_ranking(records, labels, baseline, seed)
     estimates = [
-        Estimate(None) if over is None else Estimate(math.exp(over.log_ratio), over.interval)
+        NumberCell(None) if over is None else NumberCell(math.exp(over.log_ratio), over.interval)
         for over in ranking.over_plain
     ]
     return dict(zip(methods, zip(estimates, ranking.plain_verdicts, strict=True), strict=True))
@@ -241,7 +241,7 @@ def load_rows(rows: Sequence[ServedLabel], baseline: str = BASELINE) -> list[dic
             "tokens/s off → on": off_and_on(
                 (plain["system_tokens_per_s"], row["system_tokens_per_s"]), ".1f"
             ),
-            "change [95 %]": Estimate(row["system_speedup"], row["system_speedup_ci"]),
+            "change [95 %]": NumberCell(row["system_speedup"], row["system_speedup_ci"]),
             "P95, s": off_and_on((p95(plain), p95(row)), ".2f"),
             "equal": f"{row['equal']} of {row['compared']}" if row["compared"] else ABSENT,
             "switch on": row["pays"],
