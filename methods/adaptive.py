@@ -84,9 +84,9 @@ from specbench.decoding.structs import (
 from specbench.errors import ConfigurationError
 from specbench.replay.cost_surface import CostSurface
 
-_LONGEST_REST = 16  # steps of a text without a draft
-_LOOK = 8  # steps after which a group asks anew whether any draft could pay
-_CONTEXTS = 64  # a price holds for so many cached tokens
+_LONGEST_REST = 16  # steps of a sequence without a draft
+_LOOK = 8  # steps after which a group checks again whether any draft could pay
+_CONTEXTS = 64  # a cost holds for so many cached tokens
 _DOUBT = 4  # right tokens that a group is credited with before it has verified any
 
 
@@ -149,9 +149,9 @@ class Adaptive(Composite):
                     "likely its nodes are. Type e.g. method.drafter=suffix_decoding, sps, opt_tree "
                     "or eagle2."
                 )
-        self._tree = DraftTree.empty()  # what the part drafted in this step
-        self._kept = NO_TOKENS  # the nodes of it that are verified
-        self._said: list[float] = []  # what a part said of the tokens that it drafted one by one
+        self._tree = DraftTree.empty()  # the part's draft of this step
+        self._verified = NO_TOKENS  # its nodes that are verified
+        self._node_probs: list[float] = []  # of the tokens that a part drafted one by one
         self._offered: list[float] = []
         self._forget()
 
@@ -171,12 +171,12 @@ class Adaptive(Composite):
         self._drafts_by_model, self._tokens_suffice = needs.draft_model, needs.tokens_only
         self._shares = context.budget_shared and self.policy == "marginal"
         if self._priced:
-            surface = self._measured(context)
-            self._rows = RowPrices(surface, needs.max_nodes, plain=self.objective == "plain")
+            surface = self._read_surface(context)
+            self._budget = RowBudget(surface, needs.max_nodes, plain=self.objective == "plain")
             if self._shares:
-                self._rows.seconds(2, 0)  # refuses a surface without passes of several texts
+                self._budget.seconds(2, 0)  # refuses a surface without passes of several sequences
 
-    def _measured(self, context: DraftContext) -> CostSurface:
+    def _read_surface(self, context: DraftContext) -> CostSurface:
         assert self.surface is not None
         surface = CostSurface.read(Path(self.surface))
         target = context.target
@@ -197,112 +197,112 @@ class Adaptive(Composite):
         self._arm, self._step = 0, 0
         self._means, self._calls = np.zeros(self.arms), np.zeros(self.arms)
         self._started = 0.0
-        self._hopes = True  # whether any draft of the group could pay
-        self._past = Past()
-        self._rested = False  # whether the part was not asked in this step
-        self._in_vain, self._rest = 0, 0  # drafts in a row that did not pay; steps without one
+        self._pays = True  # whether any draft of the group could pay
+        self._history = History()
+        self._rested = False  # whether the part drafted nothing in this step
+        self._unpaid, self._rest = 0, 0  # drafts in a row that did not pay; steps without one
 
     def begin(self, state: DecodeState) -> None:
         self._forget()
         self._offered = []
-        self._told = state.length  # tokens of the text that the part has seen
+        self._n_seen = state.length  # tokens of the sequence that the part has seen
         super().begin(state)
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
-        self._said = []
-        asked = copy.copy(state)
+        self._node_probs = []
+        part_state = copy.copy(state)
         if self.policy != "bandit":
-            asked.stop_when = self._enough
+            part_state.stop_when = self._stops
         else:
             self._started = time.perf_counter()
             self._choose()
             # Nothing deeper than the arm could be committed then, so that draft models stop there.
-            asked.remaining = min(state.remaining, self._arm + 2)
+            part_state.remaining = min(state.remaining, self._arm + 2)
         if self._shares and not state.step % _LOOK:
-            self._hopes = yield self._asks(self._rows.hopes, DraftTree.empty(), state)
-            self._past = self._past.half()
+            self._pays = yield self._call(self._budget.worth_drafting, DraftTree.empty(), state)
+            self._history = self._history.decay()
         rests, self._rest = self._rest > 0, max(self._rest - 1, 0)
-        self._rested = rests or not self._hopes
+        self._rested = rests or not self._pays
         tree = DraftTree.empty()
         if not self._rested:
-            self._tell(state)
-            tree = yield from self.parts[0].drafting(asked)
+            self._catch_up(state)
+            tree = yield from self.parts[0].drafting(part_state)
         self._tree = tree
         self._offered.append(len(tree))
-        if not self._hopes:
+        if not self._pays:
             return tree
         if self._shares:
-            bought = yield self._asks(self._rows.bought, tree, state)
-            kept = bought.kept
-            if bought.last and not rests:
-                self._in_vain = 0 if bought.pays else self._in_vain + 1
-                self._rest = min(2**self._in_vain // 4, _LONGEST_REST)  # 0, 1, 2, 4, ..
+            allocation = yield self._call(self._budget.allocate, tree, state)
+            selected = allocation.selected
+            if allocation.last and not rests:
+                self._unpaid = 0 if allocation.pays else self._unpaid + 1
+                self._rest = min(2**self._unpaid // 4, _LONGEST_REST)  # 0, 1, 2, 4, ..
         else:
-            kept = self._worth(tree, state.length) if len(tree) else NO_TOKENS
-        self._kept = np.flatnonzero(kept)
-        return tree.take(self._kept) if len(self._kept) else DraftTree.empty()
+            selected = self._selected(tree, state.length) if len(tree) else NO_TOKENS
+        self._verified = np.flatnonzero(selected)
+        return tree.take(self._verified) if len(self._verified) else DraftTree.empty()
 
-    def _asks(self, answer: Callable[..., Any], tree: DraftTree, state: DecodeState) -> ModelCall:
-        """For an answer over all texts that are decoded at once."""
-        offer = Offer(tree, state.length, state.remaining, self._past)
-        return ModelCall((answer.__name__, self.surface), offer, answer, choice=True)
+    def _call(self, answer: Callable[..., Any], tree: DraftTree, state: DecodeState) -> ModelCall:
+        """Ask for an answer over all sequences that are decoded at once."""
+        bid = DraftBid(tree, state.length, state.remaining, self._history)
+        return ModelCall((answer.__name__, self.surface), bid, answer, choice=True)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         verified = outcome.tree
         if self.policy == "threshold" and self.refit and len(verified):
             self._learn(verified, outcome.path)
         if self._shares and len(verified):
-            self._past = self._past.plus(verified, len(outcome.path))
+            self._history = self._history.plus(verified, len(outcome.path))
         seen = outcome
         if self._drafts_by_model and len(verified) < len(self._tree):
-            # Its cache holds all that it drafted: the nodes that nobody verified are rejected ones.
-            path = self._kept[outcome.path]
+            # Its cache holds the whole draft: nodes that were not verified count as rejected.
+            path = self._verified[outcome.path]
             seen = replace(outcome, tree=self._tree, path=path, next_tokens=None)
         if self._rested and self._tokens_suffice:
-            return  # it is told when it drafts again
-        self._told = state.length
+            return  # it catches up when it drafts again
+        self._n_seen = state.length
         super().observe(state, seen)
         if self.policy == "bandit":
             self._reward(len(outcome.path) + 1, len(verified), state.length)
 
     def end(self, state: DecodeState) -> None:
-        self._tell(state)
+        self._catch_up(state)
         super().end(state)
 
-    def _tell(self, state: DecodeState) -> None:
+    def _catch_up(self, state: DecodeState) -> None:
         """Show the part what was committed while it rested."""
-        if self._told < state.length:
-            told, self._told = state.tokens[self._told :].copy(), state.length
-            super().observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, told, None))
+        if self._n_seen < state.length:
+            missed, self._n_seen = state.tokens[self._n_seen :].copy(), state.length
+            super().observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, missed, None))
 
     def report(self) -> dict[str, Counted]:
         return {**super().report(), "offered_per_step": self._offered}
 
-    # -- what is kept of a draft -----------------------------------------------------------------
+    # -- which nodes of a draft are verified -----------------------------------------------------
 
-    def _worth(self, tree: DraftTree, context: int) -> BoolArray:
-        """``[n]`` whether a node is verified; a node's parent is, where it is."""
+    def _selected(self, tree: DraftTree, context: int) -> BoolArray:
+        """Select the nodes to verify, ``[n]``; a selected node's parent is selected, too."""
         if self.policy == "bandit":
             return _depths(tree.parents) <= self._arm + 1
         if self.policy == "marginal":
-            return self._rows.bought([Offer(tree, context, 1)])[0].kept
+            return self._budget.allocate([DraftBid(tree, context, 1)])[0].selected
         nodes = zip(self._chances(tree), _survival(tree), _depths(tree.parents), strict=True)
-        return _behind(tree.parents, np.array([self._ends(*node) for node in nodes]))
+        return _not_ended(tree.parents, np.array([self._ends(*node) for node in nodes]))
 
-    def _enough(self, chance: float, survival: float) -> bool:
-        self._said.append(chance)
-        return self._ends(chance, survival, len(self._said))
+    def _stops(self, chance: float, survival: float) -> bool:
+        self._node_probs.append(chance)
+        return self._ends(chance, survival, len(self._node_probs))
 
     def _ends(self, chance: float, survival: float, depth: int) -> bool:
-        """Whether the draft ends behind a node at this depth, from 1."""
+        """Return whether the draft ends after a node at this depth, counted from 1."""
         if self.policy == "threshold":
             return chance < self._confidence
         return self.policy == "survival" and survival < self.least and depth >= self.shortest
 
     def _chances(self, tree: DraftTree) -> FloatArray:
-        """``[n]`` probability of each node, given its parent."""
-        if len(self._said) >= len(tree):  # a chain: as it was said, without a quotient's rounding
-            return np.array(self._said[: len(tree)])
+        """Return the probability of each node given its parent, ``[n]``."""
+        if len(self._node_probs) >= len(tree):  # a chain: as reported, not a rounded quotient
+            return np.array(self._node_probs[: len(tree)])
         survival = _survival(tree)
         above = np.append(survival, 1.0)[tree.parents]  # -1, the root, is the last one
         return np.divide(survival, above, out=np.zeros_like(survival), where=above > 0)
@@ -321,7 +321,7 @@ class Adaptive(Composite):
     # -- bandit ----------------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """The arm of this step, from 0: a draft one deeper than its number."""
+        """Choose the arm of this step; arm i stands for a draft of depth i + 1."""
         self._step += 1
         if self._step < 2 * self.arms:
             self._arm = (self._step - 1) % self.arms
@@ -335,17 +335,17 @@ class Adaptive(Composite):
         if self.reward == "measured":
             seconds = time.perf_counter() - self._started
         else:
-            seconds = float(self._rows.seconds(1, context)[nodes])
+            seconds = float(self._budget.seconds(1, context)[nodes])
         calls = self._calls[self._arm]
         self._means[self._arm] = (self._means[self._arm] * calls + tokens / seconds) / (1 + calls)
         self._calls[self._arm] += 1
 
 
 def best_threshold(chances: FloatArray, accepted: BoolArray) -> float:
-    """The probability that, taken as the least one to go on with, costs the fewest mistakes.
+    """Return the stopping threshold that costs the fewest mistakes.
 
-    A false positive costs 1, a false negative 3, each as a share of its class; of equals the
-    largest threshold. Both classes are there.
+    A false positive costs 1, a false negative 3, each as a share of its class; among equals the
+    largest threshold wins. Both classes must occur.
     """
     thresholds = np.unique(chances)[::-1]
     taken = chances >= thresholds[:, None]
@@ -357,156 +357,157 @@ def best_threshold(chances: FloatArray, accepted: BoolArray) -> float:
 # -- marginal: which nodes of drafts are worth the rows that they take in a pass -------------------
 
 
-class Past(NamedTuple):
-    """What became of a text's nodes in its last steps.
+class History(NamedTuple):
+    """Outcome of a sequence's nodes in its last steps.
 
     Attributes:
-        verified: nodes that were bought.
-        expected: how many of them would be right by their ``survival``.
-        accepted: how many were.
+        verified: nodes that were verified.
+        expected: how many of them should be right by their ``survival``.
+        accepted: how many were right.
     """
 
     verified: float = 0.0
     expected: float = 0.0
     accepted: float = 0.0
 
-    def half(self) -> Past:
-        """What is long ago counts less and less."""
-        return Past(*(number / 2 for number in self))
+    def decay(self) -> History:
+        """Halve all counts, so that old steps weigh less and less."""
+        return History(*(number / 2 for number in self))
 
-    def plus(self, tree: DraftTree, accepted: int) -> Past:
+    def plus(self, tree: DraftTree, accepted: int) -> History:
         expected = self.expected + float(_survival(tree).sum())
-        return Past(self.verified + len(tree), expected, self.accepted + accepted)
+        return History(self.verified + len(tree), expected, self.accepted + accepted)
 
 
-class Offer(NamedTuple):
-    """A text's draft, behind so many tokens; ``remaining``: new ones that it may still have."""
+class DraftBid(NamedTuple):
+    """A sequence's draft after ``length`` tokens; ``remaining`` new ones may still follow."""
 
     tree: DraftTree
     length: int
     remaining: int
-    past: Past = Past()
+    history: History = History()
 
 
-class Bought(NamedTuple):
-    """What becomes of a text's draft.
+class Allocation(NamedTuple):
+    """Rows granted to a sequence's draft.
 
     Attributes:
-        kept: ``[n]`` which nodes are verified; a node's parent is, where it is.
-        pays: whether it gains more time than its rows take.
-        last: whether no other text has more tokens ahead of it.
+        selected: ``[n]`` nodes to verify; a selected node's parent is selected, too.
+        pays: whether the draft gains more time than its rows take.
+        last: whether no other sequence has more tokens to go.
     """
 
-    kept: BoolArray
+    selected: BoolArray
     pays: bool
     last: bool
 
 
-class RowPrices:
-    """Buys rows for the drafts of texts that are decoded at once.
+class RowBudget:
+    """Shares the rows of a pass between the drafts of sequences that are decoded at once.
 
-    A token is worth the time that it saves of plain decoding. A text that ends is not replaced, so
-    a group takes as long as its last text. Any token saves its own row in a step; the rest of a
-    step is saved once all texts that are last have gained a token. As some texts gain much and
+    A token is worth the time that it saves of AR decoding. A finished sequence is not replaced, so
+    a group takes as long as its last sequence. Any token saves its row in a step; the rest of a
+    step is saved once all sequences that are last have gained a token. As some gain much and
     others nothing, the least gain of n is taken to be their mean over the root of n (as in a
-    Rayleigh law), and each text's part of the rest an n-th of that.
+    Rayleigh law), and each sequence's part of the rest an n-th of that.
 
-    How likely nodes are, drafters say from few counts, and mostly too much. So what they say is
-    scaled by what became of the group's last nodes, and never up.
+    Drafters estimate node probabilities from few counts, and mostly too high. So their estimates
+    are scaled down (never up) by the acceptance of the group's last nodes.
 
     Args:
-        surface: with passes of several texts where there are several.
-        most: nodes of a draft.
-        plain: a node is bought while it pays for itself, and not for the most tokens a second.
+        surface: with passes of several sequences where there are several.
+        max_nodes: of a draft.
+        plain: verify a node while it pays for itself, instead of maximizing tokens per second.
     """
 
-    def __init__(self, surface: CostSurface, most: int, *, plain: bool) -> None:
-        self._surface, self._most, self._plain = surface, most, plain
-        self._known: dict[tuple[int, int], FloatArray] = {}
+    def __init__(self, surface: CostSurface, max_nodes: int, *, plain: bool) -> None:
+        self._surface, self._max_nodes, self._plain = surface, max_nodes, plain
+        self._pass_costs: dict[tuple[int, int], FloatArray] = {}
 
-    def hopes(self, offers: Sequence[Offer]) -> list[bool]:
-        """For all texts alike, whether a token of each would pay for its row.
+    def worth_drafting(self, bids: Sequence[DraftBid]) -> list[bool]:
+        """Return, alike for all sequences, whether a token each could pay for its row.
 
-        Of some of the texts at least, and right as often as the group's last nodes were.
+        Some of them must pay, at the acceptance rate of the group's last nodes.
         """
-        context, texts = _context(offers), len(offers)
-        price = self.seconds(texts, context)[: texts + 1]
-        worth = np.sort(self._worth(_last(offers), context))[::-1]
-        worth = worth * _right([offer.past.verified for offer in offers], offers)
-        return [bool((np.cumsum(worth)[: len(price) - 1] > price[1:] - price[0]).any())] * texts
+        context, n_sequences = _context(bids), len(bids)
+        costs = self.seconds(n_sequences, context)[: n_sequences + 1]
+        worth = np.sort(self._token_values(_last(bids), context))[::-1]
+        worth = worth * _right([bid.history.verified for bid in bids], bids)
+        pays = (np.cumsum(worth)[: len(costs) - 1] > costs[1:] - costs[0]).any()
+        return [bool(pays)] * n_sequences
 
-    def bought(self, offers: Sequence[Offer]) -> list[Bought]:
-        """The nodes worth most of all drafts, as many as pay; a parent goes before its children."""
-        texts, trees, last = len(offers), [offer.tree for offer in offers], _last(offers)
+    def allocate(self, bids: Sequence[DraftBid]) -> list[Allocation]:
+        """Select the most valuable nodes of all drafts while they pay; parents before children."""
+        n_sequences, trees, last = len(bids), [bid.tree for bid in bids], _last(bids)
         if not any(map(len, trees)):
             none = np.empty(0, dtype=np.bool_)
-            return [Bought(none, pays=False, last=bool(is_last)) for is_last in last]
-        context = _context(offers)
-        price = self.seconds(texts, context)
-        worth = self._worth(last, context)
-        worth = worth * _right([offer.past.expected for offer in offers], offers)
-        each = [_survival(tree) * w for tree, w in zip(trees, worth, strict=True)]
-        saved = np.concatenate(each)
+            return [Allocation(none, pays=False, last=bool(is_last)) for is_last in last]
+        context = _context(bids)
+        costs = self.seconds(n_sequences, context)
+        worth = self._token_values(last, context)
+        worth = worth * _right([bid.history.expected for bid in bids], bids)
+        saved_by_draft = [_survival(tree) * w for tree, w in zip(trees, worth, strict=True)]
+        saved = np.concatenate(saved_by_draft)
         order = np.argsort(-saved, kind="stable")
-        price = price[: len(order) + 1]
+        costs = costs[: len(order) + 1]
         if self._plain or any(tree.probs is not None for tree in trees):
-            unpaid = saved[order] <= np.diff(price)
+            unpaid = saved[order] <= np.diff(costs)
             count = int(unpaid.argmax()) if unpaid.any() else len(order)
         else:
-            gained = price[0] + np.append(0.0, np.cumsum(saved[order]))
-            count = int((gained / price).argmax())
-        bought = np.zeros(len(order), dtype=np.bool_)
-        bought[order[:count]] = True
-        # A node's part of what the rows take is like any other's.
-        net = (saved - (price[count] - price[0]) / max(count, 1)) * bought
+            gained = costs[0] + np.append(0.0, np.cumsum(saved[order]))
+            count = int((gained / costs).argmax())
+        chosen = np.zeros(len(order), dtype=np.bool_)
+        chosen[order[:count]] = True
+        # All rows share the additional cost of the pass equally.
+        net = (saved - (costs[count] - costs[0]) / max(count, 1)) * chosen
         ends = np.cumsum([len(tree) for tree in trees])[:-1]
         return [
-            Bought(
-                kept if tree.probs is None else _behind(tree.parents, ~kept),
+            Allocation(
+                selected if tree.probs is None else _not_ended(tree.parents, ~selected),
                 bool(gain.sum() > 0),
                 bool(is_last),
             )
-            for tree, kept, gain, is_last in zip(
-                trees, np.split(bought, ends), np.split(net, ends), last, strict=True
+            for tree, selected, gain, is_last in zip(
+                trees, np.split(chosen, ends), np.split(net, ends), last, strict=True
             )
         ]
 
-    def _worth(self, last: BoolArray, context: int) -> FloatArray:
-        """``[texts]`` seconds that a token of each saves."""
-        texts = len(last)
-        step_s = self.seconds(texts, context)[0]
-        equal = own = step_s / texts
-        if texts > 1:
-            own = min(max(step_s - self.seconds(texts - 1, context)[0], 0.0), equal)
-        return own + last * texts * (equal - own) / last.sum() ** 1.5
+    def _token_values(self, last: BoolArray, context: int) -> FloatArray:
+        """Return the seconds that a token of each sequence saves, ``[sequences]``."""
+        n_sequences = len(last)
+        step_s = self.seconds(n_sequences, context)[0]
+        share_s = row_s = step_s / n_sequences
+        if n_sequences > 1:
+            row_s = min(max(step_s - self.seconds(n_sequences - 1, context)[0], 0.0), share_s)
+        return row_s + last * n_sequences * (share_s - row_s) / last.sum() ** 1.5
 
-    def seconds(self, texts: int, context: int) -> FloatArray:
-        """Of a pass over the roots of texts and 0, 1, .. nodes, as many as they may be.
+    def seconds(self, n_sequences: int, context: int) -> FloatArray:
+        """Return the time of a pass over that many roots and 0, 1, .. nodes.
 
         Raises:
             ConfigurationError: the surface has no such passes.
         """
-        place = texts, context // _CONTEXTS
-        if place not in self._known:
-            rows = texts + np.arange(texts * self._most + 1.0)
-            each, middle = np.full_like(rows, texts), np.full_like(rows, place[1] + 0.5)
-            self._known[place] = self._surface.joint_pass_s(each, rows, middle * _CONTEXTS)
-        return self._known[place]
+        key = n_sequences, context // _CONTEXTS
+        if key not in self._pass_costs:
+            rows = n_sequences + np.arange(n_sequences * self._max_nodes + 1.0)
+            sequences, middle = np.full_like(rows, n_sequences), np.full_like(rows, key[1] + 0.5)
+            self._pass_costs[key] = self._surface.joint_pass_s(sequences, rows, middle * _CONTEXTS)
+        return self._pass_costs[key]
 
 
-def _right(of: Sequence[float], offers: Sequence[Offer]) -> float:
-    """The share of so many that was accepted, at most 1."""
-    accepted = sum(offer.past.accepted for offer in offers)
-    return min((accepted + _DOUBT) / (sum(of) + _DOUBT), 1.0)
+def _right(counts: Sequence[float], bids: Sequence[DraftBid]) -> float:
+    """Return the share of ``counts`` nodes that was accepted, at most 1."""
+    accepted = sum(bid.history.accepted for bid in bids)
+    return min((accepted + _DOUBT) / (sum(counts) + _DOUBT), 1.0)
 
 
-def _context(offers: Sequence[Offer]) -> int:
-    return sum(offer.length for offer in offers) // len(offers)
+def _context(bids: Sequence[DraftBid]) -> int:
+    return sum(bid.length for bid in bids) // len(bids)
 
 
-def _last(offers: Sequence[Offer]) -> BoolArray:
-    """``[texts]`` whether no other has more tokens ahead."""
-    left = np.array([offer.remaining for offer in offers])
+def _last(bids: Sequence[DraftBid]) -> BoolArray:
+    """Mark the sequences with most tokens to go, ``[sequences]``."""
+    left = np.array([bid.remaining for bid in bids])
     last: BoolArray = left == left.max()
     return last
 
@@ -521,16 +522,16 @@ def _survival(tree: DraftTree) -> FloatArray:
     return tree.survival
 
 
-def _behind(parents: IntArray, ended: BoolArray) -> BoolArray:
-    """``[n]`` the nodes that no ancestor ended the draft above."""
-    kept = np.ones(len(parents) + 1, dtype=np.bool_)  # the root is the last one
+def _not_ended(parents: IntArray, ended: BoolArray) -> BoolArray:
+    """Mark the nodes without an ancestor that ended the draft, ``[n]``."""
+    open_nodes = np.ones(len(parents) + 1, dtype=np.bool_)  # the root is the last one
     for node, parent in enumerate(parents.tolist()):
-        kept[node] = kept[parent] and (parent < 0 or not ended[parent])
-    return kept[:-1]
+        open_nodes[node] = open_nodes[parent] and (parent < 0 or not ended[parent])
+    return open_nodes[:-1]
 
 
 def _depths(parents: IntArray) -> IntArray:
-    """``[n]`` from 1."""
+    """Return the depths of nodes, ``[n]``, from 1."""
     depths = np.zeros(len(parents) + 1, dtype=np.int64)  # the root is the last one
     for node, parent in enumerate(parents.tolist()):
         depths[node] = depths[parent] + 1

@@ -160,14 +160,14 @@ class Card(Drafter):
         path = self._trail + self._path[: len(outcome.path)]
         # The target's own token; in a union perhaps others that other parts had drafted.
         for token in outcome.committed[len(outcome.path) :].tolist():
-            place = self._tree.child(path, token)
-            if place is None:
+            child = self._tree.child(path, token)
+            if child is None:
                 self._counts["misses"] += 1
                 self._draft.commit_path(self._tree.numbers(path))
                 self._tree.clear()
                 self._trail = []
                 return
-            path.append(place)
+            path.append(child)
         self._counts["hits"] += 1
         if self.correct:
             numbers = self._tree.numbers(path)
@@ -304,13 +304,13 @@ class LayeredTree:
             The continuation alone.
         """
         path: list[int] = []
-        place = above[-1] if above else 0
+        node = above[-1] if above else 0
         for layer in self._layers[1 + len(above) :]:
-            below = layer.parents == place
-            place = int(below.argmax())  # the first is the most likely
-            if not below[place]:
+            below = layer.parents == node
+            node = int(below.argmax())  # the first is the most likely
+            if not below[node]:
                 break
-            path.append(place)
+            path.append(node)
         return path
 
     def child(self, above: Sequence[int], token: int) -> int | None:
@@ -318,15 +318,15 @@ class LayeredTree:
         if len(above) >= self.depth:
             return None
         layer = self._layers[1 + len(above)]
-        place = above[-1] if above else 0
-        found = np.flatnonzero((layer.parents == place) & (layer.tokens == token))
-        return int(found[0]) if len(found) else None
+        parent = above[-1] if above else 0
+        matches = np.flatnonzero((layer.parents == parent) & (layer.tokens == token))
+        return int(matches[0]) if len(matches) else None
 
     def tokens(self, path: Sequence[int], first: int = 0) -> IntArray:
         """Tokens ``[len(path)]`` of a path that begins in layer ``first``."""
         layers = self._layers[1 + first :]
         return np.array(
-            [layer.tokens[place] for layer, place in zip(layers, path, strict=False)],
+            [layer.tokens[index] for layer, index in zip(layers, path, strict=False)],
             dtype=np.int64,
         )
 
@@ -348,7 +348,7 @@ class LayeredTree:
         first = sum(map(len, self._layers[1 : 1 + len(path)]))
         places = np.array(path[-1:], dtype=np.int64)
         root = self._layers[len(path)]
-        pruned, kept = [root.only(places, ROOT)], []
+        pruned, remaining = [root.only(places, ROOT)], []
         size = len(root)
         for layer in self._layers[1 + len(path) :]:
             new_places = np.full(size, -1, dtype=np.int64)
@@ -358,11 +358,11 @@ class LayeredTree:
             if not len(places):
                 break
             pruned.append(layer.only(places, parents[places]))
-            kept.append(first + places)
+            remaining.append(first + places)
             size = len(layer)
             first += size
         self._layers = pruned
-        return np.concatenate(kept) if kept else np.empty(0, dtype=np.int64)
+        return np.concatenate(remaining) if remaining else np.empty(0, dtype=np.int64)
 
     def _most_likely(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and log-probabilities ``[n, k]`` of each row's most likely next tokens."""

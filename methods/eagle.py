@@ -82,13 +82,13 @@ class Eagle(FixedTreeDrafter):
             tokens.append(head.to_target_ids(best[above, ranks]))
             if level + 1 < levels:
                 above = above[inner]
-                ids, own = tokens[-1][inner], self._above[level]
-                features = yield from head.extending(ids, features[above], own)
+                ids, read = tokens[-1][inner], self._above[level]
+                features = yield from head.extending(ids, features[above], read)
         return torch.cat(tokens)
 
 
 @dataclass(kw_only=True, eq=False)
-class _Grown(HeadDrafter):
+class _DynamicTree(HeadDrafter):
     """Drafts the likeliest nodes of a tree that is grown level by level.
 
     Attributes:
@@ -139,7 +139,7 @@ class _Grown(HeadDrafter):
         best = torch.arange(k, device=self._device)
         above = feature.expand(k, -1)
         read = torch.full_like(best, -1)
-        made = k
+        n_nodes = k
         for level in range(levels - 1):
             out = yield from head.extending(ids, above, read)
             gained, children = self._children((yield from head.scoring(out)))
@@ -149,26 +149,26 @@ class _Grown(HeadDrafter):
             all_scores.append(gained)
             parents.append(best[:, None].expand(-1, k).flatten())
             chosen = _first(gained, k)
-            ids, scores, best = children[chosen], gained[chosen], made + chosen
+            ids, scores, best = children[chosen], gained[chosen], n_nodes + chosen
             row = chosen // k
             above, read = out[row], level * k + row
-            made += k * k
+            n_nodes += k * k
         # A child scores at most its parent's and was made later: the best ones are a tree.
         every_score = torch.cat(all_scores)
         if number is not None:
-            beyond = torch.arange(made, device=self._device) >= k + (number - 1) * k * k
+            beyond = torch.arange(n_nodes, device=self._device) >= k + (number - 1) * k * k
             every_score = every_score.masked_fill(beyond, -torch.inf)
-        kept = _first(every_score, min(self.total - 1, made))
-        place = torch.full((made + 1,), -1, device=self._device)
-        place[kept] = torch.arange(len(kept), device=self._device)
-        nodes = (torch.cat(all_ids)[kept], place[torch.cat(parents)[kept]], every_score[kept].exp())
+        top = _first(every_score, min(self.total - 1, n_nodes))
+        index = torch.full((n_nodes + 1,), -1, device=self._device)
+        index[top] = torch.arange(len(top), device=self._device)
+        nodes = (torch.cat(all_ids)[top], index[torch.cat(parents)[top]], every_score[top].exp())
         return torch.stack([part.double() for part in nodes])  # ids are exact in it
 
     def _tree_of(self, drafted: torch.Tensor, levels: int) -> DraftTree:
         k = min(self.top_k, self._n_ids)
-        made = k + (levels - 1) * k * k
+        n_nodes = k + (levels - 1) * k * k
         # The one copy of a draft.
-        tokens, above, survival = drafted.cpu().numpy()[:, : min(self.total - 1, made)]
+        tokens, above, survival = drafted.cpu().numpy()[:, : min(self.total - 1, n_nodes)]
         return DraftTree(tokens.astype(np.int64), above.astype(np.int64), survival=survival.copy())
 
     def _children(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,7 +187,7 @@ def _first(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @dataclass(kw_only=True, eq=False)
-class Eagle2(_Grown):
+class Eagle2(_DynamicTree):
     """EAGLE-2: EAGLE's head drafts a tree that grows where the head is confident.
 
     Attributes:
@@ -208,7 +208,7 @@ class Eagle2(_Grown):
 
 
 @dataclass(kw_only=True, eq=False)
-class Eagle3(_Grown):
+class Eagle3(_DynamicTree):
     """EAGLE-3: a head that reads three of the target's layers drafts a tree.
 
     Attributes:

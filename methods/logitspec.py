@@ -215,8 +215,8 @@ def grow(
     size = min(len(places), length)
     key = np.empty(size + 1, dtype=np.int64)
     key[:size] = text[length - size : length]
-    start, found = _continuation(places, text, before, key, size, count)
-    first = min(found, room)
+    start, length_found = _continuation(places, text, before, key, size, count)
+    first = min(length_found, room)
     for i in range(first):
         nodes[0, i] = text[start + i]
         nodes[1, i] = i - 1
@@ -227,9 +227,9 @@ def grow(
         if ranking[rank] == text[before]:
             continue
         key[size] = ranking[rank]
-        start, found = _continuation(places, text, before, key, size + 1, count)
+        start, length_found = _continuation(places, text, before, key, size + 1, count)
         cap = caps[0] if rank <= 8 else caps[1] if rank <= 32 else caps[2]
-        taken = min(found + 1, cap, room - used)
+        taken = min(length_found + 1, cap, room - used)
         used += taken
         parent, shared = -1, True
         for i in range(taken):

@@ -41,7 +41,7 @@ _MOST_COUNTED = 16380
 
 # Columns of a key: where it is, up to where it was counted, how often it was met; then of each of
 # four values where it is (0: none), how often, and how much of its last draft was accepted.
-_PLACE, _COUNTED, _HITS, _VALUES = 0, 1, 2, 3
+_POSITION, _COUNTED, _HITS, _VALUES = 0, 1, 2, 3
 _COUNT, _ACCEPTED, _WIDTH = 1, 2, 3
 _MOST_VALUES = 4
 # Entries of ``meta``.
@@ -120,9 +120,9 @@ def _hash(text: Array, end: int, n: int) -> np.int64:
 
 
 @njit(cache=True)
-def _same(text: Array, one: int, other: int, count: int) -> bool:
+def _same(text: Array, start: int, other: int, count: int) -> bool:
     for i in range(count):  # noqa: SIM110 (numba compiles no generator expressions)
-        if text[one + i] != text[other + i]:
+        if text[start + i] != text[other + i]:
             return False
     return True
 
@@ -146,19 +146,19 @@ def find(
         return 0, 0
     key = length + 1 - n
     newest = length - n - m - 1
-    place = 0
-    known = first[_hash(text, length + 1, n)]
-    if 0 < known < newest and _same(text, known, key, n):
-        place = known
+    position = 0
+    cached = first[_hash(text, length + 1, n)]
+    if 0 < cached < newest and _same(text, cached, key, n):
+        position = cached
     # The prompt's places first, as far as they are new; then the answer's.
     borders = (n_prompt - n - m - 1, newest)
     lower = meta[_INDEXED]
     for part in range(2):
         least = lower if part == 0 else max(lower, n_prompt)
-        if place == 0:
+        if position == 0:
             for at in range(borders[part], least, -1):
                 if _same(text, at, key, n):
-                    place = at
+                    position = at
                     break
     for part in range(2):
         least = lower if part == 0 else max(lower, n_prompt)
@@ -167,23 +167,23 @@ def find(
             if first[hashed] == 0:
                 first[hashed] = at
     meta[_INDEXED] = max(newest, lower)
-    if place == 0:
+    if position == 0:
         return 0, 0
-    found = np.int64(0)
-    while found < meta[_N_KEYS] and not _same(text, keys[found, _PLACE], key, n):
-        found += 1
-    row = keys[found]
-    if found == meta[_N_KEYS]:
+    key_row = np.int64(0)
+    while key_row < meta[_N_KEYS] and not _same(text, keys[key_row, _POSITION], key, n):
+        key_row += 1
+    row = keys[key_row]
+    if key_row == meta[_N_KEYS]:
         meta[_N_KEYS] += 1
         row[:] = 0
-        row[_PLACE] = place
+        row[_POSITION] = position
         row[_VALUES + _ACCEPTED :: _WIDTH] = m
     row[_HITS] = min(row[_HITS] + 1, _MOST_COUNTED)
     best = 0
     if not key_only:
         if row[_HITS] < min_hits:
             return 0, 0
-        _count_values(row, text, place, key, n, m)
+        _count_values(row, text, position, key, n, m)
         total = np.int64(0)
         for v in range(_MOST_VALUES):
             count = row[_VALUES + v * _WIDTH + _COUNT]
@@ -193,14 +193,14 @@ def find(
         others = total - row[_VALUES + best * _WIDTH + _COUNT]
         if row[_VALUES + best * _WIDTH + _COUNT] < 2 * others:
             return 0, 0
-    meta[_KEY], meta[_VALUE] = found, best
-    return place + n, min(m, row[_VALUES + best * _WIDTH + _ACCEPTED])
+    meta[_KEY], meta[_VALUE] = key_row, best
+    return position + n, min(m, row[_VALUES + best * _WIDTH + _ACCEPTED])
 
 
 @njit(cache=True)
-def _count_values(row: Array, text: Array, place: int, key: int, n: int, m: int) -> None:
+def _count_values(row: Array, text: Array, last: int, key: int, n: int, m: int) -> None:
     """Count what followed the key, from where it was counted to last up to ``place``."""
-    for at in range(row[_COUNTED], place + 1):
+    for at in range(row[_COUNTED], last + 1):
         if not _same(text, at, key, n):
             continue
         for v in range(_MOST_VALUES):
@@ -211,4 +211,4 @@ def _count_values(row: Array, text: Array, place: int, key: int, n: int, m: int)
                 continue
             row[value + _COUNT] = min(row[value + _COUNT] + 1, _MOST_COUNTED)
             break
-    row[_COUNTED] = place
+    row[_COUNTED] = last

@@ -125,7 +125,7 @@ class NgramMod(Drafter):
 
 
 @njit(cache=True)
-def _place(table: Array, text: Array, begin: int, n: int) -> np.int64:
+def _slot(table: Array, text: Array, begin: int, n: int) -> np.int64:
     state = np.uint64(0)
     for i in range(begin, begin + n):
         state = state * _FACTOR + np.uint64(text[i])
@@ -137,20 +137,20 @@ def enter(table: Array, text: Array, begin: int, end: int, n: int) -> int:
     """Store what follows the n-grams that start in ``[begin, end)``; entries newly filled."""
     new = 0
     for start in range(begin, end):
-        place = _place(table, text, start, n)
-        new += table[place] == _EMPTY
-        table[place] = text[start + n]
+        slot = _slot(table, text, start, n)
+        new += table[slot] == _EMPTY
+        table[slot] = text[start + n]
     return new
 
 
 @njit(cache=True)
 def walk(table: Array, text: Array, length: int, n: int, most: int) -> IntArray:
     """``[≤ most]`` int64 tokens: from entry to entry, starting with the text's last n tokens."""
-    made = np.empty(n + most, dtype=np.int64)
-    made[:n] = text[length - n : length]
+    tokens = np.empty(n + most, dtype=np.int64)
+    tokens[:n] = text[length - n : length]
     for i in range(most):
-        token = table[_place(table, made, i, n)]
+        token = table[_slot(table, tokens, i, n)]
         if token == _EMPTY:
-            return made[n : n + i].copy()
-        made[n + i] = token
-    return made[n:].copy()
+            return tokens[n : n + i].copy()
+        tokens[n + i] = token
+    return tokens[n:].copy()

@@ -136,7 +136,7 @@ class Cacheback(Drafter):
                 self._dynamic.append(LruTable(*(getattr(entry, key) for key in _SHAPE)))
         self._order = np.array(order, dtype=np.int64)
         # Compiled code takes at least one table of each kind; one in no order is never asked.
-        self._never_asked = LruTable(1, 1, 1, 1).arrays
+        self._unused_table = LruTable(1, 1, 1, 1).arrays
         frozen = self._frozen or [FrozenTable.empty()]
         self._frozen_arrays = tuple(table.arrays for table in frozen)
         self._work = np.zeros((self.total_draft_len, SCRATCH), dtype=np.int64)
@@ -184,7 +184,7 @@ class Cacheback(Drafter):
 
     def _refresh(self) -> None:
         tables = tuple(table.arrays for table in self._dynamic)
-        self._dynamic_arrays = tables or (self._never_asked,)
+        self._dynamic_arrays = tables or (self._unused_table,)
 
     def _ordered_tables(self) -> list[_Table]:
         defaults = {key: getattr(self, key) for key in (*_SHAPE, "frozen_table")}
@@ -221,10 +221,10 @@ def _artifact(entry: _Table, name: str) -> Artifact:
 def _open_frozen(entry: _Table, path: Any, tokenizer_hash: str) -> FrozenTable:
     table = FrozenTable.open(path, tokenizer_hash or None)
     for key in ("leader_len", "follower_len"):
-        found, wanted = getattr(table, key), getattr(entry, key)
-        if found != wanted:
+        actual, required = getattr(table, key), getattr(entry, key)
+        if actual != required:
             raise ConfigurationError(
-                f"{path} has {key}={found}, but the run asks for {key}={wanted}: set "
-                f"method.{key}={found} or build a table for it."
+                f"{path} has {key}={actual}, but the run asks for {key}={required}: set "
+                f"method.{key}={actual} or build a table for it."
             )
     return table

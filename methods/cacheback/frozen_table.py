@@ -96,24 +96,24 @@ class WindowPacking:
         self.width = width
         self.bits = max(1, int(vocab_size - 1).bit_length())
         self.per_word = 64 // self.bits
-        self.words = -(-width // self.per_word)
+        self.n_words = -(-width // self.per_word)
 
-    def _place(self, i: int) -> tuple[int, np.uint64]:
+    def _bit_position(self, i: int) -> tuple[int, np.uint64]:
         """Word and shift of token ``i``; the first token takes the highest bits of word 0."""
         word, slot = divmod(i, self.per_word)
         return word, np.uint64((self.per_word - 1 - slot) * self.bits)
 
     def pack(self, tokens: Array, starts: Array) -> Array:
         """``[len(starts), words]``: the windows of ``tokens`` that begin at ``starts``."""
-        packed = np.zeros((len(starts), self.words), dtype=np.uint64)
+        packed = np.zeros((len(starts), self.n_words), dtype=np.uint64)
         for i in range(self.width):
-            word, shift = self._place(i)
+            word, shift = self._bit_position(i)
             packed[:, word] |= tokens[starts + i].astype(np.uint64) << shift
         return packed
 
     def column(self, packed: Array, i: int) -> Array:
         """Token ``i`` of every packed window, int32."""
-        word, shift = self._place(i)
+        word, shift = self._bit_position(i)
         mask = np.uint64((1 << self.bits) - 1)
         return ((packed[:, word] >> shift) & mask).astype(np.int32)
 
@@ -269,9 +269,9 @@ def frequent_followers(
         # Rows are ascending within a leader, and a stable sort keeps that order among equals.
         order = np.lexsort((-counts, owner))
         rank = np.arange(len(rows)) - first[owner]
-        kept = rank < follower_capacity
-        followers.append(counter.packing.unpack(rows[order[kept]], leader_len, width))
-        sizes.append(np.bincount(owner[kept], minlength=len(first)))
+        frequent = rank < follower_capacity
+        followers.append(counter.packing.unpack(rows[order[frequent]], leader_len, width))
+        sizes.append(np.bincount(owner[frequent], minlength=len(first)))
         leaders.append(heads[first])
         totals.append(np.add.reduceat(counts, first) if len(first) else counts)
     if not leaders:

@@ -35,7 +35,7 @@ N_META = 12
 DYNAMIC, FROZEN = 0, 1
 
 # Columns of the scratch array; row 0 is the root, so 0 also means "no such node".
-_TOKEN, _PARENT, _CHILD, _LAST_CHILD, _SIBLING, _SOURCE, _ASKED, _QUEUE, _PLACE = range(9)
+_TOKEN, _PARENT, _CHILD, _LAST_CHILD, _SIBLING, _SOURCE, _QUEUED, _QUEUE, _POSITION = range(9)
 SCRATCH = 9
 # Entries of the counters.
 _NODES, _LEAVES, _ROOM, _FULL = range(4)
@@ -307,7 +307,7 @@ def _append(work: Array, counters: Array, parent: int, token: int, source: int) 
     work[node, _LAST_CHILD] = 0
     work[node, _SIBLING] = 0
     work[node, _SOURCE] = source
-    work[node, _ASKED] = 0
+    work[node, _QUEUED] = 0
     if work[parent, _CHILD] == 0:
         work[parent, _CHILD] = node
     else:
@@ -344,8 +344,8 @@ def _add(
                 return
             child = _append(work, counters, node, token, source)
         node = child
-    if work[node, _ASKED] == 0:
-        work[node, _ASKED] = 1
+    if work[node, _QUEUED] == 0:
+        work[node, _QUEUED] = 1
         work[counters[_LEAVES], _QUEUE] = node
         counters[_LEAVES] += 1
 
@@ -371,15 +371,15 @@ def _read_key(work: Array, leaf: int, buffer: Array, length: int, key: Array) ->
 @njit(cache=True)
 def _emit(work: Array, n: int) -> Array:
     out = np.empty((3, n), dtype=np.int64)
-    work[0, _PLACE] = -1
-    place = 0
+    work[0, _POSITION] = -1
+    position = 0
     node = work[0, _CHILD]
     while node != 0:
-        out[0, place] = work[node, _TOKEN]
-        out[1, place] = work[work[node, _PARENT], _PLACE]
-        out[2, place] = work[node, _SOURCE]
-        work[node, _PLACE] = place
-        place += 1
+        out[0, position] = work[node, _TOKEN]
+        out[1, position] = work[work[node, _PARENT], _POSITION]
+        out[2, position] = work[node, _SOURCE]
+        work[node, _POSITION] = position
+        position += 1
         if work[node, _CHILD] != 0:
             node = work[node, _CHILD]
         else:
@@ -431,7 +431,7 @@ def grow_tree(
     """
     counters = np.zeros(4, dtype=np.int64)
     counters[_ROOM] = budget - reserve
-    found = np.empty(len(order), dtype=np.int64)
+    leader_slots = np.empty(len(order), dtype=np.int64)
     work[0, _CHILD] = 0
     work[0, _SIBLING] = 0
     work[0, _QUEUE] = 0
@@ -441,24 +441,24 @@ def grow_tree(
         leaf = work[head, _QUEUE]
         filled = _read_key(work, leaf, buffer, length, key)
         for t in range(len(order)):
-            found[t] = NONE
+            leader_slots[t] = NONE
             if order[t, 0] == DYNAMIC:
                 table = dynamic[order[t, 1]]
                 if filled >= table.meta[LEADER_LEN]:
-                    found[t] = find_leader(table, key, len(key) - table.meta[LEADER_LEN])
-                    if found[t] != NONE:
-                        touch_leader(table, found[t])
+                    leader_slots[t] = find_leader(table, key, len(key) - table.meta[LEADER_LEN])
+                    if leader_slots[t] != NONE:
+                        touch_leader(table, leader_slots[t])
             else:
                 fixed = frozen[order[t, 1]]
                 if filled >= fixed.leaders.shape[1]:
-                    found[t] = find_frozen(fixed, key, len(key) - fixed.leaders.shape[1])
+                    leader_slots[t] = find_frozen(fixed, key, len(key) - fixed.leaders.shape[1])
         for t in range(len(order)):
-            if found[t] == NONE:
+            if leader_slots[t] == NONE:
                 continue
             if order[t, 0] == DYNAMIC:
                 table = dynamic[order[t, 1]]
                 size = table.meta[FOLLOWER_LEN]
-                row = np.int64(table.leaders[found[t], FIRST])
+                row = np.int64(table.leaders[leader_slots[t], FIRST])
                 while row != NONE and counters[_FULL] == 0:
                     follower = table.followers[row, FOLLOWER_TOKENS:]
                     _add(work, counters, leaf, follower, size, merge, t)
@@ -466,8 +466,8 @@ def grow_tree(
             else:
                 fixed = frozen[order[t, 1]]
                 size = fixed.followers.shape[1]
-                row = fixed.offsets[found[t]]
-                end = fixed.offsets[found[t] + 1]
+                row = fixed.offsets[leader_slots[t]]
+                end = fixed.offsets[leader_slots[t] + 1]
                 while row < end and counters[_FULL] == 0:
                     _add(work, counters, leaf, fixed.followers[row], size, merge, t)
                     row += 1

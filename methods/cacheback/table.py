@@ -123,7 +123,7 @@ class LruTable:
     def snapshot(self) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
         """Leaders from least to most recent, each with its followers in the same order."""
         leaders, followers, _, _, meta = self.arrays
-        found = []
+        entries = []
         leader = int(meta[k.LEAST_RECENT])
         while leader != k.NONE:
             chain = []
@@ -131,9 +131,9 @@ class LruTable:
             while follower != k.NONE:
                 chain.append(tuple(followers[follower, k.FOLLOWER_TOKENS :].tolist()))
                 follower = int(followers[follower, k.NEWER])
-            found.append((tuple(leaders[leader, k.LEADER_TOKENS :].tolist()), chain))
+            entries.append((tuple(leaders[leader, k.LEADER_TOKENS :].tolist()), chain))
             leader = int(leaders[leader, k.NEWER])
-        return found
+        return entries
 
     def _grow(self) -> None:
         old = self.arrays

@@ -70,7 +70,7 @@ class BigramTable(NamedTuple):
             header={**header, "bos": self.bos},
         )
 
-    def check_model(self, found: Array, path: Path) -> None:
+    def check_model(self, sample: Array, path: Path) -> None:
         """Refuse a table that was built from other weights (in whatever dtype).
 
         Args:
@@ -81,12 +81,12 @@ class BigramTable(NamedTuple):
             ArtifactError: it was.
         """
         scale = np.abs(self.sample).max(initial=0.0)
-        if found.shape != self.sample.shape or not np.allclose(
-            found, self.sample, rtol=_TOLERANCE, atol=_TOLERANCE**2 * scale
+        if sample.shape != self.sample.shape or not np.allclose(
+            sample, self.sample, rtol=_TOLERANCE, atol=_TOLERANCE**2 * scale
         ):
             raise ArtifactError(
                 f"{path} was built from the model with weights {digest(self.sample)}, but this run "
-                f"has weights {digest(found)} (the tokenizer is the same). Type, with the run's "
+                f"has weights {digest(sample)} (the tokenizer is the same). Type, with the run's "
                 "model for MODEL: python scripts/build_artifact.py bigram_table --model MODEL "
                 "--out FILE, and run with method.bigram_table=FILE"
             )
@@ -184,7 +184,7 @@ def build(tokenizer: Any, path: Path, *, top: int = TOP, bos: bool = False) -> N
     from specbench.models import loading
 
     table = build_table(
-        load_beside(tokenizer), top=top, bos_id=begin_token(tokenizer) if bos else None
+        load_model_of(tokenizer), top=top, bos_id=begin_token(tokenizer) if bos else None
     )
     header = {"weights": digest(table.sample), "builder_version": BUILDER_VERSION}
     table.write(path, tokenizer_hash=loading.tokenizer_hash(tokenizer), header=header)
@@ -202,7 +202,7 @@ def begin_token(tokenizer: Any) -> int:
     return int(bos_id)
 
 
-def load_beside(tokenizer: Any) -> PreTrainedModel:
+def load_model_of(tokenizer: Any) -> PreTrainedModel:
     """The model in the folder that a tokenizer was loaded from."""
     from transformers import AutoModelForCausalLM
 

@@ -26,9 +26,9 @@ def _hash(text: Array, start: int, count: int) -> np.uint64:
 
 
 @njit(cache=True)
-def _equal(text: Array, one: int, other: int, count: int) -> bool:
+def _equal(text: Array, start: int, other: int, count: int) -> bool:
     for i in range(count):  # noqa: SIM110 (numba compiles no generator expressions)
-        if text[one + i] != text[other + i]:
+        if text[start + i] != text[other + i]:
             return False
     return True
 
@@ -50,26 +50,26 @@ def context_rows(text: Array, length: int, query: int, width: int, rows: Array) 
     last_start = tail - width  # of a match; its window ends with the text at the latest
     if last_start < 0:
         return 0
-    found = np.empty(last_start + 1, dtype=np.int64)
-    n_found = 0
+    matches = np.empty(last_start + 1, dtype=np.int64)
+    n_matches = 0
     first = text[tail]
     for start in range(last_start, -1, -1):
         if text[start] == first and _equal(text, start, tail, query):
-            found[n_found] = start + query
-            n_found += 1
-    if n_found == 0:
+            matches[n_matches] = start + query
+            n_matches += 1
+    if n_matches == 0:
         return 0
     # Groups of equal windows, in the order of their latest occurrence, found by hashing.
     mask = 1
-    while mask < 2 * n_found:
+    while mask < 2 * n_matches:
         mask <<= 1
     mask -= 1
     slots = np.full(mask + 1, -1, dtype=np.int64)
-    begins = np.empty(n_found, dtype=np.int64)
-    times = np.zeros(n_found, dtype=np.int64)
+    begins = np.empty(n_matches, dtype=np.int64)
+    times = np.zeros(n_matches, dtype=np.int64)
     n_groups = 0
-    for i in range(n_found):
-        begin = found[i]
+    for i in range(n_matches):
+        begin = matches[i]
         slot = np.int64(_hash(text, begin, width) & np.uint64(mask))
         while slots[slot] >= 0 and not _equal(text, begins[slots[slot]], begin, width):
             slot = (slot + 1) & mask
@@ -129,10 +129,10 @@ def table_rows(table: Array, firsts: Array, width: int, rows: Array, done: int) 
 
 
 @njit(cache=True)
-def _shared(rows: Array, one: int, other: int, width: int) -> int:
+def _shared(rows: Array, row: int, other: int, width: int) -> int:
     """How many tokens two rows share from their beginning."""
     for j in range(width):
-        if rows[one, j] != rows[other, j]:
+        if rows[row, j] != rows[other, j]:
             return j
     return width
 

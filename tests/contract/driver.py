@@ -87,22 +87,22 @@ def instantiate(name: str, **knobs: object) -> Drafter:
     return hydra.utils.instantiate(node, _convert_="all")
 
 
-def methods_that_need(what: str) -> list[str]:
+def methods_that_need(need: str) -> list[str]:
     """Names of the methods whose ``needs`` has ``what`` set; those made of others are left out."""
     nodes = {name: compose_method(name) for name in option_names("method")}
     alone = {name: node for name, node in nodes.items() if not {*PART_KNOBS} & node.keys()}
     return [
         name
         for name, node in alone.items()
-        if getattr(hydra.utils.get_class(node["_target_"])().needs, what)
+        if getattr(hydra.utils.get_class(node["_target_"])().needs, need)
     ]
 
 
 def named_in_readme() -> set[str]:
     """The methods of README's table: one of your own is in no list of ours."""
     table = (PROJECT / "README.md").read_text(encoding="utf-8").partition("\n## Methods")[2]
-    words = re.findall(r"`(\w+)`", table.partition("\n## ")[0])
-    return {*option_names("method")} & {*words}
+    names = re.findall(r"`(\w+)`", table.partition("\n## ")[0])
+    return {*option_names("method")} & {*names}
 
 
 def with_draft_model() -> dict[str, Callable[[], Drafter]]:
@@ -132,18 +132,18 @@ def toy_context(
     monkeypatch: pytest.MonkeyPatch,
     seed: int = 0,
     sampling: Sampling = GREEDY,
-    of: str = "llama",
+    architecture: str = "llama",
 ) -> DraftContext:
     """A context whose artifacts are built by their own builders, from a few made-up paragraphs.
 
     ``of``: the target's architecture. A ``cache_dir`` is for one of them.
     """
-    words = np.random.default_rng(5).zipf(1.4, (40, 60)) % 90
-    paragraphs = [" ".join(f"w{i}" for i in row) for row in words]
+    word_ids = np.random.default_rng(5).zipf(1.4, (40, 60)) % 90
+    paragraphs = [" ".join(f"w{i}" for i in row) for row in word_ids]
     monkeypatch.setattr(documentation, "installed_prose", lambda: iter([("toy", paragraphs)]))
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "toy")
     monkeypatch.setattr(
-        bigram_table, "load_beside", lambda _: tiny_model(of, vocab_size=VOCABULARY)
+        bigram_table, "load_model_of", lambda _: tiny_model(architecture, vocab_size=VOCABULARY)
     )
     files = resolve.resolve(
         drafter.needs.artifacts,
@@ -290,10 +290,10 @@ def same_random_numbers(drafter: Drafter) -> Iterator[None]:
     """What its generators draw within it, they draw again behind it."""
     holders = [drafter, *getattr(drafter, "parts", ())]
     values = [value for holder in holders for value in vars(holder).values()]
-    found = [value for value in values if isinstance(value, np.random.Generator)]
-    before = [generator.bit_generator.state for generator in found]
+    generators = [value for value in values if isinstance(value, np.random.Generator)]
+    before = [generator.bit_generator.state for generator in generators]
     yield
-    for generator, state in zip(found, before, strict=True):
+    for generator, state in zip(generators, before, strict=True):
         generator.bit_generator.state = state
 
 
@@ -310,25 +310,25 @@ def states_of_committed(drafter: Drafter, state: DecodeState, count: int) -> Map
     return tiny_heads.states_of(tokens, layers) if layers else None
 
 
-def toy_text(seed: int, length: int, words: int = VOCABULARY) -> IntArray:
+def toy_text(seed: int, length: int, n_words: int = VOCABULARY) -> IntArray:
     """Tokens with the repetitions of a text: copies of earlier stretches between new words.
 
     Few ``words`` make contexts of several tokens come again with other continuations.
     """
     random = np.random.default_rng(seed)
-    text = random.integers(3, words, 12).tolist()
+    text = random.integers(3, n_words, 12).tolist()
     while len(text) < length:
         if random.random() < 0.6:
             start, size = random.integers(0, len(text)), random.integers(2, 9)
             text += text[start : start + size]
         else:
-            text += random.integers(3, words, random.integers(1, 4)).tolist()
+            text += random.integers(3, n_words, random.integers(1, 4)).tolist()
     return np.array(text[:length], dtype=np.int64)
 
 
 def toy_turn(
-    seed: int, n_prompt: int = 40, n_new: int = 60, words: int = VOCABULARY
+    seed: int, n_prompt: int = 40, n_new: int = 60, n_words: int = VOCABULARY
 ) -> tuple[IntArray, IntArray]:
     """Prompt and output of one made-up turn."""
-    text = toy_text(seed, n_prompt + n_new, words)
+    text = toy_text(seed, n_prompt + n_new, n_words)
     return text[:n_prompt], text[n_prompt:]

@@ -59,8 +59,8 @@ class ToyHead(Drafter):
 
     def propose(self, state):
         # All that is committed but the root, which the next pass reads.
-        known = sum(map(len, self.states[AFTER_FINAL_NORM]))
-        assert known == state.length - 1
+        n_states = sum(map(len, self.states[AFTER_FINAL_NORM]))
+        assert n_states == state.length - 1
         if self.inner is not None:
             return self.inner.propose(state)
         head = self.target.embeddings
@@ -91,9 +91,9 @@ def ready(target, drafter):
 
 def check_states(target, head, text):
     """The states it was given are those of the text's tokens, but for the last one."""
-    wanted = plain(target, text[:-1])[1]
+    expected = plain(target, text[:-1])[1]
     for i, rows in head.read().items():
-        torch.testing.assert_close(rows, wanted[i], atol=1e-9, rtol=0)
+        torch.testing.assert_close(rows, expected[i], atol=1e-9, rtol=0)
 
 
 MAKE = {
@@ -105,13 +105,13 @@ MAKE = {
 
 @pytest.fixture(scope="module")
 def targets():
-    made = {}
+    targets_by_key = {}
 
     def get(kind, architecture):
-        if (kind, architecture) not in made:
+        if (kind, architecture) not in targets_by_key:
             model = tiny_model(architecture)
-            made[kind, architecture] = MAKE[kind](model, max_len=64, max_nodes=16)
-        return made[kind, architecture]
+            targets_by_key[kind, architecture] = MAKE[kind](model, max_len=64, max_nodes=16)
+        return targets_by_key[kind, architecture]
 
     return get
 

@@ -46,15 +46,15 @@ def test_configured_classes_and_names_in_docstrings_exist():
     for path in [*sources(*PACKAGES), *(PROJECT / "conf").rglob("*.yaml")]:
         for role, target in re.findall(named, path.read_text(encoding="utf-8")):
             parts = (role or target).split(".")
-            place = PROJECT
+            base = PROJECT
             # A folder may be what Python left of a package that is a file now.
-            while parts and not (place / f"{parts[0]}.py").exists() and (place / parts[0]).is_dir():
-                place /= parts.pop(0)
+            while parts and not (base / f"{parts[0]}.py").exists() and (base / parts[0]).is_dir():
+                base /= parts.pop(0)
             if parts:
-                module = place / f"{parts[0]}.py"
+                module = base / f"{parts[0]}.py"
                 if module.exists():
                     parts.pop(0)
                 else:
-                    module = place / "__init__.py"
-                found = not parts or re.search(rf"\b{parts[0]}\b", module.read_text("utf-8"))
-                assert found, f"{path}: {role or target}"
+                    module = base / "__init__.py"
+                defined = not parts or re.search(rf"\b{parts[0]}\b", module.read_text("utf-8"))
+                assert defined, f"{path}: {role or target}"

@@ -34,7 +34,7 @@ def make(name, tmp_path_factory, monkeypatch):
     """Makes drafters of the method that are set up, on toy artifacts."""
     cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
 
-    def made(**knobs):
+    def make_drafter(**knobs):
         drafter = driver.instantiate(name, **knobs)
         if driver.needs_a_target(drafter.needs):
             pytest.skip(f"{name} needs more of the target than its tokens")
@@ -42,7 +42,7 @@ def make(name, tmp_path_factory, monkeypatch):
         drafter.reset()
         return drafter
 
-    return made
+    return make_drafter
 
 
 def test_yaml_and_class_agree(name):
@@ -110,11 +110,11 @@ def test_trees_are_valid_whatever_the_text(make):
 
 def steps_of(drafter, logits, prompt):
     """The drafts of a case's steps, and what each committed."""
-    found, propose = [], drafter.propose
+    drafts, propose = [], drafter.propose
 
     def watched(state):
         tree = propose(state)
-        found.append((np.asarray(tree.tokens).tolist(), tree.parents.tolist()))
+        drafts.append((np.asarray(tree.tokens).tolist(), tree.parents.tolist()))
         return tree
 
     drafter.propose = watched
@@ -126,7 +126,7 @@ def steps_of(drafter, logits, prompt):
         drafter.set_reference(np.array(plain.output_ids))
     committed = loop.decode(prompt, drafter, max_new_tokens=30, seed=3).committed_per_step
     drafter.propose = propose
-    return found, committed
+    return drafts, committed
 
 
 def kept_for_the_run(name):
@@ -147,17 +147,17 @@ def test_steps_after_another_case_are_those_after_none_unless_kept_for_the_run(
     """So a reset forgets, and one seed gives one trace, whichever object drafts."""
     cache = tmp_path_factory.getbasetemp() / "contract-artifacts"
     logits = table(0, driver.VOCABULARY, 4.0)  # so peaked that texts repeat themselves
-    own, foreign = driver.toy_text(5, 30), driver.toy_text(1, 30)
-    found = []
+    case, foreign = driver.toy_text(5, 30), driver.toy_text(1, 30)
+    last_steps = []
     for before in ([], [foreign]):
         drafter = driver.instantiate(method, state_scope=scope)
         drafter.setup(driver.toy_context(drafter, cache, monkeypatch))
         drafter.reset()
-        found.append([steps_of(drafter, logits, prompt) for prompt in (*before, own)][-1])
+        last_steps.append([steps_of(drafter, logits, text) for text in (*before, case)][-1])
     if scope == "prompt":
-        assert found[0] == found[1]
+        assert last_steps[0] == last_steps[1]
     elif method in driver.named_in_readme():  # what another method learned need not show here
-        assert found[0] != found[1]
+        assert last_steps[0] != last_steps[1]
 
 
 def test_observing_an_empty_outcome_is_harmless(make):
@@ -191,8 +191,8 @@ def feed(drafter, turn, accepted):
 def learns_while_it_drafts(make):
     """Whether what it drafts next depends on drafts, and not on the text alone."""
     for seed in range(4):
-        for words in (driver.VOCABULARY, 6):
-            turn, following = (driver.toy_turn(seed + k, words=words) for k in (0, 1))
+        for n_words in (driver.VOCABULARY, 6):
+            turn, following = (driver.toy_turn(seed + k, n_words=n_words) for k in (0, 1))
             drafter, fed = make(), make()
             feed(fed, turn, driver.play(drafter, *turn).accepted)
             if driver.play(fed, *following) != driver.play(drafter, *following):
@@ -216,7 +216,7 @@ def test_a_second_draft_is_the_first_one(name, make):
     needs = make().needs
     if not needs.tokens_only or needs.draft_model or needs.overlap:
         pytest.skip("a model of its own, or a thread, goes on between two drafts")
-    turn = driver.toy_turn(0, words=6)
+    turn = driver.toy_turn(0, n_words=6)
     assert driver.play(make(), *turn, times=2) == driver.play(make(), *turn)
 
 
@@ -225,9 +225,9 @@ def counts_twice(make):
     new: the first turn was read again, or what it taught was lost.
     """
     for seed in range(4):
-        for words in (driver.VOCABULARY, 6):  # of few words, contexts of some tokens come again
+        for n_words in (driver.VOCABULARY, 6):  # of few words, contexts of some tokens come again
             (prompt, output), (question, answer) = (
-                driver.toy_turn(seed + k, 30, 40, words) for k in (0, 9)
+                driver.toy_turn(seed + k, 30, 40, n_words) for k in (0, 9)
             )
             first = np.concatenate((prompt, output))
             second = np.concatenate((first, question)), answer
@@ -370,7 +370,7 @@ def test_every_method_that_drafts_has_a_space_of_settings_that_can_be_built(name
         assert name not in load_spaces()
         return
     entries = Entries(compose.compose(["method=ar"]))
-    made = entries.candidates(load_spaces([name]), 6, 0)[name]
-    assert len(made) >= 4, "most of a space must be of use"
-    for one in made:
-        assert entries.entry(name, one.knobs).method["name"] == name
+    candidates = entries.candidates(load_spaces([name]), 6, 0)[name]
+    assert len(candidates) >= 4, "most of a space must be of use"
+    for candidate in candidates:
+        assert entries.entry(name, candidate.knobs).method["name"] == name

@@ -111,7 +111,7 @@ def drafters(targets, tmp_path_factory, monkeypatch):
         for prompt in PROMPTS[:count]:
             drafter = driver.instantiate(name, **knobs)
             cache = base / ("contract-artifacts" if of == "llama" else f"artifacts-{of}")
-            context = driver.toy_context(drafter, cache, monkeypatch, of=of)
+            context = driver.toy_context(drafter, cache, monkeypatch, architecture=of)
             if context.heads:  # of this target's size
                 shape, folder = read_shape(target.config, of), base / f"heads-{of}"
                 context = replace(context, heads=tiny_heads.save_each(folder, VOCAB, shape))

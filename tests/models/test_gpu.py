@@ -53,7 +53,7 @@ def decode(tmp_path_factory, monkeypatch):
         files = {}
         if drafter.needs.artifacts:
             cache = tmp_path_factory.getbasetemp() / f"toys-{of}"
-            files = toy_context(drafter, cache, monkeypatch, of=of).artifacts
+            files = toy_context(drafter, cache, monkeypatch, architecture=of).artifacts
         drafter.setup(
             DraftContext(
                 VOCABULARY, frozenset({EOS}), "toy", target.cache.max_len, files, target=target,
