@@ -138,7 +138,7 @@ class OptTree(ModelDrafter):
     def _children(
         self, logits: torch.Tensor, scores: FloatArray, cutoff: float
     ) -> tuple[IntArray, IntArray, FloatArray]:
-        """Children that score above ``cutoff``, by parent, then by id.
+        """Select the children that score above ``cutoff``, by parent, then by id.
 
         Args:
             logits: ``[rows, vocab]`` of the parents.
@@ -148,29 +148,29 @@ class OptTree(ModelDrafter):
         Returns:
             ``[m]`` row of the parent, the target's id, and the score.
         """
-        # A GPU tells a fixed number, since counting them first would be one more wait. On a CPU a
-        # comparison takes less than a search for the largest of many rows.
-        one = len(scores) == 1 and cutoff == 0.0
+        # A GPU returns a fixed number, because counting them first would be one more wait. On a CPU
+        # a comparison takes less than a search for the largest of many rows.
+        at_root = len(scores) == 1 and cutoff == 0.0
         graphs = self._graphs
-        found = None if graphs is None else graphs.best(logits, scores)
-        if found is None:
+        children = None if graphs is None else graphs.best(logits, scores)
+        if children is None:
             probs = logits.softmax(-1) if self._sampling.greedy else self._sampling.probs(logits)
-            if one or probs.is_cuda:
+            if at_root or probs.is_cuda:
                 reached = to_device(scores, probs.device).to(probs.dtype)
-                found = _best(self._draft, probs, reached, self.nodes)
+                children = _best(self._draft, probs, reached, self.nodes)
             else:
                 products = probs * torch.from_numpy(scores).to(probs.dtype)[:, None]
-                places = torch.nonzero(products.flatten() > cutoff).view(-1)
-                found = _told(self._draft, places, products)
-        places, tokens, gained = found.cpu().numpy()  # the one copy of a layer
-        kept = gained > cutoff
-        places, gained = places[kept].astype(np.int64), gained[kept]
-        order = slice(None) if one else np.argsort(places)
-        above = (places // logits.shape[-1])[order]
-        return above, tokens[kept].astype(np.int64)[order], np.minimum(gained[order], scores[above])
+                positions = torch.nonzero(products.flatten() > cutoff).view(-1)
+                children = _pack_children(self._draft, positions, products)
+        positions, tokens, values = children.cpu().numpy()  # the one copy of a layer
+        mask = values > cutoff
+        positions, values = positions[mask].astype(np.int64), values[mask]
+        order = slice(None) if at_root else np.argsort(positions)
+        above = (positions // logits.shape[-1])[order]
+        return above, tokens[mask].astype(np.int64)[order], np.minimum(values[order], scores[above])
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
-        if outcome.tree is not self._tree:  # cut by the engine: what is held is read again
+        if outcome.tree is not self._tree:  # cut by the engine: held tokens are read again
             self._draft.drop_nodes()
             return
         path = self._fed[outcome.path]
@@ -181,28 +181,28 @@ class OptTree(ModelDrafter):
 
 
 def _best(draft: DraftLM, probs: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` best children, the best first, as `_told` has them; asks the host for nothing.
+    """Select the ``count`` best children, the best first, without waiting for the device.
 
     Args:
         probs: ``[rows, vocab]`` of the parents.
         scores: ``[rows]`` of the parents.
     """
     products = probs * scores[:, None]
-    places = products.flatten().topk(min(count, products.numel())).indices
-    return _told(draft, places, products)
+    positions = products.flatten().topk(min(count, products.numel())).indices
+    return _pack_children(draft, positions, products)
 
 
-def _told(draft: DraftLM, places: torch.Tensor, products: torch.Tensor) -> torch.Tensor:
-    """``[3, m]`` float64, in which ids are exact: places, the target's ids and scores."""
-    ids = draft.to_target_ids(places % products.shape[-1])
-    return torch.stack([places.double(), ids.double(), products.flatten()[places].double()])
+def _pack_children(draft: DraftLM, positions: torch.Tensor, products: torch.Tensor) -> torch.Tensor:
+    """Stack positions, the target's ids and scores: ``[3, m]`` float64, exact for ids."""
+    ids = draft.to_target_ids(positions % products.shape[-1])
+    return torch.stack([positions.double(), ids.double(), products.flatten()[positions].double()])
 
 
 class _Graphs(GraphRecorder):
     """`_best` of a layer's logits as CUDA graphs, for layers of 1, 2, 4, ... nodes.
 
     Args:
-        nodes: of a layer at most, and children that are told.
+        nodes: largest layer, and number of children returned.
         dtype: of the models; logits have no fewer digits than float32.
     """
 
@@ -220,12 +220,12 @@ class _Graphs(GraphRecorder):
 
         self._steps: dict[int, RecordedCall] = {}
         for rows in widths:
-            made = RecordedCall(self, best, self._logits[:rows], self._scores[:rows])
-            if self.record(made, f"the best children of {rows} nodes"):
-                self._steps[rows] = made
+            call = RecordedCall(self, best, self._logits[:rows], self._scores[:rows])
+            if self.record(call, f"the best children of {rows} nodes"):
+                self._steps[rows] = call
 
     def best(self, logits: torch.Tensor, scores: FloatArray) -> torch.Tensor | None:
-        """As `_best`, until the next call; None where no graph does it."""
+        """Run `_best` as a graph; valid until the next call. None if no graph fits."""
         n = len(scores)
         rows = 1 << (n - 1).bit_length()
         if rows not in self._steps or logits.dtype != self._logits.dtype:

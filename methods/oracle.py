@@ -41,7 +41,7 @@ class Oracle(Drafter):
 
     @property
     def needs(self) -> Needs:
-        # At temperature > 0 the greedy output is not what the target will say.
+        # At temperature > 0 the target does not output the greedy tokens.
         return Needs(tokens_only=False, reference=True, max_nodes=self.depth, sampling=False)
 
     def setup(self, context: DraftContext) -> None:

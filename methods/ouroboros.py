@@ -9,23 +9,23 @@ Method: a pool holds phrases, for every token the newest G tuples of N - 1 token
     *Draft*: the draft model decodes by lookahead (a window of W columns, N - 1 levels; phrases of
     the pool as guesses) until it has gamma tokens; more are cut off. An end token ends the draft.
     What its window completes enters the pool.
-    *Verify*: the target reads the draft and, behind its last token, the ``topk`` newest phrases of
+    *Verify*: the target reads the draft and, after its last token, the ``topk`` newest phrases of
     that token, side by side.
-    *Learn*: if the draft was accepted, those phrases are overwritten by what the target said along
-    each of them, equal ones included. If it was rejected somewhere, the target's own words from
+    *Learn*: if the draft was accepted, those phrases are overwritten by the target's choices along
+    each of them, equal ones included. If it was rejected somewhere, the target's own tokens from
     there on are phrases, as far as the draft happened to go on with them (N - 1 tokens in a row).
     A model's own token after a whole phrase is lost, the target's and, in its lookahead, the draft
     model's: a phrase's last token rides along without being a candidate.
 Switches for what the reference leaves undone, off by default: ``cut_draft: false`` keeps the tokens
     beyond gamma, ``lost_bonus: false`` commits the token after a whole phrase, ``correct_rejected:
-    true`` overwrites the phrases behind a rejected draft too. (The reference's line for that counts
+    true`` overwrites the phrases after a rejected draft too. (The reference's line for that counts
     phrases wrongly: topk // (N - 1), which is none of them with any settings of its scripts; where
     topk is larger, it overwrites the wrong ones, which is not followed.)
 Parameters: gamma 4, W = G = 20, N 7, topk 3 are the code's defaults; its scripts run HumanEval with
     gamma 12, GSM8K with 4, 15, 6, MBPP with 6, 18, 5 (gamma, W = G, N).
 Temperature above 0 (the public code is greedy only): draft model and pool work greedily, so a draft
     is a deterministic function of the text and of what earlier steps have shown, point masses to
-    any verifier. The target's words that enter the pool are its most likely ones, never its draws.
+    any verifier. The target's tokens that enter the pool are its most likely ones, never its draws.
 Where ours differs, and why:
     - The first draft comes after the prompt's pass, not before it, as for every method here.
     - The draft is no longer than what may still be committed.
@@ -78,7 +78,7 @@ class Ouroboros(ModelDrafter):
         topk: phrases that continue the draft in the target's pass.
         cut_draft: cut off what lookahead drafts beyond ``gamma``, as the reference does.
         lost_bonus: lose a model's own token after a whole phrase, as the reference does.
-        correct_rejected: also overwrite phrases behind a rejected draft; the reference does not.
+        correct_rejected: also overwrite phrases after a rejected draft; the reference does not.
     """
 
     name: str = "ouroboros"
@@ -107,12 +107,12 @@ class Ouroboros(ModelDrafter):
 
     @property
     def _longest(self) -> int:
-        """Tokens that lookahead drafts at most before they are cut to ``gamma``."""
+        """Longest draft of lookahead before the cut to ``gamma``."""
         return self.gamma + self.ngram - 1 - self.lost_bonus
 
     @property
     def _most_unread(self) -> int:
-        """Tokens that a step of its own commits at most."""
+        """Most tokens that a step of this method commits."""
         return self._longest + self.ngram
 
     @property
@@ -154,16 +154,16 @@ class Ouroboros(ModelDrafter):
         if not len(chain):
             self._tree = DraftTree.empty()
             return self._tree
-        wanted = self.topk if len(chain) < state.remaining - 1 else 0
-        phrases = self._pool.after(int(chain[-1]))[::-1][:wanted]
-        self._tree = _continued(chain, phrases, self.lost_bonus)
+        n_phrases = self.topk if len(chain) < state.remaining - 1 else 0
+        phrases = self._pool.after(int(chain[-1]))[::-1][:n_phrases]
+        self._tree = _with_phrases(chain, phrases, self.lost_bonus)
         return self._tree
 
     def _write(self, state: DecodeState) -> ModelWork[IntArray]:
-        """``[gamma]`` tokens by lookahead on the draft model; fewer where fewer are wanted."""
-        wanted = min(self.gamma, state.remaining - 1)
+        """Draft ``[gamma]`` tokens by lookahead, or fewer at the output's end."""
+        max_tokens = min(self.gamma, state.remaining - 1)
         ahead = self._longest + self.window + self.ngram  # how far the window may reach
-        if wanted <= 0 or self._draft.free_rows(state.length) < ahead:
+        if max_tokens <= 0 or self._draft.free_rows(state.length) < ahead:
             return NO_TOKENS
         if state.length - self._read > self._most_unread:  # a union's other parts did well
             yield from self._draft.catching_up(state.tokens[:-1], own=True)
@@ -172,7 +172,7 @@ class Ouroboros(ModelDrafter):
         held = 0  # drafted tokens that have been read
         chain: list[IntArray] = []
         length = 0
-        while length < wanted:
+        while length < max_tokens:
             accepted, bonus = yield from self._lookahead_pass(unread, held)
             if not chain:  # what was committed before is text from now on
                 self._draft.commit_path(np.arange(len(unread)), accepted)
@@ -181,20 +181,20 @@ class Ouroboros(ModelDrafter):
             else:
                 self._draft.commit_path(NO_TOKENS, np.append(np.arange(held + 1), accepted))
                 held += 1 + len(accepted)
-            ends = [place for place, token in enumerate(bonus.tolist()) if token in self._ends]
+            ends = [i for i, token in enumerate(bonus.tolist()) if token in self._ends]
             if ends:
                 chain.append(bonus[: ends[0] + 1])
                 break
             chain.append(bonus)
             length += len(bonus)
             unread = bonus[-1:]
-        longest = wanted if self.cut_draft else state.remaining - 1
+        longest = max_tokens if self.cut_draft else state.remaining - 1
         drafted = np.concatenate(chain)[:longest]
         self._held = min(held, len(drafted))
         return drafted
 
     def _lookahead_pass(self, unread: IntArray, held: int) -> ModelWork[tuple[IntArray, IntArray]]:
-        """One pass of lookahead decoding behind ``held`` drafted tokens.
+        """Run one pass of lookahead decoding after ``held`` drafted tokens.
 
         Args:
             unread: ``[u]`` the chain of tokens before the window, its root last.
@@ -235,24 +235,24 @@ class Ouroboros(ModelDrafter):
             self._learn(np.asarray(tree.tokens), accepted, outcome.next_tokens)
 
     def _learn(self, tokens: IntArray, accepted: int, next_tokens: IntArray) -> None:
-        """Phrases that the target's pass has shown.
+        """Learn phrases from the target's pass.
 
         Args:
             tokens: ``[n]`` of the tree.
-            accepted: tokens of the draft that were.
+            accepted: number of accepted draft tokens.
             next_tokens: ``[n + 1]`` the target's most likely token at the root and every node.
         """
         drafted, length = self._drafted, self.ngram - 1
         along = next_tokens[drafted + 1 :].reshape(-1, length)
         if len(along) and (accepted == drafted or self.correct_rejected):
-            # Said along a phrase: the token after the draft, then those after all but its last.
+            # Along a phrase: the token after the draft, then those after all but its last.
             first = np.full((len(along), 1), next_tokens[drafted])
-            said = np.hstack((first, along[:, :-1]))
+            corrected = np.hstack((first, along[:, :-1]))
             # The newest was the first branch, and is the last in the pool.
-            self._pool.replace(int(tokens[drafted - 1]), said[::-1])
+            self._pool.replace(int(tokens[drafted - 1]), corrected[::-1])
         if accepted < drafted:
-            draft, said = tokens[accepted:drafted], next_tokens[accepted + 1 : drafted + 1]
-            self._pool.insert(phrases_spoken(draft, said, length))
+            draft, choices = tokens[accepted:drafted], next_tokens[accepted + 1 : drafted + 1]
+            self._pool.insert(agreeing_phrases(draft, choices, length))
 
     def report(self) -> Mapping[str, Counted]:
         """Counters of the turn: phrases in the pool, and tokens committed from phrases."""
@@ -263,10 +263,10 @@ class Ouroboros(ModelDrafter):
         }
 
 
-def _continued(chain: IntArray, phrases: IntArray, lost_bonus: bool) -> DraftTree:
-    """``chain`` with every row of ``phrases`` as a branch below its last token.
+def _with_phrases(chain: IntArray, phrases: IntArray, lost_bonus: bool) -> DraftTree:
+    """Add every row of ``phrases`` to ``chain`` as a branch below its last token.
 
-    With ``lost_bonus`` the last token of a branch is no candidate, so none is committed behind it.
+    With ``lost_bonus`` the last token of a branch is no candidate, so none is committed after it.
     """
     count, length = phrases.shape
     below = np.arange(count * length).reshape(count, length) + len(chain) - 1
@@ -282,23 +282,23 @@ def _continued(chain: IntArray, phrases: IntArray, lost_bonus: bool) -> DraftTre
     return DraftTree(tokens, parents, sources=sources, aux=aux)
 
 
-def phrases_spoken(draft: IntArray, said: IntArray, length: int) -> IntArray:
-    """What a model says along a draft, as far as the draft agrees with it.
+def agreeing_phrases(draft: IntArray, choices: IntArray, length: int) -> IntArray:
+    """Cut phrases out of a model's choices along a draft, where the draft agrees with them.
 
     Args:
         draft: ``[d]`` tokens.
-        said: ``[d]`` the model's token after each of them.
+        choices: ``[d]`` the model's token after each of them.
         length: tokens of a phrase.
 
     Returns:
-        ``[m, 1 + length]`` draft tokens with the phrases after them: ``said`` at the token and at
-        the following ones, where the draft went on with exactly that.
+        ``[m, 1 + length]`` draft tokens with the phrases after them: ``choices`` at the token and
+        at the following ones, where the draft went on with exactly those.
     """
     if len(draft) < length:
         return np.empty((0, 1 + length), dtype=np.int64)
-    phrases = np.lib.stride_tricks.sliding_window_view(said, length)
+    phrases = np.lib.stride_tricks.sliding_window_view(choices, length)
     keys = draft[: len(phrases)]
-    agrees = draft[1:] == said[:-1]
+    agrees = draft[1:] == choices[:-1]
     if length > 1:
         whole = np.lib.stride_tricks.sliding_window_view(agrees, length - 1).all(1)
         keys, phrases = keys[whole], phrases[whole]

@@ -5,8 +5,8 @@ Paper: "PEARL: Parallel Speculative Decoding with Adaptive Draft Length", ICLR 2
 Reference code studied: smart-lty/ParallelSpeculativeDecoding (``src/engine.py``), by its
     description.
 Method: during each target pass the draft model drafts gamma more tokens.
-    *pre-verify*: nothing is pending. The pass reads the text's last token, and what it says is the
-    test of the first of the gamma tokens drafted meanwhile. If that one is accepted, the other
+    *pre-verify*: nothing is pending. The pass reads the text's last token, and its output tests
+    the first of the gamma tokens drafted meanwhile. If that one is accepted, the other
     gamma - 1 are pending.
     *post-verify*: the pass reads the gamma - 1 pending tokens too. It tests them, and the first of
     the next gamma tokens, drafted meanwhile. If all are accepted, the next gamma - 1 are pending,
@@ -14,25 +14,25 @@ Method: during each target pass the draft model drafts gamma more tokens.
     rejection both models go back to the accepted text, and the next pass is a pre-verify.
 How this is a draft tree: the tree is the chain of pending tokens, and empty in pre-verify. The
     token after its last node is the target's own, and it is at once PEARL's test of the token
-    drafted meanwhile: equal, the drafted block stands. Greedy, that is all. At temperature > 0
-    ``overlap`` hands the token and its distribution to the verifier (``DraftTree.bonus``), which
-    draws the target's token by the ratio test min(1, p / q) of that bonus, as PEARL does; pending
+    drafted meanwhile: if both are equal, the drafted block is kept. At temperature > 0 ``overlap``
+    also hands the token and its distribution to the verifier (``DraftTree.bonus``), which draws the
+    target's token by the ratio test min(1, p / q) of that bonus, as PEARL does; pending
     tokens are tested likewise. As in PEARL no token comes for free: a pass in which all of the
     gamma tests succeed commits gamma.
 gamma: ``auto`` is the paper's ceil(t_target / t_draft), measured in ``setup`` (a draft pass has one
     row, a target pass 4), once for a run, resumed or not; the number is in every record.
 Where ours differs, and why:
     - End tokens and the limit are respected: the reference has no end at all and counts up to
-      gamma - 1 tokens that nothing verified. Here only verified tokens are committed, and the draft
+      gamma - 1 unverified tokens. Here only verified tokens are committed, and the draft
       model drafts no token that could not be committed.
-    - The engine calls after the prompt's pass, so the draft model reads the prompt beside the first
+    - The engine calls after the prompt's pass, so the draft model reads the prompt during the first
       pre-verify.
     - Tokens and one row of probabilities cross from draft to verifier, not the whole history of
       both models' probabilities.
     - Verifiers other than ``rejection`` (``match``) draw the token without regard to the bonus:
       still exact, accepted less often.
-Example: ``gamma`` 3; beside a pass over the last token alone the draft model writes "a b c". The
-    target says a, so that "b c" are pending: the next pass reads them, and "d e f" is written.
+Example: ``gamma`` 3; during a pass over the last token alone the draft model writes "a b c". The
+    target's token is a, so "b c" are pending: the next pass reads them, and "d e f" is written.
 State kept: pending tokens and the draft's cache, for a turn.
 """
 
@@ -124,16 +124,16 @@ class Pearl(Drafter):
         if not self._read:
             draft.begin(state.tokens, state.seed)
             self._read = True
-        behind = len(pending)
+        n_pending = len(pending)
         # The last token that may be committed in the pass after this one is never a draft token.
-        wanted = min(
-            self._gamma, state.remaining - behind - 1, draft.free_rows(state.length) - behind
+        n_draft = min(
+            self._gamma, state.remaining - n_pending - 1, draft.free_rows(state.length) - n_pending
         )
-        if wanted <= 0 or len(tree) < behind:  # cut by the engine, a block would hang in the air
+        if n_draft <= 0 or len(tree) < n_pending:  # the engine cut the tree: no parent for a block
             self._block, self._block_q = NO_TOKENS, None
             return None
-        if behind:  # its rows are there, but for the last token's
-            logits = draft.extend(pending[-1:], np.array([behind - 2]), own=True)
+        if n_pending:  # its rows are there, but for the last token's
+            logits = draft.extend(pending[-1:], np.array([n_pending - 2]), own=True)
         else:
             logits = draft.catch_up(state.tokens, own=True)[None]
         tokens: list[torch.Tensor] = []
@@ -146,9 +146,9 @@ class Pearl(Drafter):
                 drawn = draft.draw(distribution)
                 distributions.append(draft.to_target_vocab(distribution))
             tokens.append(draft.to_target_ids(drawn))
-            if len(tokens) == wanted:
+            if len(tokens) == n_draft:
                 break
-            last = np.array([behind + len(tokens) - 2])
+            last = np.array([n_pending + len(tokens) - 2])
             logits = draft.extend(tokens[-1], last, own=True)
         self._block = torch.cat(tokens).cpu().numpy()
         if not distributions:
@@ -159,19 +159,19 @@ class Pearl(Drafter):
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         if outcome.finished or not len(outcome.committed):
             return
-        draft, behind, block = self._draft, len(self._pending), self._block
-        # In a union others may have drafted on behind the pending tokens.
-        tested = len(outcome.path) == behind and len(outcome.committed) == behind + 1
-        stands = tested and len(block) > 0 and block[0] == state.root
-        if not stands:
+        draft, n_pending, block = self._draft, len(self._pending), self._block
+        # In a union other drafters may have added nodes after the pending tokens.
+        tested = len(outcome.path) == n_pending and len(outcome.committed) == n_pending + 1
+        block_accepted = tested and len(block) > 0 and block[0] == state.root
+        if not block_accepted:
             # Without a block the last pending token has not been read.
-            held = behind if len(block) else max(behind - 1, 0)
+            held = n_pending if len(block) else max(n_pending - 1, 0)
             draft.commit_path(np.arange(min(len(outcome.path), held)))
             self._pending, self._pending_q = NO_TOKENS, None
             return
         # Of the block, all but the last token have been read.
-        read = behind + len(block) - 1
-        first = min(behind + 1, read)
+        read = n_pending + len(block) - 1
+        first = min(n_pending + 1, read)
         draft.commit_path(np.arange(first), np.arange(first, read))
         self._pending = block[1:]
         self._pending_q = None if self._block_q is None else self._block_q[1:]

@@ -9,7 +9,7 @@ Variants, each with the lengths it has in its home where none are given:
     hf         transformers' ``PromptLookupCandidateGenerator``: oldest match, a short continuation
                is allowed, cut before the first end-of-text token; n from 2 to 1.
     vllm       vLLM's n-gram proposer: the longest match within [min_ngram, max_ngram], the oldest
-               among the longest, a short continuation is allowed; both 5, or what the other one is.
+               among the longest, a short continuation is allowed; both 5, or equal to the other.
     llamacpp   llama.cpp's ``ngram-simple``: the newest match of exactly ``max_ngram`` tokens, never
                at the text's first token; nothing is drafted in a text of ``max_ngram + num_tokens
                + 2`` tokens or less, nor a continuation shorter than ``max_ngram``; n is 12 (and
@@ -77,7 +77,7 @@ class PromptLookup(Drafter):
         self._no_match = DraftTree.empty()
 
     def _searched_lengths(self) -> tuple[int, int]:
-        """The n-grams searched first and last; the variant's where a knob says nothing."""
+        """Return the longest and shortest n-gram; the variant's where a knob is None."""
         longest, shortest, vllm = self.max_ngram, self.min_ngram, self.variant == "vllm"
         if longest is None:
             longest = shortest if vllm and shortest is not None else _MAX_NGRAM[self.variant]
@@ -113,7 +113,7 @@ class PromptLookup(Drafter):
         return DraftTree.chain(draft) if len(draft) else self._no_match
 
     def _as_llamacpp(self, state: DecodeState) -> DraftTree:
-        """The newest match of the last n tokens before them, with at least n tokens behind it."""
+        """Draft from the newest earlier match of the last n tokens that n tokens follow."""
         n, before = self._lengths[0], state.length - 1  # the root is not in the text searched
         if before <= n + self.num_tokens + 1:
             return self._no_match
@@ -121,11 +121,11 @@ class PromptLookup(Drafter):
         matches = np.ones(before - n, dtype=bool)
         for i in range(n):
             matches &= text[i : i + len(matches)] == last[i]
-        matches[0] = False  # place 0 stands for "none" there
-        found = np.flatnonzero(matches)
-        if not len(found):
+        matches[0] = False  # position 0 means "none" there
+        starts = np.flatnonzero(matches)
+        if not len(starts):
             return self._no_match
-        draft = text[found[-1] + n :][: self.num_tokens]
+        draft = text[starts[-1] + n :][: self.num_tokens]
         if len(draft) < n:
             return self._no_match
         return DraftTree.chain(draft[: max(0, state.remaining - 1)].copy())
@@ -141,11 +141,11 @@ class PromptLookup(Drafter):
 def find_continuation(
     tokens: Array, length: int, longest: int, shortest: int, count: int, rule: int
 ) -> tuple[int, int]:
-    """Where the last tokens occurred before, trying n-grams from ``longest`` to ``shortest``.
+    """Find where the last tokens occurred before, trying ``longest`` to ``shortest`` n-grams.
 
     Args:
         tokens: int64 text; only ``tokens[:length]`` counts.
-        count: tokens wanted after the match.
+        count: tokens to draft after the match.
         rule: `OLDEST_FULL`: the oldest match with all ``count`` tokens after it, and which ends
             more than n tokens before the text's end. `OLDEST`: the oldest match, however few
             tokens follow. `NEWEST`: the newest match with all ``count`` tokens after it, else the

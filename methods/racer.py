@@ -5,14 +5,14 @@ Paper: "RACER: Retrieval-Augmented Contextual Rapid Speculative Decoding", Findi
 Reference code studied: hkr04/RACER at fc494a3 (``racer/automaton/src/automaton.cpp``,
     ``evaluation/inference_racer.py``).
 Method: an Aho-Corasick automaton of the 10-grams of prompt and answer, with counts, reads the
-    text. Each suffix of two tokens or more that it knows drafts what followed; of all their nodes
-    the most frequent ones are taken, and the rest of the rows goes to a tree that Token Recycling's
-    table fills: for each token the candidates after it, as the target's logits last said. The root
+    text. Each suffix of two tokens or more that it contains drafts its continuations; of all their
+    nodes the most frequent ones are taken, and the rest of the rows goes to a tree that Token
+    Recycling's table fills: for each token its candidates by the target's latest logits. The root
     has eight children there, which have 4, 2, 1, 1 ... themselves; their children have as many,
     halved from one to the next, and with each level below.
 Where ours differs, and why:
-    - Siblings come in the order in which they were first met. The reference's order is that of its
-      hash map, and of equally frequent nodes it says which are drafted.
+    - Siblings come in the order in which they were first met. The reference uses the order of its
+      hash map, which decides between equally frequent nodes.
     - The reference adds a padding token where it drafts nothing.
     - Of a dialogue's later turn only new 10-grams are counted; the reference counts all again.
 As in the reference: nodes are counted once for each suffix that they continue, equal branches are
@@ -20,9 +20,9 @@ merged afterwards, so a draft may be smaller than its budget; fail links are set
 pass, and later nodes have none; nodes lose theirs when a draft or a failed match touches them; a
 node used again leaves those below it behind; the automaton does not read the prompt itself; a
 token's candidates learn from all rows, the prompt's and rejected ones too.
-Checked: drives identical steps in 5,539 of 5,539 beside the authors' code, compiled with our order
+Checked: 5,539 of 5,539 steps equal those of the authors' code, compiled with our order
     of siblings. ``tests/methods/racer_reference.py`` is the same in plain objects.
-Example: the prompt is "a b c a b d". After the answer's "a b" the automaton has met c and d behind
+Example: the prompt is "a b c a b d". After the answer's "a b" the automaton has met c and d after
     these two, and the table says that e and c follow b: c and d are drafted, then e.
 State kept: the automaton, 60 bytes for each of ``max_nodes``, and the table, 4 bytes for each of
     ``vocab × k``. The reference empties neither between questions (``paper_scope: run``).
@@ -113,9 +113,9 @@ class Racer(Drafter):
         self._matrix.update(tokens, logits)
 
     def begin(self, state: DecodeState) -> None:
-        known = min(self._read, state.n_seen)
+        n_counted = min(self._read, state.n_seen)
         self._read = state.n_prompt
-        read_prompt(*self._trie, state.buffer, known, state.n_prompt, self.ngram)
+        read_prompt(*self._trie, state.buffer, n_counted, state.n_prompt, self.ngram)
 
     def propose(self, state: DecodeState) -> DraftTree:
         tokens = self._matrix.fill(state.root).cpu().numpy()
@@ -137,7 +137,7 @@ class Racer(Drafter):
 
 
 def logits_tree(k: int, n_nodes: int) -> StaticTree:
-    """The first ``n_nodes`` nodes, breadth first, of the logits' tree without its root."""
+    """Build the first ``n_nodes`` nodes, breadth first, of the logits' tree without its root."""
     paths: list[RankPath] = []
     queue: list[tuple[RankPath, int]] = [((), k)]
     for path, breadth in queue:
@@ -152,8 +152,8 @@ def logits_tree(k: int, n_nodes: int) -> StaticTree:
 
 
 # The automaton: a trie of n-grams with counts and fail links. Nodes are rows of one array, named by
-# their numbers, so a node that is used again is one number with another meaning: what still
-# pointed to it points to the new node, as in the reference code.
+# their numbers, so a node that is used again keeps its number: old pointers to it then point to the
+# new node, as in the reference code.
 NONE = -1
 
 # Columns of ``nodes``. CHAIN links nodes of one bucket, NEWER and OLDER all nodes by their use.
@@ -248,7 +248,7 @@ def _unchain(nodes: Array, buckets: Array, node: int) -> None:
 
 @njit(cache=True)
 def _new_child(nodes: Array, buckets: Array, meta: Array, parent: int, token: int) -> np.int64:
-    """A child in the place of the node that was used least recently, which may have children.
+    """Add a child in the row of the least recently used node, which may have children.
 
     These keep the number of their lost parent, and are reached no more from the root.
     """
@@ -306,7 +306,7 @@ def _insert(nodes: Array, buckets: Array, meta: Array, text: Array, begin: int, 
 def read_prompt(
     nodes: Array, buckets: Array, meta: Array, text: Array, begin: int, end: int, n: int
 ) -> None:
-    """Count the n-grams that end behind ``begin``, up to ``end``; then link all nodes."""
+    """Count the n-grams that end after ``begin``, up to ``end``; then link all nodes."""
     for last in range(max(begin + 1, n), end + 1):
         _insert(nodes, buckets, meta, text, last - n, last)
     _link(nodes, buckets, meta)
@@ -332,11 +332,11 @@ def _link(nodes: Array, buckets: Array, meta: Array) -> None:
         while child != NONE:
             token = nodes[child, TOKEN]
             fail = np.int64(nodes[above, FAIL])
-            found = _child(nodes, buckets, fail, token)
-            while fail != root and found == NONE:
+            target = _child(nodes, buckets, fail, token)
+            while fail != root and target == NONE:
                 fail = np.int64(nodes[fail, FAIL])
-                found = _child(nodes, buckets, fail, token)
-            nodes[child, FAIL] = root if found == NONE else found
+                target = _child(nodes, buckets, fail, token)
+            nodes[child, FAIL] = root if target == NONE else target
             queue[filled] = child
             filled += 1
             child = np.int64(nodes[child, RIGHT])
@@ -346,7 +346,7 @@ def _link(nodes: Array, buckets: Array, meta: Array) -> None:
 def read_step(
     nodes: Array, buckets: Array, meta: Array, text: Array, begin: int, end: int, n: int
 ) -> None:
-    """Count the n-grams that end behind ``begin``; the newest first. Then go on to the end.
+    """Count the n-grams that end after ``begin``, newest first; then move the state to the end.
 
     The state has read ``text[begin]`` already, when it was the root of a draft.
     """
@@ -355,14 +355,14 @@ def read_step(
     root, node = np.int64(meta[ROOT]), np.int64(meta[STATE])
     for i in range(begin + 1, end):
         _touch(nodes, meta, node)
-        found = _child(nodes, buckets, node, text[i])
-        if found == NONE:
-            while node != root and found == NONE:
+        child = _child(nodes, buckets, node, text[i])
+        if child == NONE:
+            while node != root and child == NONE:
                 node = np.int64(nodes[node, FAIL])
-                found = _child(nodes, buckets, node, text[i])
+                child = _child(nodes, buckets, node, text[i])
             _touch_up(nodes, meta, node)
-        if found != NONE:
-            node = found
+        if child != NONE:
+            node = child
     if end > begin + 1:
         _touch(nodes, meta, node)
         meta[STATE] = node
@@ -372,46 +372,46 @@ def read_step(
 def _borders(
     nodes: Array, buckets: Array, meta: Array, root_token: int, least_depth: int
 ) -> IntArray:
-    """Nodes of the text's suffixes that end with the root's token, the longest first.
+    """Find the nodes of the text's suffixes that end with the root's token, longest first.
 
     The state moves to the first of them, however short.
     """
-    found = np.empty(len(nodes), dtype=np.int64)
+    borders = np.empty(len(nodes), dtype=np.int64)
     n, moved = 0, False
     root, node = np.int64(meta[ROOT]), np.int64(meta[STATE])
     while True:
         child = _child(nodes, buckets, node, root_token)
         if child != NONE:
             if nodes[child, DEPTH] >= least_depth:
-                found[n] = child
+                borders[n] = child
                 n += 1
             if not moved:
                 meta[STATE] = child
                 moved = True
-        if node == root or n == len(found):
+        if node == root or n == len(borders):
             break
         node = np.int64(nodes[node, FAIL])
     for i in range(n):
-        _touch_up(nodes, meta, found[i])
-    return found[:n]
+        _touch_up(nodes, meta, borders[i])
+    return borders[:n]
 
 
 @njit(cache=True)
-def _worse(nodes: Array, one: Array, other: Array) -> bool:
-    """Whether ``one`` goes first: rarer, of equals deeper, of equals with the larger numbers."""
-    a, b = one[0], other[0]
+def _worse(nodes: Array, entry: Array, other: Array) -> bool:
+    """Test whether ``entry`` is dropped first: rarer, then deeper, then larger numbers."""
+    a, b = entry[0], other[0]
     if nodes[a, COUNT] != nodes[b, COUNT]:
         return nodes[a, COUNT] < nodes[b, COUNT]
     if nodes[a, DEPTH] != nodes[b, DEPTH]:
         return nodes[a, DEPTH] > nodes[b, DEPTH]
-    return a > b or (a == b and one[1] > other[1])
+    return a > b or (a == b and entry[1] > other[1])
 
 
 @njit(cache=True)
 def _most_frequent(nodes: Array, borders: Array, limit: int) -> Array:
-    """``[m, 2]`` the most frequent nodes at or below the borders, each with its border.
+    """Select ``[m, 2]`` the most frequent nodes at or below the borders, each with its border.
 
-    In the order of their numbers. They are looked at level by level; a level that adds none ends.
+    In the order of their numbers. The search goes level by level and ends at one that adds none.
     """
     chosen = np.empty((limit, 2), dtype=np.int64)
     size, worst = 0, 0
@@ -465,23 +465,23 @@ _TOKEN, _ABOVE, _CHILD, _SIBLING, _YOUNGEST = range(5)
 
 
 @njit(cache=True)
-def _add_path(made: Array, size: int, path: Array, length: int) -> int:
-    """Add the tokens ``path[:length]`` below the root; what is there already is shared."""
+def _add_path(trie: Array, size: int, path: Array, length: int) -> int:
+    """Add the tokens ``path[:length]`` below the root; existing nodes are shared."""
     at = 0
     for i in range(length - 1, -1, -1):  # paths are noted from their ends
         token = path[i]
-        child = made[_CHILD, at]
-        while child > 0 and made[_TOKEN, child] != token:
-            child = made[_SIBLING, child]
+        child = trie[_CHILD, at]
+        while child > 0 and trie[_TOKEN, child] != token:
+            child = trie[_SIBLING, child]
         if child <= 0:
             child = size
-            made[_TOKEN, child], made[_ABOVE, child] = token, at
-            made[_CHILD, child] = made[_SIBLING, child] = made[_YOUNGEST, child] = 0
-            if made[_CHILD, at] == 0:
-                made[_CHILD, at] = child
+            trie[_TOKEN, child], trie[_ABOVE, child] = token, at
+            trie[_CHILD, child] = trie[_SIBLING, child] = trie[_YOUNGEST, child] = 0
+            if trie[_CHILD, at] == 0:
+                trie[_CHILD, at] = child
             else:
-                made[_SIBLING, made[_YOUNGEST, at]] = child
-            made[_YOUNGEST, at] = child
+                trie[_SIBLING, trie[_YOUNGEST, at]] = child
+            trie[_YOUNGEST, at] = child
             size += 1
         at = child
     return size
@@ -492,7 +492,7 @@ def draft(
     nodes: Array, buckets: Array, meta: Array, root: int, limit: int, least_depth: int,
     tokens: Array, parents: Array,
 ) -> IntArray:  # fmt: skip
-    """The draft below a root, which the state reads.
+    """Draft a tree below a root, which the state reads.
 
     Args:
         limit: nodes of the trie at most that are drafted from, each counted for every suffix of the
@@ -507,7 +507,7 @@ def draft(
     borders = _borders(nodes, buckets, meta, root, least_depth)
     chosen = _most_frequent(nodes, borders, limit)
     rest = min(max(0, limit - len(chosen) - 1), len(tokens))
-    made = np.zeros((5, 1 + len(chosen) + rest), dtype=np.int64)
+    trie = np.zeros((5, 1 + len(chosen) + rest), dtype=np.int64)
     size = 1
     path = np.empty(len(nodes) + len(tokens), dtype=np.int64)
     for i in range(len(chosen)):
@@ -524,7 +524,7 @@ def draft(
             path[length] = nodes[node, TOKEN]
             length += 1
             node = np.int64(nodes[node, PARENT])
-        size = _add_path(made, size, path, length)
+        size = _add_path(trie, size, path, length)
     inside = np.zeros(rest, dtype=np.bool_)
     for i in range(rest):
         if parents[i] >= 0:
@@ -537,16 +537,16 @@ def draft(
             path[length] = tokens[at]
             length += 1
             at = parents[at]
-        size = _add_path(made, size, path, length)
+        size = _add_path(trie, size, path, length)
     drafted = np.empty((2, size - 1), dtype=np.int64)
     queue = np.zeros(size, dtype=np.int64)
     n, done = 0, -1
     while done < n:
-        child = made[_CHILD, 0 if done < 0 else queue[done]]
+        child = trie[_CHILD, 0 if done < 0 else queue[done]]
         while child > 0:
             queue[n] = child
-            drafted[0, n], drafted[1, n] = made[_TOKEN, child], done
+            drafted[0, n], drafted[1, n] = trie[_TOKEN, child], done
             n += 1
-            child = made[_SIBLING, child]
+            child = trie[_SIBLING, child]
         done += 1
     return drafted

@@ -20,7 +20,7 @@ Where ours differs, and why:
       ``confidence`` each token has to be looked at on the host before the next one is drafted.
     - No token beyond the limit is drafted: it could not be committed.
     - The first draft comes after the prompt's pass, not in it, as for every method here; and an end
-      token does not end a draft, since nobody looks at one before the target has.
+      token does not end a draft, because drafts are not inspected before the target verifies.
     - ``max_gamma`` bounds ``heuristic``, since buffers have a size; the library has no bound. From
       5 on, drafts accepted whole reach 64 only after more than 1,000 tokens.
 Example: ``gamma`` 4; the draft model goes on with "a b c d" and the target with "a b e": a, b and e
@@ -60,8 +60,8 @@ class Sps(ModelDrafter):
         gamma: tokens drafted per step.
         schedule: ``constant``, or ``heuristic``: two more after a draft that was accepted whole,
             one fewer after any other (transformers' rule).
-        max_gamma: what ``heuristic`` never exceeds.
-        confidence: drafting ends behind a token whose draft probability is below this; 0 never.
+        max_gamma: upper bound of ``heuristic``.
+        confidence: drafting ends after a token whose draft probability is below this; 0 never.
     """
 
     name: str = "sps"
@@ -86,7 +86,7 @@ class Sps(ModelDrafter):
         assert context.draft_model is not None
         self._draft = context.draft_model
         self._sampling = context.sampling
-        # A draft that is drawn on a GPU stays there; on the CPU an array is what everybody reads.
+        # A draft that is drawn on a GPU stays there; on the CPU all readers take an array.
         self._device = torch.device("cpu") if context.target is None else context.target.device
 
     def reset(self) -> None:
@@ -105,7 +105,7 @@ class Sps(ModelDrafter):
     def _chain(self, state: DecodeState, longest: int) -> ModelWork[DraftTree]:
         tokens: list[torch.Tensor] = []
         rows: list[torch.Tensor] = []
-        survival: list[float] = []  # where somebody looks at it
+        survival: list[float] = []  # if confidence or a stop rule needs it
         logits = (yield from self._draft.catching_up(state.tokens, own=True))[None]
         while True:
             if self._sampling.greedy:
@@ -132,15 +132,15 @@ class Sps(ModelDrafter):
             logits = yield from self._draft.extending(tokens[-1], last, own=True)
         drafted = torch.cat(tokens).to(self._device)
         tree = DraftTree.chain(drafted.numpy() if self._device.type == "cpu" else drafted)
-        probs_of, said = None, np.array(survival) if survival else None
+        proposal, path_probs = None, np.array(survival) if survival else None
         if rows:
             q = torch.cat(rows).to(self._device)
-            probs_of = Proposal(q, np.arange(len(tokens), dtype=np.int64))
-        return DraftTree(tree.tokens, tree.parents, probs=probs_of, survival=said)
+            proposal = Proposal(q, np.arange(len(tokens), dtype=np.int64))
+        return DraftTree(tree.tokens, tree.parents, probs=proposal, survival=path_probs)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         drafted, accepted = len(outcome.tree), len(outcome.path)
-        if outcome.tree is not self._tree:  # cut by the engine: what is held is read again
+        if outcome.tree is not self._tree:  # cut by the engine: held tokens are read again
             self._draft.drop_nodes()
         elif drafted:
             self._draft.commit_path(outcome.path[: drafted - 1])  # the last token was never fed

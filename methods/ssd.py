@@ -15,8 +15,8 @@ What is ours, where it is silent:
     - Where nothing matches, nothing is drafted (the blog: perhaps a random continuation).
     - A multi-turn case is several requests: the second turn's prompt repeats the first turn.
     - The turn's record waits for a rebuild under way, outside the clock: else other methods, which
-      take turns with this one, would pay for it. So a rebuild costs nobody anything, as on a server
-      with cores to spare, and drafts depend on the order of requests alone.
+      take turns with this one, would pay for it. So a rebuild costs no decoding time, as on a
+      server with cores to spare, and drafts depend on the order of requests alone.
     - ``rebuild: sync`` builds the array where the request ends, and its time counts as decoding.
     - ``warm_start`` begins with the requests of an earlier run, without which the first requests
       of a run draft nothing.
@@ -27,7 +27,7 @@ State kept: all requests of a run (``state_scope: run``; with ``prompt`` only th
     while an array is being built. A run keeps the buffer in its folder and goes on from there when
     it is resumed.
 Recorded for each turn (``drafter`` in the records), as it was when the turn began: the tokens that
-    could be searched, and what the array did not know yet (requests, tokens, its age in seconds).
+    could be searched, and what the array lacked (requests, tokens, its age in seconds).
 """
 
 from __future__ import annotations
@@ -200,12 +200,12 @@ log = logging.getLogger(__name__)
 
 
 class Staleness(NamedTuple):
-    """What the suffix array does not know yet.
+    """Finished requests that the suffix array lacks.
 
     Attributes:
-        requests: finished ones that are not in it.
-        tokens: written since it was begun.
-        seconds: since it was begun, 0 where nothing is missing.
+        requests: how many.
+        tokens: written since its build started.
+        seconds: since its build started, 0 if nothing is missing.
     """
 
     requests: int
@@ -214,23 +214,23 @@ class Staleness(NamedTuple):
 
 
 class BuiltArray(NamedTuple):
-    """A suffix array over ``tokens [n]`` int32, and what had been stored when it was begun."""
+    """A suffix array over ``tokens [n]`` int32, and what was stored when its build started."""
 
     tokens: Array
     suffixes: Array
     requests: int
     written: int
-    begun: float
+    started_at: float
 
 
 class RingIndex:
-    """The newest tokens of finished requests, and a suffix array that follows behind.
+    """The newest tokens of finished requests, and a suffix array that is updated later.
 
     A request is stored at once; the array is rebuilt now and then, in a thread, and replaced in one
     assignment. So look-ups never wait, and see what was stored some time ago.
 
     Args:
-        capacity: tokens stored at most, a separator behind each request included.
+        capacity: tokens stored at most, a separator after each request included.
         background: rebuild in a thread; False rebuilds where the request is added, which makes
             every draft reproducible and costs decoding time.
         every_requests: rebuild when so many finished requests are missing; None for never.
@@ -267,7 +267,7 @@ class RingIndex:
     def staleness(self) -> Staleness:
         built = self.current
         missing = self._requests - built.requests
-        seconds = self._clock() - built.begun if missing else 0.0
+        seconds = self._clock() - built.started_at if missing else 0.0
         return Staleness(missing, self._written - built.written, seconds)
 
     def add(self, tokens: Array) -> None:
@@ -275,9 +275,9 @@ class RingIndex:
         self._store(tokens)
         self.refresh()
 
-    def start_with(self, texts: Iterable[Array]) -> None:
-        """Store texts and make them what `clear` goes back to; the array is built here."""
-        for tokens in texts:
+    def start_with(self, requests: Iterable[Array]) -> None:
+        """Store requests, build the array, and make `clear` go back to this state."""
+        for tokens in requests:
             self._store(tokens)
         self._rebuild()
         self._start = self.current
@@ -304,8 +304,8 @@ class RingIndex:
             self._epoch += 1
             self._tokens, self._requests = self._start.tokens, self._start.requests
             self._written = len(self._tokens)
-            self.current = self._start._replace(written=self._written, begun=self._clock())
-            self._attempt = (self._requests, self.current.begun)
+            self.current = self._start._replace(written=self._written, started_at=self._clock())
+            self._attempt = (self._requests, self.current.started_at)
 
     def _store(self, tokens: Array) -> None:
         text = np.append(np.asarray(tokens, dtype=np.int32), np.int32(SEPARATOR))
@@ -315,12 +315,12 @@ class RingIndex:
             self._written += min(len(text), self._capacity)
 
     def _due(self) -> bool:
-        requests, begun = self._attempt
+        requests, started_at = self._attempt
         missing = self._requests - requests
         if missing <= 0:
             return False
         by_requests = self._every_requests is not None and missing >= self._every_requests
-        age = self._clock() - begun
+        age = self._clock() - started_at
         return by_requests or (self._every_seconds is not None and age >= self._every_seconds)
 
     def _rebuild_until_fresh(self) -> None:
@@ -329,12 +329,12 @@ class RingIndex:
 
     def _rebuild(self) -> None:
         with self._lock:
-            tokens, epoch, begun = self._tokens, self._epoch, self._clock()
+            tokens, epoch, started_at = self._tokens, self._epoch, self._clock()
             requests, written = self._requests, self._written
-            self._attempt = (requests, begun)
+            self._attempt = (requests, started_at)
         try:
             suffixes = self._build(tokens)
-        except Exception as error:  # whatever it is, drafting goes on with the older array
+        except Exception as error:  # drafting continues with the older array
             self.failures += 1
             log.warning(
                 "rebuilding the suffix array over %d tokens failed (%s); drafts go on with the "
@@ -346,4 +346,4 @@ class RingIndex:
             return
         with self._lock:
             if epoch == self._epoch:
-                self.current = BuiltArray(tokens, suffixes, requests, written, begun)
+                self.current = BuiltArray(tokens, suffixes, requests, written, started_at)

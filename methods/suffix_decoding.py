@@ -5,8 +5,8 @@ Paper: "SuffixDecoding: Extreme Speculative Decoding for Emerging AI Application
 Reference code studied, by its description: snowflakedb/ArcticInference
     (``suffix_decoding/cache.py``, ``csrc/suffix_decoding/suffix_tree.cc``), which vLLM wraps.
 Trees: a local one of the turn's prompt and answer, and a global one of the answers of all turns,
-    past and running. Every suffix of the text that a tree knows drafts; the draft with the highest
-    expected number of accepted tokens is taken, the local one of equals.
+    past and running. Every suffix of the text that a tree contains drafts; the draft with the
+    highest expected number of accepted tokens is taken, the local one of equals.
 Where ours differs, and why:
     - Defaults are Arctic's for suffix-only use; ``conf/method/suffix_decoding.yaml`` has vLLM's.
     - Path mode is what both serve with; the paper describes a tree, which is ``draft: tree``.
@@ -16,7 +16,7 @@ As in the reference, the text's own end counts as an occurrence, so probabilitie
 continuations are lower than their share.
 Example: after "a b c x a b" the longest suffix that came before, "a b", was followed by c x a, each
     time it was met, one of its two ends being the text's own: c is expected with .5 and so are x
-    and a behind it. With ``factor`` 1 two tokens are drafted, c x.
+    and a after it. With ``factor`` 1 two tokens are drafted, c x.
 State kept: the local tree for a turn; the global tree as ``state_scope`` says: with ``run`` over
     all cases as in the paper, with ``prompt`` over the turns of a case, so that it is empty at the
     beginning of each. At most 100 bytes for each of ``max_cached_tokens``, per tree.
@@ -56,7 +56,7 @@ class SuffixDecoding(Drafter):
             number.
         max_cached_tokens: tokens of a tree at most, rounded up to a power of two.
 
-    `score` tells how many tokens of the last draft are expected to be accepted.
+    `score` is the expected number of accepted tokens of the last draft.
     """
 
     name: str = "suffix_decoding"
@@ -161,7 +161,7 @@ class TreeArrays(NamedTuple):
 
 
 class SuffixTree:
-    """One tree; see the module's text.
+    """A suffix tree with counts; see the module's text.
 
     Args:
         depth: longest substring that is counted.
@@ -170,7 +170,7 @@ class SuffixTree:
         max_requests: requests stored at most; None for any number.
 
     Attributes:
-        arrays: what compiled code works on; replaced when the tree grows.
+        arrays: for compiled code; replaced when the tree grows.
     """
 
     def __init__(
@@ -259,9 +259,9 @@ class SuffixTree:
         end = self._begins[0] if self._begins else int(self.arrays.meta[TAIL])
         remove(self.arrays, begin, end)
 
-    def _grow(self, wanted: int) -> None:
+    def _grow(self, required: int) -> None:
         old = self.arrays
-        room = min(1 << (wanted - 1).bit_length(), self.max_tokens)
+        room = min(1 << (required - 1).bit_length(), self.max_tokens)
         nodes = np.empty((2 * room + 2, COLUMNS), dtype=np.int32)
         nodes[: len(old.nodes)] = old.nodes
         text = np.empty(room, dtype=np.int32)
@@ -331,7 +331,7 @@ def rehash(tree: tuple[Array, ...]) -> None:
 
 @njit(cache=True)
 def _child(nodes: Array, buckets: Array, parent: int, token: int) -> np.int64:
-    """The child whose edge begins with ``token``, or -1; the most frequent one is tried first."""
+    """Find the child whose edge begins with ``token``, or -1; try the most frequent one first."""
     node = np.int64(nodes[parent, FIRST])
     if node == NONE or nodes[node, TOKEN] == token:
         return node
@@ -474,14 +474,14 @@ def _advance(tree: tuple[Array, ...], node: int, token: int, position: int) -> i
             nodes[node, SINGLE] = leaf
         _hash(nodes, buckets, leaf)
         return leaf
-    # Whether nothing ends at ``node`` once this suffix has left it.
-    alone = (
+    # True if nothing ends at ``node`` once this suffix has left it.
+    only_suffix = (
         node != ROOT
         and nodes[node, FIRST] == nodes[node, LAST]
         and nodes[node, COUNT] == nodes[child, COUNT] + 1
     )
     if nodes[child, LENGTH] == 1:
-        if not alone:
+        if not only_suffix:
             _count_up(nodes, child)
             nodes[child, BEGIN] = position
             return child
@@ -492,7 +492,7 @@ def _advance(tree: tuple[Array, ...], node: int, token: int, position: int) -> i
     nodes[child, BEGIN] += 1
     nodes[child, LENGTH] -= 1
     nodes[child, TOKEN] = text[nodes[child, BEGIN] & (len(text) - 1)]
-    if alone:
+    if only_suffix:
         nodes[node, LENGTH] += 1
         nodes[node, BEGIN] = position + 1 - nodes[node, LENGTH]
         _hash(nodes, buckets, child)
@@ -534,7 +534,7 @@ def append(tree: tuple[Array, ...], tokens: Array, begin: int, end: int) -> None
         meta[TAIL] += 1
         text[position & (len(text) - 1)] = token
         growing = min(meta[GROWING], depth - 1)
-        # The longest suffix first: whoever leaves a node or moves its end is then alone there.
+        # The longest suffix first: one that leaves a node or moves its end is then alone there.
         for k in range(growing - 1, -1, -1):
             active[k + 1] = _advance(tree, active[k], token, position)
         active[0] = _advance(tree, ROOT, token, position)
@@ -583,7 +583,7 @@ def remove(tree: tuple[Array, ...], begin: int, end: int) -> None:
 def locate(
     tree: tuple[Array, ...], tokens: Array, begin: int, end: int
 ) -> tuple[np.int64, np.int64]:
-    """Node and place in its edge where ``tokens[begin:end]`` leads from the root, or (-1, 0)."""
+    """Follow ``tokens[begin:end]`` from the root to a node and a place in its edge, or (-1, 0)."""
     nodes, buckets, text, _, _ = tree
     mask = len(text) - 1
     node = np.int64(ROOT)
@@ -606,7 +606,7 @@ def _draft_path(
     tree: tuple[Array, ...],
     node: np.int64,
     used: np.int64,
-    budget: int,
+    max_nodes: int,
     least: float,
     out: Array,
     chances: Array,
@@ -616,7 +616,7 @@ def _draft_path(
     probability = 1.0
     score = 0.0
     n = 0
-    while n < budget:
+    while n < max_nodes:
         if used < nodes[node, LENGTH]:
             token = text[(nodes[node, BEGIN] + used) & mask]
             used += 1
@@ -643,7 +643,7 @@ def _draft_tree(
     tree: tuple[Array, ...],
     node: np.int64,
     used: np.int64,
-    budget: int,
+    max_nodes: int,
     least: float,
     out: Array,
     chances: Array,
@@ -652,30 +652,30 @@ def _draft_tree(
     mask = len(text) - 1
     score = 0.0
     n = 0
-    found = 0
-    # Minus probability, order of discovery, node, tokens of its edge used, draft node.
+    n_pushed = 0
+    # Minus probability, order of pushes, node, tokens of its edge used, draft node.
     heap: Any = [(-1.0, 0, node, used, np.int64(NONE))]
-    while n < budget and len(heap) > 0:
+    while n < max_nodes and len(heap) > 0:
         minus, order, node, used, above = heapq.heappop(heap)
-        place = np.int64(NONE)
+        draft_node = np.int64(NONE)
         if order > 0:
-            place = np.int64(n)
+            draft_node = np.int64(n)
             out[0, n] = text[(nodes[node, BEGIN] + used - 1) & mask]
             out[1, n] = above
             chances[n] = -minus
             score -= minus
             n += 1
         if used < nodes[node, LENGTH]:
-            found += 1
-            heapq.heappush(heap, (minus, found, node, used + 1, place))
+            n_pushed += 1
+            heapq.heappush(heap, (minus, n_pushed, node, used + 1, draft_node))
             continue
         child = np.int64(nodes[node, FIRST])
         while child != NONE:
             below = minus * nodes[child, COUNT] / nodes[node, COUNT]
             if -below < least:
                 break
-            found += 1
-            heapq.heappush(heap, (below, found, child, np.int64(1), place))
+            n_pushed += 1
+            heapq.heappush(heap, (below, n_pushed, child, np.int64(1), draft_node))
             child = np.int64(nodes[child, NEXT])
     return n, score
 
@@ -691,7 +691,7 @@ def speculate(
     least: float,
     branching: bool,
 ) -> tuple[float, Array, Array]:
-    """The best draft over all suffixes of a text that the tree knows.
+    """Draft from the suffix of the text whose draft scores best.
 
     A suffix of p tokens may draft ``int(factor × p + offset)`` tokens. A draft's score is the sum
     of its nodes' path probabilities: the number of tokens it is expected to get accepted. Of equal
@@ -722,14 +722,14 @@ def speculate(
             node, used = locate(tree, tokens, length - p, length)
             if node == NONE:
                 break
-        budget: Any = min(longest, np.int64(factor * p + offset))
+        max_nodes: Any = min(longest, np.int64(factor * p + offset))
         # No node counts for more than 1.
-        if budget <= 0 or budget < best_score:
+        if max_nodes <= 0 or max_nodes < best_score:
             continue
         if branching:
-            n, score = _draft_tree(tree, node, used, budget, least, trial, chances)
+            n, score = _draft_tree(tree, node, used, max_nodes, least, trial, chances)
         else:
-            n, score = _draft_path(tree, node, used, budget, least, trial, chances)
+            n, score = _draft_path(tree, node, used, max_nodes, least, trial, chances)
         if score >= best_score:
             best, trial = trial, best
             best_chances, chances = chances, best_chances

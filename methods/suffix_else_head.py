@@ -1,17 +1,17 @@
 """Suffix decoding where it expects enough, else a trained head.
 
 Source: ArcticInference's way of serving (snowflakedb/ArcticInference at 9d46438,
-    ``arctic_inference/vllm/model_runner.py``), told in the documentation of SuffixDecoding, arXiv
+    ``arctic_inference/vllm/model_runner.py``), described in SuffixDecoding's documentation, arXiv
     2411.04975.
 Method: suffix decoding drafts where the number of tokens that it expects to be accepted reaches
     the length of the head's chain, which Arctic's heads make 3; else the head drafts.
 Where ours differs, and why:
     - Arctic runs its head at every step and throws the draft away where it takes the other. Ours
-      asks the head only where its draft is taken; its states wait, and it reads them then.
-    - Any two methods may stand here whose first scores its drafts; the default head is EAGLE-2's,
+      runs the head only where its draft is taken; it reads the states of the steps between then.
+    - Any two methods work here whose first scores its drafts; the default head is EAGLE-2's,
       where Arctic's is a chain of its LSTM speculator.
-Example: suffix decoding expects 3.4 of its tokens to be accepted: they are drafted. Where it says
-    1.2, EAGLE-2's tree is.
+Example: suffix decoding expects 3.4 of its tokens to be accepted: they are drafted. If it expects
+    1.2, EAGLE-2's tree is drafted.
 Checked: nothing; it is from the text of that code, which runs inside vLLM on a GPU alone.
 State kept: what the parts keep, under our state scope.
 """
@@ -70,22 +70,22 @@ class SuffixElseHead(Composite):
 
     def begin(self, state: DecodeState) -> None:
         super().begin(state)
-        self._asked: tuple[Drafter, DraftTree] | None = None
+        self._last_draft: tuple[Drafter, DraftTree] | None = None
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         scored, other = self.drafters
         tree, taken = (yield from scored.drafting(state)), 0
         if len(tree) == 0 or scored.score < self.min_score:
             tree, taken = (yield from other.drafting(state)), 1
-        self._asked = self.drafters[taken], tree
+        self._last_draft = self.drafters[taken], tree
         return replace(tree, sources=np.full(len(tree), taken, dtype=np.int64))
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         for part in self.parts:
             seen = outcome
-            if self._asked is not None and self._asked[0] is part:
-                own = self._asked[1].sources  # not ours, which name the parts
-                kept = None if own is None else own[: len(outcome.tree)]
-                seen = replace(outcome, tree=replace(outcome.tree, sources=kept))
+            if self._last_draft is not None and self._last_draft[0] is part:
+                sources = self._last_draft[1].sources  # not ours, which name the parts
+                verified = None if sources is None else sources[: len(outcome.tree)]
+                seen = replace(outcome, tree=replace(outcome.tree, sources=verified))
             part.observe(state, seen)
-        self._asked = None
+        self._last_draft = None

@@ -78,7 +78,7 @@ class TokenRecycling(Drafter):
         levels: nodes of each level of a tree, instead of ``breadth`` and ``depth``.
 
     Raises:
-        ConfigurationError: a value is out of range, or no tree has the shape asked for.
+        ConfigurationError: a value is out of range, or no tree has the requested shape.
     """
 
     name: str = "token_recycling"
@@ -167,14 +167,14 @@ class TokenRecycling(Drafter):
         return whole and int(outcome.committed[-1]) in self._eos
 
     def _shape(self) -> StaticTree:
-        own = [key for key in ("breadth", "depth", "levels") if getattr(self, key) is not None]
-        if self.tree != "template" and own:
+        knobs = [key for key in ("breadth", "depth", "levels") if getattr(self, key) is not None]
+        if self.tree != "template" and knobs:
             raise ConfigurationError(
-                f"method.tree={self.tree} is a whole tree: type method.{own[0]}=null."
+                f"method.tree={self.tree} is a whole tree: type method.{knobs[0]}=null."
             )
-        if not own:
+        if not knobs:
             return tree_of_knobs(self.tree, None, "template")
-        if self.levels is not None and len(own) > 1:
+        if self.levels is not None and len(knobs) > 1:
             raise ConfigurationError(
                 f"method.levels={self.levels} gives the whole shape of the tree: leave out "
                 "method.breadth and method.depth."
@@ -185,5 +185,5 @@ class TokenRecycling(Drafter):
             return grow_tree(self.k, self.breadth or _BREADTH, self.depth or _DEPTH)
         except ValueError as error:
             raise ConfigurationError(
-                f"method.{own[0]}={getattr(self, own[0])} cannot make a tree: {error}."
+                f"method.{knobs[0]}={getattr(self, knobs[0])} cannot make a tree: {error}."
             ) from error

@@ -1,13 +1,13 @@
 """Union: the branches of several drafters in one tree, under one node budget.
 
-Paper: none; ours. It answers what the drafters know together: every part proposes, equal branches
+Paper: none; ours. It shows what the drafters reach together: every part proposes, equal branches
     are shared, and each accepted token is traced to the part it came from.
 Merging (`merge_trees`): ``fill: ranked`` takes nodes of all parts by their cost,
     the sum over a node's path of its rank among its siblings (a part's own order of preference) and
     ``depth_cost``; of equal costs, the part first in priority. ``fill: priority`` takes all of the
     first part up to its quota, then the next. A shared node takes one place and is credited to the
-    first part in priority that has it. What a part has beyond the budget is left out.
-Each part sees of the outcome what concerns its own nodes: the verified nodes of its tree, the
+    first part in priority that has it. Nodes beyond the budget are left out.
+Each part observes the outcome of its own nodes: the verified nodes of its tree, the
     accepted ones among them, and their rows of the target's choices, logits and hidden states. The
     committed tokens are the same for all. A part's auxiliary nodes (Lookahead's window) are never
     shared and go first.
@@ -86,12 +86,12 @@ class Union(Composite):
         self._require(len(quotas) == len(self.drafters), "quotas", "as long as method.drafters")
         first = list(self.priority or ())
         ranks = [first.index(n) if n in first else len(first) for n in self.source_names]
-        # Places in ``drafters``, the first in priority first.
+        # Indices into ``drafters``, the first in priority first.
         self._order = np.array(sorted(range(len(ranks)), key=ranks.__getitem__), dtype=np.int64)
         limits = [quotas[i] for i in self._order]
         self._limits = np.array([_ANY if q is None else q for q in limits], dtype=np.int64)
         self._proposed: list[tuple[DraftTree, IntArray]] = []
-        self._credited = self._found = np.zeros(len(self.drafters), dtype=np.int64)
+        self._credited = self._found_by = np.zeros(len(self.drafters), dtype=np.int64)
 
     @property
     def source_names(self) -> tuple[str, ...]:
@@ -109,11 +109,11 @@ class Union(Composite):
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
-        self._asked = [self.drafters[i] for i in self._order]
-        self._needs = [part.needs for part in self._asked]
+        self._ordered_parts = [self.drafters[i] for i in self._order]
+        self._needs = [part.needs for part in self._ordered_parts]
         # Compiles, or loads what was compiled before, outside any clock.
         chain = DraftTree.chain(np.zeros(2, dtype=np.int64))
-        merged = self._merge([chain] * len(self._asked))
+        merged = self._merge([chain] * len(self._ordered_parts))
         self._view(0, len(merged), NO_TOKENS)
         self._proposed = []
 
@@ -121,25 +121,25 @@ class Union(Composite):
         super().begin(state)
         self._proposed = []
         self._credited = np.zeros(len(self.drafters), dtype=np.int64)
-        self._found = np.zeros(len(self.drafters), dtype=np.int64)
+        self._found_by = np.zeros(len(self.drafters), dtype=np.int64)
 
     def drafting(self, state: DecodeState) -> ModelWork[DraftTree]:
         trees = []
-        for part in self._asked:
+        for part in self._ordered_parts:
             trees.append((yield from part.drafting(state)))
         return self._merge(trees)
 
     def overlap(self, state: DecodeState, tree: DraftTree) -> None:
-        for i, part in enumerate(self._asked):
+        for i, part in enumerate(self._ordered_parts):
             if self._needs[i].overlap:
                 part.overlap(state, self._view(i, len(tree), NO_TOKENS)[0])
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         if outcome.tree.sources is not None:
             np.add.at(self._credited, outcome.tree.sources[outcome.path], 1)
-        for i, part in enumerate(self._asked):
+        for i, part in enumerate(self._ordered_parts):
             tree, path, rows = self._view(i, len(outcome.tree), outcome.path)
-            self._found[self._order[i]] += len(path)
+            self._found_by[self._order[i]] += len(path)
             needs = self._needs[i]
             next_tokens = outcome.next_tokens
             hidden = tree_hidden = None
@@ -167,17 +167,17 @@ class Union(Composite):
 
     def report(self) -> dict[str, Counted]:
         counts: Counter[str] = Counter()  # two parts may be the same method
-        for what, by_part in (("accepted_from", self._credited), ("found_by", self._found)):
+        for prefix, by_part in (("accepted_from", self._credited), ("found_by", self._found_by)):
             for name, count in zip(self.source_names, by_part.tolist(), strict=True):
-                counts[f"{what}_{name}"] += count
+                counts[f"{prefix}_{name}"] += count
         return {**super().report(), **counts}
 
     def _merge(self, trees: list[DraftTree]) -> DraftTree:
-        """One tree of the parts' trees, which are in the order of priority."""
+        """Merge the parts' trees, which are in the order of priority."""
         lengths = [len(tree) for tree in trees]
         offsets = np.zeros(len(trees) + 1, dtype=np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        nodes, aux, place = merge_trees(
+        nodes, aux, trie_nodes = merge_trees(
             np.concatenate([_host(tree.tokens) for tree in trees]),
             np.concatenate([tree.parents for tree in trees]),
             np.concatenate([np.zeros(len(t), np.bool_) if t.aux is None else t.aux for t in trees]),
@@ -188,7 +188,7 @@ class Union(Composite):
             self.fill == "priority",
         )
         self._proposed = [
-            (tree, place[offsets[i] : offsets[i + 1]]) for i, tree in enumerate(trees)
+            (tree, trie_nodes[offsets[i] : offsets[i + 1]]) for i, tree in enumerate(trees)
         ]
         return DraftTree(
             nodes[0], nodes[1], aux=aux if aux.any() else None, sources=self._order[nodes[2]]
@@ -197,12 +197,12 @@ class Union(Composite):
     def _view(
         self, part: int, n_verified: int, path: IntArray
     ) -> tuple[DraftTree, IntArray, IntArray]:
-        """A part's verified tree, its accepted nodes, and its rows of the target's scores."""
+        """Return a part's verified tree, its accepted nodes and its rows of the target's scores."""
         if not self._proposed:
             return DraftTree.empty(), NO_TOKENS, _ROOT_ROW
-        tree, place = self._proposed[part]
-        kept, rows, own = part_view(place, tree.parents, n_verified, path)
-        return tree.take(kept), own, np.concatenate([_ROOT_ROW, rows + 1])
+        tree, trie_nodes = self._proposed[part]
+        verified, rows, accepted = part_view(trie_nodes, tree.parents, n_verified, path)
+        return tree.take(verified), accepted, np.concatenate([_ROOT_ROW, rows + 1])
 
 
 def _host(tokens: Any) -> IntArray:
@@ -212,13 +212,13 @@ def _host(tokens: Any) -> IntArray:
 NONE = -1
 LEFT_OUT = -2
 
-# What an auxiliary node costs more than its parent: next to nothing, but more.
+# Added cost of an auxiliary node: tiny, so that it follows its parent at once.
 _AUX_COST = 1e-6
 
 
 @njit(cache=True)
 def _costs(parents: Array, aux: Array, offsets: Array, depth_cost: float) -> Array:
-    """Each node's cost: along its path, its rank among its siblings plus ``depth_cost``."""
+    """Sum each node's cost along its path: rank among siblings plus ``depth_cost``."""
     cost = np.zeros(len(parents), dtype=np.float64)
     children = np.zeros(len(parents) + 1, dtype=np.int64)
     for part in range(len(offsets) - 1):
@@ -241,15 +241,15 @@ def merge_trees(
     parents: Array,
     aux: Array,
     offsets: Array,
-    budget: int,
+    max_nodes: int,
     quotas: Array,
     depth_cost: float,
     by_part: bool,
 ) -> tuple[Array, Array, Array]:
-    """One trie of the nodes of several trees, equal branches shared.
+    """Merge several trees into one trie, equal branches shared.
 
     Nodes are taken one after the other; a node whose branch is in the trie already is shared and
-    costs nothing, any other one takes a place while its part's quota and the budget last. A node
+    costs nothing, any other one takes a place while its part's quota and ``max_nodes`` last. A node
     whose parent was left out is left out. Auxiliary nodes are never shared.
 
     Args:
@@ -257,7 +257,7 @@ def merge_trees(
         parents: ``[n]`` int64, each within its own tree; -1 is the root.
         aux: ``[n]`` bool.
         offsets: ``[parts + 1]`` int64: tree i has the nodes ``offsets[i] : offsets[i + 1]``.
-        budget: nodes of the trie at most.
+        max_nodes: nodes of the trie at most.
         quotas: ``[parts]`` int64: nodes that a tree may take places for.
         depth_cost: above 0, what a level costs; a place among its siblings costs 1. Within a tree,
             and between trees unless ``by_part``, the cheaper path goes first.
@@ -277,12 +277,12 @@ def merge_trees(
     if by_part:
         order = order[np.argsort(part_of[order], kind="mergesort")]
 
-    out = np.empty((3, budget), dtype=np.int64)
-    out_aux = np.zeros(budget, dtype=np.bool_)
+    out = np.empty((3, max_nodes), dtype=np.int64)
+    out_aux = np.zeros(max_nodes, dtype=np.bool_)
     # Children of a trie node are linked; entry 0 is the root.
-    first = np.full(budget + 1, NONE, dtype=np.int64)
-    following = np.full(budget + 1, NONE, dtype=np.int64)
-    place = np.full(n, LEFT_OUT, dtype=np.int64)
+    first = np.full(max_nodes + 1, NONE, dtype=np.int64)
+    following = np.full(max_nodes + 1, NONE, dtype=np.int64)
+    trie_nodes = np.full(n, LEFT_OUT, dtype=np.int64)
     taken = np.zeros(len(offsets) - 1, dtype=np.int64)
     m = 0
     for i in range(n):
@@ -290,7 +290,7 @@ def merge_trees(
         part = part_of[node]
         above = parents[node]
         if above != NONE:
-            above = place[offsets[part] + above]
+            above = trie_nodes[offsets[part] + above]
             if above == LEFT_OUT:
                 continue
         if not aux[node]:
@@ -298,12 +298,12 @@ def merge_trees(
             while child != NONE and out[0, child] != tokens[node]:
                 child = following[child]
             if child != NONE:
-                place[node] = child
+                trie_nodes[node] = child
                 out[2, child] = min(out[2, child], part)
                 continue
-        if m == budget or taken[part] == quotas[part]:
+        if m == max_nodes or taken[part] == quotas[part]:
             continue
-        place[node] = m
+        trie_nodes[node] = m
         taken[part] += 1
         out[0, m] = tokens[node]
         out[1, m] = above
@@ -313,46 +313,46 @@ def merge_trees(
             following[m] = first[above + 1]
             first[above + 1] = m
         m += 1
-    return out[:, :m].copy(), out_aux[:m].copy(), place
+    return out[:, :m].copy(), out_aux[:m].copy(), trie_nodes
 
 
 @njit(cache=True)
 def part_view(
-    place: Array, parents: Array, n_verified: int, path: Array
+    trie_nodes: Array, parents: Array, n_verified: int, path: Array
 ) -> tuple[Array, Array, Array]:
-    """What became of one part's tree; ``place`` says what each of its nodes became in the trie.
+    """Map the verified part of the trie back to one part's tree.
 
     Args:
+        trie_nodes: the trie's node for each node of the part, as of `merge_trees`.
         n_verified: nodes of the trie that were verified, from the first.
-        path: accepted ones among them.
+        path: accepted nodes of the trie.
 
     Returns:
-        ``[kept]`` the part's nodes that were verified; ``[kept]`` the verified nodes they became;
-        the part's nodes (among the kept) on the accepted path.
+        ``[m]`` the part's verified nodes, their nodes in the trie, and which of them are accepted.
     """
-    n = len(place)
-    kept = np.empty(n, dtype=np.int64)
+    n = len(trie_nodes)
+    verified = np.empty(n, dtype=np.int64)
     new_parents = np.empty(n, dtype=np.int64)
     rows = np.empty(n, dtype=np.int64)
     renumbered = np.full(n, NONE, dtype=np.int64)
     m = 0
     for node in range(n):
-        if place[node] == LEFT_OUT or place[node] >= n_verified:
+        if trie_nodes[node] == LEFT_OUT or trie_nodes[node] >= n_verified:
             continue
         renumbered[node] = m
-        kept[m] = node
+        verified[m] = node
         new_parents[m] = NONE if parents[node] == NONE else renumbered[parents[node]]
-        rows[m] = place[node]
+        rows[m] = trie_nodes[node]
         m += 1
     # A part's tree is closed towards the root, so it has a first stretch of the path. Its deepest
     # node leads up to the others: the part may have two nodes for one.
     for depth in range(len(path) - 1, -1, -1):
         for node in range(m):
             if rows[node] == path[depth]:
-                own = np.empty(depth + 1, dtype=np.int64)
+                accepted = np.empty(depth + 1, dtype=np.int64)
                 at = node
                 for k in range(depth, -1, -1):
-                    own[k] = at
+                    accepted[k] = at
                     at = new_parents[at]
-                return kept[:m].copy(), rows[:m].copy(), own
-    return kept[:m].copy(), rows[:m].copy(), np.empty(0, dtype=np.int64)
+                return verified[:m].copy(), rows[:m].copy(), accepted
+    return verified[:m].copy(), rows[:m].copy(), np.empty(0, dtype=np.int64)

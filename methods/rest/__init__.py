@@ -10,9 +10,9 @@ Datastore: a corpus with its suffix array, built beforehand by ``scripts/build_a
     names the corpus; so do the run's manifest and every record.
 A step: the last 16 tokens are looked up, then 15, … 2, until some chunk of the datastore has them;
     the prefixes of up to 5000 continuations of each chunk are counted, the 64 most frequent kept,
-    and cut so that their distinct tokens sum up to 64 at most. Of more matches in a chunk the first
-    in lexicographic order are taken, whose continuations all begin alike. ``matches: even`` is
-    ours: evenly spaced ones.
+    and cut so that their distinct tokens sum up to 64 at most. If a chunk has more matches, the
+    first in lexicographic order are taken, whose continuations all begin alike. ``matches: even``
+    is ours: evenly spaced ones.
 Where ours differs, and why:
     - A chunk has 2^25 tokens (the reference: 2^29), so that it can be sorted in little memory; a
       large store has more of them, and each gives 5000 matches. ``--chunk`` changes it.
@@ -61,7 +61,7 @@ class Retrieval(Drafter):
         max_span: tokens looked up first.
         min_span: tokens looked up last.
         max_matches: continuations taken from a chunk of the datastore at most (k).
-        matches: which of more are taken: ``first`` or ``even``.
+        matches: which matches are taken if there are more: ``first`` or ``even``.
         draft_len: tokens of a continuation.
         choices: prefixes kept, and nodes of the tree at most.
         cut: apply the reference's ``cut_to_choices``.
@@ -74,7 +74,7 @@ class Retrieval(Drafter):
     version: int = 2
     max_span: int = 16
     min_span: Positive = 2
-    # The rank of a prefix packs its count, depth and place into 64 bits.
+    # The rank of a prefix packs its count, depth and position into 64 bits.
     max_matches: Annotated[int, Ge(1), Le(2**20)] = 5000
     matches: Literal["first", "even"] = "first"
     draft_len: Annotated[int, Ge(1), Le(255)] = 10

@@ -124,7 +124,7 @@ def build(
     """Write the datastore of a corpus; None takes installed documentation, or a part of it.
 
     Args:
-        path: a folder of its size lies beside it meanwhile.
+        path: the file; a temporary folder of its size is made next to it.
         chunk: tokens sorted at once; bounds the memory.
 
     Raises:

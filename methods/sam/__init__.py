@@ -24,7 +24,7 @@ Where ours differs, and why:
     - Where a chain's source is short, the reference pads with id 0 (``pad_token: 0``); ours drafts
       less.
     - Of equally frequent continuations the smaller id comes first, of equally probable nodes the
-      one found first; the reference's order depends on its dictionaries and heap.
+      one pushed first; the reference's order depends on its dictionaries and heap.
 Example: ``alpha`` 1, ``automata: dynamic``; after "a b c d x a b" the longest suffix that occurred
     before, "a b", has two tokens: the draft is "c d".
 State kept: the dynamic automaton of one turn (a later turn's prompt repeats the dialogue), at most
@@ -97,8 +97,8 @@ class SuffixAutomatonDecoding(Composite):
         self._dynamic: SuffixAutomaton | None = None
         self._static: StaticAutomaton | None = None
         self._cursor = np.zeros(2, dtype=np.int64)  # in the static one: state, length of the match
-        self._budget = self.max_predicts - 1
-        self._asked: DraftTree | None = None
+        self._max_draft = self.max_predicts - 1
+        self._auxiliary_tree: DraftTree | None = None
 
     @property
     def entries(self) -> list[Any]:
@@ -117,7 +117,7 @@ class SuffixAutomatonDecoding(Composite):
         )
         files = () if self.automata == "dynamic" else (static,)
         widest = max((part.needs.max_nodes for part in self.parts), default=0)
-        return Needs(artifacts=files, max_nodes=max(self._budget, widest))
+        return Needs(artifacts=files, max_nodes=max(self._max_draft, widest))
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
@@ -133,7 +133,7 @@ class SuffixAutomatonDecoding(Composite):
 
     def begin(self, state: DecodeState) -> None:
         super().begin(state)
-        self._asked = None
+        self._auxiliary_tree = None
         if self._dynamic is not None:
             self._dynamic.clear()
         self._cursor[:] = 0
@@ -145,41 +145,41 @@ class SuffixAutomatonDecoding(Composite):
         length, after = self._dynamic_match(state, 0)
         matched = int(self._cursor[1]) - self._bias
         if self._dynamic is not None and length >= matched:
-            wanted = min(self._budget, int(self.alpha * length))
-            return _named(DraftTree.chain(_copy(state, after, wanted)), _DYNAMIC)
-        wanted = min(self._budget, int(self.alpha * matched))
-        if self._static is None or wanted <= 0:
+            n_draft = min(self._max_draft, int(self.alpha * length))
+            return _with_source(DraftTree.chain(_copy(state, after, n_draft)), _DYNAMIC)
+        n_draft = min(self._max_draft, int(self.alpha * matched))
+        if self._static is None or n_draft <= 0:
             return DraftTree.empty()
-        nodes = grow_best_first(self._static.arrays, self._cursor[0], wanted, self.top_k)
-        return _named(DraftTree(nodes[0], nodes[1]), _STATIC)
+        nodes = grow_best_first(self._static.arrays, self._cursor[0], n_draft, self.top_k)
+        return _with_source(DraftTree(nodes[0], nodes[1]), _STATIC)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
-        if self._asked is not None:
+        if self._auxiliary_tree is not None:
             # The auxiliary gets its own tree's sources back, not ours.
-            sources = self._asked.sources
-            kept = None if sources is None else sources[: len(outcome.tree)]
-            super().observe(state, replace(outcome, tree=replace(outcome.tree, sources=kept)))
-            self._asked = None
+            sources = self._auxiliary_tree.sources
+            verified = None if sources is None else sources[: len(outcome.tree)]
+            super().observe(state, replace(outcome, tree=replace(outcome.tree, sources=verified)))
+            self._auxiliary_tree = None
         else:
             super().observe(state, outcome)
         self._read(state, state.length - len(outcome.committed))
 
     def _with_auxiliary(self, state: DecodeState) -> ModelWork[DraftTree]:
-        # As much room as the reference asks for: two tokens more than are copied.
-        length, after = self._dynamic_match(state, self._budget + 2)
+        # As much room as the reference needs: two tokens more than are copied.
+        length, after = self._dynamic_match(state, self._max_draft + 2)
         matched = int(self._cursor[1]) - self._bias
         if max(length, matched) < self.len_threshold:
-            self._asked = yield from self.auxiliary.drafting(state)
-            return _named(self._asked, _AUXILIARY)
+            self._auxiliary_tree = yield from self.auxiliary.drafting(state)
+            return _with_source(self._auxiliary_tree, _AUXILIARY)
         if self._static is not None and (self._dynamic is None or length < matched):
-            arrays, place = self._static.arrays, int(self._cursor[0])
-            draft, source = text_after(arrays, place, self._budget), _STATIC
+            arrays, static_state = self._static.arrays, int(self._cursor[0])
+            draft, source = text_after(arrays, static_state, self._max_draft), _STATIC
         else:
-            draft, source = _copy(state, after, self._budget), _DYNAMIC
-        if self.pad_token is not None and len(draft) < self._budget:
-            short = self._budget - len(draft)
+            draft, source = _copy(state, after, self._max_draft), _DYNAMIC
+        if self.pad_token is not None and len(draft) < self._max_draft:
+            short = self._max_draft - len(draft)
             draft = np.concatenate([draft, np.full(short, self.pad_token, dtype=np.int64)])
-        return _named(DraftTree.chain(draft), source)
+        return _with_source(DraftTree.chain(draft), source)
 
     def _read(self, state: DecodeState, begin: int) -> None:
         if self._dynamic is not None:
@@ -225,10 +225,10 @@ class SamEagle2(SuffixAutomatonDecoding):
 
 
 def _copy(state: DecodeState, begin: int, count: int) -> IntArray:
-    """``[≤ count]`` tokens of the text from position ``begin`` on, before the root."""
+    """Copy ``[≤ count]`` tokens of the text from position ``begin`` on, before the root."""
     end = min(begin + count, state.length - 1)
     return state.buffer[begin:end].copy() if begin < end else NO_TOKENS
 
 
-def _named(tree: DraftTree, source: int) -> DraftTree:
+def _with_source(tree: DraftTree, source: int) -> DraftTree:
     return replace(tree, sources=np.full(len(tree), source, dtype=np.int64))

@@ -121,7 +121,7 @@ def _add_state(automaton: tuple[Array, ...], length: int, end: int) -> int:
 
 @njit(cache=True)
 def _clone(automaton: tuple[Array, ...], above: np.int64, token: int) -> np.int64:
-    """Split off the target of ``above`` by ``token`` what is as short as that transition says."""
+    """Split off the part of the target of ``above`` by ``token`` that this transition reaches."""
     states, edges, _, _ = automaton
     whole = np.int64(edges[find_edge(automaton, above, token), TARGET])
     clone = _add_state(automaton, states[above, LENGTH] + 1, states[whole, END])
@@ -160,9 +160,9 @@ def extend(automaton: tuple[Array, ...], tokens: Array, begin: int, end: int) ->
         if above == NONE:
             states[state, LINK] = START
         else:
-            known = np.int64(edges[edge, TARGET])
-            if states[known, LENGTH] == states[above, LENGTH] + 1:
-                states[state, LINK] = known
+            target = np.int64(edges[edge, TARGET])
+            if states[target, LENGTH] == states[above, LENGTH] + 1:
+                states[state, LINK] = target
             else:
                 states[state, LINK] = _clone(automaton, above, token)
         states[state, PREFIXES] = 1
@@ -173,10 +173,10 @@ def extend(automaton: tuple[Array, ...], tokens: Array, begin: int, end: int) ->
 def repeated_suffix(
     automaton: tuple[Array, ...], n_tokens: np.int64, room: int
 ) -> tuple[np.int64, np.int64]:
-    """The longest suffix of a single text of ``n_tokens`` that occurred before.
+    """Find the longest suffix of a single text of ``n_tokens`` that occurred before.
 
     Args:
-        room: tokens wanted between the suffix's first occurrence and the text's end; where there
+        room: tokens needed between the suffix's first occurrence and the text's end; where there
             are fewer, shorter suffixes are tried, and the one with most is taken.
 
     Returns:
@@ -251,9 +251,9 @@ class SuffixAutomaton:
         length, after = repeated_suffix(self.arrays, n_tokens, room)
         return int(length), int(after)
 
-    def _grow(self, wanted: int) -> None:
+    def _grow(self, required: int) -> None:
         old = self.arrays
-        self._room = min(max(2 * self._room, wanted), self.max_tokens)
+        self._room = min(max(2 * self._room, required), self.max_tokens)
         new = _empty_arrays(self._room)._replace(meta=old.meta)
         n_states, n_edges = int(old.meta[STATES]), int(old.meta[EDGES])
         new.states[:n_states] = old.states[:n_states]

@@ -47,7 +47,7 @@ class StaticArrays(NamedTuple):
         offsets: ``[states + 1]`` int32; transitions of state s: ``offsets[s] : offsets[s + 1]``.
         tokens: ``[transitions]`` int32.
         targets: ``[transitions]`` int32.
-        ends: ``[states]`` int32 place in ``text`` of the token at which the state first ended.
+        ends: ``[states]`` int32 position in ``text`` of the token at which the state first ended.
         text: int32, the documents one after the other.
     """
 
@@ -73,14 +73,14 @@ def _order_edges(offsets: Array, tokens: Array, targets: Array, counts: Array) -
     """Bring the transitions of every state into the file's order, in place."""
     for state in range(len(offsets) - 1):
         begin, end = offsets[state], offsets[state + 1]
-        for place in range(begin, min(begin + TOP, end)):
-            best = place
-            for i in range(place + 1, end):
+        for position in range(begin, min(begin + TOP, end)):
+            best = position
+            for i in range(position + 1, end):
                 more = counts[targets[i]] - counts[targets[best]]
                 if more > 0 or (more == 0 and tokens[i] < tokens[best]):
                     best = i
-            tokens[place], tokens[best] = tokens[best], tokens[place]
-            targets[place], targets[best] = targets[best], targets[place]
+            tokens[position], tokens[best] = tokens[best], tokens[position]
+            targets[position], targets[best] = targets[best], targets[position]
         if end - begin > TOP + 1:
             order = np.argsort(tokens[begin + TOP : end])
             tokens[begin + TOP : end] = tokens[begin + TOP : end][order]
@@ -89,7 +89,7 @@ def _order_edges(offsets: Array, tokens: Array, targets: Array, counts: Array) -
 
 @njit(cache=True)
 def find_target(automaton: tuple[Array, ...], state: int, token: int) -> np.int64:
-    """The state after ``state`` and ``token``, or -1."""
+    """Find the state after ``state`` and ``token``; -1 if there is none."""
     _, _, _, offsets, tokens, targets, _, _ = automaton
     low, high = np.int64(offsets[state]), np.int64(offsets[state + 1])
     best = min(low + TOP, high)
@@ -133,26 +133,26 @@ def follow(automaton: tuple[Array, ...], cursor: Array, text: Array, begin: int,
 
 @njit(cache=True)
 def grow_best_first(
-    automaton: tuple[Array, ...], state: np.int64, budget: int, per_depth: int
+    automaton: tuple[Array, ...], state: np.int64, max_nodes: int, per_depth: int
 ) -> Array:
-    """The most probable continuations of a state as a tree.
+    """Grow a tree of the most probable continuations of a state.
 
     A node's probability is the product of count(child) / count(parent) along its path. The most
-    probable candidate is taken first, of equals the one that was found first; a candidate at a
+    probable candidate is taken first, of equals the one pushed first; a candidate at a
     depth that has ``per_depth`` nodes already is dropped.
 
     Returns:
         ``[2, nodes]`` int64 tokens and parents, in the order in which they were taken; at most
-        ``budget`` nodes.
+        ``max_nodes`` nodes.
     """
     _, _, counts, offsets, tokens, targets, _, _ = automaton
-    out = np.empty((2, budget), dtype=np.int64)
-    at_depth = np.zeros(budget + 2, dtype=np.int64)
+    out = np.empty((2, max_nodes), dtype=np.int64)
+    at_depth = np.zeros(max_nodes + 2, dtype=np.int64)
     n = 0
-    found = 0
-    # Minus probability, order of discovery, transition, parent node, depth.
+    n_pushed = 0
+    # Minus probability, order of pushes, transition, parent node, depth.
     heap: Any = [(-1.0, 0, np.int64(NONE), np.int64(NONE), 0)]
-    while n < budget and len(heap) > 0:
+    while n < max_nodes and len(heap) > 0:
         minus, _, edge, parent, depth = heapq.heappop(heap)
         here = state
         node = np.int64(NONE)
@@ -169,14 +169,14 @@ def grow_best_first(
             continue
         begin = np.int64(offsets[here])
         for child in range(begin, min(begin + TOP, np.int64(offsets[here + 1]))):
-            found += 1
+            n_pushed += 1
             below = minus * counts[targets[child]] / counts[here]
-            heapq.heappush(heap, (below, found, child, node, depth + 1))
+            heapq.heappush(heap, (below, n_pushed, child, node, depth + 1))
     return out[:, :n].copy()
 
 
 def text_after(arrays: StaticArrays, state: int, count: int) -> IntArray:
-    """``[≤ count]`` int64 tokens that follow the state's first occurrence, over borders too."""
+    """Return the ``[≤ count]`` int64 tokens after a state's first end, across documents too."""
     begin = int(arrays.ends[state]) + 1
     return arrays.text[begin : begin + count].astype(np.int64)
 
@@ -190,7 +190,7 @@ class StaticAutomaton(ArrayTable[StaticArrays]):
 
     @classmethod
     def freeze(cls, growing: SuffixAutomaton, text: Array) -> StaticAutomaton:
-        """The frozen form of the automaton of a text."""
+        """Freeze the automaton of a text."""
         n_states = int(growing.arrays.meta[STATES])
         n_edges = int(growing.arrays.meta[EDGES])
         states = growing.arrays.states[:n_states]
@@ -208,8 +208,8 @@ class StaticAutomaton(ArrayTable[StaticArrays]):
         targets = edges[order, TARGET]
         _order_edges(offsets, tokens, targets, counts)
         ends = np.ascontiguousarray(states[:, END])
-        kept = text.astype(np.int32)
-        return cls(StaticArrays(lengths, links, counts, offsets, tokens, targets, ends, kept))
+        ids = text.astype(np.int32)
+        return cls(StaticArrays(lengths, links, counts, offsets, tokens, targets, ends, ids))
 
     def facts(self) -> dict[str, Any]:
         return {"n_states": len(self), "n_edges": len(self.arrays.tokens)}
