@@ -66,7 +66,7 @@ class Node:
     source: int
     parent: Node | None
     children: list[Node] = field(default_factory=list)
-    asked: bool = False
+    queued: bool = False
 
     def path(self):
         tokens, node = [], self
@@ -88,16 +88,16 @@ def draft(tokens, tables, budget, reserve, merge):
             text = list(tokens) + leaf.path()
             answers = []
             for source, table in enumerate(tables):
-                found = []
+                followers = []
                 if len(text) >= table.leader_len:
-                    found = table.get(tuple(text[-table.leader_len :]))
-                answers += [(source, follower) for follower in found]
+                    followers = table.get(tuple(text[-table.leader_len :]))
+                answers += [(source, follower) for follower in followers]
             for source, follower in answers:
                 room, full, end = _hang(leaf, follower, source, room, merge)
                 if full:
                     break
-                if not end.asked:
-                    end.asked = True
+                if not end.queued:
+                    end.queued = True
                     grown.append(end)
             if full:
                 break
@@ -130,9 +130,9 @@ def _hang(leaf, follower, source, room, merge):
     return room, False, node
 
 
-def _emit(node, place, out):
+def _emit(node, parent, out):
     for child in node.children:
         out[0].append(child.token)
-        out[1].append(place)
+        out[1].append(parent)
         out[2].append(child.source)
         _emit(child, len(out[0]) - 1, out)

@@ -21,11 +21,11 @@ def ranked(logits, ids=None):
 
 def static_tree(guess, rank_paths):
     """``guess(path)`` gives `ranked` children below a path of ids."""
-    found, guess = {(): ()}, functools.cache(guess)
+    ids_of, guess = {(): ()}, functools.cache(guess)
     for ranks in rank_paths:
-        above = found[ranks[:-1]]
-        found[ranks] = (*above, guess(above)[ranks[-1]][0])
-    return [found[ranks] for ranks in rank_paths]
+        above = ids_of[ranks[:-1]]
+        ids_of[ranks] = (*above, guess(above)[ranks[-1]][0])
+    return [ids_of[ranks] for ranks in rank_paths]
 
 
 def dynamic_tree(guess, total, depth, top_k):
@@ -55,11 +55,11 @@ def eagle_guess(head, ends, ids, states):
 
 def eagle3_guess(head, ends, ids, states):
     config, tensors = head
-    own = [i for i, known in enumerate(tensors["t2d"].tolist()) if known]
+    target_ids = [i for i, in_draft in enumerate(tensors["t2d"].tolist()) if in_draft]
 
     def guess(path):
         _, logits = plain_heads.eagle3(tensors, ends.embedding, config, ids, states, path)
-        return ranked(logits[-1], own)
+        return ranked(logits[-1], target_ids)
 
     return guess
 

@@ -34,20 +34,20 @@ BUSH = np.array([-1, -1, 0, 0, 1, 2])
 
 
 @dataclass(kw_only=True, eq=False)
-class Said(Drafter):
+class FixedTree(Drafter):
     """Drafts one tree of token 1 again and again, with these survival probabilities."""
 
-    name: str = "said"
+    name: str = "fixed_tree"
     parents: np.ndarray = field(default_factory=lambda: CHAIN)
     survival: tuple = (0.9, 0.5, 0.45, 0.1)
-    asked: list = field(default_factory=list)
+    asked_remaining: list = field(default_factory=list)
 
     @property
     def needs(self):
         return Needs(max_nodes=len(self.parents), survival=True)
 
     def propose(self, state):
-        self.asked.append(state.remaining)
+        self.asked_remaining.append(state.remaining)
         tokens = np.ones(len(self.parents), dtype=np.int64)
         return DraftTree(tokens, self.parents, survival=np.array(self.survival))
 
@@ -55,7 +55,7 @@ class Said(Drafter):
         self.outcome = outcome
 
 
-def surface(tmp_path, seconds, texts=0, dtype="float32"):
+def surface(tmp_path, seconds, n_sequences=0, dtype="float32"):
     """A file with passes of 1, 2, 3, .. rows that take these seconds, whatever the context.
 
     With passes of up to ``texts`` texts at once: rows cost the same, whoever's they are.
@@ -67,11 +67,11 @@ def surface(tmp_path, seconds, texts=0, dtype="float32"):
         Grid({"rows": rows, "context": (1, 900)}, times),
     )
     joint = None
-    if texts:
-        counts = tuple(range(1, texts + 1))
-        each = rows[: len(rows) // texts]
-        taken = np.array([[[seconds[n * r - 1]] for r in each] for n in counts])
-        axes = {"texts": counts, "rows": each, "context": (1, 900)}
+    if n_sequences:
+        counts = tuple(range(1, n_sequences + 1))
+        rows_each = rows[: len(rows) // n_sequences]
+        taken = np.array([[[seconds[n * r - 1]] for r in rows_each] for n in counts])
+        axes = {"texts": counts, "rows": rows_each, "context": (1, 900)}
         joint = Grid(axes, taken[..., None].repeat(2, 2))
     path = tmp_path / "surface.json"
     model = {"name": "toy", "dtype": dtype, "device": "cpu"}
@@ -81,7 +81,7 @@ def surface(tmp_path, seconds, texts=0, dtype="float32"):
 
 
 def ready(part=None, **knobs):
-    drafter = Adaptive(drafter=part or Said(), **knobs)
+    drafter = Adaptive(drafter=part or FixedTree(), **knobs)
     drafter.setup(DraftContext(VOCAB, frozenset()))
     drafter.reset()
     state = DecodeState(np.array([1, 2]), 50)
@@ -104,7 +104,7 @@ def step(drafter, state, accepted):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "kept"),
+    ("knobs", "n_verified"),
     [
         ({"policy": "threshold"}, 4),  # .9, .56, .9, .22: the draft ends behind the last
         ({"policy": "threshold", "confidence": 0.6}, 2),
@@ -114,13 +114,13 @@ def step(drafter, state, accepted):
         ({"policy": "bandit"}, 1),
     ],
 )
-def test_a_chain_is_cut_by_its_rule(knobs, kept):
+def test_a_chain_is_cut_by_its_rule(knobs, n_verified):
     drafter, state = ready(**knobs)
-    assert step(drafter, state, 0) == kept
+    assert step(drafter, state, 0) == n_verified
 
 
 def test_a_tree_is_cut_below_the_nodes_that_end_it():
-    part = Said(parents=BUSH, survival=(0.8, 0.2, 0.6, 0.1, 0.15, 0.3))
+    part = FixedTree(parents=BUSH, survival=(0.8, 0.2, 0.6, 0.1, 0.15, 0.3))
     drafter, state = ready(part)
     assert drafter.propose(state).parents.tolist() == [-1, -1, 0, 0, 2]
     drafter, state = ready(part, policy="survival", least=0.5, shortest=1)
@@ -141,18 +141,18 @@ def test_a_tree_is_cut_below_the_nodes_that_end_it():
     ],
 )
 def test_marginal_buys_what_pays(tmp_path, seconds, rate, plain):
-    for objective, kept in (("rate", rate), ("plain", plain)):
+    for objective, n_verified in (("rate", rate), ("plain", plain)):
         file = surface(tmp_path, seconds)
         drafter, state = ready(policy="marginal", surface=file, objective=objective)
-        assert step(drafter, state, 0) == kept
+        assert step(drafter, state, 0) == n_verified
     # By hand: all counts of nodes, their tokens over their time.
-    survival = np.array(Said().survival)
+    survival = np.array(FixedTree().survival)
     values = [(1 + survival[:n].sum()) / seconds[n] for n in range(5)]
     assert int(np.argmax(values)) == rate
 
 
 def test_marginal_takes_the_likeliest_nodes_of_a_tree(tmp_path):
-    part = Said(parents=BUSH, survival=(0.8, 0.2, 0.6, 0.1, 0.15, 0.3))
+    part = FixedTree(parents=BUSH, survival=(0.8, 0.2, 0.6, 0.1, 0.15, 0.3))
     file = surface(tmp_path, [1, 1.3, 1.6, 1.9, 2.2, 2.5, 2.8])
     drafter, state = ready(part, policy="marginal", surface=file)
     assert drafter.propose(state).parents.tolist() == [-1, 0]
@@ -168,7 +168,7 @@ def test_a_step_whose_draft_is_cut_to_nothing_is_plain_decodings(tmp_path):
             return super().forward(root, tree, hidden_layers=hidden_layers)
 
     loop = engine(Watched(exact.table(0)))
-    drafter = Adaptive(drafter=Said(), policy="marginal", surface=file)
+    drafter = Adaptive(drafter=FixedTree(), policy="marginal", surface=file)
     drafter.setup(DraftContext(VOCAB, frozenset()))
     result = loop.decode(exact.PROMPT, drafter, max_new_tokens=12)
     assert result.n_drafted == 0 and all(tree is DraftTree.empty() for tree in seen)
@@ -185,31 +185,31 @@ def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
     random = np.random.default_rng(5)
     counts = []
     for _ in range(25):
-        texts, steps = int(random.integers(2, 4)), random.uniform(0.02, 0.5, 20)
-        file = surface(tmp_path, 1 + np.cumsum(steps), texts=texts)
+        n_sequences, steps = int(random.integers(2, 4)), random.uniform(0.02, 0.5, 20)
+        file = surface(tmp_path, 1 + np.cumsum(steps), n_sequences=n_sequences)
         trees = []
-        for _ in range(texts):
+        for _ in range(n_sequences):
             n = int(random.integers(0, 4))
             parents = np.array([random.integers(-1, i) for i in range(n)], dtype=np.int64)
             chances, survival = random.uniform(0.2, 1, n), np.ones(n + 1)  # the root is the last
             for node, parent in enumerate(parents):
                 survival[node] = survival[parent] * chances[node]
             trees.append(DraftTree(np.ones(n, np.int64), parents, survival=survival[:-1]))
-        seats = [Adaptive(drafter=Said(), policy="marginal", surface=file) for _ in trees]
-        for seat, tree in zip(seats, trees, strict=True):
-            seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
-            seat.begin(DecodeState(np.array([1]), 9))
-            seat.drafter.propose = lambda _, tree=tree: tree
-        kept = choose(seats)
+        slots = [Adaptive(drafter=FixedTree(), policy="marginal", surface=file) for _ in trees]
+        for slot, tree in zip(slots, trees, strict=True):
+            slot.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
+            slot.begin(DecodeState(np.array([1]), 9))
+            slot.drafter.propose = lambda _, tree=tree: tree
+        drafts = joint_drafts(slots)
         priced = CostSurface.read(tmp_path / "surface.json")
 
-        def rate(gained, nodes, priced=priced, texts=texts):
+        def rate(gained, nodes, priced=priced, n=n_sequences):
             """Gained are steps of all: the whole of the token's own row, of the rest a part."""
-            at_once = np.array([texts, texts - 1.0, texts])
-            rows, context = np.array([texts, texts - 1.0, texts + nodes]), np.full(3, 32.0)
+            at_once = np.array([n, n - 1.0, n])
+            rows, context = np.array([n, n - 1.0, n + nodes]), np.full(3, 32.0)
             plain, fewer, taken = priced.joint_pass_s(at_once, rows, context)
-            own = min(plain - fewer, plain / texts)
-            worth = own + (plain / texts - own) / texts**0.5
+            row_s = min(plain - fewer, plain / n)
+            worth = row_s + (plain / n - row_s) / n**0.5
             return (plain + gained * worth) / taken
 
         every = [[(len(p), tree.survival[p].sum()) for p in parts(tree)] for tree in trees]
@@ -217,81 +217,82 @@ def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
             rate(sum(gain for _, gain in chosen), sum(n for n, _ in chosen))
             for chosen in itertools.product(*every)
         )
-        found = rate(sum(t.survival.sum() for t in kept if len(t)), sum(map(len, kept)))
-        assert found == pytest.approx(best)
-        counts.append((sum(map(len, kept)), sum(map(len, trees))))
-    assert any(0 < n < of for n, of in counts) and any(n == 0 < of for n, of in counts)
+        actual = rate(sum(t.survival.sum() for t in drafts if len(t)), sum(map(len, drafts)))
+        assert actual == pytest.approx(best)
+        counts.append((sum(map(len, drafts)), sum(map(len, trees))))
+    assert any(0 < n < total for n, total in counts) and any(n == 0 < total for n, total in counts)
 
 
 def test_a_text_whose_drafts_do_not_pay_drafts_less_and_less(tmp_path):
     """A node costs .5 s and a token saves .68 s: .8 of one gains .04 s, .1 of one none."""
-    file = surface(tmp_path, 1 + 0.5 * np.arange(6), texts=2)
-    parts = [Said(parents=np.array([-1]), survival=(sure,)) for sure in (0.8, 0.1)]
-    seats = [Adaptive(drafter=part, policy="marginal", surface=file) for part in parts]
-    for seat in seats:
-        seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
-        seat.begin(DecodeState(np.array([1]), 99))
-    kept = np.array([[len(tree) for tree in choose(seats)] for _ in range(64)])
-    asked = [np.flatnonzero(seat.report()["offered_per_step"]).tolist() for seat in seats]
+    file = surface(tmp_path, 1 + 0.5 * np.arange(6), n_sequences=2)
+    parts = [FixedTree(parents=np.array([-1]), survival=(sure,)) for sure in (0.8, 0.1)]
+    slots = [Adaptive(drafter=part, policy="marginal", surface=file) for part in parts]
+    for slot in slots:
+        slot.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
+        slot.begin(DecodeState(np.array([1]), 99))
+    n_verified = np.array([[len(tree) for tree in joint_drafts(slots)] for _ in range(64)])
+    steps_drafted = [np.flatnonzero(slot.report()["offered_per_step"]).tolist() for slot in slots]
     rarely = [0, 1, 3, 6, 11, 20, 37, 54]
-    assert asked == [[*range(64)], rarely]
-    assert kept.sum(axis=0).tolist() == [len(asked[0]), 0]
+    assert steps_drafted == [[*range(64)], rarely]
+    assert n_verified.sum(axis=0).tolist() == [len(steps_drafted[0]), 0]
     parts[1].survival = (0.8,)
-    found = [len(choose(seats)[1]) for _ in range(24)]
-    assert found == [0] * 7 + [1] * 17
+    second_drafts = [len(joint_drafts(slots)[1]) for _ in range(24)]
+    assert second_drafts == [0] * 7 + [1] * 17
 
 
 def test_what_a_text_rests_for_is_learnt_when_the_rest_is_over(tmp_path):
     """Suffix decoding drafts after it what it drafts where it looked at every step."""
-    file = surface(tmp_path, 1 + 2.0 * np.arange(9), texts=2)
+    file = surface(tmp_path, 1 + 2.0 * np.arange(9), n_sequences=2)
     tokens = np.array([5, 6, 7, 8] * 7 + [1, 2, 3, 4])
-    made = []
+    results = []
     for rests in (True, False):
-        seat = Adaptive(drafter=SuffixDecoding(), policy="marginal", surface=file)
-        seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=rests))
-        seat.reset()
+        slot = Adaptive(drafter=SuffixDecoding(), policy="marginal", surface=file)
+        slot.setup(DraftContext(VOCAB, frozenset(), budget_shared=rests))
+        slot.reset()
         state = DecodeState(tokens[:4], 64)
-        seat.begin(state)
+        slot.begin(state)
         drafted = []
         for n, token in enumerate(tokens[4:]):
-            choose([seat], states=[state])
-            drafted.append(seat.report()["offered_per_step"][-1])
+            joint_drafts([slot], states=[state])
+            drafted.append(slot.report()["offered_per_step"][-1])
             state.commit(np.array([token]))
             outcome = StepOutcome(DraftTree.empty(), NO_TOKENS, tokens[n + 4 : n + 5], None)
-            seat.observe(state, outcome)
-        seat.end(state)
-        seat.begin(DecodeState(np.array([9, 1, 2]), 64))
-        made.append((drafted, seat.drafter.propose(DecodeState(np.array([9, 1, 2]), 64)).tokens))
-    (rarely, one), (always, other) = made
-    asked = [n for n, count in enumerate(rarely) if count]
-    assert [rarely[n] for n in asked] == [always[n] for n in asked] and len(asked) < len(always) / 2
-    assert one.tolist() == other.tolist() and len(one)
+            slot.observe(state, outcome)
+        slot.end(state)
+        slot.begin(DecodeState(np.array([9, 1, 2]), 64))
+        results.append((drafted, slot.drafter.propose(DecodeState(np.array([9, 1, 2]), 64)).tokens))
+    (rarely, rested_draft), (always, eager_draft) = results
+    active = [n for n, count in enumerate(rarely) if count]
+    assert [rarely[n] for n in active] == [always[n] for n in active]
+    assert len(active) < len(always) / 2
+    assert rested_draft.tolist() == eager_draft.tolist() and len(rested_draft)
 
 
 def test_rows_go_to_the_text_that_keeps_the_others_waiting(tmp_path):
     """Two texts take 4 s, one 3.5 s: the last one's token saves 3.5 s, the other's .5 s."""
-    file = surface(tmp_path, [3.5, 4.0, 4.6, 5.2, 7.6, 10, 12, 14], texts=2)
-    seats, _ = two_texts(file, (0.9, 0.8))
-    found = []
+    file = surface(tmp_path, [3.5, 4.0, 4.6, 5.2, 7.6, 10, 12, 14], n_sequences=2)
+    slots, _ = two_slots(file, (0.9, 0.8))
+    sizes = []
     for remaining in ((9, 9), (9, 8), (9, 8), (8, 8), (8, 8)):
-        found.append([len(tree) for tree in choose(seats, remaining)])
-    assert found == [[1, 1], [2, 0], [2, 0], [1, 1], [1, 1]]
+        sizes.append([len(tree) for tree in joint_drafts(slots, remaining)])
+    assert sizes == [[1, 1], [2, 0], [2, 0], [1, 1], [1, 1]]
     # The one ahead goes on drafting, for nobody knows when the other has as few.
-    offered = [seat.report()["offered_per_step"] for seat in seats]
+    offered = [slot.report()["offered_per_step"] for slot in slots]
     assert offered == [[2] * 5] * 2
 
 
 def test_where_no_draft_could_pay_nobody_drafts(tmp_path):
     """A row more takes 1 s, and a token that is right for certain saves .9 s at most."""
-    file = surface(tmp_path, [2.0, 2.1, 3.1, 4.1, 5.1, 6.1, 7.1, 8.1], texts=2)
-    seats, states = two_texts(file, (1, 1))
+    file = surface(tmp_path, [2.0, 2.1, 3.1, 4.1, 5.1, 6.1, 7.1, 8.1], n_sequences=2)
+    slots, states = two_slots(file, (1, 1))
     for step in range(40):
         for state in states:
             state.step = step
         if step == 20:  # one is far ahead: what the other gains saves whole steps
             states[0].remaining = 9
-        choose(seats, states=states)
-    offered = [seat.report()["offered_per_step"] for seat in seats]
+        joint_drafts(slots, states=states)
+    offered = [slot.report()["offered_per_step"] for slot in slots]
     assert offered == [[0] * 24 + [2] * 16] * 2, "the group looks every eighth step"
 
 
@@ -302,51 +303,51 @@ def test_drafts_are_trusted_as_far_as_the_groups_last_ones_were_right(accepted, 
     Half of them right still pay. Of none, the group is credited with fewer and fewer right ones,
     then rests, forgets, and tries again.
     """
-    file = surface(tmp_path, [1.0, 1.8, 2.1, 2.4, 2.7, 3.0, 3.3, 3.6], texts=2)
-    seats, states = two_texts(file, (1, 1))
+    file = surface(tmp_path, [1.0, 1.8, 2.1, 2.4, 2.7, 3.0, 3.3, 3.6], n_sequences=2)
+    slots, states = two_slots(file, (1, 1))
     steps = []
     for step in range(40):
         for state in states:
             state.step = step
-        drafts = choose(seats, states=states)
+        drafts = joint_drafts(slots, states=states)
         steps.append(any(map(len, drafts)))
-        for seat, state, tree in zip(seats, states, drafts, strict=True):
+        for slot, state, tree in zip(slots, states, drafts, strict=True):
             path = np.arange(min(accepted, len(tree)))
-            seat.observe(state, StepOutcome(tree, path, np.ones(len(path) + 1, int), None))
+            slot.observe(state, StepOutcome(tree, path, np.ones(len(path) + 1, int), None))
     assert sum(steps) == bought
     assert steps[0] and any(steps[24:]), "what was long ago counts less"
 
 
-def two_texts(file, survival):
+def two_slots(file, survival):
     """Texts of a group that draft two nodes after each other, and their states."""
-    seats = [
+    slots = [
         Adaptive(
-            drafter=Said(parents=CHAIN[:2], survival=survival), policy="marginal", surface=file
+            drafter=FixedTree(parents=CHAIN[:2], survival=survival), policy="marginal", surface=file
         )
         for _ in range(2)
     ]
-    states = [DecodeState(np.array([1]), 99) for _ in seats]
-    for seat, state in zip(seats, states, strict=True):
-        seat.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
-        seat.begin(state)
-    return seats, states
+    states = [DecodeState(np.array([1]), 99) for _ in slots]
+    for slot, state in zip(slots, states, strict=True):
+        slot.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
+        slot.begin(state)
+    return slots, states
 
 
-def choose(seats, remaining=(9, 9, 9), states=None):
+def joint_drafts(slots, remaining=(9, 9, 9), states=None):
     """The drafts of texts that choose at once."""
     states = states or [DecodeState(np.array([1]), n) for n in remaining]
-    works = [seat.drafting(state) for seat, state in zip(seats, states, strict=False)]
-    kept: list[DraftTree] = []
-    found = [None] * len(works)
-    while not kept:
+    works = [slot.drafting(state) for slot, state in zip(slots, states, strict=False)]
+    trees: list[DraftTree] = []
+    answers = [None] * len(works)
+    while not trees:
         calls = []
-        for work, answer in zip(works, found, strict=True):
+        for work, answer in zip(works, answers, strict=True):
             try:
                 calls.append(work.send(answer))
             except StopIteration as done:
-                kept.append(done.value)
-        found = calls[0].answer([call.asked for call in calls]) if calls else []
-    return kept
+                trees.append(done.value)
+        answers = calls[0].answer([call.asked for call in calls]) if calls else []
+    return trees
 
 
 def parts(tree):
@@ -372,15 +373,15 @@ def test_the_best_threshold_is_that_of_all_thresholds_tried():
             wrong = sum(1 for c, a in zip(chances, accepted, strict=True) if c >= least and not a)
             missed = sum(1 for c, a in zip(chances, accepted, strict=True) if c < least and a)
             costs[least] = wrong / (~accepted).sum() + 3 * missed / accepted.sum()
-        found = best_threshold(chances, accepted)
-        assert costs[found] == pytest.approx(min(costs.values()))
-        assert all(cost > costs[found] - 1e-12 for cost in costs.values())
+        best = best_threshold(chances, accepted)
+        assert costs[best] == pytest.approx(min(costs.values()))
+        assert all(cost > costs[best] - 1e-12 for cost in costs.values())
         # Of equals the largest.
-        assert not [t for t, cost in costs.items() if t > found and cost < costs[found] - 1e-12]
+        assert not [t for t, cost in costs.items() if t > best and cost < costs[best] - 1e-12]
 
 
 def test_the_threshold_moves_once_both_outcomes_are_known_and_begins_anew_each_turn():
-    part = Said(survival=(0.9, 0.9 * 0.5, 0.9 * 0.5 * 0.9, 0.9 * 0.5 * 0.9 * 0.3))
+    part = FixedTree(survival=(0.9, 0.9 * 0.5, 0.9 * 0.5 * 0.9, 0.9 * 0.5 * 0.9 * 0.3))
     drafter, state = ready(part)
     for _ in range(3):  # .9 is accepted, .5 is not
         assert step(drafter, state, 1) == 4
@@ -420,11 +421,11 @@ def test_the_bandit_tries_every_arm_and_settles_on_the_best(monkeypatch):
 
 
 def test_the_bandit_asks_for_no_deeper_draft():
-    part = Said()
+    part = FixedTree()
     drafter, state = ready(part, policy="bandit", arms=3)
     for depth in (1, 2, 3):
         assert step(drafter, state, 0) == depth
-    assert part.asked == [2, 3, 4] and state.remaining == 46
+    assert part.asked_remaining == [2, 3, 4] and state.remaining == 46
 
 
 def test_priced_steps_need_no_clock(tmp_path):
@@ -495,11 +496,11 @@ def test_what_cannot_work_is_refused(tmp_path):
         Adaptive(drafter=PromptLookup())
     for knobs in ({"policy": "marginal"}, {"policy": "bandit", "reward": "priced"}):
         with pytest.raises(ConfigurationError, match="runner=cost"):
-            Adaptive(drafter=Said(), **knobs)
+            Adaptive(drafter=FixedTree(), **knobs)
     with pytest.raises(ConfigurationError, match="policy"):
-        Adaptive(drafter=Said(), policy="marginl")
+        Adaptive(drafter=FixedTree(), policy="marginl")
     file = surface(tmp_path, [1, 1, 1, 1, 1])
-    drafter = Adaptive(drafter=Said(), policy="marginal", surface=file)
+    drafter = Adaptive(drafter=FixedTree(), policy="marginal", surface=file)
 
     with pytest.raises(ConfigurationError, match=r"no passes of several texts.*runner=cost"):
         drafter.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))

@@ -17,9 +17,9 @@ def plain_table(documents, leader_len, follower_len, leader_capacity, follower_c
     leaders = Counter()
     for (leader, _), count in windows.items():
         leaders[leader] += count
-    kept = sorted(leaders, key=lambda leader: (-leaders[leader], leader))[:leader_capacity]
+    frequent = sorted(leaders, key=lambda leader: (-leaders[leader], leader))[:leader_capacity]
     table = {}
-    for leader in kept:
+    for leader in frequent:
         mine = [(-count, f) for (owner, f), count in windows.items() if owner == leader]
         table[leader] = [follower for _, follower in sorted(mine)][:follower_capacity]
     return table

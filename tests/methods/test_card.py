@@ -74,7 +74,7 @@ def test_the_report_holds_what_the_papers_table_needs():
 
 def plain_card(target_rule, draft_chances, text, k, r, n):
     """The synchronous algorithm over whole paths: drafts, and what each step commits."""
-    layers, end, found = None, len(text) + n, []
+    layers, end, steps = None, len(text) + n, []
     while len(text) < end:
         remaining, path = end - len(text), ()
         for layer in (layers or [()])[1:]:  # the likeliest child, while there is one
@@ -85,7 +85,7 @@ def plain_card(target_rule, draft_chances, text, k, r, n):
         path = path[: remaining - 1]
         passes, scores = r, {}
         if layers is None:  # a pass reads the text first; the prompt was read before
-            layers, passes = [[()]], r - bool(found)
+            layers, passes = [[()]], r - bool(steps)
         for layer in layers:
             for p in layer:
                 scores[p] = scores.get(p[:-1], 0.0) + (draft_chances(text, p) if p else 0.0)
@@ -102,15 +102,15 @@ def plain_card(target_rule, draft_chances, text, k, r, n):
             committed.append(target_rule(text + committed))
             if committed[-1] != token:
                 break
-        found.append((list(path), committed))
+        steps.append((list(path), committed))
         text = text + committed
         at, whole = len(committed), tuple(committed)
         if at < len(layers) and whole in layers[at]:
-            kept = [[p[at:] for p in layer if p[:at] == whole] for layer in layers[at:]]
-            layers = [layer for layer in kept if layer]
+            pruned = [[p[at:] for p in layer if p[:at] == whole] for layer in layers[at:]]
+            layers = [layer for layer in pruned if layer]
         else:
             layers = None
-    return found
+    return steps
 
 
 @pytest.mark.parametrize(("k", "r"), [(5, 1), (3, 2), (2, 3), (1, 5)])

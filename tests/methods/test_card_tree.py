@@ -62,13 +62,13 @@ class PlainTree:
         return path[len(self.text) :]
 
     def reroot(self, text):
-        kept = [[t for t in layer if t[: len(text)] == text] for layer in self.layers]
-        kept = kept[len(text) - len(self.text) :]
-        self.layers = kept[: next((i for i, layer in enumerate(kept) if not layer), len(kept))]
+        below = [[t for t in layer if t[: len(text)] == text] for layer in self.layers]
+        below = below[len(text) - len(self.text) :]
+        self.layers = below[: next((i for i, layer in enumerate(below) if not layer), len(below))]
         self.text = text
 
 
-def texts(tree, root):
+def layer_texts(tree, root):
     """Every layer's nodes as texts, through the structure's own parents."""
     layers, above = [], [root]
     for layer in tree._layers[1:]:
@@ -122,15 +122,15 @@ def test_the_tree_is_the_plain_tree(seed, width, vocab_size, moves):
         for _ in range(layers):
             tree.grow(draft.forward)
             plain.grow()
-        assert texts(tree, draft.text) == plain.layers
+        assert layer_texts(tree, draft.text) == plain.layers
         assert len(tree) == len(draft.nodes) == sum(map(len, plain.layers))
         path = tree.best_path()
         assert tuple(tree.tokens(path)) == plain.best_path()
         path = path[:accepted]
         above = draft.text + tuple(tree.tokens(path).tolist())
         child = tree.child(path, token)
-        known = any((*above, token) in layer for layer in plain.layers)
-        assert (child is not None) == known
+        in_tree = any((*above, token) in layer for layer in plain.layers)
+        assert (child is not None) == in_tree
         if child is None:
             continue
         path.append(child)

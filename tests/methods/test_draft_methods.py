@@ -68,13 +68,13 @@ def check_greedy(target, method: str, kind: str, architecture: str, rng, turns: 
         assert result.drafter["draft_forwards"] <= result.drafter["draft_tokens"]
         committed += result.committed_per_step
         if drafter.needs.overlap:
-            beside = threaded.decode(prompt, drafter, max_new_tokens=24, seed=seed)
-            assert beside.output_ids == expected
-            assert beside.committed_per_step == result.committed_per_step
-            assert beside.drafter == result.drafter
+            overlapped = threaded.decode(prompt, drafter, max_new_tokens=24, seed=seed)
+            assert overlapped.output_ids == expected
+            assert overlapped.committed_per_step == result.committed_per_step
+            assert overlapped.drafter == result.drafter
         if kind == "itself" and method in ALWAYS_RIGHT:  # the deepest path is accepted
             steps = zip(result.committed_per_step, result.depth_per_step, strict=True)
-            assert all(made == depth + 1 for made, depth in steps)
+            assert all(count == depth + 1 for count, depth in steps)
     if kind == "itself":
         assert np.mean(committed) > (1.2 if method in SELDOM_RIGHT else 1.9)
 
@@ -217,8 +217,8 @@ def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
             assert tree.probs is not None and tree.probs.row.tolist() == [0, 1, 2, 3]
             for node in range(4):
                 fresh.begin(np.concatenate([state.tokens, tree.tokens[:node]]))
-                own = fresh.catch_up(np.concatenate([state.tokens, tree.tokens[:node]]), own=True)
-                distribution = fresh.to_target_vocab(sampling.probs(own))
+                row = fresh.catch_up(np.concatenate([state.tokens, tree.tokens[:node]]), own=True)
+                distribution = fresh.to_target_vocab(sampling.probs(row))
                 torch.testing.assert_close(tree.probs.q[node], distribution, atol=1e-12, rtol=0)
                 assert distribution[tree.tokens[node]] > 0
             path = np.arange(accepted)

@@ -59,10 +59,10 @@ def folders(tmp_path_factory):
 
 def paths_of(tree):
     """Each node as its path of ids."""
-    found = []
+    paths = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
 
 
 def begun(drafter, context):
@@ -101,8 +101,8 @@ def check_trees(name, folders, n_texts, n_steps=3):
             states = tiny_heads.states_of(state.tokens[:-1], layers)
             joined = torch.cat([states[i] for i in layers], dim=-1)
             tree = drafter.propose(state)
-            wanted = plain_tree(name, drafter, torch.from_numpy(state.tokens.copy()), joined)
-            assert paths_of(tree) == wanted
+            expected = plain_tree(name, drafter, torch.from_numpy(state.tokens.copy()), joined)
+            assert paths_of(tree) == expected
             new = random.integers(0, tiny_heads.VOCAB, random.integers(1, 4))
             read = state.tokens[-1:].tolist() + new[:-1].tolist()
             state.commit(new)
@@ -200,9 +200,9 @@ def check_exact(architecture, names, folder, monkeypatch):
         drafter.setup(DraftContext(FEW, frozenset(), max_len=64, target=target, heads=heads))
         for prompt in (PROMPT[:3], np.concatenate([PROMPT, PROMPT])):
             drafter.reset()
-            wanted = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=24).output_ids
+            expected = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=24).output_ids
             result = loop.decode(prompt, drafter, max_new_tokens=24)
-            assert result.output_ids == wanted
+            assert result.output_ids == expected
             steps += result.n_target_passes
     assert steps < 0.9 * len(names) * 2 * 23
 
@@ -307,14 +307,14 @@ def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
     context = DraftContext(
         30, frozenset(), target=GHOST, heads={name: tmp_path / name for name in heads}
     )
-    own = ids[1:]
+    listed_ids = ids[1:]
     for make, guesses in ((Medusa, plain.medusa_guess), (Eagle, plain.eagle_guess)):
         drafter = make(levels=[2, 3], vocabulary=str(tmp_path))
         state = begun(drafter, context)
         states = tiny_heads.states_of(PROMPT, (AFTER_FINAL_NORM,))[AFTER_FINAL_NORM]
         text = torch.from_numpy(state.tokens[1:].copy())
         guess = guesses(heads[drafter.head][0], GHOST.embeddings, text, states)
-        listed = lambda path, guess=guess: [c for c in guess(path) if c[0] in own]  # noqa: E731
+        listed = lambda path, guess=guess: [c for c in guess(path) if c[0] in listed_ids]  # noqa: E731
         assert paths_of(drafter.propose(state)) == plain.static_tree(listed, drafter._tree.paths)
     with pytest.raises(ConfigurationError, match=r"method\.vocabulary=.*null"):
         Eagle(vocabulary=str(tmp_path / "medusa")).setup(context)
@@ -356,7 +356,7 @@ def test_medusa_takes_the_tree_that_its_authors_take_for_a_model(tmp_path):
         tiny_heads.save(tmp_path, config, tensors, "medusa_lm_head.pt")
         context = DraftContext(30, frozenset(), target=GHOST, heads={"medusa": tmp_path})
         ours, named = Medusa(tree="by_model"), Medusa(tree=tree)
-        trees = [each.propose(begun(each, context)) for each in (ours, named)]
+        trees = [drafter.propose(begun(drafter, context)) for drafter in (ours, named)]
         assert paths_of(trees[0]) == paths_of(trees[1])
         assert len(trees[0]) == ours.needs.max_nodes == 63
 

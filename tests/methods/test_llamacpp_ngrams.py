@@ -37,13 +37,13 @@ class PlainMod:
             return []
         if self.read + 32 < len(text) - 1:
             self.enter(text[:-1])
-        made = text[-self.n :]
-        while len(made) < self.n + self.most and tuple(made[-self.n :]) in self.after:
-            made = [*made, self.after[tuple(made[-self.n :])]]
-        if len(made) - self.n < self.least:
+        tokens = text[-self.n :]
+        while len(tokens) < self.n + self.most and tuple(tokens[-self.n :]) in self.after:
+            tokens = [*tokens, self.after[tuple(tokens[-self.n :])]]
+        if len(tokens) - self.n < self.least:
             return []
-        self.drafted = len(made) - self.n
-        return made[self.n :]
+        self.drafted = len(tokens) - self.n
+        return tokens[self.n :]
 
     def accepted(self, count):
         if self.drafted:
@@ -59,7 +59,7 @@ class PlainMap:
         self.n, self.m, self.min_hits, self.variant = size_n, size_m, min_hits, variant
 
     def begin(self, prompt):
-        self.n_prompt, self.place_of, self.keys, self.last = len(prompt), {}, {}, None
+        self.n_prompt, self.position_of, self.keys, self.last = len(prompt), {}, {}, None
         self.indexed = 0
 
     def draft(self, text):
@@ -71,32 +71,32 @@ class PlainMap:
         new = [*range(self.n_prompt - n - m - 1, self.indexed, -1)]
         new += range(newest, max(self.indexed, self.n_prompt), -1)
         gram = {at: tuple(before[at : at + n]) for at in new}
-        place = self.place_of.get(key, newest)
-        if place >= newest:
-            place = next((at for at in new if gram[at] == key), None)
+        position = self.position_of.get(key, newest)
+        if position >= newest:
+            position = next((at for at in new if gram[at] == key), None)
         for at in new:
-            self.place_of.setdefault(gram[at], at)
+            self.position_of.setdefault(gram[at], at)
         self.indexed = max(self.indexed, newest)
-        if place is None:
+        if position is None:
             return []
-        one = self.keys.setdefault(key, {"hits": 0, "from": 0, "counts": {}, "limits": {}})
-        one["hits"] += 1
+        entry = self.keys.setdefault(key, {"hits": 0, "from": 0, "counts": {}, "limits": {}})
+        entry["hits"] += 1
         value = "any"
         if self.variant == "k4v":
-            if one["hits"] < self.min_hits:
+            if entry["hits"] < self.min_hits:
                 return []
-            counts = one["counts"]
-            for at in range(one["from"], place + 1):
+            counts = entry["counts"]
+            for at in range(entry["from"], position + 1):
                 if tuple(before[at : at + n]) == key:
-                    found = tuple(before[at + n : at + n + m])
-                    if found in counts or len(counts) < 4:
-                        counts[found] = counts.get(found, 0) + 1
-            one["from"] = place
+                    value = tuple(before[at + n : at + n + m])
+                    if value in counts or len(counts) < 4:
+                        counts[value] = counts.get(value, 0) + 1
+            entry["from"] = position
             value = max(counts, key=counts.get)
             if counts[value] < 2 * (sum(counts.values()) - counts[value]):
                 return []
-        self.last = one["limits"], value
-        return before[place + n : place + n + min(m, one["limits"].get(value, m))]
+        self.last = entry["limits"], value
+        return before[position + n : position + n + min(m, entry["limits"].get(value, m))]
 
     def accepted(self, count):
         if self.last:

@@ -99,8 +99,8 @@ def test_greedy_output_is_that_of_plain_decoding_and_comes_sooner(seed, knobs):
     drafter = ready(driver.VOCABULARY, **knobs)
     union = Union(drafters=[ready(driver.VOCABULARY, **knobs), LogitSpec(max_ngram=1)])
     union.setup(DraftContext(driver.VOCABULARY, frozenset()))
-    for one in (drafter, union):
-        found = loop.decode(prompt, one, max_new_tokens=60)
-        assert found.output_ids == plain.output_ids
-        assert found.n_target_passes < plain.n_target_passes
-        assert found.drafted_per_step[0] > 1  # the prompt's last row is known before the first step
+    for method in (drafter, union):
+        result = loop.decode(prompt, method, max_new_tokens=60)
+        assert result.output_ids == plain.output_ids
+        assert result.n_target_passes < plain.n_target_passes
+        assert result.drafted_per_step[0] > 1  # from the logits of the prompt's last row
