@@ -44,7 +44,7 @@ def advised() -> bool:
 
 def answered() -> None:
     """Do what was typed: a list, advice or a run."""
-    removed.refuse_words("run.py", sys.argv[1:])
+    removed.refuse_removed("run.py", sys.argv[1:])
     removed.refuse_overrides(sys.argv[1:])
     if not (listing.shown(sys.argv[1:]) or advised()):
         main()

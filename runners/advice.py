@@ -701,7 +701,7 @@ def give(request: Request) -> Advice:
         raise ConfigurationError(
             "advise replays greedy answers: type generation=greedy, or leave generation out."
         )
-    config = compose.typed(cfg)
+    config = compose.to_config(cfg)
     loading.model_files_present(config)
     cases = load_cases(config.dataset, config.data_dir)
     traces = None if request.run is None else _recording(request.run, cases)
@@ -751,7 +751,7 @@ class InMemory(Bench):
 
     def surface(self) -> Path:
         node, path = surface_job(self.cfg)
-        identity, config = run_identity(node), compose.typed(node)
+        identity, config = run_identity(node), compose.to_config(node)
         with given_back(self._given.model):
             loaded = loading.in_memory(config.model, self._given.model, self._given.tokenizer)
             # Two models in memory may have one name.

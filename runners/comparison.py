@@ -184,7 +184,7 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     with call():
         cfg = compose.compose([f"model={name}"])
         use_project_cache(cfg)
-        node = compose.typed(cfg).model
+        node = compose.to_config(cfg).model
         tokenizer = loading.load_tokenizer(node)
         model = loading.load_model(node, tokenizer).model
     model.name_or_path = node.id  # by which `compare` knows it, also where it was read from a cache
@@ -296,7 +296,7 @@ class CallerInput:
             check_values(cfg)
             identity = run_identity(cfg)
             job = Job(
-                config=compose.typed(cfg),
+                config=compose.to_config(cfg),
                 overrides=self.overrides,
                 identity={**identity, "shard": None},
                 run_key=key_of(identity),
@@ -370,7 +370,7 @@ def read_input(
     named = any(re.match(r"\+{0,2}model\.template=", text) for text in overrides)
     if cfg.model.template == "auto" and not named and not tokenizer.chat_template:
         cfg.model.template = "plain"  # a text, not Vicuna's dialogue
-    template = PromptTemplate.from_config(tokenizer, compose.typed(cfg))
+    template = PromptTemplate.from_config(tokenizer, compose.to_config(cfg))
     embedding: Any = model.get_input_embeddings()
     cases = _cases(prompts, template, int(embedding.num_embeddings))
     return CallerInput(model, tokenizer, cfg, tuple(overrides), cases, template.sha)
@@ -388,7 +388,9 @@ def _with_model(typed: Sequence[str], model: PreTrainedModel, name: str | None) 
     else:
         cfg = compose.compose([*typed, "model=local"])
         cfg.model.id = source
-        cfg.model.name = name or compose.own_name(str(model.name_or_path or type(model).__name__))
+        cfg.model.name = name or compose.weights_name(
+            str(model.name_or_path or type(model).__name__)
+        )
     dtype = str(model.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise unknown_name("dtype of the model:", dtype, DTYPES)

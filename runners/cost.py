@@ -42,7 +42,7 @@ from specbench.results.records import SURFACE
 from specbench.results.statistics.roofline import number_format
 from specbench.storage import jsonl
 from specbench.system import cuda_settings, environment
-from specbench.system.clock import collector_at_rest
+from specbench.system.clock import gc_paused
 from specbench.system.hardware import Machine
 
 ROUNDS = "rounds.jsonl"
@@ -215,7 +215,7 @@ def _measure(job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedMo
     kinds = _pass_grids(target, grid, rng)
     if graphs:
         kinds.pop("texts", None)  # no graph holds several texts
-    with collector_at_rest():
+    with gc_paused():
         rounds = _rounds(job.folder / ROUNDS, kinds, target, rng, grid.passes, warm_all=graphs)
     surface = {
         kind: Grid(passes.axes, np.stack([line["pass_s"] for line in rounds[kind]], axis=-1))

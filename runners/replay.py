@@ -79,7 +79,7 @@ class Replay(Runner):
             raise ConfigurationError(
                 f"runner.traces={cfg.runner.traces} was recorded with model "
                 f"{recorded['model']['name']}, but this run has {cfg.model.name}. Type "
-                f"{compose.model_words(recorded['model'])}."
+                f"{compose.model_override(recorded['model'])}."
             )
         if cfg.baseline and BASELINE not in traces.labels:
             raise ConfigurationError(

@@ -228,7 +228,7 @@ class Entries:
     """
 
     def __init__(self, cfg: DictConfig) -> None:
-        self.cfg, self.config = cfg, compose.typed(cfg)
+        self.cfg, self.config = cfg, compose.to_config(cfg)
         self._entries: dict[str, Entry] = {}
 
     def entry(self, method: str, knobs: Mapping[str, Any]) -> Entry:

@@ -153,7 +153,7 @@ def _name_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
         client = Client(server.base_url, server.timeout_s, server.answer_mb, key)
         server.model = identify(client, "other", None, None).model
     if not any(text.lstrip("+").startswith("model=") for text in overrides):
-        cfg.model.name = compose.own_name(server.model)
+        cfg.model.name = compose.weights_name(server.model)
     cfg.model.id, cfg.model.embedded = server.model, False
 
 

@@ -35,7 +35,7 @@ from transformers import PreTrainedModel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # this checkout, not an installed one
 from analysis.runs.cli import add_command, parser_of, reporting_errors
 from analysis.runs.load import load_runs
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.config.schema import (
     FLOAT32_WEIGHTS,
     WEIGHTS,
@@ -116,7 +116,7 @@ def passes(options: Options) -> Found:
     targets: dict[str, Target] = {}
     read: dict[str, int] = {}  # bytes that a pass of one row reads
     for kind in dict.fromkeys([FLOAT32_WEIGHTS, *options.weights]):
-        config = typed(compose([f"model={options.model}", f"engine.weights={kind}"]))
+        config = to_config(compose([f"model={options.model}", f"engine.weights={kind}"]))
         model = load_model(config, load_tokenizer(config)).model
         target = target_of(config, model, **sizes)
         if kind == FLOAT32_WEIGHTS:
@@ -173,14 +173,14 @@ def steps(options: Options) -> Found:
     answers turn about. Microseconds of a step by the phases of measure=phases; of answers the
     median.
     """
-    config = typed(compose([f"model={options.model}", "method=eagle2"]))
+    config = to_config(compose([f"model={options.model}", "method=eagle2"]))
     tokenizer = load_tokenizer(config)
     loaded = load_model(config, tokenizer)
     eos, most = frozenset(loaded.eos_ids), options.tokens + 512
     calls: dict[str, Call] = {}
     first = target_of(config, loaded.model, max_len=most, max_nodes=96)
     for name, knobs in DRAFTS.items():
-        node = typed(compose([f"model={options.model}", f"method={name}"])).method
+        node = to_config(compose([f"model={options.model}", f"method={name}"])).method
         kept = {key: value for key, value in node.items() if key not in ("label", "search")}
         drafter, target = hydra.utils.instantiate({**kept, **knobs}), first.twin()
         target.draft_weights = config.engine.draft_weights
@@ -241,7 +241,7 @@ def others(options: Options) -> Found:
     with ExitStack() as stack:
         for name in options.only:
             if name == "generate":
-                loaded = load_model(typed(compose([f"model={MODEL}"])))
+                loaded = load_model(to_config(compose([f"model={MODEL}"])))
                 ends = sorted(loaded.eos_ids)
                 answers[name] = partial(generate, loaded.model, tokens=tokens, eos_token_id=ends)
             elif name != "llamacpp":
@@ -255,13 +255,13 @@ def others(options: Options) -> Found:
                 stack.callback(server.stop)
                 facts[name] = {"wheel": wheel_version(), "simd": server.simd}
                 answers[name] = partial(of_server, Client(server.url, 300.0, 64.0), tokens)
-        template = PromptTemplate(load_tokenizer(typed(compose([f"model={MODEL}"]))))
+        template = PromptTemplate(load_tokenizer(to_config(compose([f"model={MODEL}"]))))
         prompts = [template.render([(question, None)]) for question in QUESTIONS]
         yield facts | {"rows": beside_first(answers, prompts, options.rounds)}
 
 
 def ours(weights: str, tokens: int) -> Answer:
-    config = typed(compose([f"model={MODEL}", f"engine.weights={weights}"]))
+    config = to_config(compose([f"model={MODEL}", f"engine.weights={weights}"]))
     loaded = load_model(config)
     target = target_of(config, loaded.model, max_len=tokens + 512)
     answer = plain_decoding(target, loaded.eos_ids, tokens)
@@ -279,7 +279,7 @@ def generate(model: Any, ids: Iterable[int], tokens: int, **more: Any) -> list[i
 
 def llamacpp(threads: int) -> LlamacppProcess:
     wheel_version()  # refuses here, with what to type
-    model = typed(compose([f"model={MODEL}"])).model
+    model = to_config(compose([f"model={MODEL}"])).model
     gguf = find_gguf(str(model.gguf_package), str(model.gguf_file))
     log = Path(tempfile.mkdtemp(), "server.log")
     server = LlamacppProcess(flags(LlamacppConfig(threads=threads), gguf), log)
@@ -339,7 +339,7 @@ def gpu(options: Options) -> Found:
 
 
 def random_model(overrides: list[str]) -> PreTrainedModel:
-    model = typed(compose([*overrides, "model.shape=true"])).model
+    model = to_config(compose([*overrides, "model.shape=true"])).model
     dtype, device = getattr(torch, str(model.dtype)), choose_device(str(model.device))
     network = shape_model(model.shape_config, dtype=dtype, device=device)
     return network.eval().requires_grad_(False)  # type: ignore[no-any-return]

@@ -37,7 +37,7 @@ from specbench.artifacts.corpora import (
     tokenized,
 )
 from specbench.artifacts.documentation import documentation
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.decoding.structs import Artifact
 from specbench.errors import ConfigurationError
 from specbench.models import loading
@@ -288,7 +288,7 @@ def build(options: argparse.Namespace) -> Path:
     kind = KINDS[options.name]
     own = Path(options.model).is_dir()
     model = ["model=local", f"model.path='{options.model}'"] if own else [f"model={options.model}"]
-    cfg = typed(compose([*model, *getattr(options, "overrides", ())]))
+    cfg = to_config(compose([*model, *getattr(options, "overrides", ())]))
     tokenizer = loading.load_tokenizer(cfg)
     artifact = Artifact(
         options.name,
@@ -303,7 +303,7 @@ def build(options: argparse.Namespace) -> Path:
         cache_dir=cfg.cache_dir,
         model_key=weights.model_key(cfg) if kind.per_model else None,
     )
-    with resolve.alone(out), replacing(out) as partial:
+    with resolve.build_lock(out), replacing(out) as partial:
         kind.build(Build(options, cfg, tokenizer, partial))
     return out
 

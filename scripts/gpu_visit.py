@@ -25,7 +25,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 KEPT = PROJECT / "docs/measurements"
 sys.path.insert(0, str(PROJECT))  # this checkout, not an installed one
 from scripts.gpu_parts import PARTS, Part, read
-from specbench.config.removed import refuse_words
+from specbench.config.removed import refuse_removed
 from specbench.errors import ConfigurationError
 
 
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--device", choices=("cuda:0", "cpu"), default="cuda:0", help="cpu: a trial")
     add("--out", type=Path, default=PROJECT / "docs/measurements/gpu", help="folder of results")
     try:
-        refuse_words("scripts.gpu_visit", sys.argv[1:] if argv is None else argv)
+        refuse_removed("scripts.gpu_visit", sys.argv[1:] if argv is None else argv)
     except ConfigurationError as error:
         parser.exit(2, f"error: {error}\n")
     args = parser.parse_args(argv)

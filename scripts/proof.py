@@ -161,10 +161,10 @@ import sys, time
 sys.path.insert(0, ".")
 import numpy as np
 from runners.measure.pass_times import pass_s, random_tree
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.models.loading import load_model, load_tokenizer
 from specbench.models.target import Target
-config = typed(compose([]))
+config = to_config(compose([]))
 model = load_model(config, load_tokenizer(config)).model
 target = Target(model, max_len=512, max_nodes=64, packed_bytes=2 << 30)
 rng = np.random.default_rng(0)

@@ -67,7 +67,7 @@ class Tuning:
         questions = [] if named else ["dataset=specbench", "dataset.part=selection"]
         self.cfg = compose.compose(["method=ar", *questions, *overrides])
         self.folder, self.count, self.seed = folder, count, seed
-        config = compose.typed(self.cfg)
+        config = compose.to_config(self.cfg)
         self.cases: list[Case] = mixed(load_cases(config.dataset, config.data_dir), seed)
 
     def run(self, methods: Sequence[str] | None) -> list[dict[str, Any]]:

@@ -150,7 +150,7 @@ _MUST_BE = {
 }
 
 
-def what_it_must_be(error: ValueError) -> str:
+def requirement_text(error: ValueError) -> str:
     """What pydantic asks of a value, e.g. ``a whole number or a list``; else the error's text."""
     return " or ".join(dict.fromkeys(map(_wanted, _details(error)))) or str(error)
 

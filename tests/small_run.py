@@ -132,7 +132,7 @@ def run_here(overrides, *typed, launch=in_process, **invocation) -> int:
     cfg = compose.compose([*overrides, *typed])
     child = dispatch.run_in_child if launch is None else lambda work, job, _: launch(work, job)
     # A run collects garbage, of which the tests' process has much.
-    at_rest = patch.object(live, "collector_at_rest", nullcontext)
+    at_rest = patch.object(live, "gc_paused", nullcontext)
     with at_rest, patch.object(dispatch, "run_in_child", child):
         return dispatch.execute(cfg, dispatch.Invocation(typed, **invocation))[0]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs.load import Run, usable_runs
-from specbench.config.removed import refuse_words
+from specbench.config.removed import refuse_removed
 from specbench.errors import ConfigurationError, SpecBenchError, replace_unprintable
 
 _AS_WRITTEN = argparse.RawDescriptionHelpFormatter
@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         try:
-            refuse_words(self.command, sys.argv[1:] if args is None else args)
+            refuse_removed(self.command, sys.argv[1:] if args is None else args)
         except ConfigurationError as error:
             self.exit(error.exit_code, f"error: {error}\n")
         return super().parse_known_args(args, namespace)

@@ -23,7 +23,7 @@ from runners.run_folder import folder
 from runners.run_folder.manifest import check_questions
 from runners.runner import Runner
 from specbench.config import compose
-from specbench.config.compose import with_own_model
+from specbench.config.compose import with_custom_model
 from specbench.config.entries import budget_of, compose_entry, with_parts
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import key_of, run_identity
@@ -99,7 +99,7 @@ def run_job(cfg: DictConfig) -> int:
     path, message, logger = None, "", None
     try:
         logger = _logger(cfg)
-        code, path = execute(with_own_model(cfg, invocation.overrides), invocation)
+        code, path = execute(with_custom_model(cfg, invocation.overrides), invocation)
     except Exception as error:
         code, message = _report(error)
     sweep.keep(code, invocation.overrides, path, message, logger)
@@ -179,7 +179,7 @@ def resolve(cfg: DictConfig, runner: Runner, invocation: Invocation) -> Job:
     # Shards of one run share its key, so that their records can be put together.
     identity = run_identity(cfg)
     key, with_shard = key_of(identity), {**identity, "shard": cfg.shard}
-    config = compose.typed(cfg)
+    config = compose.to_config(cfg)
     path = _output_folder(config, invocation, key)
     folder.make_folder(Path(config.cache_dir), "cache_dir")
     if cfg.fresh:

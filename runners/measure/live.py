@@ -29,7 +29,7 @@ from specbench.results.records import CaseRecord, Lossless
 from specbench.storage import jsonl
 from specbench.storage.jsonl import DiskError, failure
 from specbench.system import cuda_settings, interference
-from specbench.system.clock import Timings, collector_at_rest
+from specbench.system.clock import Timings, gc_paused
 from specbench.system.interference import Interference, SystemMonitor
 
 if TYPE_CHECKING:  # they load torch, which a finished run does not need
@@ -136,7 +136,7 @@ def _measure(load: Load, run: OpenRun) -> None:
         run.save_manifest()
         recorder = Recorder(job, session, runs) if job.config.record else None
         try:
-            with collector_at_rest():
+            with gc_paused():
                 for number, batch, missing in run.pending(size):
                     made = runner.run(batch, number).of(missing)
                     if recorder is not None:

@@ -21,7 +21,7 @@ from specbench.errors import CaseFailed, ConfigurationError, field_error
 from specbench.models.checkpoints.bundled import find_gguf
 from specbench.results.records import DIFFERS, CaseRecord, Lossless, Served
 from specbench.servers.counters import Counts
-from specbench.servers.load_generator import NOT_PLAIN, Asked, Servers
+from specbench.servers.load_generator import NOT_PLAIN, Request, Servers
 from specbench.system.interference import Interference, SystemMonitor
 
 _WARM_UP_TOKENS = 8
@@ -108,27 +108,27 @@ class ServedAnswers(Answers):
 
     def warm_up(self, run: MethodRun) -> None:
         """Ask about a text that is never measured, and refuse a baseline's server that drafts."""
-        asked = Asked([{"role": "user", "content": WARM_UP_TEXT}], 0)
-        self._servers.ask(run.label, [asked], longest=_WARM_UP_TOKENS)
-        if getattr(asked.error, "kind", "") == NOT_PLAIN:
-            raise ConfigurationError(str(asked.error))
-        if asked.error is not None:
-            raise asked.error
+        request = Request([{"role": "user", "content": WARM_UP_TEXT}], 0)
+        self._servers.send(run.label, [request], longest=_WARM_UP_TOKENS)
+        if getattr(request.error, "kind", "") == NOT_PLAIN:
+            raise ConfigurationError(str(request.error))
+        if request.error is not None:
+            raise request.error
 
     def answer(self, turns: Sequence[Turn]) -> None:
-        asking = [(t, Asked(_messages(t), t.record.seed)) for t in turns if t.error is None]
+        requests = [(t, Request(_messages(t), t.record.seed)) for t in turns if t.error is None]
         label = turns[0].run.label
         self._servers.use(label)
         self._watch.begin()
-        seconds = self._servers.ask(label, [asked for _, asked in asking])
+        seconds = self._servers.send(label, [request for _, request in requests])
         around = self._watch.end()
         if not self._servers.local or not self._servers.pids:
             # Whose CPU time a server takes that was not started here, nobody can tell.
             around = replace(around, cpu_others=None)
         finished = []
-        for turn, asked in asking:
+        for turn, request in requests:
             try:
-                turn.record = self._finished(turn, asked, around)
+                turn.record = self._finished(turn, request, around)
                 finished.append(turn)
             except CaseFailed as error:
                 turn.error = error
@@ -139,11 +139,11 @@ class ServedAnswers(Answers):
             served = turn.record.served
             turn.record = turn.record.replace(served=served and served.replace(batch_s=seconds))
 
-    def _finished(self, turn: Turn, asked: Asked, around: Interference) -> CaseRecord:
+    def _finished(self, turn: Turn, request: Request, around: Interference) -> CaseRecord:
         """Complete a turn's record; CaseFailed: an incomplete output or impossible counts."""
-        answer, counts = asked.answer, asked.counts or Counts(0)
+        answer, counts = request.answer, request.counts or Counts(0)
         if answer is None:
-            raise asked.error or CaseFailed("no_answer", "the question was not asked")
+            raise request.error or CaseFailed("no_answer", "the question was not asked")
         served = Served(
             text=answer.text,
             n_thought=len(answer.thoughts),
@@ -151,8 +151,8 @@ class ServedAnswers(Answers):
             concurrency=self._servers.concurrency,
             batch=turn.batch,
             bursts=[round(at, 6) for at in answer.bursts],
-            requests=asked.requests,
-            counted=asked.counts is not None,
+            requests=request.n_sent,
+            counted=request.counts is not None,
             where=self._servers.by_label[turn.run.label].where,
             counters=answer.counters,
         )

@@ -32,7 +32,7 @@ from scripts.training.texts import (
     split,
 )
 from scripts.training.trainer import Recipe, learn
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.data.chat_templates import PromptTemplate
 from specbench.models import loading
 from specbench.storage import jsonl
@@ -81,12 +81,12 @@ def train(
         # is learnt here need not be exact; where it has none, it is four times as slow.
         half = device != "cpu" or torch.cpu._is_avx512_bf16_supported()
         dtype = "bfloat16" if half else "float32"
-        cfg = typed(compose([*model, f"model.device={device}", f"model.dtype={dtype}"]))
+        cfg = to_config(compose([*model, f"model.device={device}", f"model.dtype={dtype}"]))
         loaded = loading.load_model(cfg)
         return Author(mix, loaded, PromptTemplate.from_config(loaded.tokenizer, cfg))
 
     texts = made_texts(mix, work, author)
-    loaded = loading.load_model(typed(compose([*model, f"model.device={device}"])))
+    loaded = loading.load_model(to_config(compose([*model, f"model.device={device}"])))
     tokenizer: Any = loaded.tokenizer
     said = [tokenizer.decode(text.tokens.tolist()) for text in texts] if apart else []
     near = near_a_question(said, apart)

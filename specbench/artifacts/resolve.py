@@ -118,7 +118,7 @@ def describe(path: Path) -> ArtifactInfo:
 
 
 @contextmanager
-def alone(path: Path, wait_s: float = 0.0) -> Iterator[None]:
+def build_lock(path: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Be the only process that builds a file; its folder is made.
 
     Raises:
@@ -149,7 +149,7 @@ def _build(artifact: Artifact, path: Path, tokenizer: Any) -> None:
             )
         tokenizer = loaded
     build = getattr(_builder_module(artifact), artifact.builder.partition(":")[2])
-    with alone(path, _LOCK_TIMEOUT_S):
+    with build_lock(path, _LOCK_TIMEOUT_S):
         if path.is_file():  # another process has built it meanwhile
             return
         log.warning("building %s, once, into %s", artifact.name, path)

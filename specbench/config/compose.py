@@ -72,7 +72,7 @@ def compose(overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         ConfigurationError: Hydra or OmegaConf refused; the message says what to type.
     """
-    return with_own_model(_composed(overrides), overrides)
+    return with_custom_model(_composed(overrides), overrides)
 
 
 def _composed(overrides: Sequence[str]) -> DictConfig:
@@ -90,7 +90,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     return _without_search(cfg)
 
 
-def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
+def with_custom_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """The configuration; weights that are not the yaml's get a name of their own.
 
     Records carry ``model.name``, and papers' claims and ``pair`` files go by it: another folder or
@@ -127,7 +127,7 @@ def with_own_model(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     pair = pair_name(str(cfg.method.name), str(model.name))
     if len(others) == len(overrides) and pair in option_names("pair"):
         cfg = _composed([*overrides, "pair=none"])
-    cfg.model.id, cfg.model.name, cfg.model.embedded = weights, own_name(weights), False
+    cfg.model.id, cfg.model.name, cfg.model.embedded = weights, weights_name(weights), False
     return cfg
 
 
@@ -160,7 +160,7 @@ def has_yaml(model: str) -> bool:
     return (paths.CONF_DIR / "model" / f"{model}.yaml").is_file()
 
 
-def own_name(weights: str) -> str:
+def weights_name(weights: str) -> str:
     """The last part of a folder's path or of a hub id; more of it where a yaml has that name."""
     if weights.startswith((".", "~")):
         weights = os.path.abspath(paths.typed_path(weights))
@@ -174,13 +174,13 @@ def build_model(model: ModelConfig) -> str:
     return model.name if has_yaml(model.name) else model.id
 
 
-def model_words(recorded: Mapping[str, Any]) -> str:
+def model_override(recorded: Mapping[str, Any]) -> str:
     """What to type for the model of a recorded configuration."""
     name = str(recorded["name"])
     return f"model={name}" if has_yaml(name) else f"model.id={recorded['id']}"
 
 
-def typed(cfg: DictConfig) -> RunConfig:
+def to_config(cfg: DictConfig) -> RunConfig:
     """The configuration as dataclasses, interpolations resolved: what a run works with."""
     config = OmegaConf.to_object(cfg)
     assert isinstance(config, RunConfig)

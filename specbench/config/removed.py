@@ -115,7 +115,7 @@ def removed_key(key: str, value: object = None) -> ConfigurationError | None:
     return None
 
 
-def refuse_words(command: str, arguments: Sequence[str]) -> None:
+def refuse_removed(command: str, arguments: Sequence[str]) -> None:
     """Refuse a verb or an option that ``command`` (``run.py``, ``analysis.tables``) had.
 
     Raises:

@@ -21,7 +21,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from specbench.config import schema
 from specbench.config.hydra_errors import unknown_key
 from specbench.config.removed import removed_key
-from specbench.errors import ConfigurationError, first_line, nearest, unknown_name, what_it_must_be
+from specbench.errors import ConfigurationError, first_line, nearest, requirement_text, unknown_name
 from specbench.paths import PROJECT
 
 # Below it, logits divided by the temperature are as good as greedy, and soon no numbers any more.
@@ -72,7 +72,7 @@ def check_limits(node: DictConfig, kind: Any, prefix: str = "") -> None:
             fields = dataclasses.fields(OmegaConf.get_type(parent))  # type: ignore[arg-type]
             names = [field.name for field in fields]
             raise unknown_key(prefix + ".".join(path), names) from None
-        limit, value = what_it_must_be(error).replace("None", "null"), first["input"]
+        limit, value = requirement_text(error).replace("None", "null"), first["input"]
         close = nearest(str(value), re.findall(r"'([^']+)'", limit))
         hint = f" Did you mean {close!r}?" if close else ""
         key = prefix + ".".join(path)
@@ -279,7 +279,7 @@ def check_knob(name: str, key: str, value: Any, annotation: Any) -> None:
         return  # a type that yaml does not know takes everything
     except ValidationError as error:
         null = " or null" if type(None) in typing.get_args(annotation) else ""
-        raise knob_error(name, key, value, what_it_must_be(error) + null) from None
+        raise knob_error(name, key, value, requirement_text(error) + null) from None
 
 
 def knob_error(name: str, key: str, value: Any, rule: str) -> ConfigurationError:

@@ -32,7 +32,7 @@ def given_back(model: PreTrainedModel) -> Iterator[None]:
     before = [(holder, _attributes(holder)) for holder in _holders(model)]
     devices = {parameter.device for parameter in model.parameters()}
     gpus = sorted({device.index or 0 for device in devices if device.type == "cuda"})
-    with torch.random.fork_rng(gpus), cuda_settings.kept():
+    with torch.random.fork_rng(gpus), cuda_settings.restored_on_exit():
         try:
             yield
         finally:

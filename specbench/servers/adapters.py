@@ -1,4 +1,4 @@
-"""How each engine is asked, what it says of itself, and what it counts: a row for each.
+"""One row per engine: how to send requests, its description of itself, its counters.
 
 A new one is an `Engine` in `ENGINES`, and a yaml in ``conf/server`` that begins with
 ``defaults: [openai, _self_]`` and names it as ``engine``.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from specbench.config.schema import GenerationConfig
 from specbench.errors import ConfigurationError, unknown_name
 from specbench.servers.client import Client, NoAnswer, printable
-from specbench.servers.counters import Said, Words
+from specbench.servers.counters import CounterNames, ServerJson
 
 UNKNOWN = "not stated"
 _LONGEST_NAME = 100
@@ -26,8 +26,8 @@ Messages = Sequence[Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A request that is ready to be sent.
+class HttpRequest:
+    """An HTTP request that is ready to be sent.
 
     Attributes:
         longest: new tokens at most.
@@ -35,7 +35,7 @@ class Question:
     """
 
     path: str
-    body: Said
+    body: ServerJson
     longest: int
     prompt_ids: Sequence[int] = ()
 
@@ -45,38 +45,38 @@ class Engine:
     """An engine with OpenAI's interface.
 
     Attributes:
-        shown: in tables.
+        display_name: name in tables.
         properties: paths where it may describe itself; ``marks``: a description is its own where it
             has this key, any description with "".
         version, numerics: keys of the description; ``flags``: a pattern of keys, none secret.
-        counters: how its answers say what its steps did; ``metrics``: how ``/metrics`` does.
-        extra: what a request asks for besides.
+        counters: names of the step counters in answers; ``metrics``: in ``/metrics``.
+        extra: further keys of a request's body.
         has_top_k: whether requests may limit the likeliest tokens.
         takes_ids: whether it is given ids, so that the prompt is known exactly (llama.cpp's own
             interface).
     """
 
-    shown: str
+    display_name: str
     properties: tuple[str, ...] = ()
     marks: str = ""
     version: str = "version"
     numerics: tuple[str, ...] = ()
     flags: str = ""
-    counters: tuple[Words, ...] = ()
-    metrics: Words | None = None
-    extra: Said = field(default_factory=dict)
+    counters: tuple[CounterNames, ...] = ()
+    metrics: CounterNames | None = None
+    extra: ServerJson = field(default_factory=dict)
     has_top_k: bool = True
     takes_ids: bool = False
 
-    def question(
+    def http_request(
         self,
         client: Client,
         model: str,
-        dialogue: Said,
+        dialogue: ServerJson,
         generation: GenerationConfig,
         seed: int,
         longest: int | None = None,
-    ) -> Question:
+    ) -> HttpRequest:
         """Make the request for an answer to a dialogue: ``messages``, ``chat_template_kwargs``.
 
         Args:
@@ -96,12 +96,12 @@ class Engine:
             body |= {"prompt": ids, "return_tokens": True, "top_k": generation.top_k}
             # An answer must not be faster because a question before it began alike.
             body |= {"cache_prompt": False, "min_p": 0.0, "n_predict": longest}
-            return Question("/completion", body, longest, ids)
+            return HttpRequest("/completion", body, longest, ids)
         body |= {**dialogue, "model": model, "max_tokens": longest}
         if generation.top_k and self.has_top_k:
             body["top_k"] = generation.top_k
         body["stream_options"] = {"include_usage": True}
-        return Question("/v1/chat/completions", {**body, **self.extra}, longest)
+        return HttpRequest("/v1/chat/completions", {**body, **self.extra}, longest)
 
 
 _VLLM = Engine(
@@ -110,8 +110,8 @@ _VLLM = Engine(
     marks="version",
     extra={"return_token_ids": True},
     counters=(
-        Words(
-            place=("metrics", "speculative_decoding"),
+        CounterNames(
+            json_path=("metrics", "speculative_decoding"),
             drafted=("num_draft_tokens",),
             accepted=("num_accepted_draft_tokens",),
             passes="num_spec_steps",
@@ -119,8 +119,8 @@ _VLLM = Engine(
             by_event=True,
         ),
     ),
-    metrics=Words(
-        place=(),
+    metrics=CounterNames(
+        json_path=(),
         drafted=("vllm:spec_decode_num_draft_tokens_total",),
         accepted=("vllm:spec_decode_num_accepted_tokens_total",),
         passes="vllm:spec_decode_num_drafts_total",
@@ -139,23 +139,23 @@ _SGLANG = Engine(
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     },
     counters=(
-        Words(
-            place=("sglext", "spec_tokens_details"),
+        CounterNames(
+            json_path=("sglext", "spec_tokens_details"),
             drafted=("spec_num_proposed_drafts",),
             accepted=("spec_num_correct_drafts",),
             passes="spec_verify_ct",
             all_passes=True,
         ),
-        Words(
-            place=("meta_info",),
+        CounterNames(
+            json_path=("meta_info",),
             drafted=("spec_num_proposed_drafts", "spec_draft_token_num"),
             accepted=("spec_num_correct_drafts", "spec_accept_token_num"),
             passes="spec_verify_ct",
             all_passes=True,
         ),
     ),
-    metrics=Words(
-        place=(),
+    metrics=CounterNames(
+        json_path=(),
         passes="sglang:spec_verify_calls_total",
         all_passes=True,
         new_tokens="sglang:generation_tokens_total",
@@ -169,8 +169,8 @@ _LLAMACPP = Engine(
     numerics=("model_ftype",),
     flags="total_slots",
     counters=(
-        Words(
-            place=("timings",),
+        CounterNames(
+            json_path=("timings",),
             drafted=("draft_n",),
             accepted=("draft_n_accepted",),
             new_tokens="predicted_n",
@@ -179,8 +179,8 @@ _LLAMACPP = Engine(
     ),
     takes_ids=True,
 )
-# In the order in which a server is asked which of them it is. What any other one counts is read as
-# whichever engine says it so.
+# In the order in which a server is tried. Counters of any other engine are read by whichever
+# names fit.
 ENGINES = {
     "llamacpp": _LLAMACPP,
     "sglang": _SGLANG,
@@ -201,14 +201,14 @@ class EngineInfo:
         engine: a name of `ENGINES`.
         version: of the engine; ``numerics``: what the weights are kept in.
         model: the name to ask for.
-        flags: what else it says it was started with.
+        flags: its start options, as far as it lists them.
     """
 
     engine: str
     version: str
     numerics: str
     model: str
-    flags: Said = field(default_factory=dict)
+    flags: ServerJson = field(default_factory=dict)
 
     @property
     def kind(self) -> Engine:
@@ -217,11 +217,11 @@ class EngineInfo:
     @property
     def name(self) -> str:
         """``llama.cpp 2026.10``."""
-        return f"{self.kind.shown} {self.version}"
+        return f"{self.kind.display_name} {self.version}"
 
 
 def identify(client: Client, engine: str, model: str | None, numerics: str | None) -> EngineInfo:
-    """Ask a server what it is; ``engine``: ``auto``, or what the user says.
+    """Ask a server what it is; ``engine``: ``auto``, or the user's choice.
 
     Raises:
         ConfigurationError: no server answers, or it does not know the model.
@@ -233,24 +233,24 @@ def identify(client: Client, engine: str, model: str | None, numerics: str | Non
         reply = next((reply for reply in replies if reply), {})
         if engine == name or name == "other" or (reply and kind.marks in ("", *reply)):
             break
-    kept_in = ", ".join(str(reply[key]) for key in kind.numerics if reply.get(key))
+    weight_types = ", ".join(str(reply[key]) for key in kind.numerics if reply.get(key))
     flags = {
-        key: _shown(value) if isinstance(value, str) else value
+        key: _clean(value) if isinstance(value, str) else value
         for key, value in reply.items()
         if re.fullmatch(kind.flags, key)
         and isinstance(value, str | int | float)
         and not str(value).startswith("/")
     }
-    version = _shown(reply.get(kind.version))
-    return EngineInfo(name, version, numerics or _shown(kept_in), model, flags)
+    version = _clean(reply.get(kind.version))
+    return EngineInfo(name, version, numerics or _clean(weight_types), model, flags)
 
 
-def _shown(value: object) -> str:
-    """What a server says of itself, as tables and files can show it."""
+def _clean(value: object) -> str:
+    """Shorten a value of a server's description so that tables and files can show it."""
     return printable(str("" if value is None else value))[:_LONGEST_NAME] or UNKNOWN
 
 
-def _described(client: Client, path: str) -> Said:
+def _described(client: Client, path: str) -> ServerJson:
     try:
         reply = client.get_json(path)
     except NoAnswer:
@@ -259,7 +259,7 @@ def _described(client: Client, path: str) -> Said:
 
 
 def _model(client: Client, requested: str | None) -> str:
-    """The model to ask for; a server without a list of models is asked for the requested one."""
+    """Choose the model to request; a server without a model list gets the requested one."""
     names: list[str] = []
     try:
         match client.get_json("/v1/models"):
@@ -284,7 +284,7 @@ def _model(client: Client, requested: str | None) -> str:
     return requested or names[0]
 
 
-def _tokenized(client: Client, text: Said) -> list[int]:
+def _tokenized(client: Client, text: ServerJson) -> list[int]:
     reply = client.post_json("/tokenize", text)
     ids = reply.get("tokens") if isinstance(reply, Mapping) else None
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
@@ -293,7 +293,7 @@ def _tokenized(client: Client, text: Said) -> list[int]:
 
 
 def vocabulary(client: Client) -> tuple[int, list[int]]:
-    """Read of a llama.cpp server how many ids there are, and the one that ends an answer.
+    """Read a llama.cpp server's vocabulary size and its end-of-sequence id.
 
     Raises:
         NoAnswer: it does not say.

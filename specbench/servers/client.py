@@ -1,4 +1,4 @@
-"""One server over HTTP: what went wrong in one word, and whether asking again may help."""
+"""One server over HTTP: its errors by kind, and whether a retry may help."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MB = 1e6
 
 
 class NoAnswer(CaseFailed):
-    """A question has no whole answer.
+    """A request got no complete answer.
 
     Attributes:
         kind: ``refused``, ``cut``, ``timeout``, ``too_large``, ``http_<status>``, ``malformed``,
             ``bad_count``, ``empty``, …
-        again: whether asking again may help.
+        again: whether a retry may help.
         wait_s: how long the server asked to wait, if it did.
     """
 
@@ -41,7 +41,7 @@ class Client:
     Args:
         timeout_s: longest that an answer may take as a whole, or be silent.
         answer_mb: megabytes that the body of an answer may have.
-        key: sent as a bearer token where there is one, and hidden in all that the server says.
+        key: sent as a bearer token where there is one, and hidden in all texts of the server.
     """
 
     def __init__(self, url: str, timeout_s: float, answer_mb: float, key: str = "") -> None:
@@ -75,7 +75,7 @@ class Client:
         Ends behind ``[DONE]``, or where the server closes the stream.
 
         Raises:
-            NoAnswer: it broke off, took too long, is too large, or said what is not JSON.
+            NoAnswer: it broke off, took too long, is too large, or sent something that is not JSON.
         """
         chunks = self._receive("POST", path, self.timeout_s, body)
         return read_events((at, self.hide(line)) for at, line in _lines(chunks))
@@ -86,7 +86,7 @@ class Client:
     def _receive(
         self, method: str, path: str, limit_s: float, body: Mapping[str, object] | None = None
     ) -> Iterator[tuple[float, bytes]]:
-        """The parts of an answer's body with the seconds from the request to each."""
+        """Yield the parts of an answer's body with the seconds since the request was sent."""
         start = sent = time.perf_counter()
 
         def trace(event: str, _: object) -> None:
@@ -115,8 +115,8 @@ class Client:
                         raise httpx.ReadTimeout("as a whole")
                     if size > self.answer_mb * _MB:
                         limit = f"{self.answer_mb:g} MB (server.answer_mb)"
-                        words = f"{self.url} sent more than {limit}"
-                        raise NoAnswer("too_large", words, again=False)
+                        message = f"{self.url} sent more than {limit}"
+                        raise NoAnswer("too_large", message, again=False)
                     if response.status_code == 200:
                         yield now - sent, chunk
                     else:
@@ -125,30 +125,30 @@ class Client:
                     raise self._refusal(response, refusal.decode(errors="replace"))
         except httpx.TimeoutException:
             hint = " (server.timeout_s)" if limit_s == self.timeout_s else ""
-            words = f"{self.url} took longer than {limit_s:g} s{hint}"
-            raise NoAnswer("timeout", words, again=True) from None
+            message = f"{self.url} took longer than {limit_s:g} s{hint}"
+            raise NoAnswer("timeout", message, again=True) from None
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
-            refused, why = isinstance(error, httpx.ConnectError), self._shown(first_line(error))
+            refused, reason = isinstance(error, httpx.ConnectError), self._clean(first_line(error))
             begin = "no server answers at {}" if refused else "the answer of {} broke off"
-            words = f"{begin.format(self.url)}: {why}"
-            raise NoAnswer("refused" if refused else "cut", words, again=True) from None
+            message = f"{begin.format(self.url)}: {reason}"
+            raise NoAnswer("refused" if refused else "cut", message, again=True) from None
 
-    def _shown(self, text: str) -> str:
+    def _clean(self, text: str) -> str:
         return printable(self.hide(text))
 
     def _refusal(self, response: httpx.Response, text: str) -> NoAnswer:
         status = response.status_code
-        why = self._shown(_message(text))[:_LONGEST_MESSAGE] or "nothing"
+        reason = self._clean(_message(text))[:_LONGEST_MESSAGE] or "nothing"
         return NoAnswer(
             f"http_{status}",
-            f"{self.url} answered {status}: {why}",
+            f"{self.url} answered {status}: {reason}",
             again=status in (408, 429) or status >= 500,
             wait_s=_seconds(response.headers.get("retry-after", "")),
         )
 
 
 def printable(text: str) -> str:
-    """Put what a server says in one line that a terminal shows as it is and a file can hold."""
+    """Put a server's text in one line that a terminal can show and a file can hold."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
@@ -178,12 +178,12 @@ def read_events(lines: Iterable[tuple[float, str]]) -> Iterator[tuple[float, obj
 
 
 def _parsed(text: str) -> object:
-    """The value of a JSON text; numbers that no file can hold (NaN, 1e999) stay texts."""
+    """Parse a JSON text; numbers that no file can hold (NaN, 1e999) stay texts."""
     try:
         return json.loads(text, parse_constant=str, parse_float=_number)
     except (ValueError, RecursionError):
-        words = f"the server's answer is not JSON: {text[:_LONGEST_MESSAGE]!r}"
-        raise NoAnswer("malformed", words, again=True) from None
+        message = f"the server's answer is not JSON: {text[:_LONGEST_MESSAGE]!r}"
+        raise NoAnswer("malformed", message, again=True) from None
 
 
 def _number(text: str) -> float | str:
@@ -191,7 +191,7 @@ def _number(text: str) -> float | str:
 
 
 def _message(text: str) -> str:
-    """What a server says is wrong, whichever way it says it."""
+    """Extract the error message from a server's reply, whichever field has it."""
     try:
         node = json.loads(text)
     except (ValueError, RecursionError):
@@ -203,7 +203,7 @@ def _message(text: str) -> str:
 
 
 def _seconds(text: str) -> float:
-    """How long a ``Retry-After`` asks to wait; 0 for a date and nonsense: our own waiting does."""
+    """Parse the seconds of ``Retry-After``; 0 for a date or nonsense: our own wait then applies."""
     try:
         return max(0.0, float(text))  # NaN is not above 0
     except ValueError:
@@ -211,10 +211,10 @@ def _seconds(text: str) -> float:
 
 
 def check_url(key: str, url: str | None) -> str:
-    """Check for an address that can be asked, and that may be written down.
+    """Check that an address is usable, and holds nothing secret.
 
     Raises:
-        ConfigurationError: it is none, or holds a name and password.
+        ConfigurationError: it is not an address, or holds a name and password.
     """
     try:
         parts = httpx.URL(url or "")

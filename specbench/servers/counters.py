@@ -1,4 +1,4 @@
-"""What servers count, in our words: one converter for all of them. Free of torch.
+"""Converts the counters of all servers to ours. Free of torch.
 
 Ours: a step is a target pass after the prompt's; it commits the accepted draft tokens and one more.
 MAT is (new tokens - 1) / steps, and steps without a draft count. Their acceptance lengths differ
@@ -13,26 +13,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 _MOST = 2**31
-Said = Mapping[str, object]  # an object of JSON that a server wrote
+ServerJson = Mapping[str, object]  # an object of JSON that a server wrote
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """How a server says, in one place, what a step did; "" and (): it does not say.
+class CounterNames:
+    """Names of one set of a server's step counters; "" and (): it has no such counter.
 
     Attributes:
-        place: keys that lead to the counters in an answer; (): Prometheus counters.
-        drafted, accepted: its words for draft tokens and for those accepted, no bonus; the first
-            that is there.
-        passes: its word for steps; ``all_passes``: whether that counts every step after the
+        json_path: keys that lead to the counters in an answer; (): Prometheus counters.
+        drafted, accepted: names of draft tokens and of accepted ones, without bonus; the first
+            that is present counts.
+        passes: name of steps; ``all_passes``: whether that counts every step after the
             prompt's pass, also without a draft.
-        per_step: its word for the accepted draft tokens of each step with a draft.
+        per_step: name of the accepted draft tokens of each step with a draft.
         by_event: whether a step's tokens arrive in one event, so that there were no fewer steps.
-        new_tokens: its word for new tokens.
-        says_zero: a word that is there also where nothing was drafted, and the others are not.
+        new_tokens: name of new tokens.
+        says_zero: a name that is present when nothing was drafted, and the others are not.
     """
 
-    place: tuple[str, ...]
+    json_path: tuple[str, ...]
     drafted: tuple[str, ...] = ()
     accepted: tuple[str, ...] = ()
     passes: str = ""
@@ -45,7 +45,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """An answer's counters in our words.
+    """An answer's counters as we define them.
 
     Attributes:
         steps: target passes after the prompt's.
@@ -60,12 +60,14 @@ class Counts:
 
 
 def plain_counts(n_new: int) -> Counts:
-    """Plain decoding: a step for each token after the first."""
+    """Count plain decoding: a step for each token after the first."""
     return Counts(n_new - 1, 0, 0, (1,) * (n_new - 1))
 
 
-def convert(words: Words, said: Said, n_new: int, arrived: Sequence[int] = ()) -> Counts | None:
-    """A server's counters of one answer in our words.
+def convert(
+    names: CounterNames, counters: ServerJson, n_new: int, per_event: Sequence[int] = ()
+) -> Counts | None:
+    """Convert a server's counters of one answer to ours.
 
     Steps are its own count where it counts all of them. Else each step committed one token more
     than it accepted, so that they are what is left of ``n_new - 1`` without the accepted ones. A
@@ -73,92 +75,100 @@ def convert(words: Words, said: Said, n_new: int, arrived: Sequence[int] = ()) -
     steps than had a draft, or than brought tokens.
 
     Args:
-        said: the object at the row's ``place``.
+        counters: the object at ``names.json_path``.
         n_new: new tokens of the answer, the first included.
-        arrived: how many of them each event brought, where the server gives their ids.
+        per_event: how many of them each event brought, where the server gives their ids.
 
     Returns:
         None where the counters are not there, or contradict themselves or the answer.
     """
-    drafted, accepted = _first(said, words.drafted), _first(said, words.accepted)
-    passes = whole(said.get(words.passes))
-    if words.says_zero in said and not {*words.drafted, *words.accepted} & said.keys():
+    drafted, accepted = _first(counters, names.drafted), _first(counters, names.accepted)
+    passes = whole(counters.get(names.passes))
+    if names.says_zero in counters and not {*names.drafted, *names.accepted} & counters.keys():
         drafted = accepted = 0
     steps = passes
-    if not words.all_passes:
+    if not names.all_passes:
         if accepted is None or drafted is None:
             return None
-        steps = max(n_new - 1 - accepted, passes or 0, len(arrived) - 1 if words.by_event else 0)
+        steps = max(n_new - 1 - accepted, passes or 0, len(per_event) - 1 if names.by_event else 0)
     if steps is None or not min(1, n_new - 1) <= steps <= n_new - 1:
         return None
     if accepted is not None and drafted is not None and accepted > drafted:
         return None
     if accepted is not None and steps + accepted < n_new - 1:
         return None  # a step commits one token more than it accepts: these made fewer
-    committed = _committed(words, said, n_new, steps, arrived)
+    committed = _committed(names, counters, n_new, steps, per_event)
     return Counts(steps, drafted, accepted, committed)
 
 
 def _committed(
-    words: Words, said: Said, n_new: int, steps: int, arrived: Sequence[int]
+    names: CounterNames, counters: ServerJson, n_new: int, steps: int, per_event: Sequence[int]
 ) -> tuple[int, ...]:
-    """Tokens of each step where they follow from the counters, else nothing."""
+    """Derive the tokens of each step where the counters allow it, else return ()."""
     if steps == n_new - 1:
         return (1,) * steps
-    each = said.get(words.per_step) if words.per_step else None
-    if not isinstance(each, list) or any(whole(n) is None for n in each):
+    accepted_per_step = counters.get(names.per_step) if names.per_step else None
+    if not isinstance(accepted_per_step, list) or any(whole(n) is None for n in accepted_per_step):
         return ()
-    if len(each) == steps and sum(each) + steps == n_new - 1:
-        return tuple(1 + n for n in each)
+    if len(accepted_per_step) == steps and sum(accepted_per_step) + steps == n_new - 1:
+        return tuple(1 + n for n in accepted_per_step)
     # Steps without a draft came between these: the events show where, if they show these, too.
-    if not words.by_event or len(arrived) != steps + 1 or sum(arrived) != n_new or arrived[0] != 1:
+    if (
+        not names.by_event
+        or len(per_event) != steps + 1
+        or sum(per_event) != n_new
+        or per_event[0] != 1
+    ):
         return ()
-    accepted, shown = [n for n in each if n], [n - 1 for n in arrived[1:] if n > 1]
-    cut = shown[-1:] + accepted[-1:]  # by the answer's end
-    agrees = shown in (accepted, accepted[:-1]) or (
-        len(cut) == 2 and shown[:-1] == accepted[:-1] and cut[0] < cut[1]
+    accepted, seen = (
+        [n for n in accepted_per_step if n],
+        [n - 1 for n in per_event[1:] if n > 1],
     )
-    return tuple(arrived[1:]) if agrees else ()
+    cut = seen[-1:] + accepted[-1:]  # by the answer's end
+    agrees = seen in (accepted, accepted[:-1]) or (
+        len(cut) == 2 and seen[:-1] == accepted[:-1] and cut[0] < cut[1]
+    )
+    return tuple(per_event[1:]) if agrees else ()
 
 
 def find_counts(
-    table: Iterable[Words], answer: Said, n_new: int, arrived: Sequence[int] = ()
+    table: Iterable[CounterNames], answer: ServerJson, n_new: int, per_event: Sequence[int] = ()
 ) -> Counts | None:
-    """The counters in an answer, by the first row of its engine's table that fits."""
-    counts = (convert(words, _at(answer, words.place), n_new, arrived) for words in table)
-    return next((found for found in counts if found is not None), None)
+    """Convert an answer's counters by the first row of its engine's table that fits."""
+    counts = (convert(row, _at(answer, row.json_path), n_new, per_event) for row in table)
+    return next((count for count in counts if count is not None), None)
 
 
-def drafts(table: Iterable[Words], answer: Said) -> bool:
-    """Whether an answer's counters say that the server drafted."""
+def drafts(table: Iterable[CounterNames], answer: ServerJson) -> bool:
+    """Tell whether an answer's counters show that the server drafted."""
     return any(
-        whole(_at(answer, words.place).get(name))
-        for words in table
-        for name in (*words.drafted, words.passes)
+        whole(_at(answer, row.json_path).get(name))
+        for row in table
+        for name in (*row.drafted, row.passes)
     )
 
 
-def _at(answer: Said, place: tuple[str, ...]) -> Said:
+def _at(answer: ServerJson, json_path: tuple[str, ...]) -> ServerJson:
     node: object = answer
-    for key in place:
+    for key in json_path:
         node = node.get(key) if isinstance(node, Mapping) else None
     return node if isinstance(node, Mapping) else {}
 
 
 def difference(
-    words: Words, before: Mapping[str, float], after: Mapping[str, float]
+    names: CounterNames, before: Mapping[str, float], after: Mapping[str, float]
 ) -> dict[str, int] | None:
-    """What a server's counters of a row rose by; None where one is missing or fell."""
-    names = [*words.drafted, *words.accepted, words.passes, words.new_tokens]
-    if any(name not in after for name in names):
+    """Subtract a server's counters before and after; None where one is missing or fell."""
+    keys = [*names.drafted, *names.accepted, names.passes, names.new_tokens]
+    if any(key not in after for key in keys):
         return None
     # A counter that nothing has touched yet may not be there at first.
-    risen = {name: whole(after[name] - before.get(name, 0.0)) for name in names}
-    return None if None in risen.values() else {name: n or 0 for name, n in risen.items()}
+    risen = {key: whole(after[key] - before.get(key, 0.0)) for key in keys}
+    return None if None in risen.values() else {key: n or 0 for key, n in risen.items()}
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Prometheus' text format: values by name, added up over a name's labels."""
+    """Read Prometheus' text format: values by name, added up over a name's labels."""
     values: dict[str, float] = {}
     for line in text.splitlines():
         match = re.fullmatch(r"([a-zA-Z_:][\w:]*)(\{.*\})?\s+(\S+)(?:\s+\S+)?", line.strip())
@@ -172,13 +182,13 @@ def read_metrics(text: str) -> dict[str, float]:
     return values
 
 
-def _first(said: Said, names: tuple[str, ...]) -> int | None:
-    found = (whole(said.get(name)) for name in names)
-    return next((value for value in found if value is not None), None)
+def _first(counters: ServerJson, names: tuple[str, ...]) -> int | None:
+    values = (whole(counters.get(name)) for name in names)
+    return next((value for value in values if value is not None), None)
 
 
 def whole(value: object) -> int | None:
-    """A number of things as a server may say it, or None: it is no such number."""
+    """Return a server's count as an int; None where it is not a whole number in range."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if 0 <= value < _MOST and value == int(value) else None

@@ -34,7 +34,7 @@ class ServerFailed(ConfigurationError):
 
 
 def wheel_version() -> str:
-    """The wheel's version, which is llama.cpp's build.
+    """Return the wheel's version, which is llama.cpp's build.
 
     Raises:
         NeedsNotMet: it is not installed.
@@ -49,10 +49,10 @@ def wheel_version() -> str:
 
 
 def check_gguf(key: str, given: str) -> Path:
-    """A model's file as the user names it.
+    """Check that a path the user typed is a GGUF file.
 
     Raises:
-        NeedsNotMet: it is none; ``key`` is what to type.
+        NeedsNotMet: it is not; ``key`` is what to type.
     """
     path = Path(given).expanduser()
     try:
@@ -67,9 +67,9 @@ def check_gguf(key: str, given: str) -> Path:
 
 
 def flags(config: LlamacppConfig, gguf: Path) -> dict[str, object]:
-    """What the server is started with, as `specbench.servers.llamacpp_process` reads it."""
+    """Make the server's flags, as `specbench.servers.llamacpp_process` reads them."""
     kind = config.speculation
-    found: dict[str, object] = {
+    result: dict[str, object] = {
         "model": str(gguf),
         "speculation": kind,
         "slots": config.concurrency,
@@ -78,14 +78,14 @@ def flags(config: LlamacppConfig, gguf: Path) -> dict[str, object]:
     }
     parts = parts_of(kind)
     if any(part.startswith("ngram_") for part in parts):
-        found |= {"size_n": config.size_n, "size_m": config.size_m, "min_hits": config.min_hits}
+        result |= {"size_n": config.size_n, "size_m": config.size_m, "min_hits": config.min_hits}
     if any(part != PLAIN and not part.startswith("ngram_") for part in parts):
-        found |= {"draft": config.draft_gguf, "draft_max": config.draft_max}
-        found |= {"draft_min": config.draft_min, "draft_p_min": config.draft_p_min}
+        result |= {"draft": config.draft_gguf, "draft_max": config.draft_max}
+        result |= {"draft_min": config.draft_min, "draft_p_min": config.draft_p_min}
     for key in ("flash_attention", "kv_type", "batch", "ubatch", "reuse"):
         if (value := getattr(config, key)) is not None:
-            found[key] = value
-    return found
+            result[key] = value
+    return result
 
 
 class LlamacppProcess:
@@ -112,7 +112,7 @@ class LlamacppProcess:
 
     @property
     def killed(self) -> bool:
-        """Whether somebody else ended it, or the kernel for want of memory."""
+        """Tell whether it was killed, by a user or by the kernel for lack of memory."""
         ended = self._ended if self._process is None else self._process.poll()
         return ended == -9  # SIGKILL, which Windows has no name for
 
@@ -125,7 +125,7 @@ class LlamacppProcess:
             ServerFailed: it ended, or took too long.
         """
         self.stop()
-        begun = self._log.stat().st_size if self._log.exists() else 0
+        log_start = self._log.stat().st_size if self._log.exists() else 0
         command = [sys.executable, "-m", "specbench.servers.llamacpp_process", str(os.getpid())]
         with self._log.open("ab") as log:
             process = self._process = subprocess.Popen(
@@ -143,8 +143,8 @@ class LlamacppProcess:
         if not line:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
-        log_text = self._log.read_bytes()[begun:].decode(errors="replace")
-        refused = _NO_SPECULATION in log_text  # it would go on without, and say nothing of it
+        log_text = self._log.read_bytes()[log_start:].decode(errors="replace")
+        refused = _NO_SPECULATION in log_text  # it would go on without, silently
         if not line or refused:
             self.stop()
             end = "\n".join(log_text.splitlines()[-_LOG_LINES:]) or "nothing"
@@ -153,8 +153,8 @@ class LlamacppProcess:
                 f"llama.cpp's server did not start with {json.dumps(self._flags)}. "
                 f"{hint if refused else ''}Its log, {self._log}, ends with:\n{end}"
             )
-        told = json.loads(line)
-        self.url, self.simd = told["url"], simd(told["system"])
+        reply = json.loads(line)
+        self.url, self.simd = reply["url"], simd(reply["system"])
 
     def stop(self) -> None:
         """End the server; without one, nothing happens."""
@@ -173,7 +173,7 @@ class LlamacppProcess:
 
 
 def simd(system: str) -> str:
-    """What llama.cpp was built for, of its own words: ``AVX2, FMA`` of ``AVX2 = 1 | FMA = 1``.
+    """Read the instructions llama.cpp was built for: ``AVX2, FMA`` from ``AVX2 = 1 | FMA = 1``.
 
     Its wheels are built for many machines, and lack instructions that this one may have.
     """

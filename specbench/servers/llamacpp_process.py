@@ -32,8 +32,8 @@ def main(parent: int, flags: Mapping[str, Any]) -> None:
         server = xllamacpp.Server(_params(xllamacpp, flags))
     except RuntimeError as error:  # the log says what is wrong above
         sys.exit(str(error))
-    said = {"url": str(server.listening_address), "system": str(xllamacpp.get_system_info())}
-    sys.stdout.write(json.dumps(said) + "\n")
+    reply = {"url": str(server.listening_address), "system": str(xllamacpp.get_system_info())}
+    sys.stdout.write(json.dumps(reply) + "\n")
     sys.stdout.flush()
     sys.stdin.buffer.read()
     os._exit(0)  # nothing of it is worth waiting for: its destructor drains the queue
@@ -72,12 +72,12 @@ def _params(library: Any, flags: Mapping[str, Any]) -> Any:
     ]
     for kind in kinds:
         if kind in ("ngram_simple", "ngram_map_k", "ngram_map_k4v"):
-            found = getattr(speculative, kind)
-            found.size_n, found.size_m = flags["size_n"], flags["size_m"]
-            found.min_hits = flags["min_hits"]
+            options = getattr(speculative, kind)
+            options.size_n, options.size_m = flags["size_n"], flags["size_m"]
+            options.min_hits = flags["min_hits"]
         elif kind == "ngram_mod":
-            found = speculative.ngram_mod
-            found.n_match, found.n_min, found.n_max = flags["size_n"], 1, flags["size_m"]
+            options = speculative.ngram_mod
+            options.n_match, options.n_min, options.n_max = flags["size_n"], 1, flags["size_m"]
     if "draft" in flags:
         speculative.draft.mparams.path = flags["draft"]
         speculative.draft.n_max, speculative.draft.n_min = flags["draft_max"], flags["draft_min"]

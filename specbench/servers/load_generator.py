@@ -1,10 +1,10 @@
-"""The servers of a run: started or found, asked, and asked again where that may help."""
+"""The servers of a run: started or found, sent requests, with retries where they may help."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from specbench.config.schema import (
 from specbench.errors import SpecBenchError
 from specbench.results.manifest import ModelInfo
 from specbench.servers import counters, llamacpp
-from specbench.servers.adapters import EngineInfo, Messages, Question, identify, vocabulary
+from specbench.servers.adapters import EngineInfo, HttpRequest, Messages, identify, vocabulary
 from specbench.servers.client import Client, NoAnswer
 from specbench.servers.counters import Counts
 from specbench.servers.stream import Answer, read_answer
@@ -32,38 +32,39 @@ NOT_PLAIN = "not_plain"  # kind of error: the baseline's server drafts
 _METRICS_S, _METRICS_EVERY_S = 2.0, 0.05  # an engine may count an answer after it has sent it
 _LONGEST_WAIT_S = 60.0
 _STARTS = 3  # of a server that is killed while it starts
-_SETTLING = [{"role": "user", "content": "Hello"}]
+_WARM_UP = [{"role": "user", "content": "Hello"}]
 
 
 @dataclass(slots=True)
-class Asked:
-    """One question to one server, and what became of it.
+class Request:
+    """One request to one server, and its result.
 
     Attributes:
-        messages: the dialogue; its last answer is to be written.
-        answer, counts: of the request that succeeded; ``counts`` None where nobody counted.
-        error: of the last request, where none did.
-        requests: how often it was asked.
+        messages: the dialogue that the server continues.
+        http: the request as sent; None until it is prepared.
+        answer, counts: of the attempt that succeeded; ``counts`` None without counters.
+        error: of the last attempt, where none succeeded.
+        n_sent: how often it was sent.
     """
 
     messages: Messages
     seed: int
-    question: Question | None = None
+    http: HttpRequest | None = None
     answer: Answer | None = None
     counts: Counts | None = None
     error: Exception | None = None
-    requests: int = 0
+    n_sent: int = 0
 
     @property
     def open(self) -> bool:
-        """Whether asking may help."""
+        """Tell whether sending it (again) may help."""
         return self.answer is None and (self.error is None or getattr(self.error, "again", False))
 
 
 class Server:
     """One label's server; ``config``: the ``server`` group for the label."""
 
-    client: Client  # of a server that was made `ready`
+    client: Client  # set by `ready`
     info: EngineInfo
     pid: int | None = None  # of its process, where it was started here
 
@@ -73,7 +74,7 @@ class Server:
 
     @property
     def where(self) -> str:
-        """Which server answers, in words that hold for later readers."""
+        """The server's address, in a form that later readers understand."""
         return self.client.url
 
     @property
@@ -81,7 +82,7 @@ class Server:
         return self.info.flags
 
     def ready(self) -> bool:
-        """Have it run and know what it is; whether it had to be started.
+        """Start and identify the server; return True if it had to be started.
 
         Raises:
             SpecBenchError: it does not start, or does not answer.
@@ -121,7 +122,7 @@ class StartedServer(Server):
     def ready(self) -> bool:
         if self._process.alive:
             return False
-        for left in reversed(range(_STARTS)):
+        for remaining in reversed(range(_STARTS)):
             try:
                 self._process.start()
                 config = self.config
@@ -131,7 +132,7 @@ class StartedServer(Server):
                     self.info = replace(info, version=llamacpp.wheel_version())
                 break
             except SpecBenchError:
-                if not (self._process.killed and left):  # it would only fail again
+                if not (self._process.killed and remaining):  # it would only fail again
                     raise
         return True
 
@@ -172,27 +173,27 @@ class Servers:
                 self.by_label[label] = Server(config)
 
     def open(self) -> None:
-        """Have all servers run, unless they are to take turns."""
+        """Start all servers, unless they are to take turns."""
         for label in self.by_label:
             self.use(label)
 
     def use(self, label: str) -> Server:
-        """Give the label's server, running; with ``server.restart`` the others are stopped."""
+        """Return the label's server, running; with ``server.restart`` the others are stopped."""
         server = self.by_label[label]
         if self._shared.restart:
             for other in self.by_label.values():
                 if other is not server:
                     other.stop()
         if server.ready():
-            # It touches its memory, so that no question pays for it. What goes wrong here does so
-            # again where it is counted.
-            settling = Asked(_SETTLING, 0)
-            self._prepare(server, settling, longest=2)
-            _request(server, settling)
+            # A first request touches the server's memory, so that no measured one pays for it. An
+            # error here occurs again where it is counted.
+            warm_up = Request(_WARM_UP, 0)
+            self._prepare(server, warm_up, longest=2)
+            _send(server, warm_up)
         return server
 
     def forget(self) -> None:
-        """End the servers that would answer with what they learnt; `use` starts them again."""
+        """Stop the servers that would draft from earlier requests; `use` starts them again."""
         for server in self.by_label.values():
             if {*parts_of(server.config.speculation)} & {*LEARN_FROM_REQUESTS}:
                 server.stop()
@@ -212,10 +213,10 @@ class Servers:
         return all(server.client.local for server in self.by_label.values())
 
     def describe(self) -> dict[str, dict[str, object]]:
-        described: dict[str, dict[str, object]] = {}
+        descriptions: dict[str, dict[str, object]] = {}
         for label, server in self.by_label.items():
             model = server.info.model
-            described[label] = {
+            descriptions[label] = {
                 "engine": server.info.name,
                 "numerics": server.info.numerics,
                 "model": Path(model).name if model.startswith("/") else model,
@@ -224,78 +225,79 @@ class Servers:
                 "this_machine": server.client.local,
                 "flags": dict(server.flags),
             }
-        return described
+        return descriptions
 
     def model(self, model_id: str, cache: Path) -> ModelInfo:
-        """Give the manifest's part about the model, as far as the servers tell."""
+        """Make the manifest's part about the model, as far as the servers describe it."""
         kinds = dict.fromkeys(server.info.numerics for server in self.by_label.values())
         digest = None if self._gguf is None else file_sha256(self._gguf, cache / "hashes")
         info = ModelInfo(id=model_id, weights_hash=digest, dtype=", ".join(kinds), device="server")
         first = next(iter(self.by_label.values()))
         if isinstance(first.config, LlamacppConfig):
-            # What a replay of its answers asks for; the file stands for its tokenizer.
+            # A replay of its answers needs these; the file stands for its tokenizer.
             info.vocab_size, info.eos_ids = vocabulary(first.client)
             info.context_length = first.config.context
             info.tokenizer_hash = f"gguf:{digest}"
         return info
 
     def comparable(self, label: str, other: str) -> bool:
-        """Tell whether two labels are answered by the same engine with the same arithmetic."""
+        """Tell whether two labels' servers have the same engine and the same arithmetic."""
         a, b = self.by_label[label].info, self.by_label[other].info
         return (a.engine, a.version, a.numerics) == (b.engine, b.version, b.numerics)
 
-    def ask(self, label: str, asked: Sequence[Asked], longest: int | None = None) -> float | None:
-        """Ask a label's questions at once, and again those whose answers did not come whole.
+    def send(self, label: str, requests: list[Request], longest: int | None = None) -> float | None:
+        """Send a label's requests at once, and again those without a complete answer.
 
         A request is repeated ``server.retries`` times where that may help: the connection was
         refused or broke off, it took too long, the status was 408, 429 or 5xx, or what came is not
-        JSON. Nothing of an answer that did not come whole is kept. A server of ours that died is
-        started again. ``longest``: tokens at most; None: the run's.
+        JSON. Incomplete answers are discarded. A server of ours that died is started again.
+        ``longest``: tokens at most; None: the run's.
 
         Returns:
             Seconds from the first request to the last token; None where one failed or was repeated.
         """
         seconds = None
         for attempt in range(1 + self._shared.retries):
-            left = [question for question in asked if question.open]
-            if not left:
+            pending = [request for request in requests if request.open]
+            if not pending:
                 break
             if attempt:
-                requested_s = max(getattr(question.error, "wait_s", 0.0) for question in left)
+                requested_s = max(getattr(request.error, "wait_s", 0.0) for request in pending)
                 doubled_s = self._shared.retry_wait_s * 2 ** (attempt - 1)
                 time.sleep(min(max(requested_s, doubled_s), _LONGEST_WAIT_S))
             server = self.use(label)
-            for question in left:
-                self._prepare(server, question, longest)
+            for request in pending:
+                self._prepare(server, request, longest)
             before = self._metrics(server)
             start = time.perf_counter()
-            list((self._pool.map if self._pool else map)(partial(_request, server), left))
+            list((self._pool.map if self._pool else map)(partial(_send, server), pending))
             seconds = None if attempt else time.perf_counter() - start
-            for question in left:
-                _count(server, question)
-            if before is not None and left[0].counts is None and left[0].answer is not None:
-                left[0].counts = self._count_by_metrics(server, before, left[0].answer)
-        return seconds if all(question.answer is not None for question in asked) else None
+            for request in pending:
+                _count(server, request)
+            first = pending[0]
+            if before is not None and first.counts is None and first.answer is not None:
+                first.counts = self._count_by_metrics(server, before, first.answer)
+        return seconds if all(request.answer is not None for request in requests) else None
 
-    def _prepare(self, server: Server, asked: Asked, longest: int | None) -> None:
-        """Put the prompt into ids where the server is given those; never timed."""
-        if asked.question is not None:
+    def _prepare(self, server: Server, request: Request, longest: int | None) -> None:
+        """Make the HTTP request, tokenizing the prompt where the server takes ids; never timed."""
+        if request.http is not None:
             return
-        dialogue = {"messages": list(asked.messages), **self._template}
+        dialogue = {"messages": list(request.messages), **self._template}
         info, generation = server.info, self._generation
         try:
-            question = info.kind.question(
-                server.client, info.model, dialogue, generation, asked.seed, longest
+            http = info.kind.http_request(
+                server.client, info.model, dialogue, generation, request.seed, longest
             )
         except NoAnswer as error:
-            asked.error = error
+            request.error = error
             return
         if isinstance(server.config, LlamacppConfig) and server.config.reuse is not None:
-            question = replace(question, body={**question.body, "cache_prompt": True})
-        asked.question = question
+            http = replace(http, body={**http.body, "cache_prompt": True})
+        request.http = http
 
     def _metrics(self, server: Server) -> Mapping[str, float] | None:
-        """Prometheus counters, where a rise by an answer's tokens can be that answer's."""
+        """Read Prometheus counters, where a rise can be attributed to one answer."""
         if server.plain or self._pool is not None or server.info.kind.metrics is None:
             return None
         try:
@@ -306,47 +308,49 @@ class Servers:
     def _count_by_metrics(
         self, server: Server, before: Mapping[str, float], answer: Answer
     ) -> Counts | None:
-        """What the server's counters rose by, if by this answer's tokens and nothing else's."""
-        words = server.info.kind.metrics
-        assert words is not None
+        """Count by the rise of the server's counters, if it is by this answer's tokens alone."""
+        names = server.info.kind.metrics
+        assert names is not None
         end = time.monotonic() + _METRICS_S
         while True:
-            risen = counters.difference(words, before, self._metrics(server) or {})
-            if risen is not None and risen[words.new_tokens] == answer.n_new:
+            risen = counters.difference(names, before, self._metrics(server) or {})
+            if risen is not None and risen[names.new_tokens] == answer.n_new:
                 answer.counters["/metrics"] = risen
-                return counters.convert(words, risen, answer.n_new, answer.arrived)
+                return counters.convert(names, risen, answer.n_new, answer.per_event)
             if risen is None or time.monotonic() > end:
                 return None
             time.sleep(_METRICS_EVERY_S)
 
 
-def _request(server: Server, asked: Asked) -> None:
-    """One request; whatever goes wrong is kept, and the run goes on."""
-    asked.requests += 1
-    if asked.question is None:
+def _send(server: Server, request: Request) -> None:
+    """Send one request; an error is stored with it, and the run goes on."""
+    request.n_sent += 1
+    if request.http is None:
         return
     try:
-        events = server.client.stream(asked.question.path, asked.question.body)
-        asked.answer, asked.error = read_answer(events, asked.question.longest), None
+        events = server.client.stream(request.http.path, request.http.body)
+        request.answer, request.error = read_answer(events, request.http.longest), None
     except Exception as error:
-        asked.error = error
+        request.error = error
 
 
-def _count(server: Server, asked: Asked) -> None:
-    """Read an answer's own counters; that of a plain server which drafted is none."""
-    answer, table = asked.answer, server.info.kind.counters
-    if answer is None or asked.question is None:
+def _count(server: Server, request: Request) -> None:
+    """Read an answer's counters; refuse the answer of a baseline server that drafted."""
+    answer, table = request.answer, server.info.kind.counters
+    if answer is None or request.http is None:
         return
     # Its events were free of the key each; together they may spell it.
     answer.thoughts = server.client.hide(answer.thoughts)
-    answer.said = server.client.hide(answer.said)
-    answer.prompt_ids = list(asked.question.prompt_ids) or answer.prompt_ids
+    answer.reply = server.client.hide(answer.reply)
+    answer.prompt_ids = list(request.http.prompt_ids) or answer.prompt_ids
     answer.n_prompt = len(answer.prompt_ids) or answer.n_prompt
     if not server.plain:
-        asked.counts = counters.find_counts(table, answer.counters, answer.n_new, answer.arrived)
+        request.counts = counters.find_counts(
+            table, answer.counters, answer.n_new, answer.per_event
+        )
     elif counters.drafts(table, answer.counters):
-        asked.answer = None
-        asked.error = NoAnswer(
+        request.answer = None
+        request.error = NoAnswer(
             NOT_PLAIN,
             f"the server at {server.client.url} drafts, but answers as plain decoding. Start it "
             "without speculation (server.plain_url), or say what it drafts with "
@@ -354,4 +358,4 @@ def _count(server: Server, asked: Asked) -> None:
             again=False,
         )
     else:
-        asked.counts = counters.plain_counts(answer.n_new)
+        request.counts = counters.plain_counts(answer.n_new)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specbench.servers.client import NoAnswer
-from specbench.servers.counters import Said, whole
+from specbench.servers.counters import ServerJson, whole
 from specbench.storage.jsonl import parse_json
 
 _MOST_ID = 2**31
@@ -21,10 +21,10 @@ _COUNTERS = ("metrics", "sglext", "meta_info", "timings")
 
 @dataclass(slots=True)
 class Answer:
-    """What a server answered.
+    """A server's answer.
 
     Attributes:
-        thoughts, said: a model's reasoning where the server keeps it apart, and its answer.
+        thoughts, reply: a model's reasoning where the server keeps it apart, and its answer.
         output_ids, prompt_ids: where the server gives them, else empty.
         n_new, n_prompt: tokens, as the server counts them.
         n_first: tokens that came together first. Where neither ids nor running counts tell, and
@@ -34,12 +34,12 @@ class Answer:
             may be an end token without text. Equal where all came together.
         bursts: seconds from the request to each arrival of tokens; what arrives within a
             millisecond is one, as the accepted tokens of a step are.
-        arrived: ids of each event that brought some.
-        counters: the events' parts that hold counters, in the server's words.
+        per_event: number of ids of each event that brought some.
+        counters: the events' parts that hold counters, as the server names them.
     """
 
     thoughts: str = ""
-    said: str = ""
+    reply: str = ""
     output_ids: list[int] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
     n_new: int = 0
@@ -49,16 +49,16 @@ class Answer:
     ttft_s: float = 0.0
     last_s: float = 0.0
     bursts: list[float] = field(default_factory=list)
-    arrived: list[int] = field(default_factory=list)
+    per_event: list[int] = field(default_factory=list)
     counters: dict[str, object] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
-        return self.thoughts + self.said
+        return self.thoughts + self.reply
 
 
 class _Arrival(NamedTuple):
-    """An event with tokens; ``so_far``: tokens of the answer up to it, 0 where nobody says."""
+    """An event with tokens; ``so_far``: tokens of the answer up to it, 0 if unknown."""
 
     at: float
     n_ids: int
@@ -67,9 +67,9 @@ class _Arrival(NamedTuple):
 
 
 def read_answer(events: Iterable[tuple[float, object]], longest: int = _MOST_ID) -> Answer:
-    """Put an answer's events together: of OpenAI's chat interface, or llama.cpp's own.
+    """Assemble an answer from its events: of OpenAI's chat interface, or llama.cpp's own.
 
-    ``longest``: new tokens that were asked for at most.
+    ``longest``: requested new tokens at most.
 
     Raises:
         NoAnswer: the stream ended without saying why, is not an answer, or counts what cannot be.
@@ -91,12 +91,12 @@ def read_answer(events: Iterable[tuple[float, object]], longest: int = _MOST_ID)
         ids = _ids(choice.get("token_ids", choice.get("tokens")))
         delta = choice.get("delta")
         delta = delta if isinstance(delta, Mapping) else choice
-        said, thought = _text(delta, "content"), _text(delta, "reasoning_content", "reasoning")
+        reply, thought = _text(delta, "content"), _text(delta, "reasoning_content", "reasoning")
         answer.output_ids += ids
-        answer.said += said
+        answer.reply += reply
         answer.thoughts += thought
-        if said or thought or ids:
-            arrivals.append(_Arrival(at, len(ids), len(said + thought), so_far))
+        if reply or thought or ids:
+            arrivals.append(_Arrival(at, len(ids), len(reply + thought), so_far))
         reason = choice.get("finish_reason") or choice.get("stop_type")
         if isinstance(reason, str) and reason not in ("", "none"):
             answer.finish_reason, ended = _REASONS.get(reason, reason), at
@@ -105,7 +105,7 @@ def read_answer(events: Iterable[tuple[float, object]], longest: int = _MOST_ID)
     return answer
 
 
-def _choice(event: Said) -> Said:
+def _choice(event: ServerJson) -> ServerJson:
     choices = event.get("choices")
     if choices is None:  # llama.cpp's own interface has one answer, at the top
         return event
@@ -122,20 +122,20 @@ def _ids(ids: object) -> list[int]:
     return ids
 
 
-def _text(node: Said, *keys: str) -> str:
+def _text(node: ServerJson, *keys: str) -> str:
     texts = (node.get(key) for key in keys)
     return next((text for text in texts if text and isinstance(text, str)), "")
 
 
-def _count(event: Said, in_usage: str, in_event: str) -> int:
-    """A number of tokens, of OpenAI's ``usage`` or llama.cpp's own; 0 where an event says none."""
+def _count(event: ServerJson, in_usage: str, in_event: str) -> int:
+    """Read a token count, from OpenAI's ``usage`` or llama.cpp's field; 0 where there is none."""
     usage = event.get("usage")
     value = usage.get(in_usage) if isinstance(usage, Mapping) else event.get(in_event)
     if value is None:
         return 0
     if (count := whole(value)) is None:
-        words = f"{in_usage} is {value!r:.60}, which is no number of tokens"
-        raise NoAnswer("bad_count", words, again=False)
+        message = f"{in_usage} is {value!r:.60}, not a number of tokens"
+        raise NoAnswer("bad_count", message, again=False)
     return count
 
 
@@ -143,7 +143,7 @@ def _check(answer: Answer, longest: int) -> None:
     n_new, n_ids = answer.n_new, len(answer.output_ids)
     n_bytes = len(answer.text.encode(errors="replace"))
     reason = answer.finish_reason
-    for wrong, kind, words in (
+    for wrong, kind, message in (
         (not reason, "cut", "the stream ended without a finish_reason"),
         (reason not in _REASONS.values(), "ended", f"the answer ended with {reason!r}"),
         (not n_bytes and not n_ids, "empty", "the answer has no text"),
@@ -160,8 +160,8 @@ def _check(answer: Answer, longest: int) -> None:
         ),
     ):
         if wrong:
-            words = f"the server says {words}" if kind == "bad_count" else words
-            raise NoAnswer(kind, words, again=kind == "cut")
+            text = f"the server says {message}" if kind == "bad_count" else message
+            raise NoAnswer(kind, text, again=kind == "cut")
     try:
         parse_json(json.dumps([answer.text, answer.counters]).encode())
     except (ValueError, RecursionError) as error:
@@ -169,7 +169,7 @@ def _check(answer: Answer, longest: int) -> None:
 
 
 def _time(answer: Answer, arrivals: list[_Arrival], ended: float) -> None:
-    """Find the answer's times, and the tokens that were there when its decoding began to be seen.
+    """Set the answer's times, and the number of tokens that came before its decoding was seen.
 
     A server may send its first tokens together, when the last of them is made: what they took
     cannot be told from the prompt's part, and they count in no decode speed.
@@ -177,7 +177,7 @@ def _time(answer: Answer, arrivals: list[_Arrival], ended: float) -> None:
     for arrival in arrivals:
         if not answer.bursts or arrival.at - answer.bursts[-1] > _TOGETHER_S:
             answer.bursts.append(arrival.at)
-    answer.arrived = [arrival.n_ids for arrival in arrivals if arrival.n_ids]
+    answer.per_event = [arrival.n_ids for arrival in arrivals if arrival.n_ids]
     first = [a for a in arrivals if a.at - answer.bursts[0] <= _TOGETHER_S]
     answer.ttft_s, answer.last_s = first[-1].at, arrivals[-1].at
     if answer.finish_reason == "eos" and len(answer.output_ids) < answer.n_new:

@@ -33,7 +33,7 @@ _MARKS = 8  # of a step with phases, and of a turn beside its steps: at most
 
 
 @contextlib.contextmanager
-def collector_at_rest() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Spare the garbage collector what exists by now, which lives to the end of what is timed."""
     gc.collect()
     gc.freeze()

@@ -31,7 +31,7 @@ def fix() -> None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def restored_on_exit() -> Iterator[None]:
     """What `fix` sets within is set back at the end, for a process that goes on to other things."""
     import torch
 

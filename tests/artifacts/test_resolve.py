@@ -119,7 +119,7 @@ def test_two_at_once_build_one(tmp_path, builder):
 def test_a_file_that_another_process_builds_is_refused(tmp_path):
     path = tmp_path / "table.bin"
     refused = pytest.raises(ConfigurationError, match=r"another process.*table\.bin")
-    with artifacts.alone(path), refused, artifacts.alone(path):
+    with artifacts.build_lock(path), refused, artifacts.build_lock(path):
         pass
 
 

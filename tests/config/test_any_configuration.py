@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from runners.launch import dispatch
-from specbench.config.compose import compose, option_names, typed
+from specbench.config.compose import compose, option_names, to_config
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.run_key import run_key
 from specbench.config.schema import DatasetConfig
@@ -66,7 +66,7 @@ def usable(cfg: DictConfig) -> bool:
     check_values(cfg)
     entries = dispatch.resolve_entries(cfg)
     run_key(cfg)
-    typed(cfg)
+    to_config(cfg)
     for entry in entries:
         hydra.utils.instantiate(dict(entry.method), _convert_="all")
     return True

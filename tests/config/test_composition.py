@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from analysis.runs.claims import load_claims
 from runners.launch.dispatch import resolve_entries
 from specbench import paths
-from specbench.config.compose import compose, option_names, pair_name, typed
+from specbench.config.compose import compose, option_names, pair_name, to_config
 from specbench.config.entries import compose_entry, with_parts
 from specbench.config.run_key import run_identity, run_key
 from specbench.config.schema import DTYPES
@@ -193,20 +193,20 @@ def test_a_part_that_is_typed_is_not_mixed_with_the_tuned_one(budgets):
     cfg = compose(
         ["method=adaptive", f"budgets={budgets}", "method.drafter={method: sps, gamma: 20}"]
     )
-    assert typed(cfg).method["drafter"] == part
+    assert to_config(cfg).method["drafter"] == part
     entry = compose_entry(compose([f"budgets={budgets}"]), {"method": "adaptive", "drafter": part})
-    assert typed(entry).method["drafter"] == part
+    assert to_config(entry).method["drafter"] == part
     # Without a name the knobs are those of the part that is there.
     fewer = compose_entry(compose([]), {"method": "sam_eagle2", "auxiliary": {"total": 4}})
     assert (
-        typed(fewer).method["auxiliary"] | {"method": "eagle2", "depth": 0, "total": 4}
-        == (typed(fewer).method["auxiliary"])
+        to_config(fewer).method["auxiliary"] | {"method": "eagle2", "depth": 0, "total": 4}
+        == (to_config(fewer).method["auxiliary"])
     )
 
 
 def test_an_entry_may_refer_to_a_knob_of_the_run_s_method_that_its_own_lacks():
     cfg = compose(["experiment=ssd_store_size", "method.buffer_tokens=512"])
-    assert typed(compose_entry(cfg, cfg.compare[0])).method["store_tokens"] == 512
+    assert to_config(compose_entry(cfg, cfg.compare[0])).method["store_tokens"] == 512
 
 
 @pytest.mark.slow

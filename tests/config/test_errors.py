@@ -11,7 +11,7 @@ import methods
 import methods.ar
 from runners.launch import dispatch
 from specbench.config import validate
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.config.entries import compose_entry, with_parts
 from specbench.config.hydra_errors import translate_hydra_error
 from specbench.config.validate import check_method, check_values
@@ -199,7 +199,7 @@ def test_what_goes_together_is_taken():
     check_values(compose(["verifier=typical", "generation=sampling"]))
     cfg = compose(["+model.template_kwargs.x={a: [b]}", "+model.shape_config.new=1"])
     check_values(cfg)
-    assert typed(cfg).model.template_kwargs == {"x": {"a": ["b"]}}
+    assert to_config(cfg).model.template_kwargs == {"x": {"a": ["b"]}}
 
 
 # Plain decoding is the baseline of every speedup and of the audit.

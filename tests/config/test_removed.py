@@ -101,10 +101,10 @@ def test_each_kind_of_row_is_found_where_it_is_typed(monkeypatch):
         ("analysis.export", ["--to", "aiperf", "RUN"]),
     ):
         with pytest.raises(ConfigurationError, match=r" is gone: type "):
-            removed.refuse_words(command, words)
-    removed.refuse_words("run.py", ["method=pld", "tune"])
-    removed.refuse_words("analysis.export", ["RUN", "--to", "spec_bench"])
-    removed.refuse_words("analysis.tables", ["--to", "aiperf"])
+            removed.refuse_removed(command, words)
+    removed.refuse_removed("run.py", ["method=pld", "tune"])
+    removed.refuse_removed("analysis.export", ["RUN", "--to", "spec_bench"])
+    removed.refuse_removed("analysis.tables", ["--to", "aiperf"])
     for word in ("~model.colour", "++model.colour=red", "model.dtype=float8"):
         with pytest.raises(ConfigurationError, match=r" is gone: "):
             removed.refuse_overrides([word])

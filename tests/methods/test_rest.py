@@ -201,7 +201,7 @@ def test_a_smaller_store_is_a_file_of_its_own_where_the_method_looks(tmp_path, t
         (needed,) = Retrieval(store_tokens=size).needs.artifacts
         option = [] if size is None else ["--store-tokens", str(size)]
         assert needed.command.endswith(" ".join(option) or "ultrachat")
-        cfg = script.typed(script.compose(["model=smollm2_135m", f"cache_dir={tmp_path}"]))
+        cfg = script.to_config(script.compose(["model=smollm2_135m", f"cache_dir={tmp_path}"]))
         options = script.parse([*command, *option])
         options.overrides = [f"cache_dir={tmp_path}"]
         path = script.resolve.default_path(

@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.errors import ConfigurationError
 from specbench.models import memory
 from specbench.models.checkpoints import weights
@@ -31,7 +31,7 @@ def machine(monkeypatch):
             memory.shutil, "disk_usage", lambda place: SimpleNamespace(free=disk * GIB)
         )
         monkeypatch.setattr(weights, "at_hand", lambda model: fetched)
-        memory.check_room(typed(compose([*typed_words])), torch.device(device))
+        memory.check_room(to_config(compose([*typed_words])), torch.device(device))
 
     return ask
 

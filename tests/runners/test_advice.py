@@ -34,7 +34,7 @@ def quick():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "run_in_child", lambda work, job, _: work(job))
-        patch.setattr(live, "collector_at_rest", nullcontext)
+        patch.setattr(live, "gc_paused", nullcontext)
         patch.setattr(search, "GRID", GRID)
         yield patch
 

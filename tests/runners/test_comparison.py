@@ -122,7 +122,7 @@ def test_a_question_is_one_prompt_however_it_is_passed(lent, template, overrides
         text, dialogue = (case.turns for case in given.cases)
         assert text == dialogue
         (line,) = text
-        config = compose.typed(given.cfg)
+        config = compose.to_config(given.cfg)
         rendered = PromptTemplate.from_config(tokenizer, config).render([(question, None)])
         assert json.loads(line) == rendered  # as a run of run.py renders it
         if template and "+model.template_kwargs.enable_thinking=false" in overrides:

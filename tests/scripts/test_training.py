@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from scripts.training import __main__ as training
 from scripts.training import draft, heads, trainer
 from scripts.training import texts as texts_of
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.data.chat_templates import PromptTemplate
 from specbench.errors import ConfigurationError
 from specbench.models import loading
@@ -44,12 +44,12 @@ def words(checkpoint, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def loaded(words):
-    return loading.load_model(typed(compose([*words, "model.device=cpu"])))
+    return loading.load_model(to_config(compose([*words, "model.device=cpu"])))
 
 
 @pytest.fixture(scope="module")
 def author(words, loaded):
-    template = PromptTemplate.from_config(loaded.tokenizer, typed(compose(words)))
+    template = PromptTemplate.from_config(loaded.tokenizer, to_config(compose(words)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts_of, "installed_prose", lambda: [("these tests", PROSE)])
         yield texts_of.Author(MIX, loaded, template)

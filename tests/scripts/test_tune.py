@@ -25,7 +25,7 @@ def here(monkeypatch):
 
     monkeypatch.setattr(dispatch, "run_in_child", lambda work, job, _: work(job))
     monkeypatch.setattr(search, "GRID", SMALL_GRID)
-    monkeypatch.setattr(live, "collector_at_rest", nullcontext)
+    monkeypatch.setattr(live, "gc_paused", nullcontext)
 
 
 @pytest.mark.slow  # a recording, a surface and three rounds of runs

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.config.schema import OpenaiConfig
 from specbench.errors import ConfigurationError
 from specbench.servers import load_generator
 from specbench.servers.adapters import identify
 from specbench.servers.client import Client
-from specbench.servers.load_generator import Asked, Servers
+from specbench.servers.load_generator import Request, Servers
 from specbench.storage.jsonl import append_jsonl, read_jsonl
 from tests.servers import broken
 from tests.servers.fake import KEY, Fake, serving
@@ -29,7 +29,7 @@ def server():
 
 @pytest.fixture
 def waits(monkeypatch):
-    """The seconds that are waited before a question is asked again, in no time."""
+    """The seconds that are waited before a question is request again, in no time."""
     seconds = []
     clock = type("Clock", (), vars(load_generator.time) | {"sleep": staticmethod(seconds.append)})
     monkeypatch.setattr(load_generator, "time", clock)
@@ -38,7 +38,7 @@ def waits(monkeypatch):
     return seconds
 
 
-GENERATION = replace(typed(compose([])).generation, max_new_tokens=16)
+GENERATION = replace(to_config(compose([])).generation, max_new_tokens=16)
 
 
 def ask(url, way, folder):
@@ -53,9 +53,9 @@ def ask(url, way, folder):
         retries=0 if way.wait_s is None else 1,
         retry_wait_s=0.0,
     )
-    asked = Asked([{"role": "user", "content": "a question"}], 0)
-    Servers(config, {"it": config}, GENERATION, {}, None, folder).ask("it", [asked])
-    return asked
+    request = Request([{"role": "user", "content": "a question"}], 0)
+    Servers(config, {"it": config}, GENERATION, {}, None, folder).send("it", [request])
+    return request
 
 
 @pytest.mark.parametrize("name", broken.ALL)
@@ -66,17 +66,17 @@ def test_an_answer_of_a_broken_server_is_read_or_refused_with_its_reason(
     way = broken.ALL[name]
     fake.broken, fake.accepted = way, way.accepted
     fake.per_request = way.path != "/metrics"
-    asked = ask(url, way, tmp_path)
+    request = ask(url, way, tmp_path)
     if way.kind is not None:
-        assert (asked.answer, asked.error.kind) == (None, way.kind)
-        assert KEY not in str(asked.error)
+        assert (request.answer, request.error.kind) == (None, way.kind)
+        assert KEY not in str(request.error)
     else:
-        assert asked.error is None
-        line = {"text": asked.answer.text, "counters": asked.answer.counters}
+        assert request.error is None
+        line = {"text": request.answer.text, "counters": request.answer.counters}
         append_jsonl(tmp_path / "file", [line])
         assert read_jsonl(tmp_path / "file") == ([line], False)
         assert KEY not in json.dumps(line)
-        assert asked.answer.n_new <= GENERATION.max_new_tokens
+        assert request.answer.n_new <= GENERATION.max_new_tokens
     assert waits == ([] if way.wait_s is None else [way.wait_s])
 
 

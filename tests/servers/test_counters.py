@@ -18,7 +18,7 @@ from specbench.servers.counters import (
 )
 
 ROWS = {
-    (name, ".".join(words.place) or "/metrics"): words
+    (name, ".".join(words.json_path) or "/metrics"): words
     for name in ("vllm", "sglang", "llamacpp")
     for words in (*ENGINES[name].counters, ENGINES[name].metrics)
     if words is not None

@@ -13,7 +13,7 @@ import pytest
 from methods.pld import PromptLookup
 from runners.serve import Serve
 from specbench import paths
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.config.schema import LEARN_FROM_REQUESTS
 from specbench.errors import ConfigurationError
 from specbench.replay.replayer import Replayer
@@ -99,7 +99,7 @@ def test_a_replay_with_llamacpps_rules_counts_what_the_server_counts(tmp_path):
     code, records, _ = run(path, f"compare=[{entries}]", "generation.max_new_tokens=48")
     assert code == 0
     traces = load_traces(str(path))
-    config = typed(compose([]))
+    config = to_config(compose([]))
     replayer = Replayer(traces, None, model=config.model, cache_dir=tmp_path, seed=0)
     by_key = {(r.label, r.case_id, r.turn): r for r in records}
     exact, behind_the_end = [], []

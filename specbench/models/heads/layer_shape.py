@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from specbench.errors import ConfigurationError, first_line, what_it_must_be
+from specbench.errors import ConfigurationError, first_line, requirement_text
 
 Size = Annotated[int, Field(strict=True, ge=1, le=2**20)]
 _Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
@@ -105,7 +105,7 @@ def checked(kind: type[_Read], config: Mapping[str, Any], where: str) -> _Read:
         key = ".".join(map(str, first["loc"]))
         got = "nothing" if first["type"] == "missing" else repr(first["input"])
         raise ConfigurationError(
-            f"{where}: `{key}` must be {what_it_must_be(error)}, got {got}. {_OWN}"
+            f"{where}: `{key}` must be {requirement_text(error)}, got {got}. {_OWN}"
         ) from None
 
 

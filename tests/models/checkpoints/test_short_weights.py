@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.config.schema import ModelConfig
 from specbench.decoding.structs import DraftTree
 from specbench.errors import ConfigurationError
@@ -98,4 +98,4 @@ def test_a_folder_has_no_stored_blocks(tmp_path):
          "model.dtype=float32", "model.device=cpu", "engine.weights=stored"]
     )  # fmt: skip
     with pytest.raises(ConfigurationError, match=r"has none. Type engine\.weights=float32"):
-        loading.load_model(typed(cfg))
+        loading.load_model(to_config(cfg))

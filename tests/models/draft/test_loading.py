@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from runners.job import Job
 from runners.launch.dispatch import resolve_entries
 from runners.measure.method_runs import build_method_runs
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.config.entries import compose_entry
 from specbench.config.schema import DraftConfig, draft_weights
 from specbench.config.validate import check_values
@@ -41,7 +41,7 @@ def load(tmp_path):
 
     def loaded(*overrides):
         base = ["method=sps", "pair=none", f"cache_dir={tmp_path}", "model.dtype=float64"]
-        cfg = typed(compose([*base, "model.device=cpu", *overrides]))
+        cfg = to_config(compose([*base, "model.device=cpu", *overrides]))
         return draft_loading.load_draft_model(
             cfg.pair.draft, cfg.model, target, tiny_tokenizer(), max_len=64, max_nodes=4
         )
@@ -52,7 +52,7 @@ def load(tmp_path):
 def build(*overrides):
     """What a run does before anything is loaded."""
     cfg = compose(["method=sps", *overrides])
-    return build_method_runs(Job(typed(cfg), (), {}, "", Path(), resolve_entries(cfg), ()))
+    return build_method_runs(Job(to_config(cfg), (), {}, "", Path(), resolve_entries(cfg), ()))
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_the_runs_draft_holds_for_all_its_entries(tmp_path):
 
 def test_a_path_is_found_below_the_project_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = typed(compose([])).model
+    model = to_config(compose([])).model
     assert draft_weights(DraftConfig(path="assets"), model).id == str(ASSETS)
     (tmp_path / "assets").mkdir()
     assert draft_weights(DraftConfig(path="assets"), model).id == str(tmp_path / "assets")

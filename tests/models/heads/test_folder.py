@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.config.compose import compose, typed
+from specbench.config.compose import compose, to_config
 from specbench.config.run_key import run_key
 from specbench.config.schema import ModelConfig
 from specbench.errors import NeedsNotMet, WeightsNotFound
@@ -45,7 +45,7 @@ def test_a_head_that_is_not_there_is_refused_with_what_to_type(name, heads, erro
 
 @pytest.mark.parametrize("model", ["vicuna13b", "smollm2_135m"])
 def test_models_with_a_head_of_each_kind(model):
-    heads = typed(compose(["method=pld", f"model={model}"])).pair.heads
+    heads = to_config(compose(["method=pld", f"model={model}"])).pair.heads
     assert set(heads) == {"medusa", "hydra", "eagle", "eagle3"}
     shipped = model == "smollm2_135m"
     assert all(place.startswith("assets/") == shipped for place in heads.values())
