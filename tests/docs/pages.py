@@ -16,7 +16,7 @@ def text(page: str) -> str:
 
 
 def anchors(page: str) -> set[str]:
-    """What a link may name behind ``#``: the page's headings, as GitHub writes them."""
+    """Anchors of a page: its headings, as GitHub writes them behind ``#``."""
     titles = re.findall(r"^#+ (.+)$", text(page), re.M)
     return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
@@ -26,5 +26,5 @@ def commands(page: str) -> list[list[str]]:
     blocks = "".join(re.findall(r"^```bash\n(.*?)^```$", text(page), re.S | re.M))
     lines = re.sub(r" *\\\n *", " ", re.sub(r" #.*", "", blocks)).splitlines()
     parts = [shlex.split(part) for line in lines for part in line.split(" ; ")]
-    parts = [words[1:] if words and re.match(r"[A-Z_]+=", words[0]) else words for words in parts]
-    return [words for words in parts if words]
+    parts = [part[1:] if part and re.match(r"[A-Z_]+=", part[0]) else part for part in parts]
+    return [part for part in parts if part]

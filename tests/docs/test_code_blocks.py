@@ -21,24 +21,24 @@ NOT_RUN = re.compile(r"source|make|.*model=vicuna7b|.*(serve|scripts/reproduce.p
 SHORT = ["generation.max_new_tokens=8", "measure.warmup=0", "measure.exclusive=false"]
 
 
-def first_job(words):
+def first_job(args):
     """The overrides of the first job of a sweep."""
-    if "-m" in words:
-        words = [w if "[" in w else w.split(",")[0] for w in words if w != "-m"]
-    return words
+    if "-m" in args:
+        args = [w if "[" in w else w.split(",")[0] for w in args if w != "-m"]
+    return args
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_run_of_a_page_composes(page):
     """Every group, choice, key and knob exists, and its values are allowed."""
-    for words in commands(page):
-        if words[:2] != ["python", "run.py"] or any(w.endswith("MODEL.gguf") for w in words):
+    for args in commands(page):
+        if args[:2] != ["python", "run.py"] or any(w.endswith("MODEL.gguf") for w in args):
             continue
-        words = first_job(words[2:])
-        if words[0] == "advise":
-            words = [w for w in words[1:] if not w.startswith("run=")]
-            words = [w for w in advice.read(words).words if w != "dataset.path=MY.txt"]
-        cfg = compose.compose(words)
+        args = first_job(args[2:])
+        if args[0] == "advise":
+            args = [w for w in args[1:] if not w.startswith("run=")]
+            args = [w for w in advice.read(args).words if w != "dataset.path=MY.txt"]
+        cfg = compose.compose(args)
         check_values(cfg)
         if cfg.runner.name != "serve":
             for entry in cfg.compare:
@@ -59,16 +59,16 @@ def workplace(tmp_path, checkpoint):
     return tmp_path
 
 
-def shortened(words):
+def shortened(args):
     """The command with words that make it quick."""
-    if words[:2] != ["python", "run.py"] or "--list" in words:
-        return words
-    if "advise" in words:
-        return [*words, "minutes=1", *SHORT[:2], "methods=[pld]"]
-    limit = [] if any("dataset.limit" in word for word in words) else ["dataset.limit=2"]
-    if "-m" in words:  # two values of a knob
-        words = [re.sub(r"^([\w.]+=[\w.]+,[\w.]+),.*", r"\1", word) for word in words]
-    return [*words, *SHORT, *limit]
+    if args[:2] != ["python", "run.py"] or "--list" in args:
+        return args
+    if "advise" in args:
+        return [*args, "minutes=1", *SHORT[:2], "methods=[pld]"]
+    limit = [] if any("dataset.limit" in word for word in args) else ["dataset.limit=2"]
+    if "-m" in args:  # two values of a knob
+        args = [re.sub(r"^([\w.]+=[\w.]+,[\w.]+),.*", r"\1", word) for word in args]
+    return [*args, *SHORT, *limit]
 
 
 @pytest.mark.slow  # the real small model, some ten times
@@ -77,8 +77,8 @@ def test_the_commands_of_readme_and_add_a_method_run(workplace):
     path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
     quiet = {"PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "WANDB_MODE": "offline"}
     failed, ran = [], 0
-    for words in [*commands("README.md"), *commands("docs/add_a_method.md")]:
-        command = shlex.join(shortened(words))
+    for args in [*commands("README.md"), *commands("docs/add_a_method.md")]:
+        command = shlex.join(shortened(args))
         if NOT_RUN.match(command):
             continue
         done = subprocess.run(

@@ -27,8 +27,8 @@ def test_links_paths_modules_and_targets_of_a_page_exist(page):
     paths = [path.rstrip(".") for path in paths if not READERS_OWN.fullmatch(path)]
     missing += [path for path in paths if not (ROOT / path).exists()]
     for name in re.findall(r"python -m ((?:specbench|runners|analysis|scripts)[\w.]+)", text(page)):
-        place = ROOT / name.replace(".", "/")
-        if not place.with_suffix(".py").exists() and not (place / "__main__.py").exists():
+        module = ROOT / name.replace(".", "/")
+        if not module.with_suffix(".py").exists() and not (module / "__main__.py").exists():
             missing.append(name)
     assert not missing
     targets = re.findall(r"^([a-z-]+):.*?## ", text("Makefile"), re.M)

@@ -87,7 +87,7 @@ def draft(drafter: Drafter, device: str = DEVICE, dtype: torch.dtype = torch.flo
     """Another model than the target, on the graph engine."""
     nodes = drafter.needs.draft_nodes or drafter.needs.max_nodes
     network = model("cpu", dtype, seed=1)
-    network.lm_head.weight.data.mul_(8)  # surer than random weights are: deep trees pay
+    network.lm_head.weight.data.mul_(8)  # more certain than random weights: deep trees pay
     fixed = FUSED(network.to(device), max_len=128 + nodes, max_nodes=nodes, drafts=True)
     return DraftModel(fixed, target_vocab=VOCAB, max_nodes=nodes)
 
@@ -102,10 +102,10 @@ def decode(
     where: Any, drafter: Drafter, *, verifier: Verifier | None = None, turns: int = 1,
     tokens: int = TOKENS, overlap: str = "auto", **given: Any,
 ) -> DecodeResult:  # fmt: skip
-    """The last of some turns, each as if the case began anew; heads record in the first alone.
+    """Decode some turns, each from a fresh state; heads may record graphs in the first one only.
 
     Raises:
-        RuleBroken: something else was recorded while a text was answered.
+        RuleBroken: another graph was recorded while a prompt was decoded.
     """
     context = DraftContext(vocab_size=VOCAB, eos_ids=EOS, max_len=128, target=where)
     drafter.setup(replace(context, **given))
@@ -115,9 +115,9 @@ def decode(
     try:
         for turn in range(turns):
             drafter.reset()
-            with recorded() as found:
+            with recorded() as graphs:
                 result = engine.decode(PROMPT, drafter, max_new_tokens=tokens)
-            for recorder, name in found:
+            for recorder, name in graphs:
                 if turn or recorder is where:
                     raise RuleBroken(LATE, name)
     finally:
@@ -127,16 +127,16 @@ def decode(
 
 @contextmanager
 def recorded() -> Iterator[list[tuple[GraphRecorder, str]]]:
-    """What graphs are recorded within: whose, and their names."""
-    found: list[tuple[GraphRecorder, str]] = []
+    """List the graphs recorded within: their recorders and names."""
+    graphs: list[tuple[GraphRecorder, str]] = []
     record = GraphRecorder.record
 
-    def noted(self: GraphRecorder, made: Recorded, name: str) -> bool:
-        found.append((self, name))
-        return record(self, made, name)
+    def recording(self: GraphRecorder, call: Recorded, name: str) -> bool:
+        graphs.append((self, name))
+        return record(self, call, name)
 
-    with mock.patch.object(GraphRecorder, "record", noted):
-        yield found
+    with mock.patch.object(GraphRecorder, "record", recording):
+        yield graphs
 
 
 @contextmanager
@@ -156,10 +156,10 @@ def few_keys() -> Iterator[None]:
 
 
 class Plain:
-    """What plain decoding gives on the CPU in a number format.
+    """The output of plain decoding on the CPU in a number format.
 
     Attributes:
-        ids: its text.
+        ids: its tokens.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -168,13 +168,13 @@ class Plain:
         self._tolerance = calibrate([self._target], [PROMPT]).value
         self._rounded = dtype.itemsize < 4
 
-    def check(self, found: list[int], name: str = "") -> None:
-        """``found`` is its text; in half precision, where it differs, every token is a near tie."""
-        if self._rounded and found != self.ids:
-            text = PROMPT.tolist(), found, self.ids
+    def check(self, output_ids: list[int], name: str = "") -> None:
+        """Assert that the output is its own; in half precision all differences are near ties."""
+        if self._rounded and output_ids != self.ids:
+            text = PROMPT.tolist(), output_ids, self.ids
             assert audit_output(self._target, *text, self._tolerance).verdict == "near_tie", name
         else:
-            assert found == self.ids, name
+            assert output_ids == self.ids, name
 
 
 plain = cache(Plain)
@@ -183,31 +183,31 @@ plain = cache(Plain)
 def drafts(
     where: Any, drafter: Drafter, plain: Plain, **given: Any
 ) -> dict[tuple[int, int], tuple[Any, ...]]:
-    """Trees of a drafter, each behind a step that accepted none to five tokens.
+    """Collect a drafter's trees, each after a step that accepted none to five tokens.
 
-    By how often it was asked, and how many tokens of the plain text there were.
+    Keys are the number of calls and of output tokens so far.
 
     Every other tree is verified, and right tokens in place of the others: so paths of all lengths
-    are read, whether it drafts well or badly. At one step in six it is not asked, as in a union,
-    where what it has not read must wait unharmed.
+    are read, whether it drafts well or badly. At one step in six it is not called, as in a union,
+    where unread tokens must stay unharmed.
     """
-    found: dict[tuple[int, int], tuple[Any, ...]] = {}
+    trees: dict[tuple[int, int], tuple[Any, ...]] = {}
     propose = drafter.propose
-    asked = 0
+    n_calls = 0
 
-    def spied(state: Any) -> DraftTree:
-        nonlocal asked
-        asked += 1
-        n, done = asked % 6, state.length - state.n_prompt
+    def recording(state: Any) -> DraftTree:
+        nonlocal n_calls
+        n_calls += 1
+        n, done = n_calls % 6, state.length - state.n_prompt
         right = np.array(plain.ids[done : done + n], dtype=np.int64)
         if n != 2:
             tree = propose(state)
             tokens, survival = torch.as_tensor(tree.tokens).tolist(), tree.survival
             if state.tokens[state.n_prompt :].tolist() == plain.ids[:done]:
-                found[asked, done] = tokens, tree.parents.tolist(), survival
+                trees[n_calls, done] = tokens, tree.parents.tolist(), survival
         return tree if n % 2 else DraftTree.chain(right[: state.remaining - 1])
 
-    drafter.propose = spied  # type: ignore[method-assign]
+    drafter.propose = recording  # type: ignore[method-assign]
     with few_keys():
         plain.check(decode(where, drafter, turns=2, **given).output_ids)
-    return found
+    return trees

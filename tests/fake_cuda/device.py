@@ -59,38 +59,38 @@ class Kernels(TorchDispatchMode):
         with torch._C.DisableTorchFunction():
             if self._composite[func]:
                 with self:
-                    found = func.decompose(*args, **kwargs)
-                if found is not NotImplemented:
-                    return found
+                    result = func.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
             return self._run(func, name, args, kwargs)
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         world = self._world
-        made = getattr(world.local, "made", None)
+        created_on = getattr(world.local, "created_on", None)
         tensors = tensors_of(args, kwargs)
         used = {t: world.block(t) for t in tensors}
         devices = {b.device for b in used.values() if b is not None and b.device is not None}
         if name == "copy_" and (len(devices) > 1 or (devices and self._crosses(args, used))):
             return self._transfer(func, args, kwargs, used)
-        if made is None and devices:
+        if created_on is None and devices:
             self._check(name, args, used, devices)
         before = {t.untyped_storage()._cdata for t in tensors}
         out = func(*args, **kwargs)
-        place = made if made is not None else next(iter(devices), _HOST)
+        device = created_on if created_on is not None else next(iter(devices), _HOST)
         outs = tensors_of(out)
         new = [t for t in outs if t.untyped_storage()._cdata not in before]
-        if place == _HOST:
+        if device == _HOST:
             for tensor, block in used.items():
                 if block is not None and block.device is None:
                     world.host_uses(tensor)
             return out
         writes = _written(func, args, kwargs)
         for tensor in new:
-            world.own(tensor, place)
+            world.register(tensor, device)
         if name in _WAITS:
-            world.wait(name, world.stream(place).clock)
+            world.wait(name, world.stream(device).clock)
         if new or writes:
-            self._launch(func, name, args, kwargs, outs, used, writes, place)
+            self._launch(func, name, args, kwargs, outs, used, writes, device)
         return out
 
     def _launch(
@@ -102,10 +102,10 @@ class Kernels(TorchDispatchMode):
         outs: Any,
         used: Any,
         writes: Any,
-        place: int,
+        device: int,
     ) -> None:
         world = self._world
-        stream = world.stream(place)
+        stream = world.stream(device)
         if name in _PRODUCTS:
             world.multiply(stream)
         touched: dict[Block, bool] = {}
@@ -216,17 +216,17 @@ class Places(TorchFunctionMode):
         self._world = world
         tensor = torch.Tensor
         self._answers: dict[Any, Any] = {
-            tensor.device.__get__: self.place,
-            tensor.is_cuda.__get__: lambda t: self.place(t).type == "cuda",
-            tensor.is_cpu.__get__: lambda t: self.place(t).type == "cpu",
-            tensor.get_device: lambda t: -1 if (p := self.place(t)).index is None else p.index,
+            tensor.device.__get__: self.device_of,
+            tensor.is_cuda.__get__: lambda t: self.device_of(t).type == "cuda",
+            tensor.is_cpu.__get__: lambda t: self.device_of(t).type == "cpu",
+            tensor.get_device: lambda t: -1 if (p := self.device_of(t)).index is None else p.index,
             tensor.is_pinned: lambda t, *_: (b := world.block(t)) is not None and b.device is None,
             tensor.pin_memory: self._pin,
             tensor.to: self._to,
             tensor.cpu: lambda t, **_: self._move(t, torch.device("cpu")),
             tensor.cuda: lambda t, device=None, non_blocking=False, **_: self._move(
                 t, torch.device("cuda", device or 0), queued=non_blocking),
-            tensor.type_as: lambda t, o: self._move(t, self.place(o), o.dtype),
+            tensor.type_as: lambda t, o: self._move(t, self.device_of(o), o.dtype),
             tensor.tolist: lambda t: self._move(t, torch.device("cpu")).tolist(),
             tensor.numpy: self._numpy,
             tensor.__array__: self._numpy,
@@ -241,8 +241,8 @@ class Places(TorchFunctionMode):
         if answer is not None:
             return answer(*args, **kwargs)
         if kwargs.get("pin_memory"):
-            made = func(*args, **{**kwargs, "pin_memory": False})
-            return self._pinned(made)
+            tensor = func(*args, **{**kwargs, "pin_memory": False})
+            return self._pinned(tensor)
         if kwargs.get("device") is None:
             return func(*args, **kwargs)
         device = self._full(kwargs["device"])
@@ -254,16 +254,16 @@ class Places(TorchFunctionMode):
     @contextmanager
     def _making(self, device: torch.device) -> Iterator[None]:
         local = self._world.local
-        before, local.made = (
-            getattr(local, "made", None),
+        before, local.created_on = (
+            getattr(local, "created_on", None),
             device.index if device.type == "cuda" else _HOST,
         )
         try:
             yield
         finally:
-            local.made = before
+            local.created_on = before
 
-    def place(self, tensor: torch.Tensor) -> torch.device:
+    def device_of(self, tensor: torch.Tensor) -> torch.device:
         block = (
             self._world.block(tensor)
             if not tensor.is_meta and tensor.layout == torch.strided
@@ -276,10 +276,10 @@ class Places(TorchFunctionMode):
         )
 
     def _full(self, device: Any) -> torch.device:
-        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-        if found.type == "cuda" and found.index is None:
+        full = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if full.type == "cuda" and full.index is None:
             return torch.device("cuda", self._world.current)
-        return found
+        return full
 
     def _to(
         self, tensor: torch.Tensor, *args: Any, copy: bool = False, **kwargs: Any
@@ -287,7 +287,7 @@ class Places(TorchFunctionMode):
         like = args[0] if args else kwargs.get("other")
         if isinstance(like, torch.Tensor):
             queued = bool(kwargs.get("non_blocking", False))
-            return self._move(tensor, self.place(like), like.dtype, queued=queued, copy=copy)
+            return self._move(tensor, self.device_of(like), like.dtype, queued=queued, copy=copy)
         device, dtype, queued, _ = torch._C._nn._parse_to(*args, **kwargs)
         return self._move(tensor, device and self._full(device), dtype, queued=queued, copy=copy)
 
@@ -295,10 +295,10 @@ class Places(TorchFunctionMode):
         self, tensor: torch.Tensor, device: torch.device | None, dtype: torch.dtype | None = None,
         *, queued: bool = False, copy: bool = False,
     ) -> torch.Tensor:  # fmt: skip
-        here, dtype = self.place(tensor), dtype or tensor.dtype
+        here, dtype = self.device_of(tensor), dtype or tensor.dtype
         if device is None or device.type == "meta" or here.type == "meta" or device == here:
-            kept = device if device is not None and device.type == "meta" else tensor.device
-            return tensor.to(kept, dtype, copy=copy)
+            where = device if device is not None and device.type == "meta" else tensor.device
+            return tensor.to(where, dtype, copy=copy)
         if here.type == "cuda" and dtype != tensor.dtype:
             tensor, dtype = tensor.to(dtype), dtype  # converted where it is
         with self._making(device):
@@ -308,27 +308,27 @@ class Places(TorchFunctionMode):
         return moved
 
     def _pin(self, tensor: torch.Tensor, *_: object) -> torch.Tensor:
-        if self.place(tensor).type == "cuda":
+        if self.device_of(tensor).type == "cuda":
             raise RuntimeError("cannot pin memory of a GPU")
         if self._world.capturing is not None:
             raise RuleBroken(CAPTURE, "memory is pinned")
         return self._pinned(tensor.clone())
 
     def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._world.own(tensor, None)
+        self._world.register(tensor, None)
         self._world.counts["pinned"] += 1
         return tensor
 
     def _numpy(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.place(tensor).type == "cuda":
+        if self.device_of(tensor).type == "cuda":
             raise TypeError(f"can't convert a cuda tensor to numpy: use Tensor.cpu() ({site()})")
         self._world.host_uses(tensor)
-        found = tensor.numpy(force=bool(kwargs.get("force")))
-        return found.astype(args[0], copy=False) if args and args[0] is not None else found
+        array = tensor.numpy(force=bool(kwargs.get("force")))
+        return array.astype(args[0], copy=False) if args and args[0] is not None else array
 
     def _new(self, make: Any) -> Any:
-        def made(values: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        def create(values: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
             new = make(values, *args, **kwargs)
             return new if device is None else self._move(new, self._full(device))
 
-        return made
+        return create

@@ -68,7 +68,7 @@ class Graph:
             self._nodes.append((func, args, kwargs, None if any(used.values()) else new))
 
     def replay(self) -> None:
-        # What runs now was checked when it was captured.
+        # These operations were checked when they were captured.
         with unseen(), torch.inference_mode():
             self._replay()
 
@@ -86,10 +86,10 @@ class Graph:
         self._take_pool(stream, tick)
         world.counts["replays"] += 1
         for func, args, kwargs, outs in self._nodes:
-            found = func(*args, **kwargs)
+            results = func(*args, **kwargs)
             if outs is not None:
-                found = tensors_of(found)
-                for out, new in zip(outs, found, strict=True):
+                results = tensors_of(results)
+                for out, new in zip(outs, results, strict=True):
                     out.copy_(new)
 
     def _take_pool(self, stream: Stream, tick: int) -> None:

@@ -1,4 +1,4 @@
-"""What a pretended driver knows: whose memory is whose, what streams did, what is on its way.
+"""State of the pretended driver: owners of memory, work of streams, copies under way.
 
 Numbers are computed at once, by the CPU. So order is checked by clocks: each stream counts what it
 was given, and knows how far it has waited for the others; each block of memory remembers who wrote
@@ -32,15 +32,15 @@ RULES = (CAPTURE, PAGEABLE, FREED, POOL, EARLY, PINNED, RACE, APART, LIBRARY)
 
 
 class RuleBroken(RuntimeError):
-    """What would be wrong numbers, a crash or a wait on a GPU; ``rule`` is one of `RULES`."""
+    """An error that on a GPU is wrong numbers, a crash or a wait; ``rule`` is one of `RULES`."""
 
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"[{rule}] {what}, at {site()}")
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(f"[{rule}] {message}, at {site()}")
         self.rule = rule
 
 
 def site() -> str:
-    """The project's lines that are at work, the innermost first."""
+    """Name the project's lines on the stack, the innermost first."""
     lines, frame = [], sys._getframe(1)
     while frame is not None and len(lines) < 2:
         if path := _of_the_project(frame.f_code.co_filename):
@@ -66,17 +66,17 @@ class Stream:
         self.clock: dict[Stream, int] = {self: 0}
 
     def work(self) -> int:
-        """One more piece of work: behind all that the host has waited for."""
+        """Queue one piece of work, after all that the host has waited for."""
         self.world.answer()
         self.follow(self.world.host)
         self.clock[self] += 1
         return self.clock[self]
 
     def follow(self, clock: dict[Stream, int]) -> None:
-        own = self.clock
+        ticks = self.clock
         for stream, tick in clock.items():
-            if own.get(stream, 0) < tick:
-                own[stream] = tick
+            if ticks.get(stream, 0) < tick:
+                ticks[stream] = tick
 
     def wait_stream(self, other: Stream) -> None:
         self.follow(other.clock)
@@ -122,26 +122,26 @@ class OnItsWay:
 
 def tensors_of(*values: Any) -> list[torch.Tensor]:
     """The tensors in arguments or results of an operation, which nest lists and tuples alone."""
-    found: list[torch.Tensor] = []
+    tensors: list[torch.Tensor] = []
     for value in values:
         if isinstance(value, torch.Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += tensors_of(*value)
+            tensors += tensors_of(*value)
         elif isinstance(value, dict):
-            found += tensors_of(*value.values())
-    return found
+            tensors += tensors_of(*value.values())
+    return tensors
 
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """What the pretended device itself computes, which no rule concerns."""
+    """Hide the pretended device's own operations from the rules."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Numbers that nobody takes for results."""
+    """Fill with numbers that cannot pass for results."""
     if tensor.dtype.is_floating_point:
         tensor.fill_(float("nan"))
     else:
@@ -159,12 +159,12 @@ class World:
         self.counts: Counter[str] = Counter()
         self.waits: list[str] = []
         self.waiting_is_an_error = False
-        self.lost: str | None = None  # what everything fails with, once the context is lost
+        self.lost: str | None = None  # every call's error, once the context is lost
         self.local = threading.local()
         self.defaults = [Stream(self, index) for index in range(DEVICES)]
         self.streams = list(self.defaults)
         self.fresh: dict[object, set[Block]] = {}  # by pool
-        # Of each stream, for products: in which graph's pool it lies, or in nobody's.
+        # By stream, for products: the graph in whose pool it lies, or None.
         self.work_space: dict[Stream, Any] = {}
 
     # -- the present thread ------------------------------------------------------------------
@@ -182,15 +182,15 @@ class World:
     def block(self, tensor: torch.Tensor) -> Block | None:
         return self.blocks.get(tensor.untyped_storage()._cdata)
 
-    def own(self, tensor: torch.Tensor, device: int | None) -> Block:
-        """From now on the memory of ``tensor`` is a device's, or is pinned."""
+    def register(self, tensor: torch.Tensor, device: int | None) -> Block:
+        """Register the memory of ``tensor`` as a device's, or as pinned."""
         if len(self.blocks) > 4096 and self.counts["blocks"] % 1024 == 0:
             self.blocks = {key: b for key, b in self.blocks.items() if not b.weak.expired()}
         self.counts["blocks"] += 1
         storage = tensor.untyped_storage()
-        made = Block(StorageWeakRef(storage), device, self.capturing)
-        self.blocks[storage._cdata] = made
-        return made
+        block = Block(StorageWeakRef(storage), device, self.capturing)
+        self.blocks[storage._cdata] = block
+        return block
 
     def touch(self, stream: Stream, tick: int, block: Block, *, writes: bool) -> None:
         """Work ``tick`` of ``stream`` reads or writes ``block``."""
@@ -214,26 +214,26 @@ class World:
     # -- the host ----------------------------------------------------------------------------
 
     def answer(self) -> None:
-        """Whatever is asked of a lost device fails."""
+        """Raise if the device is lost."""
         if self.lost is not None:
             raise RuntimeError(self.lost)
 
-    def wait(self, what: str, clock: dict[Stream, int]) -> None:
-        """The host waits until ``clock`` is reached."""
+    def wait(self, event: str, clock: dict[Stream, int]) -> None:
+        """Let the host wait until ``clock`` is reached."""
         self.answer()
         if self.capturing is not None:
-            raise RuleBroken(CAPTURE, f"the host waits for {what}")
+            raise RuleBroken(CAPTURE, f"the host waits for {event}")
         if self.waiting_is_an_error:
-            raise RuntimeError(f"called a synchronizing CUDA operation: {what}")
+            raise RuntimeError(f"called a synchronizing CUDA operation: {event}")
         self.counts["waits"] += 1
-        self.waits.append(f"{what} at {site()}")
+        self.waits.append(f"{event} at {site()}")
         for stream, tick in clock.items():
             self.host[stream] = max(self.host.get(stream, 0), tick)
         with unseen(), torch.inference_mode():
             self.arrive()
 
     def arrive(self) -> None:
-        """Copies that are known to be done: numbers appear where they were sent."""
+        """Finish copies that are known to be done: numbers appear at their destination."""
         still = []
         for copy in self.coming:
             if self.host.get(copy.stream, 0) < copy.tick:
@@ -246,7 +246,7 @@ class World:
         self.coming = still
 
     def send(self, memory: torch.Tensor, numbers: torch.Tensor, *, up: bool, device: int) -> None:
-        """A queued copy out of pinned ``memory`` or into it."""
+        """Queue a copy out of pinned ``memory`` or into it."""
         block = self.block(memory)
         assert block is not None
         stream = self.stream(device)
@@ -256,7 +256,7 @@ class World:
         self.coming.append(OnItsWay(block, memory, numbers, up, stream, stream.clock[stream]))
 
     def host_uses(self, tensor: torch.Tensor) -> None:
-        """The host looks at the memory of ``tensor``, or may write to it."""
+        """Check that the host may read and write the memory of ``tensor``."""
         block = self.block(tensor)
         for copy in self.coming if block is not None else ():
             if copy.block is block:

@@ -68,9 +68,9 @@ def pretended_cuda(free: int = MEMORY) -> Iterator[World]:
         return world.current if index is None else index
 
     def new_stream(device: Any = None, **_: object) -> Stream:
-        made = Stream(world, number(device))
-        world.streams.append(made)
-        return made
+        stream = Stream(world, number(device))
+        world.streams.append(stream)
+        return stream
 
     @contextmanager
     def on_device(device: Any) -> Iterator[None]:

@@ -52,35 +52,35 @@ def test_captured_drafts_are_those_of_the_cpu(gpu, plain, dtype, tmp_path, name)
         return decoders.drafts(where, drafter, plain, **draft, **files)
 
     captured, drafter = make(), make()
-    found = drafts(target, captured, DEVICE)
-    wanted = drafts(uncaptured, drafter, "cpu")
+    trees = drafts(target, captured, DEVICE)
+    expected = drafts(uncaptured, drafter, "cpu")
     # Random heads have near ties; the kernels of a real GPU round float32 in their own way, too.
     least = {torch.bfloat16: 0.5, torch.float32: 0.9}.get(dtype) if gpu is None else None
     if least is not None:
-        assert alike(found, wanted) > least
+        assert alike(trees, expected) > least
     else:
-        assert found.keys() == wanted.keys() and len(found) > 6
-        for at, (*tree, said) in found.items():
-            *other, other_said = wanted[at]
-            assert tree == other
-            assert said is other_said is None or np.allclose(said, other_said, rtol=1e-3)
+        assert trees.keys() == expected.keys() and len(trees) > 6
+        for at, (*tree, probs) in trees.items():
+            *expected_tree, expected_probs = expected[at]
+            assert tree == expected_tree
+            assert probs is expected_probs is None or np.allclose(probs, expected_probs, rtol=1e-3)
     if name in HEADS:
         launched = captured.report()["launched_drafts"]
-        assert launched <= len(found) / 2  # paths that no head drafts
+        assert launched <= len(trees) / 2  # paths that no head drafts
         assert not drafter.report()
 
 
-def alike(found, wanted) -> float:
-    """The share of nodes that drafts of the same text have in common: near ties fall otherwise."""
+def alike(trees, expected) -> float:
+    """Return the share of nodes that drafts of the same text have in common despite near ties."""
     both, nodes = 0, 0
-    assert len(found.keys() & wanted.keys()) > 6
-    for at in found.keys() & wanted.keys():
+    assert len(trees.keys() & expected.keys()) > 6
+    for at in trees.keys() & expected.keys():
         paths = []
-        for tokens, parents, _ in (found[at], wanted[at]):
-            made = []
+        for tokens, parents, _ in (trees[at], expected[at]):
+            tree_paths = []
             for token, parent in zip(tokens, parents, strict=True):
-                made.append((*(made[parent] if parent >= 0 else ()), token))
-            paths.append(set(made))
+                tree_paths.append((*(tree_paths[parent] if parent >= 0 else ()), token))
+            paths.append(set(tree_paths))
         both, nodes = both + len(paths[0] & paths[1]), nodes + max(map(len, paths))
     return both / nodes
 
@@ -146,15 +146,15 @@ def test_graphs_that_are_replaced_go_at_once(gpu, tmp_path, name):
     target = decoders.target(max_nodes=max(drafter.needs.max_nodes, 5))
     heads = decoders.heads(tmp_path)
     drafter.setup(DraftContext(VOCAB, frozenset(), max_len=600, target=target, heads=heads))
-    kept = []
+    references = []
     gc.disable()
     try:
         for new in (24, 500):  # the second text exceeds what the first one's graphs are for
-            with decoders.recorded() as found:
+            with decoders.recorded() as graphs:
                 drafter.begin(DecodeState(PROMPT, new))
-            kept.append([weakref.ref(recorder) for recorder, _ in found])
-            del found
-        assert kept[0] and kept[1] and not any(ref() for ref in kept[0])
+            references.append([weakref.ref(recorder) for recorder, _ in graphs])
+            del graphs
+        assert references[0] and references[1] and not any(ref() for ref in references[0])
     finally:
         gc.enable()
 
@@ -171,8 +171,8 @@ def test_drafting_on_the_second_device(gpu, overlap, names):
     for name in names:
         drafter = DRAFTED[name]()
         draft = decoders.draft(drafter, SECOND)
-        found = decode(target, drafter, turns=2, draft_model=draft, overlap=overlap)
-        decoders.plain(torch.float64).check(found.output_ids, name)
+        result = decode(target, drafter, turns=2, draft_model=draft, overlap=overlap)
+        decoders.plain(torch.float64).check(result.output_ids, name)
     assert not target.reasons
 
 
@@ -194,15 +194,15 @@ def test_late_drafts_beside_a_pass_are_the_same(gpu, monkeypatch, name):
 
         monkeypatch.setattr(drafter, "overlap", slow)
         draft = decoders.draft(drafter)
-        found = decode(target, drafter, turns=2, draft_model=draft, overlap="stream")
-        texts.append((found.output_ids, found.n_target_passes))
+        result = decode(target, drafter, turns=2, draft_model=draft, overlap="stream")
+        texts.append((result.output_ids, result.n_target_passes))
     assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("architecture", ["mistral_window", "qwen3"])
 def test_windows_and_the_batch_layout(gpu, architecture):
     """Drafts of several rows, a text longer than a window, and a tree that no bucket holds."""
-    wanted = Target(tiny_model(architecture), max_len=128, max_nodes=150, batch=4)
+    exact = Target(tiny_model(architecture), max_len=128, max_nodes=150, batch=4)
     target = FUSED(
         tiny_model(architecture).to(DEVICE), max_len=128, max_nodes=150, batch=4, layouts=[(4, 4)]
     )
@@ -212,13 +212,13 @@ def test_windows_and_the_batch_layout(gpu, architecture):
         DraftTree.chain(random.integers(3, VOCAB, 6)),
         DraftTree(random.integers(3, VOCAB, 140), np.repeat([-1, 0], 70)),
     ]
-    for each in (wanted, target):
-        each.prefill(PROMPT)
+    for engine in (exact, target):
+        engine.prefill(PROMPT)
     for tree in trees:
-        scores = [each.forward(5, tree) for each in (wanted, target)]
+        scores = [engine.forward(5, tree) for engine in (exact, target)]
         assert torch.equal(*(torch.as_tensor(s.greedy()).cpu() for s in scores))
-        for each in (wanted, target):
-            each.commit(tree, np.arange(2))
+        for engine in (exact, target):
+            engine.commit(tree, np.arange(2))
     assert list(target.reasons) == ["141 rows"]
 
 
@@ -228,16 +228,16 @@ def test_a_twin_has_graphs_of_its_own(gpu):
     exact, first = Target(tiny_model("llama"), max_len=128), decoders.target(max_nodes=3)
     pairs = [(exact, first), (exact.twin(), first.twin())]
     for text, pair in zip(texts, pairs, strict=True):
-        for each in pair:
-            each.prefill(text)
+        for engine in pair:
+            engine.prefill(text)
     tree = DraftTree.chain(np.array([4, 5]))
-    for wanted, found in pairs:
-        right, graph = (each.forward(7, tree).greedy().tolist() for each in (wanted, found))
+    for exact, graphed in pairs:
+        right, graph = (engine.forward(7, tree).greedy().tolist() for engine in (exact, graphed))
         assert right == graph
-        for each in (wanted, found):
-            each.commit(tree, np.array([], dtype=np.int64))
-    for wanted, found in pairs:
-        right, graph = (each.forward(9, tree).greedy().tolist() for each in (wanted, found))
+        for engine in (exact, graphed):
+            engine.commit(tree, np.array([], dtype=np.int64))
+    for exact, graphed in pairs:
+        right, graph = (engine.forward(9, tree).greedy().tolist() for engine in (exact, graphed))
         assert right == graph
     assert len(pairs[1][1].graphs) == len(first.graphs) > 0
 
@@ -248,11 +248,11 @@ def test_a_head_hears_the_lm_head_where_it_lies(gpu):
         pytest.skip("needs a second GPU")
     network = decoders.model()
     states = torch.ones(2, network.config.hidden_size, dtype=torch.float64, device=DEVICE)
-    wanted = Embeddings.of(network).logits(states)
+    expected = Embeddings.of(network).logits(states)
     network.lm_head.to(SECOND)
     network.lm_head.register_forward_pre_hook(lambda _, given: (given[0].to(SECOND),))
-    found = Embeddings.of(network).logits(states)
-    assert found.device == states.device and torch.equal(found.cpu(), wanted.cpu())
+    logits = Embeddings.of(network).logits(states)
+    assert logits.device == states.device and torch.equal(logits.cpu(), expected.cpu())
 
 
 def test_sampled_texts_are_those_of_the_cpu(gpu):
@@ -287,8 +287,8 @@ def test_a_capture_that_loses_the_gpu_is_not_passed_over(pretended, monkeypatch)
 
     real = StaticPass.device_part
     monkeypatch.setattr(StaticPass, "device_part", lost)
-    said = r"graph of 1 x 4 rows, 256 keys failed with .*illegal.* ran 1 x 2 rows, 256 keys"
-    with pytest.raises(DeviceLost, match=said):
+    message = r"graph of 1 x 4 rows, 256 keys failed with .*illegal.* ran 1 x 2 rows, 256 keys"
+    with pytest.raises(DeviceLost, match=message):
         decoders.target(max_nodes=20)
 
 

@@ -51,10 +51,10 @@ def plain():
 # -- what is run ---------------------------------------------------------------------------------
 
 
-def check(target, found, wanted) -> None:
+def check(target, result, expected_ids) -> None:
     for reason in target.reasons.values():
         raise RuntimeError(reason)
-    if found.output_ids != wanted:
+    if result.output_ids != expected_ids:
         raise RuleBroken(OUTPUT, "another text than the CPU's")
 
 
@@ -63,11 +63,11 @@ def a_text(world, plain, device=DEVICE, after=None):
     if after is not None:
         after(target)
     world.waits.clear()
-    found = decode(target, TEXT["random_drafts"]())
+    result = decode(target, TEXT["random_drafts"]())
     in_steps = [wait for wait in world.waits if "clock.py" not in wait and "turn.py" not in wait]
-    if len(in_steps) > found.n_target_passes + 1:  # and the prompt's
+    if len(in_steps) > result.n_target_passes + 1:  # and the prompt's
         raise RuleBroken(WAITS, f"{in_steps}")
-    check(target, found, plain.ids)
+    check(target, result, plain.ids)
 
 
 def on_the_second_device(world, plain):
@@ -82,8 +82,8 @@ def with_a_draft(name, device):
     def run(world, plain):
         target, drafter = decoders.target(max_nodes=31), DRAFTED[name]()
         draft = decoders.draft(drafter, device)
-        found = decode(target, drafter, draft_model=draft, overlap="stream")
-        check(draft.target, found, plain.ids)
+        result = decode(target, drafter, draft_model=draft, overlap="stream")
+        check(draft.target, result, plain.ids)
 
     return run
 
@@ -95,11 +95,11 @@ def with_a_head(name):
         with TemporaryDirectory() as folder:
             files = decoders.heads(Path(folder))
             target = decoders.target(max_nodes=9)
-            found = decoders.drafts(target, HEADS[name](), plain, heads=files)
+            trees = decoders.drafts(target, HEADS[name](), plain, heads=files)
             there = Target(decoders.model("cpu"), max_len=128)
-            wanted = decoders.drafts(there, HEADS[name](), plain, heads=files)
-        if {at: tree[:2] for at, tree in found.items()} != {
-            at: tree[:2] for at, tree in wanted.items()
+            expected = decoders.drafts(there, HEADS[name](), plain, heads=files)
+        if {at: tree[:2] for at, tree in trees.items()} != {
+            at: tree[:2] for at, tree in expected.items()
         }:
             raise RuleBroken(OUTPUT, "other drafts than the CPU's")
 
@@ -171,15 +171,15 @@ def baked_in_length(patch):
 
 
 def kept_from_a_capture(patch):
-    kept, real = [], graph_target.greedy_ids
+    caught, real = [], graph_target.greedy_ids
 
     def ids(logits):
-        found = real(logits)
-        kept.append(found)
-        return found
+        result = real(logits)
+        caught.append(result)
+        return result
 
     patch.setattr(graph_target, "greedy_ids", ids)
-    patch.setattr("specbench.models.scores.greedy_ids", lambda x: real(x) + 0 * kept[-1][:1])
+    patch.setattr("specbench.models.scores.greedy_ids", lambda x: real(x) + 0 * caught[-1][:1])
 
 
 def graphs_kept(patch):

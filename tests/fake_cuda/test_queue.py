@@ -61,16 +61,16 @@ def test_drafting_beside_a_pass_starts_before_anybody_waits(pretended, overlap, 
         waited.append(pretended.counts["waits"])
 
     monkeypatch.setattr(GraphTarget, "forward", noted)
-    found = decode(target, Beside(work=work), overlap=overlap)
-    decoders.plain(torch.float64).check(found.output_ids)
-    assert len(waited) == found.n_target_passes > 8
+    result = decode(target, Beside(work=work), overlap=overlap)
+    decoders.plain(torch.float64).check(result.output_ids)
+    assert len(waited) == result.n_target_passes > 8
     if overlap != "thread":  # there, the scheduler's choice
         between = [after - before for before, after in zip(queued, waited, strict=True)]
         assert set(between) == {0 if overlap == "stream" else 1}
 
 
 def test_drafting_that_fails_beside_a_pass_is_waited_for(pretended):
-    """What it had queued on its stream would be freed under it."""
+    """Else memory of its queued work would be freed too early."""
 
     def fails():
         torch.ones(4, device=DEVICE)
@@ -90,14 +90,14 @@ def test_buffers_are_loaded_again_only_when_their_pass_is_done(pretended, commit
     rows = [side_by_side(rng.integers(0, VOCAB, 6), 2) for _ in range(2)]
     for trees in (chains, rows):
         scores = [queued.forward(4, tree) for tree in trees]
-        for tree, found in zip(trees, scores, strict=True):
-            wanted = exact.forward(4, tree)
-            if found.verified is not None:
-                verdict = VERIFIER.verify(tree, wanted)
-                path, own = found.verified
+        for tree, queued_scores in zip(trees, scores, strict=True):
+            exact_scores = exact.forward(4, tree)
+            if queued_scores.verified is not None:
+                verdict = VERIFIER.verify(tree, exact_scores)
+                path, next_tokens = queued_scores.verified
                 assert path.tolist() == verdict.path.tolist()
-                assert own.tolist() == verdict.next_tokens.tolist()
-        assert scores[-1].greedy().tolist() == wanted.greedy().tolist()
+                assert next_tokens.tolist() == verdict.next_tokens.tolist()
+        assert scores[-1].greedy().tolist() == exact_scores.greedy().tolist()
 
 
 def test_keep_waits_where_nobody_has(pretended):
@@ -110,7 +110,7 @@ def test_keep_waits_where_nobody_has(pretended):
     assert pretended.counts["waits"] == waits + 1
     exact.forward(3, tree)
     exact.commit(tree, np.array([0]))
-    following = [each.forward(4, tree).greedy().tolist() for each in (exact, queued)]
+    following = [engine.forward(4, tree).greedy().tolist() for engine in (exact, queued)]
     assert following[0] == following[1]
 
 

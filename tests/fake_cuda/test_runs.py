@@ -45,12 +45,12 @@ def warmed_up():
 
     def watched(self, rounds):
         warm_up(self, rounds)
-        ready.append(len(found))
+        ready.append(len(graphs))
 
     ready: list[int] = []
-    with mock.patch.object(BlockRunner, "warm_up", watched), decoders.recorded() as found:
-        yield found
-    assert ready and not found[ready[-1] :]
+    with mock.patch.object(BlockRunner, "warm_up", watched), decoders.recorded() as graphs:
+        yield graphs
+    assert ready and not graphs[ready[-1] :]
 
 
 @pytest.mark.slow  # over a second
@@ -59,10 +59,10 @@ def test_a_run_gives_what_it_gives_on_the_cpu(with_heads, tmp_path, gpu):  # noq
     typed = [f"compare=[token_recycling, {head}]", "dataset.limit=1", "measure.warmup=1"]
     for device in ("cpu", DEVICE):
         folder = tmp_path / device
-        with warmed_up() as found:
+        with warmed_up() as graphs:
             run = [*typed, f"model.device={device}", f"output_dir={folder}"]
             assert run_here(with_heads, *run) == 0
-    assert {name.split(",")[0] for _, name in found} > {"reading", "drafting", "the tree"}
+    assert {name.split(",")[0] for _, name in graphs} > {"reading", "drafting", "the tree"}
     assert answers(tmp_path / "cpu").items() <= answers(tmp_path / DEVICE).items()
     manifest = json.loads((tmp_path / DEVICE / "manifest.json").read_text())
     assert manifest["cuda_settings"]["cudnn_attention"] is False
@@ -77,17 +77,17 @@ def test_what_is_read_behind_the_warm_up_needs_no_graph_of_its_own(small, tmp_pa
     typed = ["model.dtype=bfloat16", "model.context_length=600", f"dataset.path={questions}"]
     typed += ["generation.max_new_tokens=4", "measure.warmup=1", f"model.device={DEVICE}"]
     typed += [f"output_dir={tmp_path}/run"]
-    with warmed_up() as found:
+    with warmed_up() as graphs:
         assert run_here(small, *typed) == 0
-    assert found
+    assert graphs
 
 
 @pytest.mark.slow  # over a second
 def test_a_lost_gpu_ends_the_run_with_the_first_error(small, tmp_path, pretended, monkeypatch):
-    asked, propose = [], TokenRecycling.propose
+    calls, propose = [], TokenRecycling.propose
 
     def lost(self, state):
-        asked.append(1)
+        calls.append(1)
         pretended.lost = "CUDA error: an illegal memory access was encountered"
         return propose(self, state)
 
@@ -97,13 +97,13 @@ def test_a_lost_gpu_ends_the_run_with_the_first_error(small, tmp_path, pretended
         (1, "the warm-up of token_recycling", "the warm-up of pld"),
         (0, r"81, turn 0, token_recycling", "81, turn 0, (ar|pld|ar_eager)"),
     ):
-        pretended.lost, asked[:] = None, []
-        said = f"since {where} failed with .*illegal memory access.* Before it ran {before}"
-        with pytest.raises(DeviceLost, match=said):
+        pretended.lost, calls[:] = None, []
+        message = f"since {where} failed with .*illegal memory access.* Before it ran {before}"
+        with pytest.raises(DeviceLost, match=message):
             run_here(
                 small, *typed, f"measure.warmup={warm_ups}", f"output_dir={tmp_path}/{warm_ups}"
             )
-        assert len(asked) == 1
+        assert len(calls) == 1
 
 
 @pytest.mark.slow  # over a second
@@ -122,7 +122,7 @@ def test_the_clock_of_a_gpu_counts_events(gpu):
     clock = make_clock("cuda", phases=True)
     assert isinstance(clock, CudaClock)
     clock.begin(2100)
-    with mock.patch.object(TorchEvents, "new_event") as made:
+    with mock.patch.object(TorchEvents, "new_event") as new_event:
         clock.prefill_done()
         clock.setup_done()
         for _ in range(2100):  # more marks than events were made at first
@@ -130,7 +130,7 @@ def test_the_clock_of_a_gpu_counts_events(gpu):
             clock.step_done()
         clock.finish_begin()
         times = clock.end()
-    assert not made.called  # thousands at once would take a step as long as ten others
+    assert not new_event.called  # thousands at once would take a step as long as ten others
     assert len(times.step_s) == 2100
     assert all(step > 0 for step in times.step_s)
 

@@ -34,9 +34,9 @@ def test_the_fixtures_say_that_they_are_made_up():
 
 def test_tables_are_byte_identical(tmp_path, capsys):
     assert tables.main([str(HERE / "records"), "--pairs", "-o", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in ("tables.md", "tables.csv", "tables.tex"):
-        assert str(tmp_path / name) in said
+        assert str(tmp_path / name) in output
         assert (tmp_path / name).read_bytes() == (HERE / "tables" / name).read_bytes()
 
 
@@ -83,14 +83,14 @@ def test_latex_tables_compile_into_two_columns(artifacts, tmp_path):
     )
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
-    said = done.stdout.decode("latin-1")
-    assert done.returncode == 0, said[-2000:]
-    assert "Overfull" not in said
-    assert "too large" not in said
+    output = done.stdout.decode("latin-1")
+    assert done.returncode == 0, output[-2000:]
+    assert "Overfull" not in output
+    assert "too large" not in output
 
 
 def test_csv_files_are_one_sheet_of_plain_numbers(artifacts):
-    words = re.compile(
+    text_columns = re.compile(
         r"table|method|model|dataset|setting|run|part|source|outputs|against_the_best|verdict|"
         r"claimed_(on|in|for|.*_qualifier)|measured_on|devices|temperature|update|label|task|"
         r"dtype|hardware|synthetic|timing|state_scope|estimator|claimed_(model|hardware|source)"
@@ -100,21 +100,21 @@ def test_csv_files_are_one_sheet_of_plain_numbers(artifacts):
         assert len(frame)
         assert not [name for name in frame if name.endswith((".1", "_")) or name != name.lower()]
         for name in frame:
-            if not words.fullmatch(name) and frame[name].notna().any():
+            if not text_columns.fullmatch(name) and frame[name].notna().any():
                 assert pd.api.types.is_numeric_dtype(frame[name]), (path.name, name)
 
 
 @pytest.mark.parametrize("artifact", REPRODUCTIONS, ids=lambda artifact: artifact.name)
 def test_every_artifact_is_byte_identical_and_says_what_it_rests_on(artifact, artifacts):
-    made = artifacts / f"{artifact.name}.csv"
-    assert made.read_bytes() == (HERE / "artifacts" / made.name).read_bytes()
-    text = made.with_suffix(".md").read_text()
+    csv = artifacts / f"{artifact.name}.csv"
+    assert csv.read_bytes() == (HERE / "artifacts" / csv.name).read_bytes()
+    text = csv.with_suffix(".md").read_text()
     # Passes over random ids have no cases.
     more = (" cases",) if artifact.name != "ngrammys_figure1" else ()
-    for words in ("SYNTHETIC RECORDS", "Synthetic", *more):
-        assert words in text, words
+    for mark in ("SYNTHETIC RECORDS", "Synthetic", *more):
+        assert mark in text, mark
 
 
 def test_no_artifact_is_left_over(artifacts):
-    made = {path.name for path in artifacts.glob("*.csv")}
-    assert made == {path.name for path in (HERE / "artifacts").iterdir()}
+    csv = {path.name for path in artifacts.glob("*.csv")}
+    assert csv == {path.name for path in (HERE / "artifacts").iterdir()}

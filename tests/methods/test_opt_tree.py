@@ -44,10 +44,10 @@ def path_scores(draft, depth, sampling=GREEDY):
 
 
 def paths(tree):
-    found = []
+    result = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
+        result.append((*(result[parent] if parent >= 0 else ()), token))
+    return result
 
 
 @given(
@@ -62,9 +62,9 @@ def test_the_tree_is_the_best_of_all(seed, nodes, depth, sharpness, sampling):
     drafter, tree, _ = grow(draft, sampling, nodes=nodes, max_depth=depth + 1, threshold=0.0)
     scores = path_scores(draft, depth, sampling)
     best = sorted(scores.values(), reverse=True)[:nodes]
-    found = paths(tree)
-    assert len(set(found)) == len(found) == len(best)
-    np.testing.assert_allclose(sorted((scores[p] for p in found), reverse=True), best, rtol=1e-6)
+    grown = paths(tree)
+    assert len(set(grown)) == len(grown) == len(best)
+    np.testing.assert_allclose(sorted((scores[p] for p in grown), reverse=True), best, rtol=1e-6)
     assert drafter.report()["expected_per_step"] == pytest.approx([sum(best)], abs=1e-4)
 
 
@@ -72,8 +72,8 @@ def layers_of_the_paper(scores, nodes, threshold, max_depth):
     """Depth at which the paper's loop stops, over full layers."""
     expected = 0.0
     for depth in range(1, max_depth + 1):
-        known = sorted((s for p, s in scores.items() if len(p) <= depth), reverse=True)[:nodes]
-        gain, expected = sum(known) - expected, sum(known)
+        best = sorted((s for p, s in scores.items() if len(p) <= depth), reverse=True)[:nodes]
+        gain, expected = sum(best) - expected, sum(best)
         if gain <= threshold:
             break
     return depth, expected
@@ -116,12 +116,12 @@ def test_no_deeper_than_can_be_committed():
 def test_accepted_nodes_stay_in_the_drafts_cache():
     draft = table_draft(3, 3.0)
     drafter, tree, state = grow(draft, nodes=10, max_depth=4, threshold=0.0)
-    found = paths(tree)
-    deepest = max(range(len(tree)), key=lambda i: len(found[i]))
-    path = [found.index(found[deepest][: n + 1]) for n in range(len(found[deepest]))]
+    tree_paths = paths(tree)
+    deepest = max(range(len(tree)), key=lambda i: len(tree_paths[i]))
+    path = [tree_paths.index(tree_paths[deepest][: n + 1]) for n in range(len(tree_paths[deepest]))]
     drafter.observe(state, StepOutcome(tree, np.array(path), tree.tokens[path], None))
     fed = draft.text[state.length :]
-    assert fed == list(found[deepest][: len(fed)])
+    assert fed == list(tree_paths[deepest][: len(fed)])
     assert len(fed) >= len(path) - 1
     state.commit(np.append(tree.tokens[path], 0))
     drafter.propose(state)
@@ -139,8 +139,8 @@ def published(scores, nodes, threshold, max_depth):
         layers.append(sorted(layer, key=scores.get, reverse=True)[:nodes])
         if depth == 1:
             continue
-        known = [path for layer in layers[:-1] for path in layer]
-        best = sorted(known, key=scores.get, reverse=True)[:nodes]
+        above_nodes = [path for layer in layers[:-1] for path in layer]
+        best = sorted(above_nodes, key=scores.get, reverse=True)[:nodes]
         total = sum(scores[path] for path in best)
         if not (total - weight > threshold and depth < max_depth):
             return set(best)

@@ -26,27 +26,27 @@ def plain_ouroboros(text, n, draft_says, target_says, first_level, pool, knobs, 
             draft += new[: new.index(end) + 1] if end in new else new
         draft = draft[:gamma]
         phrases = pool.get(draft[-1], [])[-knobs["topk"] :]
-        said = [target_says(text + draft[:i]) for i in range(len(draft) + 1)]
+        choices = [target_says(text + draft[:i]) for i in range(len(draft) + 1)]
         right = 0
-        while right < len(draft) and draft[right] == said[right]:
+        while right < len(draft) and draft[right] == choices[right]:
             right += 1
-        new = said[: right + 1]
+        new = choices[: right + 1]
         if right < len(draft):
             for i in range(right, len(draft)):
-                phrase = said[i + 1 : i + 1 + length]
+                phrase = choices[i + 1 : i + 1 + length]
                 goes_on = draft[i + 1 : i + length] == phrase[:-1]
                 if len(phrase) == length and goes_on:
                     ahead.insert(draft[i], tuple(phrase))
         elif phrases:
-            corrected, best = [], [said[-1]]
+            corrected, best = [], [choices[-1]]
             for phrase in phrases:
-                own = [target_says(text + draft + list(phrase[:i])) for i in range(length)]
-                corrected.append(tuple(own))
+                corrections = [target_says(text + draft + list(phrase[:i])) for i in range(length)]
+                corrected.append(tuple(corrections))
                 same = 0
-                while same < length - 1 and phrase[same] == own[same]:
+                while same < length - 1 and phrase[same] == corrections[same]:
                     same += 1
                 if same + 1 > len(best):
-                    best = own[: same + 1]
+                    best = corrections[: same + 1]
             pool[draft[-1]][-len(phrases) :] = corrected
             new = draft + best
         new = new[: last - len(text)]
@@ -149,9 +149,9 @@ def test_phrases_behind_a_rejected_draft_stay_unless_asked(correct):
     drafter.begin(state)
     tree = drafter.propose(state)
     state.commit(np.array([7]))
-    said = np.array([7, 0, 2, 3, 1])  # not 5; and behind it 0, 2, then 3 and 1 along the phrase
+    choices = np.array([7, 0, 2, 3, 1])  # not 5; and behind it 0, 2, then 3 and 1 along the phrase
     none = np.empty(0, dtype=np.int64)
-    drafter.observe(state, StepOutcome(tree, none, state.tokens[-1:], said))
+    drafter.observe(state, StepOutcome(tree, none, state.tokens[-1:], choices))
     assert drafter._pool.after(6).tolist() == ([[2, 3]] if correct else [[4, 5]])
 
 

@@ -92,15 +92,15 @@ def test_greedy_output_is_that_of_plain_decoding_and_comes_sooner(knobs):
     for seed in range(2):
         prompt = driver.toy_text(seed, 30)
         plain = loop.decode(prompt, Drafter(name="ar"), max_new_tokens=60)
-        found = loop.decode(prompt, drafter, max_new_tokens=60)
-        assert found.output_ids == plain.output_ids
-        assert found.n_target_passes < plain.n_target_passes
+        result = loop.decode(prompt, drafter, max_new_tokens=60)
+        assert result.output_ids == plain.output_ids
+        assert result.n_target_passes < plain.n_target_passes
 
 
 def test_a_later_turn_counts_what_is_new():
     """So the automaton is that of one turn with all of the text."""
     whole = driver.toy_text(5, 80)
-    found = []
+    tries = []
     for prompts in ([80], [50, 80]):
         drafter, seen = ready(60, learn_prompt=False), whole[:0]
         for length in prompts:
@@ -108,8 +108,8 @@ def test_a_later_turn_counts_what_is_new():
             state.commit(whole[length : length + 1] if length < 80 else whole[:1])
             drafter.begin(state)
             seen = state.tokens.copy()
-        found.append(drafter._trie)
-    assert all((one == other).all() for one, other in zip(*found, strict=True))
+        tries.append(drafter._trie)
+    assert all((single == split).all() for single, split in zip(*tries, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -55,28 +55,28 @@ def plain_tree(chunks, text, knobs):
     for span in range(min(knobs["max_span"], len(text)), knobs["min_span"] - 1, -1):
         taken, hits = [], 0
         for chunk in chunks:
-            found = sorted(
+            matches = sorted(
                 (document[i + span :], -c, -i)
                 for c, document in enumerate(chunk)
                 for i in range(len(document) - span + 1)
                 if document[i : i + span] == text[-span:]
             )
-            total, limit = len(found), min(len(found), knobs["max_matches"])
+            total, limit = len(matches), min(len(matches), knobs["max_matches"])
             hits += total
             stride = total if knobs["matches"] == "even" else limit
-            taken += [found[i * stride // limit][0][: knobs["draft_len"]] for i in range(limit)]
+            taken += [matches[i * stride // limit][0][: knobs["draft_len"]] for i in range(limit)]
         if hits:
             break
     else:
         return []
     counts = Counter(tuple(c[:d]) for c in taken for d in range(1, len(c) + 1))
-    kept = sorted(counts, key=lambda p: (-counts[p], len(p), p))[: knobs["choices"]]
+    prefixes = sorted(counts, key=lambda p: (-counts[p], len(p), p))[: knobs["choices"]]
     if knobs["cut"]:
-        while sum(len(set(p)) for p in kept) > knobs["choices"]:
-            most = max(len(set(p)) for p in kept)
-            kept.remove([p for p in kept if len(set(p)) == most][-1])
-    kept.sort(key=len)
-    return [(p[-1], kept.index(p[:-1]) if len(p) > 1 else -1) for p in kept]
+        while sum(len(set(p)) for p in prefixes) > knobs["choices"]:
+            most = max(len(set(p)) for p in prefixes)
+            prefixes.remove([p for p in prefixes if len(set(p)) == most][-1])
+    prefixes.sort(key=len)
+    return [(p[-1], prefixes.index(p[:-1]) if len(p) > 1 else -1) for p in prefixes]
 
 
 @given(

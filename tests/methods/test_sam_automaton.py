@@ -64,10 +64,10 @@ def test_a_text_beyond_the_cap_repeats_within_its_newest_half(text, most):
     for n in range(1, len(text) + 1):
         automaton.extend(array(text), n - 1, n)
         assert len(automaton) <= most
-        kept = text[n - len(automaton) : n]
-        assert len(kept) >= min(n, most // 2)
-        length, after = earlier_suffix(kept)
-        assert automaton.repeated_suffix(n) == (length, after + n - len(kept))
+        held = text[n - len(automaton) : n]
+        assert len(held) >= min(n, most // 2)
+        length, after = earlier_suffix(held)
+        assert automaton.repeated_suffix(n) == (length, after + n - len(held))
 
 
 def test_memory_is_capped_under_many_insertions():
@@ -171,10 +171,10 @@ def test_ids_get_the_end_token_that_they_lack(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tokenizer(monkeypatch, tmp_path):
-    made = WordTokenizer()
-    monkeypatch.setattr("specbench.models.loading.load_tokenizer", lambda cfg: made)
+    word_tokenizer = WordTokenizer()
+    monkeypatch.setattr("specbench.models.loading.load_tokenizer", lambda cfg: word_tokenizer)
     monkeypatch.setattr("specbench.models.loading.tokenizer_hash", lambda tokenizer: "words")
-    return made
+    return word_tokenizer
 
 
 def test_the_script_builds_from_texts(tokenizer, tmp_path, capsys):

@@ -85,12 +85,12 @@ def steps(seed, tmp_path, *, auxiliary, bias, rows=6):
 def test_every_step_is_the_published_one(auxiliary, bias, tmp_path):
     compared, kinds = 0, set()
     for seed in range(12):
-        for ours, wanted in steps(seed, tmp_path, auxiliary=auxiliary, bias=bias):
+        for ours, expected in steps(seed, tmp_path, auxiliary=auxiliary, bias=bias):
             kinds |= set(ours.sources.tolist()) if len(ours) else set()
             compared += 1
-            if wanted is None:
+            if expected is None:
                 assert set(ours.sources.tolist()) == {2}
             else:
-                assert (ours.tokens.tolist(), ours.parents.tolist()) == wanted
+                assert (ours.tokens.tolist(), ours.parents.tolist()) == expected
     assert compared >= 200
     assert kinds == ({0, 1, 2} if auxiliary else {0, 1})

@@ -213,14 +213,14 @@ def plain_draft(requests, text, max_query, draft_len):
         for age, request in enumerate(requests):
             for i in range(len(request) - n + 1):
                 if request[i : i + n] == text[-n:]:
-                    found = request[i + n : i + n + draft_len]
-                    if EOS in found:
-                        found = found[: found.index(EOS) + 1]
-                    if found:
-                        counts[tuple(found)] += 1
-                        newest[tuple(found)] = (age, i)
+                    draft = request[i + n : i + n + draft_len]
+                    if EOS in draft:
+                        draft = draft[: draft.index(EOS) + 1]
+                    if draft:
+                        counts[tuple(draft)] += 1
+                        newest[tuple(draft)] = (age, i)
         if counts:
-            return list(max(counts, key=lambda found: (counts[found], newest[found])))
+            return list(max(counts, key=lambda draft: (counts[draft], newest[draft])))
     return []
 
 

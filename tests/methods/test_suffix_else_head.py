@@ -42,10 +42,10 @@ def test_the_score_says_who_drafts(min_score):
         following = iter(steps)
 
         def other(state, following=following):
-            own = SuffixDecoding.propose(alone, state)
+            suffix_draft = SuffixDecoding.propose(alone, state)
             _, tree = next(following)
-            enough = len(own) > 0 and alone.score >= min_score
-            expected = own if enough else Fixed().propose(state)
+            enough = len(suffix_draft) > 0 and alone.score >= min_score
+            expected = suffix_draft if enough else Fixed().propose(state)
             assert toy_turns.pairs(tree) == toy_turns.pairs(expected)
             assert set(tree.sources.tolist()) == {0 if enough else 1}
             taken.add(enough)

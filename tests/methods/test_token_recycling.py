@@ -31,8 +31,8 @@ def logits_with(vocab_size, *best):
     """One row per argument, in which these ids are the largest, in this order."""
     logits = torch.zeros(len(best), vocab_size)
     for row, ids in enumerate(best):
-        for place, token in enumerate(ids):
-            logits[row, token] = 10.0 - place
+        for rank, token in enumerate(ids):
+            logits[row, token] = 10.0 - rank
     return logits
 
 

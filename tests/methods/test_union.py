@@ -123,10 +123,10 @@ def test_auxiliary_nodes_are_never_shared_and_go_first():
 
 
 def paths(tokens, parents):
-    found = []
+    result = []
     for token, parent in zip(tokens, parents, strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
+        result.append((*(result[parent] if parent >= 0 else ()), token))
+    return result
 
 
 @st.composite
@@ -148,12 +148,12 @@ def test_the_merged_tree_is_a_trie_of_the_parts(drafts, max_nodes, fill, depth_c
     state = begun(drafter)
     tree = drafter.propose(state)
     merged = paths(tree.tokens.tolist(), tree.parents.tolist())
-    known = [set(paths(*draft)) for draft in drafts]
-    everything = set().union(*known)
+    part_paths = [set(paths(*draft)) for draft in drafts]
+    everything = set().union(*part_paths)
     assert len(set(merged)) == len(merged) == min(max_nodes, len(everything))
     assert set(merged) <= everything
     for path, source in zip(merged, tree.sources.tolist(), strict=True):
-        assert source == next(i for i, paths_of in enumerate(known) if path in paths_of)
+        assert source == next(i for i, paths_of in enumerate(part_paths) if path in paths_of)
     # What each part sees of any outcome is true of its own nodes.
     rows = {(): 0} | {path: i + 1 for i, path in enumerate(merged)}
     choices = np.arange(100, 101 + len(tree))
@@ -164,11 +164,11 @@ def test_the_merged_tree_is_a_trie_of_the_parts(drafts, max_nodes, fill, depth_c
         drafter.observe(state, outcome)
         for part, (tokens, parents) in zip(parts, drafts, strict=True):
             seen = part.seen.pop()
-            own = paths(seen.tree.tokens.tolist(), seen.tree.parents.tolist())
-            assert own == [p for p in paths(tokens, parents) if p in rows]
-            assert seen.next_tokens.tolist() == [100] + [100 + rows[p] for p in own]
-            known_part = [p for i in range(len(path)) if (p := path[: i + 1]) in own]
-            assert [own[i] for i in seen.path] == known_part
+            seen_paths = paths(seen.tree.tokens.tolist(), seen.tree.parents.tolist())
+            assert seen_paths == [p for p in paths(tokens, parents) if p in rows]
+            assert seen.next_tokens.tolist() == [100] + [100 + rows[p] for p in seen_paths]
+            known_part = [p for i in range(len(path)) if (p := path[: i + 1]) in seen_paths]
+            assert [seen_paths[i] for i in seen.path] == known_part
             for above, below in zip([-1, *seen.path], seen.path, strict=False):
                 assert seen.tree.parents[below] == above
 
@@ -306,9 +306,9 @@ def test_a_union_of_one_accepts_what_its_part_accepts(make, make_target, rng):
     drafter.setup(DraftContext(VOCAB, frozenset(), max_len=256, target=target))
     drafter.reset()
     expected = decode(target, alone, prompt, 40)
-    found = decode(target, drafter, prompt, 40)
-    assert found.committed_per_step == expected.committed_per_step
-    assert found.n_aux == expected.n_aux
+    result = decode(target, drafter, prompt, 40)
+    assert result.committed_per_step == expected.committed_per_step
+    assert result.n_aux == expected.n_aux
 
 
 # -- bad input -------------------------------------------------------------------------------------
