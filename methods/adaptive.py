@@ -1,7 +1,7 @@
 """Adaptive drafts: how much of another method's draft is verified is decided step by step.
 
 Four published rules, each a ``policy``, around one drafter that says how likely its nodes are
-(``DraftTree.survival``: a draft model's probabilities, a suffix tree's counts):
+(``DraftTree.path_probs``: a draft model's probabilities, a suffix tree's counts):
 
 threshold   transformers' assisted generation since 4.45. Reference code studied:
             huggingface/transformers 5.23, ``generation/candidate_generator.py``
@@ -74,11 +74,11 @@ from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.protocols import ModelCall, ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
     StepOutcome,
 )
 from specbench.errors import ConfigurationError
@@ -143,7 +143,7 @@ class Adaptive(Composite):
             )
         if isinstance(self.drafter, Drafter):
             needs = self.drafter.needs
-            if not needs.survival or needs.overlap:
+            if not needs.path_probs or needs.overlap:
                 raise ConfigurationError(
                     f"method={self.name} cannot hold {self.drafter.name}: it does not say how "
                     "likely its nodes are. Type e.g. method.drafter=suffix_decoding, sps, opt_tree "
@@ -163,7 +163,7 @@ class Adaptive(Composite):
     def own_needs(self) -> Needs:
         clock = self.policy == "bandit" and self.reward == "measured"
         nodes = self.parts[0].needs.max_nodes
-        return Needs(max_nodes=nodes, clock=clock, priced_rows=self.policy == "marginal")
+        return Needs(max_nodes=nodes, clock=clock, verify_cost=self.policy == "marginal")
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
@@ -275,7 +275,7 @@ class Adaptive(Composite):
             missed, self._n_seen = state.tokens[self._n_seen :].copy(), state.length
             super().observe(state, StepOutcome(DraftTree.empty(), NO_TOKENS, missed, None))
 
-    def report(self) -> dict[str, Counted]:
+    def report(self) -> dict[str, ReportValue]:
         return {**super().report(), "offered_per_step": self._offered}
 
     # -- which nodes of a draft are verified -----------------------------------------------------
@@ -518,8 +518,8 @@ def _last(bids: Sequence[DraftBid]) -> BoolArray:
 def _survival(tree: DraftTree) -> FloatArray:
     if not len(tree):
         return np.empty(0)
-    assert tree.survival is not None
-    return tree.survival
+    assert tree.path_probs is not None
+    return tree.path_probs
 
 
 def _not_ended(parents: IntArray, ended: BoolArray) -> BoolArray:

@@ -60,11 +60,11 @@ from specbench.config.schema import Positive
 from specbench.decoding.device import to_device
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
     StepOutcome,
 )
 
@@ -144,11 +144,11 @@ class Card(Drafter):
             return
         passes = draft.forwards + self._ratio
         if not self._tree.rooted:
-            self._tree.restart(draft.catch_up(state.tokens, own=True))
+            self._tree.restart(draft.catch_up(state.tokens, draft_vocab=True))
         # Deeper layers are of no use: they lie behind the last token wanted, or out of reach.
         useful = min(state.remaining, free) + len(self._trail)
         while draft.forwards < passes and self._tree.depth < min(self.max_depth, useful):
-            self._tree.grow(lambda tokens, parents: draft.extend(tokens, parents, own=True))
+            self._tree.grow(lambda tokens, parents: draft.extend(tokens, parents, draft_vocab=True))
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         if not len(outcome.committed):
@@ -175,7 +175,7 @@ class Card(Drafter):
         else:
             self._trail = path
 
-    def report(self) -> Mapping[str, Counted]:
+    def report(self) -> Mapping[str, ReportValue]:
         """Counters of the turn.
 
         ``hits`` and ``misses`` count the steps after which the target's own token was looked for

@@ -104,7 +104,7 @@ class _DynamicTree(HeadDrafter):
 
     @property
     def needs(self) -> Needs:
-        return replace(super().needs, survival=True)
+        return replace(super().needs, path_probs=True)
 
     def setup(self, context: DraftContext) -> None:
         super().setup(context)
@@ -126,7 +126,7 @@ class _DynamicTree(HeadDrafter):
     def _growing(
         self, feature: torch.Tensor, levels: int, number: torch.Tensor | None
     ) -> ModelWork[torch.Tensor]:
-        """``[3, n]`` float64: ids, parents and survival, the likeliest node first."""
+        """``[3, n]`` float64: ids, parents and path probabilities, the likeliest node first."""
         head = self._head
         scores, ids = self._children((yield from head.scoring(feature)))
         k = scores.shape[1]
@@ -168,8 +168,8 @@ class _DynamicTree(HeadDrafter):
         k = min(self.top_k, self._n_ids)
         n_nodes = k + (levels - 1) * k * k
         # The one copy of a draft.
-        tokens, above, survival = drafted.cpu().numpy()[:, : min(self.total - 1, n_nodes)]
-        return DraftTree(tokens.astype(np.int64), above.astype(np.int64), survival=survival.copy())
+        tokens, above, probs = drafted.cpu().numpy()[:, : min(self.total - 1, n_nodes)]
+        return DraftTree(tokens.astype(np.int64), above.astype(np.int64), path_probs=probs.copy())
 
     def _children(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``[n, top_k]`` log-probabilities and own ids of each node's likeliest children."""

@@ -39,11 +39,11 @@ from specbench.decoding.drafter import ModelDrafter
 from specbench.decoding.protocols import DraftLM, ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
     StepOutcome,
 )
 from specbench.kernels.cuda_graphs import GraphRecorder, RecordedCall
@@ -81,7 +81,7 @@ class OptTree(ModelDrafter):
             max_nodes=self.nodes,
             # The last layer is never fed; a tree of one layer holds none.
             draft_nodes=self.nodes * max(1, self.max_depth - 2),
-            survival=True,
+            path_probs=True,
         )
 
     def setup(self, context: DraftContext) -> None:
@@ -109,7 +109,7 @@ class OptTree(ModelDrafter):
         scores: FloatArray = np.empty(0)
         layer = np.array([-1])  # nodes whose children come next
         layer_scores = np.ones(1)
-        logits = (yield from self._draft.catching_up(state.tokens, own=True))[None]
+        logits = (yield from self._draft.catching_up(state.tokens, draft_vocab=True))[None]
         expected, n_fed = 0.0, 0
         for depth in range(1, deepest + 1):
             full = len(scores) == self.nodes
@@ -131,8 +131,8 @@ class OptTree(ModelDrafter):
             above_fed = np.where(parents[layer] < 0, -1, fed[parents[layer]])
             fed[layer] = np.arange(n_fed, n_fed + len(layer))
             n_fed += len(layer)
-            logits = yield from self._draft.extending(tokens[layer], above_fed, own=True)
-        self._tree, self._fed = DraftTree(tokens, parents, survival=scores), fed
+            logits = yield from self._draft.extending(tokens[layer], above_fed, draft_vocab=True)
+        self._tree, self._fed = DraftTree(tokens, parents, path_probs=scores), fed
         return expected
 
     def _children(
@@ -176,7 +176,7 @@ class OptTree(ModelDrafter):
         path = self._fed[outcome.path]
         self._draft.commit_path(path[path >= 0])
 
-    def report(self) -> Mapping[str, Counted]:
+    def report(self) -> Mapping[str, ReportValue]:
         return {**self._draft.report(), "expected_per_step": self._expected}
 
 

@@ -52,11 +52,11 @@ from specbench.decoding.drafter import ModelDrafter, Scope
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
     StepOutcome,
 )
 from specbench.decoding.verify.greedy import longest_match
@@ -166,7 +166,7 @@ class Ouroboros(ModelDrafter):
         if max_tokens <= 0 or self._draft.free_rows(state.length) < ahead:
             return NO_TOKENS
         if state.length - self._read > self._most_unread:  # a union's other parts did well
-            yield from self._draft.catching_up(state.tokens[:-1], own=True)
+            yield from self._draft.catching_up(state.tokens[:-1], draft_vocab=True)
             self._read = state.length - 1
         unread = state.tokens[self._read :]
         held = 0  # drafted tokens that have been read
@@ -212,7 +212,7 @@ class Ouroboros(ModelDrafter):
         before = np.arange(-1, root) + held
         numbers = np.concatenate((before, parents + held + len(unread)))
         read = np.concatenate((unread, tokens))
-        logits = yield from self._draft.extending(read, numbers, own=True)
+        logits = yield from self._draft.extending(read, numbers, draft_vocab=True)
         choices = self._draft.to_target_ids(self._draft.likeliest(logits)[root:]).cpu().numpy()
         path = np.empty(len(tokens), dtype=np.int64)
         path = path[: longest_match(tokens, parents, aux, choices, path)]
@@ -254,7 +254,7 @@ class Ouroboros(ModelDrafter):
             draft, choices = tokens[accepted:drafted], next_tokens[accepted + 1 : drafted + 1]
             self._pool.insert(agreeing_phrases(draft, choices, length))
 
-    def report(self) -> Mapping[str, Counted]:
+    def report(self) -> Mapping[str, ReportValue]:
         """Counters of the turn: phrases in the pool, and tokens committed from phrases."""
         return {
             **self._draft.report(),

@@ -51,12 +51,12 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     NO_TOKENS,
     BonusProposal,
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
     Proposal,
+    ReportValue,
     StepOutcome,
 )
 
@@ -133,9 +133,9 @@ class Pearl(Drafter):
             self._block, self._block_q = NO_TOKENS, None
             return None
         if n_pending:  # its rows are there, but for the last token's
-            logits = draft.extend(pending[-1:], np.array([n_pending - 2]), own=True)
+            logits = draft.extend(pending[-1:], np.array([n_pending - 2]), draft_vocab=True)
         else:
-            logits = draft.catch_up(state.tokens, own=True)[None]
+            logits = draft.catch_up(state.tokens, draft_vocab=True)[None]
         tokens: list[torch.Tensor] = []
         distributions: list[torch.Tensor] = []
         while True:
@@ -149,7 +149,7 @@ class Pearl(Drafter):
             if len(tokens) == n_draft:
                 break
             last = np.array([n_pending + len(tokens) - 2])
-            logits = draft.extend(tokens[-1], last, own=True)
+            logits = draft.extend(tokens[-1], last, draft_vocab=True)
         self._block = torch.cat(tokens).cpu().numpy()
         if not distributions:
             return None
@@ -176,6 +176,6 @@ class Pearl(Drafter):
         self._pending = block[1:]
         self._pending_q = None if self._block_q is None else self._block_q[1:]
 
-    def report(self) -> Mapping[str, Counted]:
+    def report(self) -> Mapping[str, ReportValue]:
         """Counters of the turn: passes with nothing pending (``pre_verify``) and with."""
         return {**self._draft.report(), "gamma": self._gamma, **self._counts}

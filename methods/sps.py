@@ -42,12 +42,12 @@ from specbench.config.schema import Positive, Share
 from specbench.decoding.drafter import ModelDrafter, Scope
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
     Proposal,
+    ReportValue,
     StepOutcome,
 )
 
@@ -80,7 +80,7 @@ class Sps(ModelDrafter):
     @property
     def needs(self) -> Needs:
         longest = self.gamma if self.schedule == "constant" else self.max_gamma
-        return Needs(tokens_only=False, draft_model=True, max_nodes=longest, survival=True)
+        return Needs(tokens_only=False, draft_model=True, max_nodes=longest, path_probs=True)
 
     def setup(self, context: DraftContext) -> None:
         assert context.draft_model is not None
@@ -106,7 +106,7 @@ class Sps(ModelDrafter):
         tokens: list[torch.Tensor] = []
         rows: list[torch.Tensor] = []
         survival: list[float] = []  # if confidence or a stop rule needs it
-        logits = (yield from self._draft.catching_up(state.tokens, own=True))[None]
+        logits = (yield from self._draft.catching_up(state.tokens, draft_vocab=True))[None]
         while True:
             if self._sampling.greedy:
                 drawn = self._draft.likeliest(logits)
@@ -129,14 +129,14 @@ class Sps(ModelDrafter):
             if len(tokens) == longest:
                 break
             last = np.array([len(tokens) - 2], dtype=np.int64)
-            logits = yield from self._draft.extending(tokens[-1], last, own=True)
+            logits = yield from self._draft.extending(tokens[-1], last, draft_vocab=True)
         drafted = torch.cat(tokens).to(self._device)
         tree = DraftTree.chain(drafted.numpy() if self._device.type == "cpu" else drafted)
         proposal, path_probs = None, np.array(survival) if survival else None
         if rows:
             q = torch.cat(rows).to(self._device)
             proposal = Proposal(q, np.arange(len(tokens), dtype=np.int64))
-        return DraftTree(tree.tokens, tree.parents, probs=proposal, survival=path_probs)
+        return DraftTree(tree.tokens, tree.parents, probs=proposal, path_probs=path_probs)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         drafted, accepted = len(outcome.tree), len(outcome.path)
@@ -148,5 +148,5 @@ class Sps(ModelDrafter):
             change = 2 if accepted == drafted else -1
             self._gamma = min(max(1, self._gamma + change), self.max_gamma)
 
-    def report(self) -> Mapping[str, Counted]:
+    def report(self) -> Mapping[str, ReportValue]:
         return self._draft.report()

@@ -49,11 +49,11 @@ from specbench.config.schema import NotNegative, Positive
 from specbench.decoding.drafter import Drafter, Scope
 from specbench.decoding.structs import (
     Artifact,
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
 )
 from specbench.draft_structures.suffix_array import (
     SEPARATOR,
@@ -176,7 +176,7 @@ class Spacelike(Drafter):
     def end(self, state: DecodeState) -> None:
         self._opened.add(state.tokens)
 
-    def report(self) -> Mapping[str, Counted]:
+    def report(self) -> Mapping[str, ReportValue]:
         self.wait()
         searched, stale = self._at_begin
         return {

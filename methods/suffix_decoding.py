@@ -77,7 +77,7 @@ class SuffixDecoding(Drafter):
 
     @property
     def needs(self) -> Needs:
-        return Needs(max_nodes=self._longest, survival=True)
+        return Needs(max_nodes=self._longest, path_probs=True)
 
     def setup(self, context: DraftContext) -> None:
         requests = None if self.max_cached_requests < 0 else self.max_cached_requests
@@ -110,7 +110,7 @@ class SuffixDecoding(Drafter):
                 source, (score, nodes, chances) = _GLOBAL, other
         self.score = score
         sources = np.full(nodes.shape[1], source, dtype=np.int64)
-        return DraftTree(nodes[0], nodes[1], sources=sources, survival=chances)
+        return DraftTree(nodes[0], nodes[1], sources=sources, path_probs=chances)
 
     def observe(self, state: DecodeState, outcome: StepOutcome) -> None:
         begin = state.length - len(outcome.committed)

@@ -36,11 +36,11 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
     StepOutcome,
 )
 from specbench.errors import unknown_name
@@ -165,7 +165,7 @@ class Union(Composite):
             )
             part.observe(state, seen)
 
-    def report(self) -> dict[str, Counted]:
+    def report(self) -> dict[str, ReportValue]:
         counts: Counter[str] = Counter()  # two parts may be the same method
         for prefix, by_part in (("accepted_from", self._credited), ("found_by", self._found_by)):
             for name, count in zip(self.source_names, by_part.tolist(), strict=True):

@@ -176,7 +176,7 @@ class Job:
         i, n = self.shard
         return -(-len(range(i, len(self.cases), n)) // size)
 
-    def seat(self, group: int, place: int, at_once: int) -> Batched:
+    def slot(self, group: int, place: int, at_once: int) -> Batched:
         """Say where a turn is decoded: ``group`` in `groups`, ``position`` in the group.
 
         The group's number is the one that it has in all repeats, among all shards' groups.

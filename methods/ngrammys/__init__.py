@@ -49,11 +49,11 @@ from specbench.config.schema import Positive
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     Artifact,
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
     StepOutcome,
 )
 from specbench.errors import ConfigurationError
@@ -210,7 +210,7 @@ class NGrammys(Drafter):
         sources = np.where(owners < from_text, _CONTEXT, _MODEL)
         return DraftTree(tokens, parents, sources=sources)
 
-    def report(self) -> Mapping[str, Counted]:
+    def report(self) -> Mapping[str, ReportValue]:
         context, model = self.source_names
         won = [self._origin(step) for step in self._rows_per_step]
         return {

@@ -44,11 +44,11 @@ from specbench.config.schema import Count, Positive
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.structs import (
     Artifact,
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
 )
 from specbench.draft_structures.suffix_array import retrieve_tree
 
@@ -141,5 +141,5 @@ class Retrieval(Drafter):
             return self._no_match
         return DraftTree(self._tokens[:count].copy(), self._parents[:count].copy())
 
-    def report(self) -> Mapping[str, Counted]:
+    def report(self) -> Mapping[str, ReportValue]:
         return {"corpus": self._corpus}

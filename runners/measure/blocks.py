@@ -57,7 +57,7 @@ class Turn:
         record: what is known of it; its status is ``failed`` until it is finished.
         batch: number of its batch in the run.
         beside: the turns of the labels that ran before in the block, by label, and this one.
-        seat: its place in the batch, where ``run`` has a drafter of its own.
+        slot: its place in the batch, where ``run`` has a drafter of its own.
         trace: its steps, where the engine tells them.
     """
 
@@ -67,7 +67,7 @@ class Turn:
     dialogue: Dialogue
     batch: int
     beside: Mapping[str, Turn]
-    seat: int = 0
+    slot: int = 0
     trace: StepTrace | None = None
     error: Exception | None = None
 
@@ -128,7 +128,7 @@ class Answers:
     def begin_batch(self) -> None:
         """Forget what was learnt from the blocks before and must not answer the next ones."""
 
-    def seated(self, run: MethodRun, seat: int) -> MethodRun:
+    def for_slot(self, run: MethodRun, slot: int) -> MethodRun:
         """Return the label's run for a slot of a batch, which may have its own drafter."""
         return run
 
@@ -253,15 +253,15 @@ class BlockRunner:
         result = BlockResult()
         dialogues = {(b.place, label): Dialogue() for b in batch for label in self.runs}
         for nth in range(max(len(block.case.turns) for block in batch)):
-            blocks = [(seat, b) for seat, b in enumerate(batch) if nth < len(b.case.turns)]
+            blocks = [(slot, b) for slot, b in enumerate(batch) if nth < len(b.case.turns)]
             asked: dict[Place, dict[str, Turn]] = {block.place: {} for _, block in blocks}
             for position, label in enumerate(self.source.order(first, number)):
                 turns = []
-                for seat, block in blocks:
+                for slot, block in blocks:
                     blank = self._blank(block, nth, label, position, attempt)
                     dialogue, beside = dialogues[block.place, label], asked[block.place]
-                    run = self.source.seated(self.runs[label], seat)
-                    beside[label] = Turn(run, block, blank, dialogue, number, beside, seat)
+                    run = self.source.for_slot(self.runs[label], slot)
+                    beside[label] = Turn(run, block, blank, dialogue, number, beside, slot)
                     turns.append(beside[label])
                 self.source.answer(turns)
                 for turn in turns:

@@ -345,8 +345,8 @@ class BatchAnswers(EngineAnswers):
         repeat, group = divmod(batch, self._groups)
         return label_order(self.job.labels, self.job.config.seed, group, repeat)
 
-    def seated(self, run: MethodRun, seat: int) -> MethodRun:
-        return self._session.seated(run, seat)
+    def for_slot(self, run: MethodRun, slot: int) -> MethodRun:
+        return self._session.for_slot(run, slot)
 
     def answer(self, turns: Sequence[Turn]) -> None:
         requests: list[TurnRequest] = []
@@ -361,7 +361,7 @@ class BatchAnswers(EngineAnswers):
         asked = [turn for turn in turns if turn.error is None]
         for turn in turns:  # a group that one of its texts left is out of all comparisons
             turn.record = turn.record.replace(
-                batch=self.job.seat(turn.batch, turn.seat, len(asked))
+                batch=self.job.slot(turn.batch, turn.slot, len(asked))
             )
         if not asked:
             return
@@ -398,7 +398,7 @@ class BatchAnswers(EngineAnswers):
 
     def warm_up(self, run: MethodRun) -> None:
         requests = [
-            self._warm_up_request(self.seated(run, i), self._lengths[i % len(self._lengths)])
+            self._warm_up_request(self.for_slot(run, i), self._lengths[i % len(self._lengths)])
             for i in range(self._size if self._lengths else 0)
         ]
         decoded = self._session.decode_together(requests, _WARM_UP_TOKENS) if requests else None

@@ -57,14 +57,14 @@ def texts_pass_s(batch: BatchTarget, texts: int, tree: DraftTree, context: int) 
     verifier = GreedyVerifier()
 
     def step() -> None:
-        for seat in range(texts):
-            batch.check(seat, tree)
-        scores = batch.forward([(seat, 0, tree) for seat in range(texts)])
-        for read, own in zip(batch.seats, scores, strict=False):
+        for slot in range(texts):
+            batch.check(slot, tree)
+        scores = batch.forward([(slot, 0, tree) for slot in range(texts)])
+        for read, own in zip(batch.slots, scores, strict=False):
             read.commit(tree, verifier.verify(tree, own).path)
 
     taken = seconds(step, batch.device)
-    for read in batch.seats[:texts]:
+    for read in batch.slots[:texts]:
         read.cache.truncate(context)
     return taken
 

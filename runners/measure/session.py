@@ -42,7 +42,7 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
 from specbench.decoding.lossless import audit_output
 from specbench.decoding.sampling import Sampling
-from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext, Loaded
+from specbench.decoding.structs import AFTER_FINAL_NORM, NO_TOKENS, DraftContext, HeadCache
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier, build_verifier
 from specbench.errors import ConfigurationError, NeedsNotMet, WeightsNotFound
@@ -130,7 +130,7 @@ class Session:
         self._plain_drafter = Drafter(name="plain")
         # Labels with the same draft model share it.
         self._drafts = list({id(r.draft[0]): r.draft[0] for r in runs if r.draft}.values())
-        self._seats: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
+        self._slots: dict[str, list[MethodRun]] = {run.label: [run] for run in runs}
         self._batch_target = None
         if size > 1:
             draft_bytes = sum(draft.target.token_bytes for draft in self._drafts)
@@ -143,9 +143,9 @@ class Session:
             self._drafts += [draft for drafts in twins.values() for draft in drafts]
             for run in runs:
                 drafts = twins.get(id(run.draft and run.draft[0]), [None] * (size - 1))
-                self._seats[run.label] += [run.twin(draft) for draft in drafts]
-        loaded: Loaded = {}
-        for run in [seat for seats in self._seats.values() for seat in seats]:
+                self._slots[run.label] += [run.twin(draft) for draft in drafts]
+        head_cache: HeadCache = {}
+        for run in [slot for slots in self._slots.values() for slot in slots]:
             draft = run.draft[0] if run.draft else None
             context = DraftContext(
                 vocab_size=target.vocab_size,
@@ -154,7 +154,7 @@ class Session:
                 max_len=model.context_length,
                 artifacts=run.artifacts,
                 heads=run.heads,
-                loaded=loaded,
+                head_cache=head_cache,
                 seed=config.seed,
                 sampling=sampling,
                 target=target,
@@ -304,14 +304,14 @@ class Session:
         counted = {k: n - before[k] for k, n in self._fallbacks().items() if n != before[k]}
         return replace(result, drafter={**result.drafter, **counted}) if counted else result
 
-    def seated(self, run: MethodRun, seat: int) -> MethodRun:
+    def for_slot(self, run: MethodRun, slot: int) -> MethodRun:
         """Return the label's run for a slot of a batch; slot 0 has the label's own drafter."""
-        return self._seats[run.label][seat]
+        return self._slots[run.label][slot]
 
     def decode_together(
         self, requests: Sequence[TurnRequest], max_new_tokens: int | None = None
     ) -> BatchResult:
-        """Decode texts in lock-step; ``batch.size`` at most, each with its seat's drafter."""
+        """Decode texts in lock-step; ``batch.size`` at most, each with its slot's drafter."""
         limit = max_new_tokens or self._max_new_tokens
         self.make_room(max(len(request.prompt) for request in requests) + limit)
         return self._batch_engine.decode(requests, max_new_tokens=limit)
@@ -478,7 +478,7 @@ def make_session(
         ConfigurationError: the model does not decode here as it does in transformers.
     """
     config, budget = job.config, job.config.batch.budget
-    if budget != PER_SEQUENCE and not any(run.drafter.needs.priced_rows for run in runs):
+    if budget != PER_SEQUENCE and not any(run.drafter.needs.verify_cost for run in runs):
         raise ConfigurationError(
             f"batch.budget={budget} chooses over the drafts of all texts by what rows cost, and no "
             "method of this run goes by that. Type method=adaptive method.policy=marginal "
@@ -659,7 +659,7 @@ class Recorder:
             layers = [layer for run in runs for layer in run.drafter.needs.hidden_layers]
             layers += _layers_of_heads(config.pair.heads, config.model, self._n_layers)
         target.hidden_states.check(layers, "record_layers")
-        places = {states.place(layer, self._n_layers) for layer in [*layers, AFTER_FINAL_NORM]}
+        places = {states.index_of(layer, self._n_layers) for layer in [*layers, AFTER_FINAL_NORM]}
         self._layers = tuple(sorted(places))
         state_bytes = target.embeddings.embedding.shape[1] * target.dtype.itemsize
         log.info(

@@ -8,7 +8,7 @@ It is a second loop, beside the one over a single text, and both are made of `De
 loop for both would have to carry lists, leaving texts and their failures through the path whose
 speed is measured against others', and could not overlap a drafter with the pass.
 
-A text that is over leaves, and nobody takes its seat: the rows of the others' steps get fewer.
+A text that is over leaves, and nobody takes its slot: the rows of the others' steps get fewer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import ModelCall, ModelWork
 from specbench.decoding.structs import NO_TOKENS
 from specbench.decoding.turn import (
-    Asked,
     BatchPassTarget,
     DecodeResult,
     Decoding,
+    SlotDraft,
     StopRules,
-    in_its_name,
+    with_method_name,
 )
 from specbench.decoding.verify import Verifier
 from specbench.errors import CaseFailed
@@ -47,9 +47,9 @@ _Got = TypeVar("_Got")
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What one seat is to decode, see `Engine.decode`.
+    """What one slot is to decode, see `Engine.decode`.
 
-    ``drafter`` is this seat's own; ``reset_s``: what it took to empty it, a part of its work.
+    ``drafter`` is this slot's own; ``reset_s``: what it took to empty it, a part of its work.
     """
 
     prompt: IntArray
@@ -84,7 +84,7 @@ class BatchEngine:
     """Runs a drafter a text against one target.
 
     Args:
-        verifiers: one for each seat of ``target``, for they hold random numbers.
+        verifiers: one for each slot of ``target``, for they hold random numbers.
         eos_ids, context_length, vocab_size: see `StopRules`.
         phases: take times inside the steps too.
         clock: makes the clock; by default one that suits the target's device.
@@ -112,20 +112,20 @@ class BatchEngine:
         alone; the others go on as if it had ended.
 
         Raises:
-            ValueError: more requests than seats.
+            ValueError: more requests than slots.
         """
-        if len(requests) > len(self.target.seats):
-            raise ValueError(f"{len(requests)} texts for {len(self.target.seats)} seats")
+        if len(requests) > len(self.target.slots):
+            raise ValueError(f"{len(requests)} texts for {len(self.target.slots)} slots")
         group = _Group()
         clock = self._clock
         clock.begin(max_new_tokens)
-        for seat, request in enumerate(requests):
-            with group.alone(seat):
-                turn = self._turn(seat, request, max_new_tokens)
+        for slot, request in enumerate(requests):
+            with group.alone(slot):
+                turn = self._turn(slot, request, max_new_tokens)
                 turn.read_prompt()
                 clock.prefill_done()
                 turn.begin()
-                group.running[seat] = turn
+                group.running[slot] = turn
             group.leave()
             clock.setup_done()
         full_steps = 0
@@ -136,21 +136,21 @@ class BatchEngine:
             clock.step_done()
         times = _GroupTimes.of(clock.laps(), sum(request.reset_s for request in requests))
         told: dict[int, DecodeResult] = {}
-        for seat, turn in group.ended.items():
-            with group.alone(seat):  # its drafter reports of itself
-                told[seat] = turn.told(times.until(turn, len(requests), clock.phases))
+        for slot, turn in group.ended.items():
+            with group.alone(slot):  # its drafter reports of itself
+                told[slot] = turn.told(times.until(turn, len(requests), clock.phases))
         return BatchResult(
-            [told.get(seat) or group.errors[seat] for seat in range(len(requests))],
+            [told.get(slot) or group.errors[slot] for slot in range(len(requests))],
             math.fsum(times.step_s[:full_steps]),
             None if self.target.device.type == "cuda" else group.pass_s,
             group.model_passes,
             group.model_s,
         )
 
-    def _turn(self, seat: int, request: TurnRequest, max_new_tokens: int) -> Decoding:
+    def _turn(self, slot: int, request: TurnRequest, max_new_tokens: int) -> Decoding:
         return Decoding(
-            self.target.seats[seat],
-            self._verifiers[seat],
+            self.target.slots[slot],
+            self._verifiers[slot],
             self._rules,
             request.drafter,
             request.prompt,
@@ -162,7 +162,7 @@ class BatchEngine:
     def _step(self, group: _Group) -> None:
         clock = self._clock
         self._draft(group)
-        asked: list[Asked] = [(seat, t.state.root, t.tree) for seat, t in group.each()]
+        asked: list[SlotDraft] = [(slot, t.state.root, t.tree) for slot, t in group.each()]
         clock.phase("draft")
         if not asked:
             return
@@ -174,16 +174,16 @@ class BatchEngine:
         )
         group.pass_s += time.perf_counter() - begun
         clock.phase("verify")
-        for seat, own in scores.items():
-            with group.alone(seat):
-                group.running[seat].judge(own)
+        for slot, own in scores.items():
+            with group.alone(slot):
+                group.running[slot].judge(own)
         clock.phase("accept")
-        for seat, turn in group.each():
-            with group.alone(seat):
+        for slot, turn in group.each():
+            with group.alone(slot):
                 turn.commit()
         clock.phase("cache")
-        for seat, turn in group.each():
-            with group.alone(seat):
+        for slot, turn in group.each():
+            with group.alone(slot):
                 turn.observe()
         clock.phase("observe")
 
@@ -192,41 +192,41 @@ class BatchEngine:
         """The drafts of all: in each round the calls that can be are answered together."""
         waiting: dict[int, tuple[ModelWork[None], ModelCall]] = {}
 
-        def go_on(seat: int, work: ModelWork[None], found: object) -> None:
-            with group.alone(seat):
+        def go_on(slot: int, work: ModelWork[None], found: object) -> None:
+            with group.alone(slot):
                 try:
-                    waiting[seat] = (work, work.send(found))
+                    waiting[slot] = (work, work.send(found))
                 except StopIteration:
-                    self.target.check(seat, group.running[seat].tree)
+                    self.target.check(slot, group.running[slot].tree)
 
-        for seat, turn in group.each():
-            go_on(seat, turn.drafting(), None)
+        for slot, turn in group.each():
+            go_on(slot, turn.drafting(), None)
         while waiting:
-            passes = {seat: one for seat, one in waiting.items() if not one[1].choice}
+            passes = {slot: one for slot, one in waiting.items() if not one[1].choice}
             asking = passes or waiting
-            waiting = {seat: one for seat, one in waiting.items() if seat not in asking}
+            waiting = {slot: one for slot, one in waiting.items() if slot not in asking}
             alike: dict[Hashable, list[int]] = {}
-            for seat, (_, call) in asking.items():
-                alike.setdefault(call.shared, []).append(seat)
-            for seats in alike.values():
+            for slot, (_, call) in asking.items():
+                alike.setdefault(call.shared, []).append(slot)
+            for slots in alike.values():
                 begun = time.perf_counter()
                 answers = group.answered(
-                    {seat: asking[seat][1].asked for seat in seats}, asking[seats[0]][1].answer
+                    {slot: asking[slot][1].request for slot in slots}, asking[slots[0]][1].answer
                 )
                 if passes:
                     group.model_s += time.perf_counter() - begun
                     group.model_passes += 1
-                for seat, answer in answers.items():
-                    go_on(seat, asking[seat][0], answer)
+                for slot, answer in answers.items():
+                    go_on(slot, asking[slot][0], answer)
 
 
 class _Alone:
     """See `_Group.alone`. A generator's context manager would take a tenth of the loop's time."""
 
-    __slots__ = ("_group", "_seat")
+    __slots__ = ("_group", "_slot")
 
-    def __init__(self, group: _Group, seat: int) -> None:
-        self._group, self._seat = group, seat
+    def __init__(self, group: _Group, slot: int) -> None:
+        self._group, self._slot = group, slot
 
     def __enter__(self) -> None:
         pass
@@ -234,12 +234,12 @@ class _Alone:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if not isinstance(error, Exception) or isinstance(error, DiskError):
             return False
-        self._group.failed(self._seat, error)
+        self._group.failed(self._slot, error)
         return True
 
 
 class _Group:
-    """The texts of a group by seat: those that run, those that ended, and why others failed."""
+    """The texts of a group by slot: those that run, those that ended, and why others failed."""
 
     def __init__(self) -> None:
         self.running: dict[int, Decoding] = {}
@@ -251,20 +251,20 @@ class _Group:
         """Those that run; one that fails meanwhile may leave."""
         return list(self.running.items())
 
-    def alone(self, seat: int) -> _Alone:
+    def alone(self, slot: int) -> _Alone:
         """What fails within it ends this text and no other."""
-        return _Alone(self, seat)
+        return _Alone(self, slot)
 
-    def failed(self, seat: int, error: Exception) -> None:
-        turn = self.running.pop(seat, None)
+    def failed(self, slot: int, error: Exception) -> None:
+        turn = self.running.pop(slot, None)
         if turn is not None and isinstance(error, CaseFailed):
-            error = in_its_name(turn.drafter, error)
-        self.errors[seat] = error
+            error = with_method_name(turn.drafter, error)
+        self.errors[slot] = error
 
     def answered(
         self, asked: Mapping[int, _Asked], answer: Callable[[Sequence[_Asked]], Sequence[_Got]]
     ) -> dict[int, _Got]:
-        """By seat what each gets of what all ask at once.
+        """By slot what each gets of what all ask at once.
 
         Where that fails each asks by itself, so that one at fault fails alone. An answer changes
         nothing before it is whole, so it can be asked for again.
@@ -275,18 +275,18 @@ class _Group:
             if len(asked) > 1:
                 log.warning("a pass of %d texts is made for each: %s", len(asked), error)
         found: dict[int, _Got] = {}
-        for seat, one in asked.items():
-            with self.alone(seat):
-                (found[seat],) = answer([one])
+        for slot, one in asked.items():
+            with self.alone(slot):
+                (found[slot],) = answer([one])
         return found
 
     def leave(self) -> None:
         """Those that are over go."""
-        for seat, turn in self.each():
+        for slot, turn in self.each():
             if turn.finished:
-                with self.alone(seat):
+                with self.alone(slot):
                     turn.end()
-                    self.ended[seat] = self.running.pop(seat)
+                    self.ended[slot] = self.running.pop(slot)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from specbench.arrays import IntArray
 from specbench.decoding.drafter import Drafter, ModelDrafter
 from specbench.decoding.structs import (
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
     StepOutcome,
 )
 from specbench.errors import ConfigurationError
@@ -149,7 +149,7 @@ class Composite(ModelDrafter):
         for part in self.parts:
             part.end(state)
 
-    def report(self) -> dict[str, Counted]:
+    def report(self) -> dict[str, ReportValue]:
         """What the parts counted, under the part's name and a dot."""
         counts = ((part.name, part.report()) for part in self.parts)
         return {f"{name}.{key}": value for name, own in counts for key, value in own.items()}

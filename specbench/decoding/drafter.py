@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from specbench.arrays import IntArray
 from specbench.config.validate import check_knob, knob_error, types_of
-from specbench.decoding.protocols import ModelWork, alone
+from specbench.decoding.protocols import ModelWork, run_to_completion
 from specbench.decoding.structs import (
     BonusProposal,
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
     StepOutcome,
 )
 
@@ -120,7 +120,7 @@ class Drafter:
     def end(self, state: DecodeState) -> None:
         """The turn is over (insert its text into a store kept across cases)."""
 
-    def report(self) -> Mapping[str, Counted]:
+    def report(self) -> Mapping[str, ReportValue]:
         """What it counted in the turn that just ended, for the record; never timed."""
         return {}
 
@@ -133,4 +133,4 @@ class ModelDrafter(Drafter):
     """Base of drafters that ask a model, or whose parts may: a class gives ``drafting``."""
 
     def propose(self, state: DecodeState) -> DraftTree:
-        return alone(self.drafting(state))
+        return run_to_completion(self.drafting(state))

@@ -23,7 +23,7 @@ from specbench.decoding.turn import (
     PassTarget,
     StepScores,
     StopRules,
-    in_its_name,
+    with_method_name,
 )
 from specbench.decoding.verify import Verifier
 from specbench.errors import CaseFailed, unknown_name
@@ -126,7 +126,7 @@ class Engine:
             clock.phase("verify")
             turn.judge(scores, bonus)
         except CaseFailed as error:
-            raise in_its_name(turn.drafter, error) from error
+            raise with_method_name(turn.drafter, error) from error
         clock.phase("accept")
         turn.commit()
         clock.phase("cache")

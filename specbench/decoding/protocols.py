@@ -1,7 +1,7 @@
-"""What a drafter may know of the target, and how it asks a model of its own.
+"""What a drafter may know of the target, and how it runs a model of its own.
 
-A drafter whose drafts take passes of a model hands them out one by one, as a generator. Alone each
-is answered at once; beside other texts those of all are answered by one pass.
+A drafter whose drafts take passes of a model yields them one by one, as a generator. For a single
+sequence each call is answered at once; in a batch one pass answers the calls of all sequences.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from specbench.arrays import Array, IntArray
 if TYPE_CHECKING:
     import torch
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 Ids: TypeAlias = "IntArray | torch.Tensor"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """What a drafter asks of its model.
+    """A pass that a drafter requests of its model.
 
     Attributes:
-        shared: calls of which this is equal may be answered together: the weights that they read,
-            and what else must agree.
-        asked: what is asked.
-        answer: from what is asked in one or several such calls to what each gets, in their order.
-        choice: it is no pass: what it asks is decided over the drafts of all, once all are there.
+        shared: calls with an equal value may be answered together: the weights that they read, and
+            whatever else must agree.
+        request: the inputs of this call.
+        answer: maps the requests of one or several such calls to their answers, in order.
+        choice: a decision over the drafts of all sequences, once all are there, and not a pass.
     """
 
     shared: Hashable
-    asked: Any
+    request: Any
     answer: Callable[[Sequence[Any]], Sequence[Any]]
     choice: bool = False
 
 
-ModelWork: TypeAlias = Generator[ModelCall, Any, _Made]  # gives calls, gets answers, makes a result
+ModelWork: TypeAlias = Generator[ModelCall, Any, _Result]  # yields calls, is sent answers
 
 
-def alone(work: ModelWork[_Made]) -> _Made:
-    """What comes of it where each call is answered by itself."""
-    found = None
+def run_to_completion(work: ModelWork[_Result]) -> _Result:
+    """Run the generator to its end, answering one call at a time."""
+    answer = None
     while True:
         try:
-            call = work.send(found)
+            call = work.send(answer)
         except StopIteration as done:
-            made: _Made = done.value
-            return made
-        (found,) = call.answer([call.asked])
+            result: _Result = done.value
+            return result
+        (answer,) = call.answer([call.request])
 
 
 class TargetEmbeddings(Protocol):
-    """The target's embedding and LM head, to read and never to write.
+    """The target's embedding and LM head, read-only, on the target's device and in its dtype.
 
-    They are on the target's device and in its dtype. Without what some models do to a row of the
-    embedding (Gemma's scale) or to the LM head's product (a cap, a scale).
+    Model-specific steps after the embedding (Gemma's scale) or the LM head (a cap, a scale) are
+    not applied.
     """
 
     @property
@@ -73,15 +73,15 @@ class TargetEmbeddings(Protocol):
 
     @property
     def packed(self) -> str | None:
-        """How a trained head's products are packed (``engine.draft_weights``), as the LM head is.
+        """Format of a trained head's packed weights (``engine.draft_weights``), as for the LM head.
 
-        None where the LM head is not.
+        None where the LM head is not packed.
         """
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """``[..., vocab]`` of states ``[..., hidden]`` after the final norm.
+        """Compute ``[..., vocab]`` from states ``[..., hidden]`` after the final norm.
 
-        By the target's packed weights where it has them.
+        Uses the target's packed weights where it has them.
         """
 
 
@@ -105,7 +105,7 @@ class TargetInfo(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Its configuration, in the words of a ``config.json``."""
+        """Its configuration, with the keys of a ``config.json``."""
 
     @property
     def max_nodes(self) -> int:
@@ -113,20 +113,20 @@ class TargetInfo(Protocol):
 
     @property
     def graph_tokens(self) -> int:
-        """Tokens of the longest text whose passes are replayed as CUDA graphs; 0 for none.
+        """Tokens of the longest sequence whose passes are replayed as CUDA graphs; 0 for none.
 
-        A drafter's own work should be so, too, lest it be slower beside them than it has to.
+        A drafter should then use graphs, too: launches would dominate its time.
         """
 
     def fingerprint(self) -> Array:
-        """A sample of its weights in float32: the same in any dtype, up to rounding."""
+        """Sample its weights in float32: the same in any dtype, up to rounding."""
 
 
 class DraftLM(Protocol):
     """A second model that drafts; ``specbench.models.draft.model.DraftModel`` in a run.
 
-    Ids are the target's. With ``own`` logits are over the draft's own ids, which `to_target_ids`
-    translates: cheaper to search where the draft's vocabulary is smaller than the target's.
+    Ids are the target's. With ``draft_vocab`` logits are over the draft's own ids, which
+    `to_target_ids` translates: cheaper to search where its vocabulary is smaller than the target's.
     """
 
     device: torch.device
@@ -144,28 +144,30 @@ class DraftLM(Protocol):
         """
 
     def free_rows(self, length: int) -> int:
-        """Tokens that its context still takes behind a text of ``length`` tokens.
+        """Count the tokens that its context still takes after ``length`` tokens.
 
-        Negative where the text itself is too long: the method then drafts nothing.
+        Negative where these alone are too many: the method then drafts nothing.
         """
 
-    def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
-        """Read what is new in the text ``tokens [n]``; logits ``[vocab]`` behind it.
+    def catch_up(self, tokens: IntArray, *, draft_vocab: bool = False) -> torch.Tensor:
+        """Read the new part of the sequence ``tokens [n]``; return logits ``[vocab]`` after it.
 
         Nodes still held are dropped.
         """
 
-    def catching_up(self, tokens: IntArray, *, own: bool = False) -> ModelWork[torch.Tensor]:
-        """`catch_up`, its pass handed out."""
+    def catching_up(
+        self, tokens: IntArray, *, draft_vocab: bool = False
+    ) -> ModelWork[torch.Tensor]:
+        """Run `catch_up` as a generator that yields its pass."""
 
-    def extend(self, tokens: Ids, parents: Ids, *, own: bool = False) -> torch.Tensor:
-        """Read nodes ``[n]`` behind the text; they are numbered as they come.
+    def extend(self, tokens: Ids, parents: Ids, *, draft_vocab: bool = False) -> torch.Tensor:
+        """Read nodes ``[n]`` after the sequence; they are numbered as they come.
 
         Args:
             tokens: ``[n]``; a device tensor spares the copy.
-            parents: ``[n]`` numbers of the nodes they hang below, -1 for the text itself. On the
-                host they may also name nodes of this very call; a device tensor must not.
-            own: as above.
+            parents: ``[n]`` numbers of the nodes they hang below, -1 for the sequence itself. On
+                the host they may also name nodes of this call; a device tensor must not.
+            draft_vocab: as above.
 
         Returns:
             Logits ``[n, vocab]``, float32 or float64; -inf for ids that it cannot propose.
@@ -174,14 +176,16 @@ class DraftLM(Protocol):
             ValueError: more nodes than reserved, or a parent that does not come before its child.
         """
 
-    def extending(self, tokens: Ids, parents: Ids, *, own: bool = False) -> ModelWork[torch.Tensor]:
-        """`extend`, its pass handed out."""
+    def extending(
+        self, tokens: Ids, parents: Ids, *, draft_vocab: bool = False
+    ) -> ModelWork[torch.Tensor]:
+        """Run `extend` as a generator that yields its pass."""
 
     def commit_path(self, path: IntArray, survivors: IntArray | None = None) -> None:
         """Commit the rows of accepted nodes; the others are dropped.
 
         Args:
-            path: ``[a]`` held nodes from the text downwards; those never fed are left out.
+            path: ``[a]`` held nodes from the sequence downwards; those never fed are left out.
             survivors: ``[s]`` descendants of the path's last node that stay, parents before
                 children; they are numbered 0 .. s - 1 from now on.
         """
@@ -189,18 +193,18 @@ class DraftLM(Protocol):
     def drop_nodes(self) -> None: ...
 
     def draw(self, probs: torch.Tensor) -> torch.Tensor:
-        """``[n]`` ids drawn from rows of probabilities ``[n, vocab]``."""
+        """Draw ``[n]`` ids from rows of probabilities ``[n, vocab]``."""
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """``[n]`` own ids of the rows ``[n, own vocab]`` that `catch_up` or `extend` gave last.
+        """Give ``[n]`` ids of the rows ``[n, draft vocab]`` that `catch_up` or `extend` gave last.
 
-        Where their pass tells them, nobody searches the logits again.
+        Where their pass computed them, the logits are not searched again.
         """
 
     def to_target_ids(self, ids: torch.Tensor) -> torch.Tensor: ...
 
     def to_target_vocab(self, values: torch.Tensor, fill: float = 0.0) -> torch.Tensor:
-        """``[..., target's vocab]`` of ``[..., own vocab]``; ``fill`` for what the draft lacks."""
+        """Map ``[..., draft vocab]`` to the target's; ``fill`` for ids that the draft lacks."""
 
     def report(self) -> Mapping[str, int]:
-        """Its counters, for the method's own ``report``."""
+        """Return its counters, for the method's ``report``."""

@@ -76,7 +76,7 @@ class DraftTree:
     sources: IntArray | None = None
     # ``[n]`` float64 on the host: how likely the drafter holds each node and all above it to be
     # accepted. At most its parent's. None where the drafter does not say.
-    survival: FloatArray | None = None
+    path_probs: FloatArray | None = None
     # For the token after the last node (the root, in an empty tree), or None. A verifier may draw
     # that token with it, or without: its distribution is the target's either way.
     bonus: BonusProposal | None = None
@@ -140,7 +140,7 @@ class DraftTree:
             aux=None if self.aux is None else self.aux[nodes],
             probs=None if self.probs is None else self.probs.take(nodes),
             sources=None if self.sources is None else self.sources[nodes],
-            survival=None if self.survival is None else self.survival[nodes],
+            path_probs=None if self.path_probs is None else self.path_probs[nodes],
         )
 
 
@@ -163,7 +163,7 @@ class DecodeState:
         seed: the turn's seed, for drafters that draw random numbers.
         stop_when: set by a drafter around the one that drafts. Who drafts token by token then says
             how likely the tokens are, and stops behind one of which this says so, given its own
-            probability and its survival.
+            probability and its path_probs.
     """
 
     __slots__ = (
@@ -216,7 +216,7 @@ class DecodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AcceptedPath:
     """What the verifier decided."""
 
     path: IntArray  # ``[a]`` indices of the accepted nodes, from the root's child downwards
@@ -236,7 +236,7 @@ class StepOutcome:
     path: IntArray  # ``[a]`` indices of the accepted nodes
     committed: IntArray  # ``[m]`` tokens committed by this step, after the stop rules
     # ``[n + 1]`` the target's greedy token at the root (row 0) and at each node (row i + 1),
-    # auxiliary nodes included, see ``Verdict``; None where nobody knows it.
+    # auxiliary nodes included, see ``AcceptedPath``; None where nobody knows it.
     next_tokens: IntArray | None
     # ``[n + 1, vocab]`` on the device, only where ``needs.logits`` is set
     logits: torch.Tensor | None = None
@@ -250,7 +250,7 @@ class StepOutcome:
 
 
 # What a drafter says of a turn under one name; a list has one entry per step.
-Counted: TypeAlias = float | str | Sequence[float | str | None]
+ReportValue: TypeAlias = float | str | Sequence[float | str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,17 +295,17 @@ class Needs:
     reference: bool = False  # the case's plain greedy output, handed over before ``begin`` (oracle)
     # -- of the engine --
     max_nodes: int = 128  # nodes of a draft tree at most; sizes the engine's buffers
-    survival: bool = False  # trees say how likely their nodes are (``DraftTree.survival``)
+    path_probs: bool = False  # trees say how likely their nodes are (``DraftTree.path_probs``)
     layout: str = "tree"  # ``tree`` or ``batch`` (the drafter's trees then carry ``rows``)
     batch: int = 1  # rows of the batch layout at most (the cache's batch size)
     overlap: bool = False  # ``overlap`` is to be called while the target pass runs
     clock: bool = False  # its drafts depend on how long steps took, so no run repeats another
-    priced_rows: bool = False  # chooses what is verified by what rows cost, see ``batch.budget``
+    verify_cost: bool = False  # chooses what is verified by what rows cost, see ``batch.budget``
     sampling: bool = True  # works at temperature > 0
     eager: bool = False  # its passes run eagerly, whatever the run's engine
 
 
-Loaded: TypeAlias = dict[Hashable, Any]
+HeadCache: TypeAlias = dict[Hashable, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,4 +331,4 @@ class DraftContext:
     # folders of trained heads, by name as in ``needs.heads``
     heads: Mapping[str, Path] = field(default_factory=dict)
     # heads that drafters of this run have loaded, by what decides their weights
-    loaded: Loaded = field(default_factory=dict)
+    head_cache: HeadCache = field(default_factory=dict)

@@ -21,11 +21,11 @@ from specbench.decoding.drafter import Drafter
 from specbench.decoding.protocols import ModelWork
 from specbench.decoding.structs import (
     NO_TOKENS,
+    AcceptedPath,
     BonusProposal,
     DecodeState,
     DraftTree,
     StepOutcome,
-    Verdict,
 )
 from specbench.decoding.verify import PassScores, Verifier
 from specbench.errors import CaseFailed
@@ -41,7 +41,7 @@ class StepScores(PassScores, Protocol):
     def hidden(self) -> Mapping[int, torch.Tensor] | None: ...
 
 
-class TextTarget(Protocol):
+class SequenceTarget(Protocol):
     """What belongs to one text: its prompt's pass, and the keys and values that it keeps."""
 
     def prefill(
@@ -53,7 +53,7 @@ class TextTarget(Protocol):
     def free_rows(self) -> int: ...
 
 
-class PassTarget(TextTarget, Protocol):
+class PassTarget(SequenceTarget, Protocol):
     """What the loop asks of a target: ``specbench.models.target.Target``, or a recorded output."""
 
     @property
@@ -64,7 +64,7 @@ class PassTarget(TextTarget, Protocol):
     ) -> StepScores: ...
 
 
-Asked: TypeAlias = tuple[int, int, DraftTree]  # seat, root and draft of a text in a joint pass
+SlotDraft: TypeAlias = tuple[int, int, DraftTree]  # slot, root and draft of a text in a joint pass
 
 
 class BatchPassTarget(Protocol):
@@ -74,15 +74,15 @@ class BatchPassTarget(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def seats(self) -> Sequence[TextTarget]: ...
+    def slots(self) -> Sequence[SequenceTarget]: ...
 
-    def check(self, seat: int, tree: DraftTree) -> None:
+    def check(self, slot: int, tree: DraftTree) -> None:
         """Refuse a malformed draft before it is in a pass with others (CaseFailed)."""
 
     def forward(
-        self, asked: Sequence[Asked], *, hidden_layers: tuple[int, ...] = ()
+        self, asked: Sequence[SlotDraft], *, hidden_layers: tuple[int, ...] = ()
     ) -> Sequence[StepScores]:
-        """One pass over the rows of all, each of a seat of its own; every draft is checked."""
+        """One pass over the rows of all, each of a slot of its own; every draft is checked."""
 
 
 # -- a turn ----------------------------------------------------------------------------------------
@@ -205,13 +205,24 @@ class Decoding:
     """
 
     __slots__ = (
-        "_committed", "_limited", "_rules", "_scores", "_target", "_verdict", "_verifier",
-        "drafter", "finished", "needs", "result", "state", "tree",
+        "_accepted",
+        "_committed",
+        "_limited",
+        "_rules",
+        "_scores",
+        "_target",
+        "_verifier",
+        "drafter",
+        "finished",
+        "needs",
+        "result",
+        "state",
+        "tree",
     )  # fmt: skip
 
     def __init__(
         self,
-        target: TextTarget,
+        target: SequenceTarget,
         verifier: Verifier,
         rules: StopRules,
         drafter: Drafter,
@@ -228,7 +239,7 @@ class Decoding:
         self.result = DecodeResult()
         self.finished = False
         self._scores: StepScores
-        self._verdict: Verdict
+        self._accepted: AcceptedPath
         self._committed: IntArray
         self.tree: DraftTree
         verifier.begin(seed)
@@ -265,18 +276,18 @@ class Decoding:
     def judge(self, scores: StepScores, bonus: BonusProposal | None = None) -> None:
         """Decide what of the draft is accepted, and where the turn stops."""
         judged = self.tree if bonus is None else replace(self.tree, bonus=bonus)
-        self._verdict = self._verifier.verify(judged, scores)
-        self._committed = self._rules.cut(self._verdict.tokens[: self.state.remaining])
+        self._accepted = self._verifier.verify(judged, scores)
+        self._committed = self._rules.cut(self._accepted.tokens[: self.state.remaining])
         self._scores = scores
 
     def commit(self) -> None:
-        self._target.commit(self.tree, self._verdict.path)
+        self._target.commit(self.tree, self._accepted.path)
         self.state.commit(self._committed)
         self.state.step += 1
 
     def observe(self) -> None:
         """Show the drafter the step, and count it."""
-        needs, scores, tree, path = self.needs, self._scores, self.tree, self._verdict.path
+        needs, scores, tree, path = self.needs, self._scores, self.tree, self._accepted.path
         count = len(self._committed)
         self.finished = self._over()
         self.drafter.observe(
@@ -285,7 +296,7 @@ class Decoding:
                 tree=tree,
                 path=path,
                 committed=self._committed,
-                next_tokens=self._verdict.next_tokens,
+                next_tokens=self._accepted.next_tokens,
                 logits=scores.logits if needs.logits else None,
                 hidden=_of_committed(scores.hidden, path, count),
                 tree_hidden=scores.hidden if needs.tree_hidden else None,
@@ -315,7 +326,7 @@ class Decoding:
         return self.state.remaining <= 0 or self.state.root in self._rules.eos_ids
 
 
-def in_its_name(drafter: Drafter, error: CaseFailed) -> CaseFailed:
+def with_method_name(drafter: Drafter, error: CaseFailed) -> CaseFailed:
     """The error, with the method's name where its draft is what is wrong."""
     if error.kind != "invalid_draft":
         return error

@@ -209,7 +209,8 @@ def best_chain(tree: DraftTree) -> IntArray:
     every node's first child.
     """
     n = len(tree)
-    worth = np.ones(n) if tree.survival is None else np.asarray(tree.survival, np.float64).copy()
+    probs = tree.path_probs
+    worth = np.ones(n) if probs is None else np.asarray(probs, np.float64).copy()
     child = np.full(n + 1, -1, dtype=np.int64)  # by row; row 0 is the root
     for node in reversed(range(n)):
         if tree.aux is not None and tree.aux[node]:
@@ -217,7 +218,7 @@ def best_chain(tree: DraftTree) -> IntArray:
         worth[node] += worth[child[node + 1]] if child[node + 1] >= 0 else 0.0
         before = child[tree.parents[node] + 1]
         # Of equals the first, which is looked at last.
-        if before < 0 or tree.survival is None or worth[node] >= worth[before]:
+        if before < 0 or probs is None or worth[node] >= worth[before]:
             child[tree.parents[node] + 1] = node
     path, node = [], child[0]
     while node >= 0:

@@ -5,7 +5,7 @@ rotations work row by row and do not know texts. Attention runs text by text ove
 keys, so what a text gets does not depend on its neighbours, but for the order in which a product
 of many rows may add numbers.
 
-Each text has a seat: a cache of its own, whose length, positions and commits are its own, too.
+Each text has a slot: a cache of its own, whose length, positions and commits are its own, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.structs import DraftTree
 from specbench.decoding.tree import TreeGeometry
-from specbench.decoding.turn import Asked
+from specbench.decoding.turn import SlotDraft
 from specbench.errors import CaseFailed, ConfigurationError
 from specbench.kernels.attention import AttentionPlan
 from specbench.kernels.compiled_call import Segment
@@ -32,7 +32,7 @@ from specbench.models.target import Target, read_draft
 from specbench.system import host_memory
 
 
-class Seat:
+class Slot:
     """What one text keeps between passes: keys and values, and the geometry of its draft."""
 
     def __init__(self, target: Target, cache: KVCache) -> None:
@@ -76,7 +76,7 @@ class BatchTarget:
         self._target, self._size, self._most = target, size, max_nodes
         self._draft_bytes = draft_bytes
         self.device = target.device
-        self.seats: list[Seat] = []
+        self.slots: list[Slot] = []
         self._nodes = 0  # of a draft
         self.reserve()
 
@@ -84,28 +84,28 @@ class BatchTarget:
         """Make room for texts of ``max_len`` tokens, or as long as the target's may be; untimed.
 
         Raises:
-            ConfigurationError: there is none for them; seats stay as they are.
-            RuntimeError: the machine had less than it said; seats stay as long as they were.
+            ConfigurationError: there is none for them; slots stay as they are.
+            RuntimeError: the machine had less than it said; slots stay as long as they were.
         """
         nodes = self._target.max_nodes if self._most is None else self._most
         asked = KVCache.length_for(max_len, self._target.max_nodes + 1) if max_len else 0
         sizes = (max(asked, self._target.cache.max_len), nodes)
-        if self.seats and sizes == (self.seats[0].cache.max_len, self._nodes):
+        if self.slots and sizes == (self.slots[0].cache.max_len, self._nodes):
             return
         self._refuse_more_than_fit(*sizes)
-        before = (self.seats[0].cache.max_len, self._nodes) if self.seats else None
-        self.seats = []  # both at once might not fit
+        before = (self.slots[0].cache.max_len, self._nodes) if self.slots else None
+        self.slots = []  # both at once might not fit
         try:
             self._allocate(*sizes)
         except RuntimeError:  # the allocators of torch
             if before is not None:
-                self.seats = []
+                self.slots = []
                 self._allocate(*before)  # a run's other groups go on
             raise
 
     def _allocate(self, length: int, nodes: int) -> None:
         target, self._nodes = self._target, nodes
-        self.seats = [Seat(target, target.new_cache(length)) for _ in range(self._size)]
+        self.slots = [Slot(target, target.new_cache(length)) for _ in range(self._size)]
         self._compiled = (
             CompiledPass(target.model, length, self._size * (nodes + 1), target.windows)
             if target.compiled is not None
@@ -117,8 +117,8 @@ class BatchTarget:
         cached = target.token_bytes * length
         scored = (nodes + 1) * target.vocab_size * target.dtype.itemsize
         text = cached + scored + self._draft_bytes * length
-        # What seats hold is given back before others are made.
-        held = sum(s.cache.nbytes + self._draft_bytes * s.cache.max_len for s in self.seats)
+        # What slots hold is given back before others are made.
+        held = sum(s.cache.nbytes + self._draft_bytes * s.cache.max_len for s in self.slots)
         fits = int((free_bytes(self.device) + held) // text)
         if fits < self._size:
             drafts = ", of draft models, too" if self._draft_bytes else ""
@@ -130,43 +130,43 @@ class BatchTarget:
             )
 
     def read(self, prompt: IntArray) -> None:
-        """Let all seats have read one prompt, which is read once: to time passes behind it."""
-        first, *others = self.seats
+        """Let all slots have read one prompt, which is read once: to time passes behind it."""
+        first, *others = self.slots
         first.prefill(prompt)
-        for seat in others:
-            seat.cache.reset()
-            seat.cache.storage.copy_(first.cache.storage)
-            seat.cache.commit(None, len(prompt))
+        for slot in others:
+            slot.cache.reset()
+            slot.cache.storage.copy_(first.cache.storage)
+            slot.cache.commit(None, len(prompt))
 
     def clear(self) -> None:
-        for seat in self.seats:
-            seat.cache.clear()
+        for slot in self.slots:
+            slot.cache.clear()
 
-    def check(self, seat: int, tree: DraftTree) -> None:
+    def check(self, slot: int, tree: DraftTree) -> None:
         """Refuse a malformed draft, or one without room, before others are in a pass with it.
 
         Raises:
             CaseFailed: says what is wrong.
         """
-        own = self.seats[seat]
+        own = self.slots[slot]
         read_draft(tree, own.geometry, own.free_rows(), self._target.vocab_size)
 
     @torch.inference_mode()
     def forward(
-        self, asked: Sequence[Asked], *, hidden_layers: tuple[int, ...] = ()
+        self, asked: Sequence[SlotDraft], *, hidden_layers: tuple[int, ...] = ()
     ) -> list[Scores]:
         """One pass over root and draft of each text; commits nothing.
 
         Args:
-            asked: drafts that `check` has read, each of another seat.
+            asked: drafts that `check` has read, each of another slot.
             hidden_layers: hidden states to hand over, of all texts alike.
         """
         texts, roots = [], to_device(np.array([root for _, root, _ in asked]), self.device)
         ids: list[torch.Tensor] = []
         for (number, _, tree), root in zip(asked, roots.split(1), strict=True):
-            seat = self.seats[number]
-            seen = self._target.seen(tree, seat.geometry)
-            texts.append(_Text(seat.cache, len(tree) + 1, *seen))
+            slot = self.slots[number]
+            seen = self._target.seen(tree, slot.geometry)
+            texts.append(_Text(slot.cache, len(tree) + 1, *seen))
             ids += [root, to_device(tree.tokens, self.device)]
         # An id outside would end the whole process there; the verifier refuses the case.
         inside = torch.cat(ids).clamp(0, self._target.vocab_size - 1)
@@ -174,7 +174,7 @@ class BatchTarget:
         scores, first = [], 0
         for (number, _, _), text in zip(asked, texts, strict=True):
             own = slice(first, first + text.rows)
-            scores.append(whole.part(own, self.seats[number].geometry.depths[: text.rows]))
+            scores.append(whole.part(own, self.slots[number].geometry.depths[: text.rows]))
             first += text.rows
         return scores
 

@@ -26,7 +26,7 @@ from specbench.decoding.composite import Composite
 from specbench.decoding.device import to_device
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.engine import Engine
-from specbench.decoding.structs import NO_TOKENS, DraftContext, DraftTree, Loaded
+from specbench.decoding.structs import NO_TOKENS, DraftContext, DraftTree, HeadCache
 from specbench.decoding.tree import ROOT_ALONE, TreeGeometry
 from specbench.decoding.turn import DecodeResult
 from specbench.decoding.verify import GreedyVerifier
@@ -179,7 +179,7 @@ class Replayer:
             context_length=traces.model["context_length"],
             clock=lambda: CpuClock(phases=True),
         )
-        self._loaded: Loaded = {}
+        self._head_cache: HeadCache = {}
         self._states: tuple[RecordedTurn, dict[int, torch.Tensor]] | None = None
 
     def prepare(self, drafter: Drafter, heads: Mapping[str, Path] | None = None) -> Drafter:
@@ -213,7 +213,7 @@ class Replayer:
                 seed=self._seed,
                 target=self._stored_target if kind == ROUNDED else None,
                 heads=heads or {},
-                loaded=self._loaded,
+                head_cache=self._head_cache,
             )
         )
         if kind == ROUNDED:  # behind `setup`: a head's configuration may say which states it reads
@@ -250,7 +250,7 @@ class Replayer:
                 turn.states, turn.prompt_ids, turn.output_ids, stored.dtype, stored.device
             )
             self._states = (turn, by_number)
-        return {layer: self._states[1][states.place(layer, stored.n_layers)] for layer in layers}
+        return {layer: self._states[1][states.index_of(layer, stored.n_layers)] for layer in layers}
 
     def model_key(self) -> str:
         """Name the model as ``models.checkpoints.weights.model_key``, without its files."""
@@ -368,7 +368,7 @@ def _kind(drafter: Drafter) -> str | None:
 def _check_layers(drafter: Drafter, traces: Traces) -> None:
     assert traces.hidden_states is not None
     n_layers, recorded = traces.hidden_states
-    needed = {states.place(layer, n_layers) for layer in drafter.needs.hidden_layers}
+    needed = {states.index_of(layer, n_layers) for layer in drafter.needs.hidden_layers}
     if missing := sorted(needed - recorded):
         layers = f" 'record_layers={sorted((needed | recorded) - {n_layers})}'"
         raise NeedsNotMet(

@@ -36,7 +36,7 @@ def path_of(run: Path, stream_index: int, turn: int) -> Path:
     return run / FOLDER / f"{stream_index:06d}-{turn}.states"
 
 
-def place(layer: int, n_layers: int) -> int:
+def index_of(layer: int, n_layers: int) -> int:
     """Count from 0 what ``Needs.hidden_layers`` may count from the end."""
     return layer % (n_layers + 1)
 
@@ -86,7 +86,7 @@ def write_states(
     arrays = {}
     for layer, rows in states.items():
         values = rows.float() if str(rows.dtype) == "torch.bfloat16" else rows
-        arrays[str(place(layer, n_layers))] = values.cpu().numpy()
+        arrays[str(index_of(layer, n_layers))] = values.cpu().numpy()
     temporary = path.with_name(path.name + ".tmp")
     with jsonl.reporting(path):
         path.parent.mkdir(exist_ok=True)

@@ -221,10 +221,10 @@ def check_tree(tree: DraftTree, needs: Needs) -> None:
         assert not (tree.aux[parents[children]] & ~tree.aux[children]).any()
     if tree.sources is not None:
         assert len(tree.sources) == len(tree)
-    if tree.survival is not None:
-        assert tree.survival.shape == parents.shape and tree.survival.dtype == np.float64
-        assert (tree.survival > 0).all()
-        assert (tree.survival <= np.append(tree.survival, 1.0)[parents] + 1e-12).all()
+    if tree.path_probs is not None:
+        assert tree.path_probs.shape == parents.shape and tree.path_probs.dtype == np.float64
+        assert (tree.path_probs > 0).all()
+        assert (tree.path_probs <= np.append(tree.path_probs, 1.0)[parents] + 1e-12).all()
 
 
 def play(

@@ -97,7 +97,7 @@ class TableDraft:
     def likeliest(self, logits):
         return logits.argmax(-1)
 
-    def catch_up(self, tokens, *, own=False):
+    def catch_up(self, tokens, *, draft_vocab=False):
         self.nodes = []
         text = tokens.tolist()
         assert text[: len(self.text)] == self.text, "the cache holds another text"
@@ -106,7 +106,7 @@ class TableDraft:
         self.text = text
         return self._logits([text])[0]
 
-    def extend(self, tokens, parents, *, own=False):
+    def extend(self, tokens, parents, *, draft_vocab=False):
         first = len(self.nodes)
         for token, parent in zip(tokens.tolist(), parents.tolist(), strict=True):
             assert -1 <= parent < len(self.nodes)

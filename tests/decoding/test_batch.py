@@ -68,7 +68,7 @@ def together(*asked, **options):
 
 def made(batch, drafters, verifier=GreedyVerifier, prompts=PROMPTS, n=NEW_TOKENS, **options):
     options = {"eos_ids": options.pop("eos", frozenset()), **options}
-    loop = BatchEngine(batch, [verifier() for _ in batch.seats], **options)
+    loop = BatchEngine(batch, [verifier() for _ in batch.slots], **options)
     requests = [
         TurnRequest(prompt, drafter, seed)
         for seed, (prompt, drafter) in enumerate(zip(prompts, drafters, strict=False))
@@ -118,7 +118,7 @@ def drafters(targets, tmp_path_factory, monkeypatch):
             first = first or context
             if joined:
                 draft = first.draft_model and first.draft_model.twin()
-                context = replace(context, loaded=first.loaded, draft_model=draft)
+                context = replace(context, head_cache=first.head_cache, draft_model=draft)
             drafter.setup(replace(context, target=target, budget_shared=shared))
             drafter.reset()
             if drafter.needs.reference:
@@ -206,8 +206,8 @@ def test_a_pass_by_one_call_gives_each_text_its_own_to_the_last_bit():
     same(together(batch, drafters), alone(target, drafters))
     tree = DraftTree(np.array([5, 6, 7]), np.array([-1, 0, -1]))
     wanted = []
-    for seat, prompt in zip(batch.seats, PROMPTS, strict=False):
-        seat.prefill(prompt)
+    for slot, prompt in zip(batch.slots, PROMPTS, strict=False):
+        slot.prefill(prompt)
         target.prefill(prompt)
         wanted.append(target.forward(9, tree).logits.clone())
     asked = [(i, 9, tree) for i in range(3)]
@@ -323,7 +323,7 @@ def test_one_that_the_targets_pass_fails_for_leaves_the_others(targets, monkeypa
     target, batch = targets()
     drafters = adversaries(target, 4)
     wanted = alone(target, drafters)
-    faulty, inner = batch.seats[2].cache, batch_target._joint_pass
+    faulty, inner = batch.slots[2].cache, batch_target._joint_pass
 
     def passed(target, compiled, ids, texts, *more):
         caches = [text.cache for text in texts]
@@ -395,10 +395,10 @@ def test_where_longer_texts_do_not_fit_the_shorter_ones_go_on(monkeypatch):
         batch.reserve(2048)
     same(together(batch, drafters), wanted)
     # What was refused is not asked for again by a text that is shorter.
-    each = batch.seats[0].cache.nbytes + 129 * VOCAB * target.dtype.itemsize
+    each = batch.slots[0].cache.nbytes + 129 * VOCAB * target.dtype.itemsize
     monkeypatch.setattr(batch_target, "free_bytes", lambda _: 4 * each)
     batch.reserve(target.cache.max_len)
-    assert 256 < batch.seats[0].cache.max_len < 1024
+    assert 256 < batch.slots[0].cache.max_len < 1024
 
 
 def test_where_the_machine_had_less_memory_than_it_said_the_shorter_ones_go_on(monkeypatch):

@@ -202,7 +202,7 @@ def drafts(
         right = np.array(plain.ids[done : done + n], dtype=np.int64)
         if n != 2:
             tree = propose(state)
-            tokens, survival = torch.as_tensor(tree.tokens).tolist(), tree.survival
+            tokens, survival = torch.as_tensor(tree.tokens).tolist(), tree.path_probs
             if state.tokens[state.n_prompt :].tolist() == plain.ids[:done]:
                 trees[n_calls, done] = tokens, tree.parents.tolist(), survival
         return tree if n % 2 else DraftTree.chain(right[: state.remaining - 1])

@@ -172,7 +172,7 @@ def test_of_a_tree_the_likeliest_chain_is_drafted():
     first = adapter.best_chain(DraftTree(tokens, parents))
     assert tokens[first].tolist() == [5, 6]
     survival = np.array([0.5, 0.4, 0.45, 0.44, 0.1])
-    likely = adapter.best_chain(DraftTree(tokens, parents, survival=survival))
+    likely = adapter.best_chain(DraftTree(tokens, parents, path_probs=survival))
     assert tokens[likely].tolist() == [7, 8, 9]
     assert not len(adapter.best_chain(DraftTree.empty()))
 

@@ -39,17 +39,17 @@ class FixedTree(Drafter):
 
     name: str = "fixed_tree"
     parents: np.ndarray = field(default_factory=lambda: CHAIN)
-    survival: tuple = (0.9, 0.5, 0.45, 0.1)
+    path_probs: tuple = (0.9, 0.5, 0.45, 0.1)
     asked_remaining: list = field(default_factory=list)
 
     @property
     def needs(self):
-        return Needs(max_nodes=len(self.parents), survival=True)
+        return Needs(max_nodes=len(self.parents), path_probs=True)
 
     def propose(self, state):
         self.asked_remaining.append(state.remaining)
         tokens = np.ones(len(self.parents), dtype=np.int64)
-        return DraftTree(tokens, self.parents, survival=np.array(self.survival))
+        return DraftTree(tokens, self.parents, path_probs=np.array(self.path_probs))
 
     def observe(self, state, outcome):
         self.outcome = outcome
@@ -120,7 +120,7 @@ def test_a_chain_is_cut_by_its_rule(knobs, n_verified):
 
 
 def test_a_tree_is_cut_below_the_nodes_that_end_it():
-    part = FixedTree(parents=BUSH, survival=(0.8, 0.2, 0.6, 0.1, 0.15, 0.3))
+    part = FixedTree(parents=BUSH, path_probs=(0.8, 0.2, 0.6, 0.1, 0.15, 0.3))
     drafter, state = ready(part)
     assert drafter.propose(state).parents.tolist() == [-1, -1, 0, 0, 2]
     drafter, state = ready(part, policy="survival", least=0.5, shortest=1)
@@ -146,13 +146,13 @@ def test_marginal_buys_what_pays(tmp_path, seconds, rate, plain):
         drafter, state = ready(policy="marginal", surface=file, objective=objective)
         assert step(drafter, state, 0) == n_verified
     # By hand: all counts of nodes, their tokens over their time.
-    survival = np.array(FixedTree().survival)
+    survival = np.array(FixedTree().path_probs)
     values = [(1 + survival[:n].sum()) / seconds[n] for n in range(5)]
     assert int(np.argmax(values)) == rate
 
 
 def test_marginal_takes_the_likeliest_nodes_of_a_tree(tmp_path):
-    part = FixedTree(parents=BUSH, survival=(0.8, 0.2, 0.6, 0.1, 0.15, 0.3))
+    part = FixedTree(parents=BUSH, path_probs=(0.8, 0.2, 0.6, 0.1, 0.15, 0.3))
     file = surface(tmp_path, [1, 1.3, 1.6, 1.9, 2.2, 2.5, 2.8])
     drafter, state = ready(part, policy="marginal", surface=file)
     assert drafter.propose(state).parents.tolist() == [-1, 0]
@@ -194,7 +194,7 @@ def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
             chances, survival = random.uniform(0.2, 1, n), np.ones(n + 1)  # the root is the last
             for node, parent in enumerate(parents):
                 survival[node] = survival[parent] * chances[node]
-            trees.append(DraftTree(np.ones(n, np.int64), parents, survival=survival[:-1]))
+            trees.append(DraftTree(np.ones(n, np.int64), parents, path_probs=survival[:-1]))
         slots = [Adaptive(drafter=FixedTree(), policy="marginal", surface=file) for _ in trees]
         for slot, tree in zip(slots, trees, strict=True):
             slot.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
@@ -212,12 +212,12 @@ def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
             worth = row_s + (plain / n - row_s) / n**0.5
             return (plain + gained * worth) / taken
 
-        every = [[(len(p), tree.survival[p].sum()) for p in parts(tree)] for tree in trees]
+        every = [[(len(p), tree.path_probs[p].sum()) for p in parts(tree)] for tree in trees]
         best = max(
             rate(sum(gain for _, gain in chosen), sum(n for n, _ in chosen))
             for chosen in itertools.product(*every)
         )
-        actual = rate(sum(t.survival.sum() for t in drafts if len(t)), sum(map(len, drafts)))
+        actual = rate(sum(t.path_probs.sum() for t in drafts if len(t)), sum(map(len, drafts)))
         assert actual == pytest.approx(best)
         counts.append((sum(map(len, drafts)), sum(map(len, trees))))
     assert any(0 < n < total for n, total in counts) and any(n == 0 < total for n, total in counts)
@@ -226,7 +226,7 @@ def test_what_is_bought_over_all_texts_is_the_best_of_all_choices(tmp_path):
 def test_a_text_whose_drafts_do_not_pay_drafts_less_and_less(tmp_path):
     """A node costs .5 s and a token saves .68 s: .8 of one gains .04 s, .1 of one none."""
     file = surface(tmp_path, 1 + 0.5 * np.arange(6), n_sequences=2)
-    parts = [FixedTree(parents=np.array([-1]), survival=(sure,)) for sure in (0.8, 0.1)]
+    parts = [FixedTree(parents=np.array([-1]), path_probs=(sure,)) for sure in (0.8, 0.1)]
     slots = [Adaptive(drafter=part, policy="marginal", surface=file) for part in parts]
     for slot in slots:
         slot.setup(DraftContext(VOCAB, frozenset(), budget_shared=True))
@@ -236,7 +236,7 @@ def test_a_text_whose_drafts_do_not_pay_drafts_less_and_less(tmp_path):
     rarely = [0, 1, 3, 6, 11, 20, 37, 54]
     assert steps_drafted == [[*range(64)], rarely]
     assert n_verified.sum(axis=0).tolist() == [len(steps_drafted[0]), 0]
-    parts[1].survival = (0.8,)
+    parts[1].path_probs = (0.8,)
     second_drafts = [len(joint_drafts(slots)[1]) for _ in range(24)]
     assert second_drafts == [0] * 7 + [1] * 17
 
@@ -318,11 +318,11 @@ def test_drafts_are_trusted_as_far_as_the_groups_last_ones_were_right(accepted, 
     assert steps[0] and any(steps[24:]), "what was long ago counts less"
 
 
-def two_slots(file, survival):
+def two_slots(file, probs):
     """Texts of a group that draft two nodes after each other, and their states."""
     slots = [
         Adaptive(
-            drafter=FixedTree(parents=CHAIN[:2], survival=survival), policy="marginal", surface=file
+            drafter=FixedTree(parents=CHAIN[:2], path_probs=probs), policy="marginal", surface=file
         )
         for _ in range(2)
     ]
@@ -346,7 +346,7 @@ def joint_drafts(slots, remaining=(9, 9, 9), states=None):
                 calls.append(work.send(answer))
             except StopIteration as done:
                 trees.append(done.value)
-        answers = calls[0].answer([call.asked for call in calls]) if calls else []
+        answers = calls[0].answer([call.request for call in calls]) if calls else []
     return trees
 
 
@@ -381,7 +381,7 @@ def test_the_best_threshold_is_that_of_all_thresholds_tried():
 
 
 def test_the_threshold_moves_once_both_outcomes_are_known_and_begins_anew_each_turn():
-    part = FixedTree(survival=(0.9, 0.9 * 0.5, 0.9 * 0.5 * 0.9, 0.9 * 0.5 * 0.9 * 0.3))
+    part = FixedTree(path_probs=(0.9, 0.9 * 0.5, 0.9 * 0.5 * 0.9, 0.9 * 0.5 * 0.9 * 0.3))
     drafter, state = ready(part)
     for _ in range(3):  # .9 is accepted, .5 is not
         assert step(drafter, state, 1) == 4

@@ -216,8 +216,9 @@ def test_sampled_chains_come_from_the_rows_they_name(sampling, rng):
             tree = drafter.propose(state)
             assert tree.probs is not None and tree.probs.row.tolist() == [0, 1, 2, 3]
             for node in range(4):
-                fresh.begin(np.concatenate([state.tokens, tree.tokens[:node]]))
-                row = fresh.catch_up(np.concatenate([state.tokens, tree.tokens[:node]]), own=True)
+                text = np.concatenate([state.tokens, tree.tokens[:node]])
+                fresh.begin(text)
+                row = fresh.catch_up(text, draft_vocab=True)
                 distribution = fresh.to_target_vocab(sampling.probs(row))
                 torch.testing.assert_close(tree.probs.q[node], distribution, atol=1e-12, rtol=0)
                 assert distribution[tree.tokens[node]] > 0

@@ -320,7 +320,7 @@ def test_a_short_list_of_ids_is_drafted_from_alone(tmp_path):
         Eagle(vocabulary=str(tmp_path / "medusa")).setup(context)
     save_file({"ids": torch.tensor([4, 31])}, tmp_path / ID_MAP_FILE)
     with pytest.raises(ConfigurationError, match="another vocabulary"):
-        Eagle(vocabulary=str(tmp_path)).setup(replace(context, loaded={}))
+        Eagle(vocabulary=str(tmp_path)).setup(replace(context, head_cache={}))
 
 
 def test_published_trees():

@@ -32,7 +32,7 @@ import torch
 from specbench.arrays import IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.sampling import sample
-from specbench.decoding.structs import DraftTree, Verdict
+from specbench.decoding.structs import AcceptedPath, DraftTree
 from specbench.decoding.verify.interface import PassScores, choices_and_tokens
 from specbench.decoding.verify.rejection import RejectionVerifier, with_bonus
 
@@ -48,7 +48,7 @@ class BlockVerifier(RejectionVerifier):
     name = "block"
 
     @torch.inference_mode()
-    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
+    def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
         """The accepted part of a drawn chain and the token drawn after it."""
         whole = with_bonus(tree)
         proposal, n = whole.probs, len(whole)
@@ -72,8 +72,8 @@ class BlockVerifier(RejectionVerifier):
         choices, tokens, (count, drawn) = choices_and_tokens(whole, scores, accepted, after)
         nodes: IntArray = np.arange(int(count[0]))
         if len(nodes) == len(choices):  # the bonus proposal
-            return Verdict(nodes[:-1], tokens[nodes], choices)
-        return Verdict(nodes, np.append(tokens[nodes], drawn), choices)
+            return AcceptedPath(nodes[:-1], tokens[nodes], choices)
+        return AcceptedPath(nodes, np.append(tokens[nodes], drawn), choices)
 
 
 def block_tests(

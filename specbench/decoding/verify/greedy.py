@@ -7,7 +7,7 @@ import torch
 from numba import njit
 
 from specbench.arrays import BoolArray, IntArray
-from specbench.decoding.structs import DraftTree, Verdict
+from specbench.decoding.structs import AcceptedPath, DraftTree
 from specbench.decoding.tree import NO_AUX
 from specbench.decoding.verify.interface import PassScores, choices_and_tokens, finite, to_host
 
@@ -34,19 +34,19 @@ class GreedyVerifier:
             choices = to_host(choices)[0]
         return int(finite(choices[-1:])[0])
 
-    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
+    def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
         """Longest branch of ``tree`` that agrees with the target's greedy choices."""
         verified = scores.verified  # once: a property that works it out at each reading
         if verified is not None:
             path, choices = verified
             finite(choices)
-            return Verdict(path, choices[np.concatenate(([0], path + 1))], choices)
+            return AcceptedPath(path, choices[np.concatenate(([0], path + 1))], choices)
         choices, tokens, _ = choices_and_tokens(tree, scores)
         return self._agreement(tree, tokens, choices, choices)
 
     def _agreement(
         self, tree: DraftTree, tokens: IntArray, chosen: IntArray, greedy: IntArray
-    ) -> Verdict:
+    ) -> AcceptedPath:
         """The longest branch of ``tokens`` that agrees with what was ``chosen [n + 1]``."""
         if len(tokens) > len(self._path):
             self._path = np.empty(2 * len(tokens), dtype=np.int64)
@@ -55,7 +55,7 @@ class GreedyVerifier:
         rows = np.zeros(count + 1, dtype=np.int64)  # the root and the accepted nodes
         rows[1:] = self._path[:count] + 1
         # What the target chooses at a matched row is the token of the node below it.
-        return Verdict(rows[1:] - 1, chosen[rows], greedy)
+        return AcceptedPath(rows[1:] - 1, chosen[rows], greedy)
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from specbench.arrays import Array, IntArray
-from specbench.decoding.structs import DraftTree, Verdict
+from specbench.decoding.structs import AcceptedPath, DraftTree
 from specbench.errors import CaseFailed
 
 
@@ -50,7 +50,7 @@ class Verifier(Protocol):
     def first(self, scores: PassScores) -> int:
         """The first new token, from the scores of the prompt's last position."""
 
-    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
+    def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
         """The accepted path, the token after it, and the greedy choice of every row."""
 
 

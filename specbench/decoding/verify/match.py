@@ -17,7 +17,7 @@ import torch
 from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.sampling import Sampling, Uniforms, sample
-from specbench.decoding.structs import DraftTree, Verdict
+from specbench.decoding.structs import AcceptedPath, DraftTree
 from specbench.decoding.verify.greedy import GreedyVerifier
 from specbench.decoding.verify.interface import PassScores, choices_and_tokens, row_by_row
 
@@ -49,7 +49,7 @@ class MatchVerifier(GreedyVerifier):
         return int(self._draw(scores.logits[-1:], self._uniforms.take(1))[0])
 
     @torch.inference_mode()
-    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
+    def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
         """Longest branch of ``tree`` that agrees with what the target draws."""
         depths = scores.depths
         uniforms = self._uniforms.peek(int(depths.max()) + 1)[depths]

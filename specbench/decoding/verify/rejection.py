@@ -27,7 +27,7 @@ import torch
 from specbench.arrays import FloatArray, IntArray
 from specbench.decoding.device import to_device
 from specbench.decoding.sampling import sample
-from specbench.decoding.structs import DraftTree, Proposal, Verdict
+from specbench.decoding.structs import AcceptedPath, DraftTree, Proposal
 from specbench.decoding.tree import NO_AUX, sibling_table
 from specbench.decoding.verify.interface import PassScores, choices_and_tokens, row_by_row
 from specbench.decoding.verify.match import MatchVerifier
@@ -53,7 +53,7 @@ class RejectionVerifier(MatchVerifier):
     name = "rejection"
 
     @torch.inference_mode()
-    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
+    def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
         """The accepted path of ``tree`` and the token drawn after it."""
         rows = len(tree) + 1
         tree = with_bonus(tree)
@@ -90,8 +90,8 @@ class RejectionVerifier(MatchVerifier):
 
         nodes, after = descend(children, node_uniforms, judged, rows)
         if after is None:  # the bonus proposal
-            return Verdict(nodes[:-1], tokens[nodes], choices)
-        return Verdict(nodes, np.append(tokens[nodes], after), choices)
+            return AcceptedPath(nodes[:-1], tokens[nodes], choices)
+        return AcceptedPath(nodes, np.append(tokens[nodes], after), choices)
 
 
 def descend(

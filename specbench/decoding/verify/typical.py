@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from specbench.decoding.sampling import Sampling, sample
-from specbench.decoding.structs import DraftTree, Verdict
+from specbench.decoding.structs import AcceptedPath, DraftTree
 from specbench.decoding.verify.greedy import longest_accepted
 from specbench.decoding.verify.interface import PassScores, choices_and_tokens
 from specbench.decoding.verify.match import MatchVerifier
@@ -39,7 +39,7 @@ class TypicalVerifier(MatchVerifier):
         self._epsilon, self._delta = epsilon, delta
 
     @torch.inference_mode()
-    def verify(self, tree: DraftTree, scores: PassScores) -> Verdict:
+    def verify(self, tree: DraftTree, scores: PassScores) -> AcceptedPath:
         """Longest branch of likely enough tokens, and a likely enough one after it."""
         n = len(tree)
         p = self._sampling.probs(scores.logits)
@@ -60,4 +60,4 @@ class TypicalVerifier(MatchVerifier):
         path = np.empty(n, dtype=np.int64)
         nodes = path[: longest_accepted(tree.parents, accepted, path)]
         row = int(nodes[-1]) + 1 if len(nodes) else 0
-        return Verdict(nodes, np.append(tokens[nodes], host[1][row]), choices)
+        return AcceptedPath(nodes, np.append(tokens[nodes], host[1][row]), choices)

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from specbench.arrays import IntArray
 from specbench.decoding.device import seconds, to_device
-from specbench.decoding.protocols import Ids, ModelCall, ModelWork, alone
+from specbench.decoding.protocols import Ids, ModelCall, ModelWork, run_to_completion
 from specbench.decoding.sampling import sample
 from specbench.decoding.structs import NO_TOKENS, DraftTree
 from specbench.decoding.tree import visibility
@@ -182,10 +182,12 @@ class DraftModel:
         rows = self.target.cache.max_len - self._max_nodes
         return min(rows, self.context_length or rows) - length - self._extra - self._spare
 
-    def catch_up(self, tokens: IntArray, *, own: bool = False) -> torch.Tensor:
-        return alone(self.catching_up(tokens, own=own))
+    def catch_up(self, tokens: IntArray, *, draft_vocab: bool = False) -> torch.Tensor:
+        return run_to_completion(self.catching_up(tokens, draft_vocab=draft_vocab))
 
-    def catching_up(self, tokens: IntArray, *, own: bool = False) -> ModelWork[torch.Tensor]:
+    def catching_up(
+        self, tokens: IntArray, *, draft_vocab: bool = False
+    ) -> ModelWork[torch.Tensor]:
         self.drop_nodes()
         # It holds a prefix of the text: `commit_path` commits none but accepted nodes.
         cache = self.target.cache
@@ -202,12 +204,14 @@ class DraftModel:
             self.tokens += len(new)
             self._last = _last_row((yield self._call(NewRows(self.target, new))))
         assert self._last is not None
-        return self._outgoing(self._last, own)[0]
+        return self._outgoing(self._last, draft_vocab)[0]
 
-    def extend(self, tokens: Ids, parents: Ids, *, own: bool = False) -> torch.Tensor:
-        return alone(self.extending(tokens, parents, own=own))
+    def extend(self, tokens: Ids, parents: Ids, *, draft_vocab: bool = False) -> torch.Tensor:
+        return run_to_completion(self.extending(tokens, parents, draft_vocab=draft_vocab))
 
-    def extending(self, tokens: Ids, parents: Ids, *, own: bool = False) -> ModelWork[torch.Tensor]:
+    def extending(
+        self, tokens: Ids, parents: Ids, *, draft_vocab: bool = False
+    ) -> ModelWork[torch.Tensor]:
         n, first = len(parents), self._count
         end = first + n
         if end > self._max_nodes:
@@ -233,7 +237,7 @@ class DraftModel:
         self.forwards += 1
         self.tokens += n
         scores = yield self._call(NewRows(self.target, ids, visible, depths))
-        return self._outgoing(scores, own)
+        return self._outgoing(scores, draft_vocab)
 
     def _call(self, rows: NewRows) -> ModelCall:
         return ModelCall(id(self.network), rows, read_rows)
@@ -325,7 +329,7 @@ class DraftModel:
         return torch.from_numpy(choices)
 
     @torch.inference_mode()
-    def _outgoing(self, scores: Scores, own: bool) -> torch.Tensor:
+    def _outgoing(self, scores: Scores, draft_vocab: bool) -> torch.Tensor:
         logits = scores.logits[..., : self.vocab_size]
         all_ids = self.vocab_size == self.target.vocab_size
         self._choices = scores.choices if all_ids else None
@@ -333,7 +337,7 @@ class DraftModel:
             logits = logits.float()
         if self._never is not None:
             logits.index_fill_(-1, self._never, -torch.inf)  # the pass made them for nobody else
-        return logits if own else self.to_target_vocab(logits, -torch.inf)
+        return logits if draft_vocab else self.to_target_vocab(logits, -torch.inf)
 
     def _host_ids(self, tokens: IntArray) -> IntArray:
         if self._host_own_ids is not None:
@@ -370,7 +374,7 @@ def latency_ratio(
     nodes, parents = np.zeros(draft_rows, dtype=np.int64), np.full(draft_rows, -1)
 
     def draft_pass() -> None:
-        draft.extend(nodes, parents, own=True)  # as the methods that ask call it
+        draft.extend(nodes, parents, draft_vocab=True)  # as the methods that ask call it
         draft.drop_nodes()
 
     def median_seconds(run: Callable[[], object], device: torch.device) -> float:

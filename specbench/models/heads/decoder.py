@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, alone
+from specbench.decoding.protocols import ModelCall, ModelWork, TargetEmbeddings, run_to_completion
 from specbench.kernels import pass_kernels
 from specbench.kernels.attention import attend
 from specbench.kernels.compiled_call import CompiledCall
@@ -281,7 +281,7 @@ class TrainedHead(nn.Module):
         Raises:
             ValueError: states of another width, or more rows than reserved.
         """
-        return alone(self.catching_up(ids, states))
+        return run_to_completion(self.catching_up(ids, states))
 
     def catching_up(self, ids: torch.Tensor, states: torch.Tensor) -> ModelWork[torch.Tensor]:
         """`catch_up`, its passes handed out."""
@@ -306,7 +306,7 @@ class TrainedHead(nn.Module):
         Returns:
             ``[n, hidden]`` the guessed features of the nodes.
         """
-        return alone(self.extending(ids, features, parents))
+        return run_to_completion(self.extending(ids, features, parents))
 
     def extending(
         self, ids: torch.Tensor, features: torch.Tensor, parents: torch.Tensor

@@ -22,14 +22,14 @@ from specbench.config.schema import Text
 from specbench.decoding.composite import Composite
 from specbench.decoding.device import fill, to_device
 from specbench.decoding.drafter import Drafter, ModelDrafter
-from specbench.decoding.protocols import ModelWork, TargetInfo, alone
+from specbench.decoding.protocols import ModelWork, TargetInfo, run_to_completion
 from specbench.decoding.structs import (
     AFTER_FINAL_NORM,
-    Counted,
     DecodeState,
     DraftContext,
     DraftTree,
     Needs,
+    ReportValue,
     StepOutcome,
 )
 from specbench.kernels.cuda_graphs import GraphRecorder, RecordedCall, key_bucket, key_buckets
@@ -123,10 +123,10 @@ class HeadDrafter(ModelDrafter):
         self._state_size = target.embeddings.embedding.shape[1]
         folder = context.heads[self.head]
         which = (self.name, folder, self._variant)
-        if which not in context.loaded:
-            context.loaded[which] = self._load(folder, target)
+        if which not in context.head_cache:
+            context.head_cache[which] = self._load(folder, target)
         # The run's drafters share its parameters; what it has read is this one's.
-        self._head = copy.copy(context.loaded[which])
+        self._head = copy.copy(context.head_cache[which])
 
     def foresee(self, n_prompt: int, hidden: Mapping[int, torch.Tensor]) -> None:
         """All hidden states of the turn that begins, by number: in a replay that takes no times.
@@ -148,7 +148,7 @@ class HeadDrafter(ModelDrafter):
             self._reserve(len(state.buffer))
         if self._head.layers:
             self._head.cache.truncate(0)
-        alone(self._catch_up(state))
+        run_to_completion(self._catch_up(state))
 
     @torch.inference_mode()
     def propose(self, state: DecodeState) -> DraftTree:
@@ -181,7 +181,7 @@ class HeadDrafter(ModelDrafter):
     def end(self, state: DecodeState) -> None:
         self._waiting = []
 
-    def report(self) -> Mapping[str, Counted]:
+    def report(self) -> Mapping[str, ReportValue]:
         """Beside a target on CUDA graphs: drafts whose own work was launched kernel by kernel."""
         return {LAUNCHED_DRAFTS: self._launched} if self._graph_tokens else {}
 
@@ -239,12 +239,12 @@ class HeadDrafter(ModelDrafter):
 
     def _read(self, numbers: torch.Tensor, states: torch.Tensor, keys: int) -> torch.Tensor:
         head = self._on_fixed_rows(numbers[:1], keys)._head
-        features: torch.Tensor = alone(head.catching_up(numbers[2:], states))
+        features: torch.Tensor = run_to_completion(head.catching_up(numbers[2:], states))
         return features.index_select(0, numbers[1:2] - 1)
 
     def _drafted(self, feature: torch.Tensor, numbers: torch.Tensor, keys: int) -> torch.Tensor:
         fixed = self._on_fixed_rows(numbers[:1], keys)
-        return alone(fixed._growing(feature, self._levels, numbers[1:]))
+        return run_to_completion(fixed._growing(feature, self._levels, numbers[1:]))
 
     def _on_fixed_rows(self, length: torch.Tensor, keys: int) -> HeadDrafter:
         """This drafter with a cache whose committed rows the device counts: ``length [1]``."""

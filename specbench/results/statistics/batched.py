@@ -1,7 +1,7 @@
 """What runs that decode several texts at once (``batch.size`` above 1) say besides.
 
 Groups count whole or not at all, as everywhere. A group's steps in which all of its texts run are
-its full part; what comes behind is its tail, in which seats stay empty.
+its full part; what comes behind is its tail, in which slots stay empty.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def test_padding_of_the_vocabularies_may_differ():
         read = [i if i < own else 0 for i in text]
         close(logits[:both], plain_logits(model.target, read)[-1][:both])
         assert torch.isneginf(logits[both:]).all()
-        assert model.catch_up(text, own=True).shape == (both,)
+        assert model.catch_up(text, draft_vocab=True).shape == (both,)
 
 
 def packed(**options) -> DraftModel:
@@ -196,9 +196,9 @@ def packed(**options) -> DraftModel:
 def test_the_likeliest_ids_are_those_that_a_pass_by_one_call_found(monkeypatch):
     model = packed()
     model.begin(np.array([4, 5, 6]))
-    rows = [model.catch_up(np.array([4, 5, 6, 7]), own=True)[None]]
+    rows = [model.catch_up(np.array([4, 5, 6, 7]), draft_vocab=True)[None]]
     found = [model.likeliest(rows[0])]
-    rows.append(model.extend(np.array([1, 2, 3]), np.array([-1, 0, -1]), own=True))
+    rows.append(model.extend(np.array([1, 2, 3]), np.array([-1, 0, -1]), draft_vocab=True))
     found.append(model.likeliest(rows[1]))
     for ids, logits in zip(found, rows, strict=True):
         assert torch.equal(ids, logits.argmax(-1))
@@ -215,7 +215,7 @@ def test_an_id_that_is_never_proposed_is_not_a_choice():
     for text in [np.array([1, 2, 3]), *np.random.default_rng(1).integers(0, VOCAB, (20, 5))]:
         text = text[id_map[text] >= 0]
         model.begin(text[:-1])
-        logits = model.catch_up(text, own=True)[None]
+        logits = model.catch_up(text, draft_vocab=True)[None]
         assert model._choices is not None
         best |= set(model._choices.tolist())
         assert torch.equal(model.likeliest(logits), logits.argmax(-1))
@@ -231,7 +231,7 @@ def test_a_reduced_vocabulary_is_translated():
     plain = plain_logits(model.target, [3, 0, 2])[-1]
     close(logits[[9, 4, 30]], plain[1:])
     assert torch.isfinite(logits).sum() == 3
-    own = model.catch_up(text, own=True)
+    own = model.catch_up(text, draft_vocab=True)
     assert torch.isneginf(own[0])
     assert model.to_target_ids(own.argmax()).item() == logits.argmax().item()
     probs = own.softmax(-1)

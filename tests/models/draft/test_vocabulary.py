@@ -101,13 +101,13 @@ def test_its_logits_are_those_behind_its_own_reading_of_the_text():
     never = SHARED.ids < 0
     draft.begin(text[:4])
     for length in (4, 7, len(text)):
-        logits = draft.catch_up(text[:length], own=True)
+        logits = draft.catch_up(text[:length], draft_vocab=True)
         expected = plain_logits(draft.target, SHARED.expand(text[:length]).tolist())[-1]
         assert torch.isneginf(logits[never]).all()
         assert (logits - expected)[~never].abs().max() < TOLERANCE
     # Nodes are tokens that both have; committed, they are not read again.
     nodes = np.array([int(i) for i in SHARED.ids[SHARED.ids >= 0][[3, 9]]])
-    row = draft.extend(nodes, np.array([-1, 0]), own=True)[1]
+    row = draft.extend(nodes, np.array([-1, 0]), draft_vocab=True)[1]
     both = np.concatenate((text, nodes))
     expected = plain_logits(draft.target, SHARED.expand(both).tolist())[-1]
     assert (row - expected)[~never].abs().max() < TOLERANCE

@@ -96,13 +96,13 @@ def test_texts_in_one_call_are_each_as_alone(kind, monkeypatch):
             calls = [
                 work.send(feature)
                 for work, feature in zip(
-                    works, calls[0].answer([c.asked for c in calls]), strict=True
+                    works, calls[0].answer([c.request for c in calls]), strict=True
                 )
             ]
         for chosen in ([0, 1, 2], [0, 2]):
             for part in heads:
                 part.cache.truncate(0)
-            answers = calls[0].answer([calls[i].asked for i in chosen])
+            answers = calls[0].answer([calls[i].request for i in chosen])
             for i, answer in zip(chosen, answers, strict=True):
                 assert torch.equal(answer, alone[i])
 
@@ -133,7 +133,7 @@ def test_a_short_text_s_head_has_room_for_the_keys_of_a_longer_text(monkeypatch)
         texts[0].cache.truncate(0)
         texts[1].cache.truncate(2900)
         calls = [next(part.catching_up(*each)) for part, each in zip(texts, asked, strict=True)]
-        answers = calls[0].answer([call.asked for call in calls])
+        answers = calls[0].answer([call.request for call in calls])
     for one, other in zip(answers, alone, strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=2e-5)
     assert behind and all((rest == 7).all() for rest in behind)
