@@ -75,27 +75,27 @@ QUESTIONS = (
 )
 Options: TypeAlias = argparse.Namespace
 Add: TypeAlias = Callable[..., Any]  # an option to a section's parser
-Found: TypeAlias = Iterator[dict[str, Any]]  # what was found so far, as it grows; "rows" is shown
+Results: TypeAlias = Iterator[dict[str, Any]]  # as they grow; "rows" makes the table
 
 
 def in_turns(
     calls: Mapping[str, Callable[[Any], Any]], items: Iterable[Any], warm_ups: int = 1
 ) -> dict[str, list[tuple[float, Any]]]:
-    """Seconds and result of each call of each item behind the first ones.
+    """Time each call with each item; returns seconds and results after the warm-ups.
 
     All are called with an item before the next one, every other time backwards.
     """
-    found: dict[str, list[tuple[float, Any]]] = {name: [] for name in calls}
+    timed: dict[str, list[tuple[float, Any]]] = {name: [] for name in calls}
     for number, item in enumerate(items):
         for name, call in [*calls.items()][:: 1 if number % 2 else -1]:
             start = time.perf_counter()
             result = call(item)
-            found[name].append((time.perf_counter() - start, result))
-    return {name: taken[warm_ups:] for name, taken in found.items()}
+            timed[name].append((time.perf_counter() - start, result))
+    return {name: taken[warm_ups:] for name, taken in timed.items()}
 
 
 def target_of(config: RunConfig, model: PreTrainedModel, **more: Any) -> Target:
-    """A target as a run on this CPU makes it."""
+    """Make a target like a run on this CPU."""
     packed = packed_bytes(config.engine.packed)
     return Target(model, packed_bytes=packed, **more)
 
@@ -105,8 +105,8 @@ def target_of(config: RunConfig, model: PreTrainedModel, **more: Any) -> Target:
 LAYERS = "layers"  # float32, layer by layer: what the others are compared with
 
 
-def passes(options: Options) -> Found:
-    """A target pass by one call and form of weights, against the pass layer by layer.
+def passes(options: Options) -> Results:
+    """Compare a target pass by one call, per form of weights, with the pass layer by layer.
 
     For each number of threads, context and rows all take turns. Milliseconds are medians; ratio is
     to float32 layer by layer in the same turn, and the share of the memory's speed is bytes of
@@ -135,7 +135,7 @@ def passes(options: Options) -> Found:
             for n in options.rows:
                 calls = {name: pass_over(target, n) for name, target in targets.items()}
                 taken = in_turns(calls, range(options.turns + 2), warm_ups=2)
-                spent = {name: np.array([s for s, _ in each]) for name, each in taken.items()}
+                spent = {name: np.array([s for s, _ in timed]) for name, timed in taken.items()}
                 fastest.measure_between()
                 for name, values in spent.items():
                     middle = float(np.median(values))
@@ -149,7 +149,7 @@ def passes(options: Options) -> Found:
 
 
 def pass_over(target: Target, rows: int) -> Callable[[object], object]:
-    """A pass over a token and a tree of ``rows`` - 1 nodes, two children each."""
+    """Make a pass over a token and a tree of ``rows`` - 1 nodes, two children each."""
     nodes = np.arange(rows - 1)
     tree = DraftTree(nodes + 100, (nodes - 2) // 2)
     return lambda _: target.forward(7, tree).greedy()
@@ -166,8 +166,8 @@ DRAFTS: dict[str, dict[str, Any]] = {  # methods, and knobs other than a run's
 Call: TypeAlias = Callable[[Any], DecodeResult]  # of a prompt's ids
 
 
-def steps(options: Options) -> Found:
-    """What a step takes, part by part.
+def steps(options: Options) -> Results:
+    """Measure what a step takes, part by part.
 
     Plain decoding, EAGLE-2 with one token, Token Recycling and suffix decoding decode the same
     answers turn about. Microseconds of a step by the phases of measure=phases; of answers the
@@ -181,12 +181,12 @@ def steps(options: Options) -> Found:
     first = target_of(config, loaded.model, max_len=most, max_nodes=96)
     for name, knobs in DRAFTS.items():
         node = to_config(compose([f"model={options.model}", f"method={name}"])).method
-        kept = {key: value for key, value in node.items() if key not in ("label", "search")}
-        drafter, target = hydra.utils.instantiate({**kept, **knobs}), first.twin()
+        settings = {key: value for key, value in node.items() if key not in ("label", "search")}
+        drafter, target = hydra.utils.instantiate({**settings, **knobs}), first.twin()
         target.draft_weights = config.engine.draft_weights
         named, model = config.pair.heads, config.model
-        found = {head: head_folder.find(head, named, model) for head in drafter.needs.heads}
-        heads = {head: path for head, path in found.items() if path}
+        head_paths = {head: head_folder.find(head, named, model) for head in drafter.needs.heads}
+        heads = {head: path for head, path in head_paths.items() if path}
         sizes: dict[str, Any] = {"max_len": most, "heads": heads, "target": target}
         drafter.setup(DraftContext(target.vocab_size, eos, **sizes))
         engine = Engine(target, GreedyVerifier(), eos_ids=eos, phases=True)
@@ -215,7 +215,7 @@ def plain_decoding(target: Target, eos_ids: Iterable[int], tokens: int) -> Call:
 
 
 def step_of(answers: Sequence[DecodeResult]) -> dict[str, float]:
-    """Microseconds of a step by phase, of the answers the median."""
+    """Compute microseconds of a step by phase, as the median over answers."""
     phases = pd.DataFrame([answer.timings.phase_s for answer in answers])
     steps = [len(answer.timings.step_s) for answer in answers]
     inside = phases.drop(columns=[PREFILL, SETUP]).div(steps, axis=0)
@@ -227,8 +227,8 @@ def step_of(answers: Sequence[DecodeResult]) -> dict[str, float]:
 Answer: TypeAlias = Callable[[list[int]], list[int]]  # of a prompt's ids, the new ones
 
 
-def others(options: Options) -> Found:
-    """Plain decoding here, in transformers' generate and in llama.cpp, prompt by prompt.
+def others(options: Options) -> Results:
+    """Compare AR decoding here, in transformers' generate and in llama.cpp, prompt by prompt.
 
     All decode the bundled model greedily from the same ids, with as many threads; float32
     and stored are this engine's (engine.weights). Times are of whole answers. llama.cpp
@@ -254,10 +254,10 @@ def others(options: Options) -> Found:
                     continue
                 stack.callback(server.stop)
                 facts[name] = {"wheel": wheel_version(), "simd": server.simd}
-                answers[name] = partial(of_server, Client(server.url, 300.0, 64.0), tokens)
+                answers[name] = partial(server_answer, Client(server.url, 300.0, 64.0), tokens)
         template = PromptTemplate(load_tokenizer(to_config(compose([f"model={MODEL}"]))))
         prompts = [template.render([(question, None)]) for question in QUESTIONS]
-        yield facts | {"rows": beside_first(answers, prompts, options.rounds)}
+        yield facts | {"rows": compare_with_first(answers, prompts, options.rounds)}
 
 
 def ours(weights: str, tokens: int) -> Answer:
@@ -270,7 +270,7 @@ def ours(weights: str, tokens: int) -> Answer:
 
 @torch.inference_mode()
 def generate(model: Any, ids: Iterable[int], tokens: int, **more: Any) -> list[int]:
-    """The new ids of transformers' own greedy loop."""
+    """Decode greedily with transformers' own loop; returns the new ids."""
     batch = torch.tensor([[*ids]], device=model.device)
     settled = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": tokens}
     out = model.generate(batch, attention_mask=torch.ones_like(batch), **settled, **more)
@@ -287,19 +287,20 @@ def llamacpp(threads: int) -> LlamacppProcess:
     return server
 
 
-def of_server(client: Client, tokens: int, ids: list[int]) -> list[int]:
-    wanted = {"n_predict": tokens, "temperature": 0.0, "cache_prompt": False, "return_tokens": True}
-    said: Any = client.post_json("/completion", {"prompt": ids, **wanted})
-    return [int(token) for token in said["tokens"]]
+def server_answer(client: Client, tokens: int, ids: list[int]) -> list[int]:
+    request: dict[str, Any] = {"prompt": ids, "n_predict": tokens, "return_tokens": True}
+    request |= {"temperature": 0.0, "cache_prompt": False}
+    reply: Any = client.post_json("/completion", request)
+    return [int(token) for token in reply["tokens"]]
 
 
-def beside_first(
+def compare_with_first(
     answers: Mapping[str, Answer], prompts: Sequence[list[int]], rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """By name the median of tokens/s, and the geometric mean of their ratio to the first one's."""
+    """Give by name the median tokens/s, and the geometric mean of the ratios to the first."""
     taken = in_turns(answers, [prompts[0], *[*prompts] * rounds])
-    rates = {name: np.array([len(out) / s for s, out in own]) for name, own in taken.items()}
-    texts = {name: [out for _, out in own] for name, own in taken.items()}
+    rates = {name: np.array([len(out) / s for s, out in timed]) for name, timed in taken.items()}
+    texts = {name: [out for _, out in timed] for name, timed in taken.items()}
     first = next(iter(taken))
     return {
         name: {
@@ -324,8 +325,8 @@ FAMILIES = {  # by the first that a kernel's name matches
 }
 
 
-def gpu(options: Options) -> Found:
-    """Bandwidth, loops or kernels of a GPU, or, as a trial, of a CPU.
+def gpu(options: Options) -> Results:
+    """Measure bandwidth, loops or kernels of a GPU, or, as a trial, of a CPU.
 
     bandwidth: reads of the memory. loops: plain decoding eagerly, over graphs and in
     transformers' generate; and the clock of CUDA events against the wall. static: generate with its
@@ -345,7 +346,7 @@ def random_model(overrides: list[str]) -> PreTrainedModel:
     return network.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 
-def measure_bandwidth(options: Options) -> Found:
+def measure_bandwidth(options: Options) -> Results:
     device = choose_device(str(compose(options.overrides).model.device))
     read = bandwidth.FastestRead(device, 1 << 30)
     rows: dict[str, Any] = {"read": {"bytes_per_s": []}}
@@ -355,16 +356,16 @@ def measure_bandwidth(options: Options) -> Found:
         yield {"rows": rows}
 
 
-def measure_loops(options: Options) -> Found:
-    """Tokens/s of whole calls, the prompt's pass included; ``decode_s`` is taken of CUDA events."""
-    tokens, alone = 8 if options.trial else 128, options.part == "static"
+def measure_loops(options: Options) -> Results:
+    """Measure tokens/s of whole calls, prompt included; ``decode_s`` comes from CUDA events."""
+    tokens, is_static = 8 if options.trial else 128, options.part == "static"
     prompt = np.random.default_rng(0).integers(3, 200, PROMPT)
-    found: dict[str, Any] = {"tokens": tokens, "rows": {}, "clock_over_wall": [], "failed": {}}
+    results: dict[str, Any] = {"tokens": tokens, "rows": {}, "clock_over_wall": [], "failed": {}}
     stock = random_model(options.overrides)
     same = {"min_new_tokens": tokens, "eos_token_id": None}
     theirs = partial(generate, stock, prompt, tokens, **same)
     calls: dict[str, Callable[[], Any]] = {"generate": theirs}
-    if alone:
+    if is_static:
         calls = {"static": partial(theirs, cache_implementation="static")}
     else:
         model = random_model(options.overrides)
@@ -373,30 +374,30 @@ def measure_loops(options: Options) -> Found:
         graph = GraphTarget(model, capture=capture, fused=True, **sizes)  # as a run has it
         for name, target in {"graph": graph, "eager": Target(model, **sizes)}.items():
             calls[name] = partial(plain_decoding(target, (), tokens), prompt)
-        found["weight_bytes"] = bandwidth.streamed_bytes(model)
+        results["weight_bytes"] = bandwidth.streamed_bytes(model)
     before = "nothing"
     for turn in range(options.repeats + 1):  # the first one warms up, and compiles
-        for name in [name for name in calls if name not in found["failed"]][:: 1 - 2 * (turn % 2)]:
+        for name in [n for n in calls if n not in results["failed"]][:: 1 - 2 * (turn % 2)]:
             synchronize(stock.device)
             start = time.perf_counter()
             try:
                 decoded = calls[name]()
                 synchronize(stock.device)
             except (RuntimeError, ValueError) as error:  # one way that fails ends no other
-                found["failed"][name] = first_line(error)
+                results["failed"][name] = first_line(error)
                 check_device(stock.device, error, name, before)
                 continue
             wall, before = time.perf_counter() - start, name
-            row = found["rows"].setdefault(name, {"tokens_per_s": [], "passes_per_s": []})
+            row = results["rows"].setdefault(name, {"tokens_per_s": [], "passes_per_s": []})
             if turn:
                 row["tokens_per_s"].append(tokens / wall)
             if turn and name in ("graph", "eager"):
                 row["passes_per_s"].append((tokens - 1) / decoded.timings.decode_s)
-                found["clock_over_wall"].append(decoded.timings.wall_s / wall)
-        yield found | ({} if alone else {"described": graph.describe()})
+                results["clock_over_wall"].append(decoded.timings.wall_s / wall)
+        yield results | ({} if is_static else {"described": graph.describe()})
 
 
-def measure_kernels(options: Options) -> Found:
+def measure_kernels(options: Options) -> Results:
     model = random_model(options.overrides)
     on_gpu = model.device.type == "cuda"
     contexts, many = ((32,), (1, 8)) if options.trial else ((128, 960), (1, 8, 64))
@@ -406,38 +407,38 @@ def measure_kernels(options: Options) -> Found:
     for context in contexts:
         target.prefill(np.arange(3, 3 + context) % 200)
         for n in many:
-            rows[f"{n} rows after {context} tokens"] = profiled(target, n)
+            rows[f"{n} rows after {context} tokens"] = profile_pass(target, n)
             yield {"rows": rows, "described": target.describe()}
 
 
-def profiled(target: GraphTarget, rows: int) -> dict[str, Any]:
-    """Microseconds of a pass, by the wall, by family of kernels, and of the longest ones."""
+def profile_pass(target: GraphTarget, rows: int) -> dict[str, Any]:
+    """Measure microseconds of a pass: wall, by family of kernels, and of the longest kernels."""
     tree, on_gpu = DraftTree.chain(np.arange(rows - 1)), target.device.type == "cuda"
 
-    def one() -> None:
+    def run_pass() -> None:
         GreedyVerifier().verify(tree, target.forward(7, tree))
 
-    one()
-    wall = statistics.median(seconds(one, target.device) for _ in range(PROFILED))
+    run_pass()
+    wall = statistics.median(seconds(run_pass, target.device) for _ in range(PROFILED))
     kinds = torch.profiler.ProfilerActivity
     with torch.profiler.profile(activities=[kinds.CUDA if on_gpu else kinds.CPU]) as profile:
         for _ in range(PROFILED):
-            one()
+            run_pass()
         synchronize(target.device)
     spent, launches, names = (defaultdict[str, float](float) for _ in range(3))
     for event in profile.key_averages():
-        own: float = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-        if own > 0:
+        event_us: float = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        if event_us > 0:
             family = next(f for f, p in FAMILIES.items() if re.search(p, event.key.lower()))
-            spent[family] += own / PROFILED
+            spent[family] += event_us / PROFILED
             launches[family] += event.count / PROFILED
-            names[event.key[:120]] += own / PROFILED
+            names[event.key[:120]] += event_us / PROFILED
     longest = dict(sorted(names.items(), key=lambda item: -item[1])[:12])
-    found = {"wall_us": 1e6 * wall, "us": dict(spent), "launches": dict(launches)}
-    return found | {"longest_us": longest}
+    times = {"wall_us": 1e6 * wall, "us": dict(spent), "launches": dict(launches)}
+    return times | {"longest_us": longest}
 
 
-GPU_PARTS: dict[str, Callable[[Options], Found]] = {
+GPU_PARTS: dict[str, Callable[[Options], Results]] = {
     "bandwidth": measure_bandwidth,
     "loops": measure_loops,
     "static": measure_loops,
@@ -450,19 +451,19 @@ GPU_PARTS: dict[str, Callable[[Options], Found]] = {
 Steps: TypeAlias = list[tuple[int, int]]  # drafted and accepted tokens of steps that had a draft
 
 
-def vllm(options: Options) -> Found:
-    """Our drafters inside vLLM, against vLLM without one and beside our engine (docs/servers.md).
+def vllm(options: Options) -> Results:
+    """Compare our drafters inside vLLM with vLLM alone and our engine (docs/servers.md).
 
     Every label of the run drafts for vLLM with its knobs; methods must draft chains, each request
     with a state of its own (state_scope=turn). A request's steps are the same where vLLM accepted
     in each but the last, in which it drafts beyond the limit, what our engine did.
     """
     (run,) = load_runs([options.run])
-    asked = [record for record in run.records if record.label == run.baseline]
-    wanted = [record.output_ids for record in asked]
+    plain_records = [record for record in run.records if record.label == run.baseline]
+    plain_outputs = [record.output_ids for record in plain_records]
     traces = {trace.key: trace for trace in read_steps(run.path / STEPS)}
-    most = run.max_new_tokens or max(map(len, wanted))
-    ask = partial(vllm_answers, options, [record.prompt_ids for record in asked], most)
+    most = run.max_new_tokens or max(map(len, plain_outputs))
+    ask = partial(vllm_answers, options, [record.prompt_ids for record in plain_records], most)
     plain, _ = ask(None)
     sizes = f"--tokens {options.tokens} --rows {options.rows}"
     results: dict[str, Any] = {
@@ -470,8 +471,8 @@ def vllm(options: Options) -> Found:
         "vllm": str(importlib.import_module("vllm").__version__),
         "model": run.model,
         "dataset": run.dataset,
-        "requests": len(asked),
-        "plain_equal_to_ours": equal_answers(plain, wanted),
+        "requests": len(plain_records),
+        "plain_equal_to_ours": equal_answers(plain, plain_outputs),
         "rows": {},
     }
     for label in run.labels:
@@ -479,13 +480,14 @@ def vllm(options: Options) -> Found:
             continue
         knobs = typed_knobs(run.knobs(label))
         outputs, theirs = ask(knobs)
-        own = [traces[*record.key[:3], label] for record in asked]
+        label_traces = [traces[*record.key[:3], label] for record in plain_records]
         drafted = [
-            [(d, c - 1) for d, c in zip(t.drafted, t.committed, strict=True) if d] for t in own
+            [(d, c - 1) for d, c in zip(trace.drafted, trace.committed, strict=True) if d]
+            for trace in label_traces
         ]
         results["rows"][label] = {
             "equal_to_plain": equal_answers(outputs, plain),
-            "same_steps": sum(map(same_steps, theirs, own)),
+            "same_steps": sum(map(same_steps, theirs, label_traces)),
             "in_vllm": counts(theirs, options.tokens),
             "here": counts(drafted, options.tokens),
             "knobs": knobs,
@@ -494,20 +496,20 @@ def vllm(options: Options) -> Found:
 
 
 def typed_knobs(knobs: dict[str, Any]) -> dict[str, Any]:
-    """Recorded knobs as a user types them: a method inside them by its name."""
-    found = {k: v for k, v in knobs.items() if k not in ("_target_", "paper_scope", "version")}
-    for key, value in found.items():
+    """Format recorded knobs as a user types them: a method inside them by its name."""
+    values = {k: v for k, v in knobs.items() if k not in ("_target_", "paper_scope", "version")}
+    for key, value in values.items():
         if isinstance(value, dict) and "_target_" in value:
             part = typed_knobs(value)
             del part["state_scope"]  # the whole's
-            found[key] = {"method": part.pop("name"), **part}
-    return found
+            values[key] = {"method": part.pop("name"), **part}
+    return values
 
 
 def vllm_answers(
     options: Options, prompts: Sequence[list[int]], most: int, knobs: dict[str, Any] | None
 ) -> tuple[list[list[int]], list[Steps]]:
-    """Greedy answers of a new vLLM to these prompts, and their steps where a method drafts."""
+    """Decode these prompts greedily in a new vLLM; returns outputs, and steps of a drafter."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
     theirs = importlib.import_module("vllm")
     drafting: dict[str, Any] = {}
@@ -532,16 +534,16 @@ def vllm_answers(
         **drafting,
     )
     sampling = theirs.SamplingParams(temperature=0.0, max_tokens=most, detokenize=False)
-    asked = [{"prompt_token_ids": ids} for ids in prompts]
-    said = [answer.outputs[0] for answer in llm.generate(asked, sampling, use_tqdm=False)]
+    requests = [{"prompt_token_ids": ids} for ids in prompts]
+    outputs = [answer.outputs[0] for answer in llm.generate(requests, sampling, use_tqdm=False)]
     llm.llm_engine.engine_core.shutdown()
-    noted = [one.spec_decode_metrics for one in said if knobs is not None]
+    noted = [output.spec_decode_metrics for output in outputs if knobs is not None]
     steps = [[*zip(n.per_step_drafted, n.per_step_accepted, strict=True)] for n in noted]
-    return [[*one.token_ids] for one in said], steps
+    return [[*output.token_ids] for output in outputs], steps
 
 
 def same_steps(theirs: Steps, trace: StepTrace) -> bool:
-    """Whether vLLM accepted in each step but the last what our engine did."""
+    """Tell whether vLLM accepted what our engine did in each step but the last."""
     last = len(trace.committed) - 1
     ours = [n - 1 for n, d in zip(trace.committed[:last], trace.drafted, strict=False) if d]
     accepted = [accepted for _, accepted in theirs]
@@ -549,7 +551,7 @@ def same_steps(theirs: Steps, trace: StepTrace) -> bool:
 
 
 def counts(requests: Iterable[Steps], tokens: int) -> dict[str, Any]:
-    """Drafts and tokens of all requests, and by position how many of the drafts were accepted."""
+    """Count drafts and tokens of all requests, and accepted tokens by position."""
     steps = [step for request in requests for step in request]
     return {
         "drafts": len(steps),
@@ -559,11 +561,11 @@ def counts(requests: Iterable[Steps], tokens: int) -> dict[str, Any]:
     }
 
 
-def equal_answers(outputs: Sequence[list[int]], wanted: Sequence[list[int]]) -> int:
-    return sum(a == b for a, b in zip(outputs, wanted, strict=True))
+def equal_answers(outputs: Sequence[list[int]], expected: Sequence[list[int]]) -> int:
+    return sum(a == b for a, b in zip(outputs, expected, strict=True))
 
 
-SECTIONS: dict[str, Callable[[Options], Found]] = {
+SECTIONS: dict[str, Callable[[Options], Results]] = {
     section.__name__: section for section in (passes, steps, others, gpu, vllm)
 }
 
@@ -600,8 +602,8 @@ def add_options(section: str, add: Add) -> None:
             add("--rows", type=int, default=3, help="requests at once (default: 3)")
 
 
-def shown(value: Any) -> str:
-    """Of several measurements the median, smallest and largest."""
+def format_value(value: Any) -> str:
+    """Format a value; several measurements as median, smallest and largest."""
     if isinstance(value, list):
         middle = statistics.median(value or [np.nan])
         return f"{middle:.4g} [{min(value):.4g}, {max(value):.4g}]" if value else "–"
@@ -609,12 +611,12 @@ def shown(value: Any) -> str:
 
 
 def show(results: dict[str, Any]) -> None:
-    """A line for each row, and what was found beside them."""
+    """Print a table with a line per row, then the other results."""
     print_wide = Console(width=130).print
     hidden = ("launches", "longest_us", "knobs")
     rows = results.pop("rows")
     lines = [{k: v for k, v in row.items() if k not in hidden} for row in rows.values()]
-    table = pd.json_normalize(lines, sep=" ").fillna("–").map(shown)
+    table = pd.json_normalize(lines, sep=" ").fillna("–").map(format_value)
     table.insert(0, "", [*rows])
     print_wide(FittedTable(table, ""))
     print_wide(results, markup=False, highlight=False)

@@ -34,10 +34,10 @@ from specbench.storage import jsonl
 
 
 def acceptance_of(run: Path, label: str, by_level: bool) -> tuple[StaticTree, FloatArray]:
-    """The tree of a label, and the share of its children accepted, ``[levels, ranks]``.
+    """Find the tree of a label, and the share of its children accepted, ``[levels, ranks]``.
 
     Args:
-        by_level: of each level apart; else of a rank in all levels, as in Sequoia.
+        by_level: separate shares for each level; else pooled over levels, as in Sequoia.
 
     Raises:
         ResultsError: the run is not finished, or has no steps with ranks.
@@ -93,20 +93,20 @@ def main() -> int:
         if (value := getattr(options, key)) is not None and value < 1:
             raise ConfigurationError(f"--{key}={value} must be at least 1.")
     old, acceptance = acceptance_of(options.run, options.label, options.by_level)
-    wanted = acceptance[: options.depth]
+    acceptance_used = acceptance[: options.depth]
     sizes = range(1, options.nodes + 1) if options.surface else [options.nodes]
-    trees = [best_tree(wanted, size) for size in sizes]
+    trees = [best_tree(acceptance_used, size) for size in sizes]
     chosen = 0
     if options.surface:
         rows = np.array([1.0 + len(tree) for tree, _ in trees])
-        one, context = np.ones(len(rows)), np.full(len(rows), float(options.context))
-        seconds = CostSurface.read(options.surface).pass_s(one, rows, context)
+        batch_sizes, context = np.ones(len(rows)), np.full(len(rows), float(options.context))
+        seconds = CostSurface.read(options.surface).pass_s(batch_sizes, rows, context)
         chosen = int(np.argmax(np.array([worth for _, worth in trees]) / seconds))
     tree, worth = trees[chosen]
     about = {
         "run": options.run.name,
         "label": options.label,
-        "acceptance": np.round(wanted, 4).tolist(),
+        "acceptance": np.round(acceptance_used, 4).tolist(),
         "tokens_per_step": round(worth, 4),
         "paths": [list(path) for path in tree.paths],
     }

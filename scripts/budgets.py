@@ -54,15 +54,15 @@ def rooms(root: Path) -> dict[str, dict[str, int]]:
     inner = (p for p in sorted((root / "specbench").iterdir()) if (p / "__init__.py").is_file())
     names = ["specbench", *(f"specbench/{p.name}" for p in inner)]
     names += ["methods", "runners", "analysis", "scripts"]
-    found = {name: dict.fromkeys(KINDS, 0) for name in (*names, OTHER_TESTS)}
+    counts = {name: dict.fromkeys(KINDS, 0) for name in (*names, OTHER_TESTS)}
     for name in names:
         every = (root / name).glob("*.py") if name == "specbench" else (root / name).rglob("*")
-        _add(found[name], every, "source", "code")
+        _add(counts[name], every, "source", "code")
     by_folder = {name.rpartition("/")[2]: name for name in names}
     for path in (root / "tests").iterdir():
         room = by_folder.get(path.name, OTHER_TESTS)
-        _add(found[room], path.rglob("*.py") if path.is_dir() else [path], "tests")
-    return found
+        _add(counts[room], path.rglob("*.py") if path.is_dir() else [path], "tests")
+    return counts
 
 
 def _add(counts: dict[str, int], files: Iterable[Path], lines: str, code: str = "") -> None:
@@ -74,8 +74,8 @@ def _add(counts: dict[str, int], files: Iterable[Path], lines: str, code: str = 
                 counts[code] += code_lines(text)
 
 
-def over(found: Lines, budgets: Lines) -> list[str]:
-    """What is above its budget, a sentence each; a room without one may have nothing.
+def over_budget(lines: Lines, budgets: Lines) -> list[str]:
+    """List the numbers above their budget; a room without a budget may have nothing.
 
     A room may exceed its number by `SLACK`, so that a method of your own fits.
     """
@@ -84,14 +84,14 @@ def over(found: Lines, budgets: Lines) -> list[str]:
     }
     return [
         f"{name}: {kind} must be at most {most.get((name, kind), 0)} lines, got {n}"
-        for name, kinds in found.items()
+        for name, kinds in lines.items()
         for kind, n in kinds.items()
         if n > most.get((name, kind), 0)
     ]
 
 
 def to_toml(budgets: Lines) -> str:
-    """The text of ``budgets.toml``."""
+    """Format ``budgets.toml``."""
     lines = ["# Lines by room, see scripts/budgets.py. A commit that raises one says why."]
     for name, kinds in budgets.items():
         values = ", ".join(f"{kind} = {n}" for kind, n in kinds.items())
@@ -99,12 +99,12 @@ def to_toml(budgets: Lines) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show(found: Lines, budgets: Lines) -> None:
+def show(lines: Lines, budgets: Lines) -> None:
     """Print lines and budgets by room."""
     print(f"{'lines (budget)':22}" + "".join(f"{kind:>18}" for kind in KINDS))
-    total = {kind: sum(kinds[kind] for kinds in found.values()) for kind in KINDS}
+    total = {kind: sum(kinds[kind] for kinds in lines.values()) for kind in KINDS}
     allowed = {kind: sum(kinds[kind] for kinds in budgets.values()) for kind in KINDS}
-    for name, kinds in [*found.items(), ("together", total)]:
+    for name, kinds in [*lines.items(), ("together", total)]:
         most = allowed if kinds is total else budgets.get(name, {})
         cells = (f"{kinds[kind]:,} ({most.get(kind, 0):,})" for kind in KINDS)
         print(f"{name:22}" + "".join(f"{cell:>18}" for cell in cells))
@@ -114,19 +114,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--lower", action="store_true", help="lower budgets to the lines there are")
     options = parser.parse_args(argv)
-    found, path = rooms(PROJECT), PROJECT / FILE
+    lines, path = rooms(PROJECT), PROJECT / FILE
     budgets = tomllib.loads(path.read_text(encoding="utf-8"))
     if options.lower:
         budgets = {
             name: {kind: min(kinds[kind], n) for kind, n in budgets[name].items()}
-            for name, kinds in found.items()
+            for name, kinds in lines.items()
             if name in budgets
         }
         path.write_text(to_toml(budgets), encoding="utf-8")
-    show(found, budgets)
-    wrong = over(found, budgets)
-    sys.stderr.write("".join(f"{line}\n" for line in wrong))
-    return int(bool(wrong))
+    show(lines, budgets)
+    messages = over_budget(lines, budgets)
+    sys.stderr.write("".join(f"{line}\n" for line in messages))
+    return int(bool(messages))
 
 
 if __name__ == "__main__":

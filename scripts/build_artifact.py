@@ -286,8 +286,9 @@ def check(options: argparse.Namespace) -> None:
 def build(options: argparse.Namespace) -> Path:
     check(options)
     kind = KINDS[options.name]
-    own = Path(options.model).is_dir()
-    model = ["model=local", f"model.path='{options.model}'"] if own else [f"model={options.model}"]
+    model = [f"model={options.model}"]
+    if Path(options.model).is_dir():
+        model = ["model=local", f"model.path='{options.model}'"]
     cfg = to_config(compose([*model, *getattr(options, "overrides", ())]))
     tokenizer = loading.load_tokenizer(cfg)
     artifact = Artifact(

@@ -47,20 +47,20 @@ _TIMEOUT_S = 30
 def fetch(name: str, folder: Path, *, force: bool = False) -> Path:
     dataset = compose([f"dataset={name}"]).dataset
     target = folder / str(dataset.file)
-    if _wanted(name, target, force):
+    if _needs_fetch(name, target, force):
         content = _download(name, target.name) if name in _URLS else _from_hub(dataset)
         with jsonl.replacing(target) as partial:
             partial.write_bytes(content)
             cases = load_cases(compose([f"dataset={name}", f"dataset.path={partial}"]).dataset)
         print(f"{name}: {len(cases)} cases in {target}")
-    if dataset.shots and _wanted(name, folder / dataset.shots, force):
+    if dataset.shots and _needs_fetch(name, folder / dataset.shots, force):
         with jsonl.replacing(folder / dataset.shots) as partial:
             partial.write_bytes(_worked_examples(dataset.shots))
         print(f"{name}: worked examples in {folder / dataset.shots}")
     return target
 
 
-def _wanted(name: str, target: Path, force: bool) -> bool:
+def _needs_fetch(name: str, target: Path, force: bool) -> bool:
     if target.is_file() and not force:
         print(f"{name}: {target} is there already (--force fetches it again)")
         return False
@@ -68,8 +68,8 @@ def _wanted(name: str, target: Path, force: bool) -> bool:
 
 
 def _worked_examples(file: str) -> bytes:
-    found = yaml.safe_load(_download("gsm8k_shots", file))["fewshot_config"]["samples"]
-    shots = [{"question": s["question"], "answer": s["target"]} for s in found]
+    samples = yaml.safe_load(_download("gsm8k_shots", file))["fewshot_config"]["samples"]
+    shots = [{"question": s["question"], "answer": s["target"]} for s in samples]
     return "".join(json.dumps(shots[i]) + "\n" for i in _SHOTS_ORDER).encode()
 
 
@@ -83,15 +83,15 @@ def _download(name: str, file: str) -> bytes:
             f"{name}: {url} cannot be reached ({error}). Bring what it holds by other means into a "
             f"file {file} and type data_dir=FOLDER."
         ) from error
-    found = hashlib.sha256(content).hexdigest()
+    digest = hashlib.sha256(content).hexdigest()
     # Another file than the one that the yaml was written for is taken, but said so.
-    if found != _SHA256[name]:
-        print(f"{name}: note: the file has changed upstream (sha256 {found})", file=sys.stderr)
+    if digest != _SHA256[name]:
+        print(f"{name}: note: the file has changed upstream (sha256 {digest})", file=sys.stderr)
     return content
 
 
 def _from_hub(dataset: Any) -> bytes:
-    """The rows as one JSON object a line, under the column names that a local file has."""
+    """Format the rows as JSON lines, under the column names that a local file has."""
     columns = dict(dataset.columns)
     renamed = {there: columns.get(role) for role, there in dataset.hub.columns.items()}
     lines = []

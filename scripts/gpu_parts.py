@@ -39,7 +39,7 @@ GUARD = "exec 3<&0 </dev/null; { read -ru 3; kill -KILL 0; } & "
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A JSON file's content; nothing where there is none, or half of one."""
+    """Read a JSON file; an absent or partial one is empty."""
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads(path.read_text()))
     return {}
@@ -50,10 +50,10 @@ class Part:
     """One part.
 
     Attributes:
-        command: for bash, with `words` in it, and {work}, a folder for what it writes: found.json
-            or a run's folder run/.
-        check: of what it found and the folder: why the condition is not met, or None. It is asked
-            where the exit code is 0.
+        command: for bash, with `command_fields` in it, and {work}, a folder in which it writes
+            found.json or a run's folder run/.
+        check: says from its result and folder why the condition is not met, or None. It is called
+            if the exit code is 0.
         sources: files and folders that the part judges; others may change, and it need not run
             again.
     """
@@ -67,21 +67,21 @@ class Part:
     needs_gpu: bool = False
 
     def source_hash(self) -> str:
-        """Of the command, and of the files that the part judges."""
+        """Hash the command, and the files that the part judges."""
         digest = sha256(self.command.encode())
-        for place in (PROJECT / source for source in self.sources):
-            for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
+        for root in (PROJECT / source for source in self.sources):
+            for path in sorted(root.rglob("*")) if root.is_dir() else [root]:
                 if path.suffix in (".py", ".yaml", ".json", ".jsonl", ".safetensors"):
                     digest.update(path.name.encode() + path.read_bytes())
         return digest.hexdigest()[:16]
 
     def run(self, device: str, limit_s: float, work: Path) -> dict[str, Any]:
-        """Run to its end or limit: what it found, and ``why`` its condition is not met."""
+        """Run to its end or limit; returns its result, and ``why`` its condition is not met."""
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         environ = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         environ["PYTHONPATH"] = os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")])
-        typed, start = GUARD + self.command.format(**words(device, work)), time.monotonic()
+        typed, start = GUARD + self.command.format(**command_fields(device, work)), time.monotonic()
         with (work / "printed.txt").open("w") as out:
             child = subprocess.Popen(
                 ["bash", "-c", typed], cwd=PROJECT, env=environ, stdin=subprocess.PIPE, stdout=out,
@@ -95,17 +95,17 @@ class Part:
             finally:
                 with contextlib.suppress(ProcessLookupError):  # also what it left running
                     os.killpg(child.pid, signal.SIGKILL)
-        found = read(work / "found.json") or read(work / "run/summary.json")
+        result = read(work / "found.json") or read(work / "run/summary.json")
         try:
-            why = why or self.check(found, work)
+            why = why or self.check(result, work)
         except Exception as error:  # a result that no check foresaw costs its own part only
             why = f"its result cannot be read: {type(error).__name__}: {error}"
         seconds = round(time.monotonic() - start, 1)
-        return {"ok": why is None, "why": why, "seconds": seconds, "found": found}
+        return {"ok": why is None, "why": why, "seconds": seconds, "found": result}
 
 
-def words(device: str, work: Path) -> dict[str, str]:
-    """What stands for {names} in commands: models and sizes, tiny ones in a trial on a CPU."""
+def command_fields(device: str, work: Path) -> dict[str, str]:
+    """Fill the {names} of commands: models and sizes, tiny ones in a trial on a CPU."""
     trial = device == "cpu"
     on, python = f"engine=graph model.device={device}", shlex.quote(sys.executable)
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
@@ -133,25 +133,25 @@ def words(device: str, work: Path) -> dict[str, str]:
 
 
 def _wrong(*conditions: tuple[bool, str]) -> str | None:
-    return "; ".join(said for holds, said in conditions if not holds) or None
+    return "; ".join(message for holds, message in conditions if not holds) or None
 
 
-def _any(found: Any, work: Path) -> str | None:
+def _any(result: Any, work: Path) -> str | None:
     return None  # the exit code says it
 
 
-def _bandwidth(found: Any, work: Path) -> str | None:
-    if found["trial"]:
+def _bandwidth(result: Any, work: Path) -> str | None:
+    if result["trial"]:
         return None
-    (gpu, *_), read = found["environment"]["hardware"]["gpus"], found["rows"]["read"]["bytes_per_s"]
+    gpu, *_ = result["environment"]["hardware"]["gpus"]
     nominal = next((v for k, v in NOMINAL.items() if k in gpu["name"]), None)
     if nominal is None:
         return f"nominal speed unknown: {gpu['name']}. Add it to NOMINAL"
-    best = max(read)
+    best = max(result["rows"]["read"]["bytes_per_s"])
     return _wrong((best > 0.85 * nominal, f"the fastest read, {best / 1e9:.0f} GB/s, is slow"))
 
 
-def _tests(found: Any, work: Path) -> str | None:
+def _tests(result: Any, work: Path) -> str | None:
     cases = [*ElementTree.parse(work / "tests.xml").iter("testcase")]
     failed = [c for c in cases if c.find("failure") is not None or c.find("error") is not None]
     passed = [c for c in cases if not len(c)]
@@ -164,26 +164,26 @@ def _tests(found: Any, work: Path) -> str | None:
     )
 
 
-def _loops(found: Any, work: Path) -> str | None:
-    off = max(abs(share - 1) for share in found["clock_over_wall"])
-    alone = json.loads((work / "static.json").read_text())
-    rows, failed = found["rows"] | alone["rows"], found["failed"] | alone["failed"]
+def _loops(result: Any, work: Path) -> str | None:
+    off = max(abs(share - 1) for share in result["clock_over_wall"])
+    static = json.loads((work / "static.json").read_text())
+    rows, failed = result["rows"] | static["rows"], result["failed"] | static["failed"]
     rates = {name: statistics.median(row["tokens_per_s"] or [0]) for name, row in rows.items()}
     return _wrong(
         (not failed, f"failed: {failed}"),
-        (found["trial"] or off <= 0.01, f"the clock is off by {off:.1%}"),
-        (found["trial"] or rates["graph"] >= 1.2 * rates["static"], f"tokens/s: {rates}"),
+        (result["trial"] or off <= 0.01, f"the clock is off by {off:.1%}"),
+        (result["trial"] or rates["graph"] >= 1.2 * rates["static"], f"tokens/s: {rates}"),
     )
 
 
-def _kernels(found: Any, work: Path) -> str | None:
-    off = [abs(sum(row["us"].values()) / row["wall_us"] - 1) for row in found["rows"].values()]
-    return _wrong((found["trial"] or max(off) <= 0.05, f"sums are {max(off):.1%} off the wall"))
+def _kernels(result: Any, work: Path) -> str | None:
+    off = [abs(sum(row["us"].values()) / row["wall_us"] - 1) for row in result["rows"].values()]
+    return _wrong((result["trial"] or max(off) <= 0.05, f"sums are {max(off):.1%} off the wall"))
 
 
-def _rows(found: Any, work: Path) -> str | None:
+def _rows(result: Any, work: Path) -> str | None:
     surface = json.loads((work / "run/surface.json").read_text())
-    samples = [each for line in surface["tree"]["samples_s"] for each in line]
+    samples = [point for line in surface["tree"]["samples_s"] for point in line]
     spread = max((max(s) - min(s)) / statistics.median(s) for s in samples)
     on_gpu, eager = surface["model"]["device"] != "cpu", surface["model"]["passes"].get("eager")
     return _wrong(
@@ -192,30 +192,30 @@ def _rows(found: Any, work: Path) -> str | None:
     )
 
 
-def _memcheck(found: Any, work: Path) -> str | None:
-    said = (work / "printed.txt").read_text()
+def _memcheck(result: Any, work: Path) -> str | None:
+    printed = (work / "printed.txt").read_text()
     if not shutil.which("compute-sanitizer"):
         return "this machine has no compute-sanitizer, which comes with CUDA's toolkit"
-    errors = [int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", said)]
-    named = re.search(r"Invalid __global__ (?:write|read)[^\n]*\n[^\n]*(nvjet|splitK)", said, re.I)
-    refused = bool(named) and "first exit code: 9\n" in said
+    errors = [int(n) for n in re.findall(r"ERROR SUMMARY: (\d+) error", printed)]
+    kernel = r"Invalid __global__ (?:write|read)[^\n]*\n[^\n]*(nvjet|splitK)"
+    refused = bool(re.search(kernel, printed, re.I)) and "first exit code: 9\n" in printed
     return _wrong(
         (refused, "no invalid access of a split product without the mend"),
         (errors[1:] == [0], f"errors: {errors}"),
     )
 
 
-def _equal(found: Any, work: Path) -> str | None:
-    """Nothing left out, and all outputs plain decoding's own."""
-    rows = [row for row in found["rows"] if row["task"] == "overall"]
+def _equal(result: Any, work: Path) -> str | None:
+    """Require that nothing is left out and all outputs equal AR decoding's."""
+    rows = [row for row in result["rows"] if row["task"] == "overall"]
     counted = {row["label"]: row["lossless"] for row in rows}
     other = {k: v for k, v in counted.items() if sum(v.values()) != v["equal"]}
     left = json.loads((work / "run/manifest.json").read_text()).get("left_out")
     return _wrong((not other, f"outputs: {other}"), (not left, f"left out: {left}"))
 
 
-def _no_bug(found: Any, work: Path) -> str | None:
-    bugs = [row["label"] for row in found["rows"] if (row["lossless"] or {}).get("bug")]
+def _no_bug(result: Any, work: Path) -> str | None:
+    bugs = [row["label"] for row in result["rows"] if (row["lossless"] or {}).get("bug")]
     return _wrong((not bugs, f"bugs: {bugs}"))
 
 
@@ -223,8 +223,8 @@ def _cases(work: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (work / "run/cases.jsonl").read_text().splitlines()]
 
 
-def _same(found: Any, work: Path) -> str | None:
-    """Sampled runs have no audit: all labels draw plain sampling's tokens."""
+def _same(result: Any, work: Path) -> str | None:
+    """Require that all labels draw plain sampling's tokens: sampled runs have no audit."""
     drawn: dict[Any, list[Any]] = {}
     for case in _cases(work):
         drawn.setdefault((case["case_id"], case["turn"]), []).append(case["output_ids"])
@@ -232,7 +232,7 @@ def _same(found: Any, work: Path) -> str | None:
     return _wrong((not other, f"other tokens than plain sampling's: {other}"))
 
 
-def _phases(found: Any, work: Path) -> str | None:
+def _phases(result: Any, work: Path) -> str | None:
     cases = _cases(work)
     launched = sorted({c["label"] for c in cases if (c["drafter"] or {}).get("launched_drafts")})
     late = []
@@ -246,7 +246,7 @@ def _phases(found: Any, work: Path) -> str | None:
     )
 
 
-def _energy(found: Any, work: Path) -> str | None:
+def _energy(result: Any, work: Path) -> str | None:
     cases = _cases(work)
     power = sum(c["energy_j"] for c in cases) / sum(c["wall_s"] for c in cases)
     watched = statistics.mean(c["gpu"][0]["power_w"] for c in cases)

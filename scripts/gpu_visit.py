@@ -29,40 +29,40 @@ from specbench.config.removed import refuse_removed
 from specbench.errors import ConfigurationError
 
 
-def what_is_here(device: str) -> tuple[dict[str, str], str | None]:
-    """The GPU and the versions; and why no part can run, with what to type."""
+def check_setup(device: str) -> tuple[dict[str, str], str | None]:
+    """Find the GPU and the versions, and say why no part can run, if so."""
     from packaging.requirements import Requirement
 
-    wanted = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["dependencies"]
-    here, wrong = {"gpu": "none", "python": sys.version.split()[0]}, []
-    for requirement in map(Requirement, [*wanted, "pytest"]):
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    versions, wrong = {"gpu": "none", "python": sys.version.split()[0]}, []
+    for requirement in map(Requirement, [*project["dependencies"], "pytest"]):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            here[requirement.name] = importlib.metadata.version(requirement.name)
-        version = here.get(requirement.name)
+            versions[requirement.name] = importlib.metadata.version(requirement.name)
+        version = versions.get(requirement.name)
         if not version or not requirement.specifier.contains(version, prereleases=True):
             wrong.append(f"{requirement} (here {version})")
     if wrong:
-        return here, f"missing or of another version: {'; '.join(wrong)}. Type make setup"
+        return versions, f"missing or of another version: {'; '.join(wrong)}. Type make setup"
     import torch
 
-    here |= {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
+    versions |= {"torch": torch.__version__, "cuda": str(torch.version.cuda)}
     if device == "cpu":
-        return here, None
+        return versions, None
     if not torch.cuda.is_available():
-        return here, (
+        return versions, (
             f"torch {torch.__version__} sees no GPU: type make setup TORCH_INDEX=URL with a build "
             "for the driver (docs/gpu.md), or make gpu-check ARGS='--device cpu' for a trial."
         )
-    return here | {"gpu": torch.cuda.get_device_name(0)}, None
+    return versions | {"gpu": torch.cuda.get_device_name(0)}, None
 
 
-def earlier(part: Part, out: Path, here: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """Results of the part that are kept, of this GPU and torch."""
-    for place in [out, *KEPT.glob("*")]:
-        found = read(place / "parts" / f"{part.name}.json")
-        theirs = found.get("versions", {})
-        if isinstance(theirs, dict) and all(theirs.get(k) == here[k] for k in ("gpu", "torch")):
-            yield found
+def earlier(part: Part, out: Path, versions: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """Read saved results of the part with this GPU and torch."""
+    for folder in [out, *KEPT.glob("*")]:
+        result = read(folder / "parts" / f"{part.name}.json")
+        old = result.get("versions", {})
+        if isinstance(old, dict) and all(old.get(k) == versions[k] for k in ("gpu", "torch")):
+            yield result
 
 
 def keep(part: Part, result: dict[str, Any], out: Path) -> None:
@@ -70,10 +70,10 @@ def keep(part: Part, result: dict[str, Any], out: Path) -> None:
     half = out / "parts" / f"{part.name}.half"
     half.write_text(json.dumps(result, indent=1))
     half.replace(half.with_suffix(".json"))
-    said = f"{part.name}: {result['why'] or 'condition met'}, {result['seconds']} s"
+    message = f"{part.name}: {result['why'] or 'condition met'}, {result['seconds']} s"
     with (out / "progress.txt").open("a") as progress:
-        progress.write(f"{time.strftime('%H:%M:%S')} {said}\n")
-    print(said, flush=True)
+        progress.write(f"{time.strftime('%H:%M:%S')} {message}\n")
+    print(message, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -90,25 +90,25 @@ def main(argv: list[str] | None = None) -> int:
         parser.exit(2, f"error: {error}\n")
     args = parser.parse_args(argv)
     end, out = time.monotonic() + args.seconds, args.out.absolute()
-    here, wrong = what_is_here(args.device)
+    versions, wrong = check_setup(args.device)
     if wrong:
         print(wrong, file=sys.stderr)
         return 2
     (out / "parts").mkdir(parents=True, exist_ok=True)
-    asked = [part for part in PARTS if args.visit in (None, part.visit)]
-    kept, left = {part.name: [*earlier(part, out, here)] for part in asked}, []
-    for part in sorted(asked, key=lambda part: all(k["ok"] for k in kept[part.name])):
+    selected = [part for part in PARTS if args.visit in (None, part.visit)]
+    saved, left = {part.name: [*earlier(part, out, versions)] for part in selected}, []
+    for part in sorted(selected, key=lambda part: all(k["ok"] for k in saved[part.name])):
         code, limit_s = part.source_hash(), part.limit_s * (3 if args.device == "cpu" else 1)
         why: str | None = None
         if args.device == "cpu" and part.needs_gpu:
             print(f"{part.name}: needs a GPU")
-        elif any(k["ok"] and k["source_hash"] == code for k in kept[part.name]):
+        elif any(k["ok"] and k["source_hash"] == code for k in saved[part.name]):
             print(f"{part.name}: done before")
         elif time.monotonic() + limit_s > end:
             print(f"{part.name}: {(why := 'no time is left')}")
         else:
             result = part.run(args.device, limit_s, out / "parts" / part.name)
-            result |= {"gpu": here["gpu"], "versions": here, "source_hash": code}
+            result |= {"gpu": versions["gpu"], "versions": versions, "source_hash": code}
             keep(part, result, out)
             why = result["why"]
         left += [part.name] if why else []

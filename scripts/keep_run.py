@@ -34,15 +34,15 @@ from specbench.storage.hashes import ids_sha256
 from specbench.storage.jsonl import PACKED
 
 
-def keep(run: Path, kept: Path) -> list[Path]:
+def keep(run: Path, target: Path) -> list[Path]:
     """Write the copy of a finished run; returns its files."""
     if not (run / DONE).is_file():
         raise ResultsError(f"{run} holds no finished run (no {DONE}). Repeat the run's command.")
     manifest = RunManifest.read(run)
     manifest.check_files(run)
-    if (kept / DONE).exists() and RunManifest.read(kept).folder_id != manifest.folder_id:
-        raise ResultsError(f"{kept} holds another run. Delete it, or name another folder.")
-    kept.mkdir(parents=True, exist_ok=True)
+    if (target / DONE).exists() and RunManifest.read(target).folder_id != manifest.folder_id:
+        raise ResultsError(f"{target} holds another run. Delete it, or name another folder.")
+    target.mkdir(parents=True, exist_ok=True)
     lines = {}
     for name in (CASES, DISTURBED):
         packed = ""
@@ -61,31 +61,32 @@ def keep(run: Path, kept: Path) -> list[Path]:
         lines[SUMMARY + PACKED] = gzip.compress((run / SUMMARY).read_bytes(), mtime=0)
     names = [*lines, *(name for name in (SURFACE,) if (run / name).is_file())]
     for name in names:
-        (kept / name).write_bytes(lines.get(name) or (run / name).read_bytes())
-    _without_places(manifest).finish(kept, names)
-    return [kept / name for name in (*names, MANIFEST, DONE)]
+        (target / name).write_bytes(lines.get(name) or (run / name).read_bytes())
+    _without_paths(manifest).finish(target, names)
+    return [target / name for name in (*names, MANIFEST, DONE)]
 
 
-def _without_places(manifest: RunManifest) -> RunManifest:
-    """The manifest with words for the folders that were typed; of other paths the last part."""
+def _without_paths(manifest: RunManifest) -> RunManifest:
+    """Replace typed folders in the manifest by placeholders, and other paths by their last part."""
     config = manifest.config
     traces = (config.get("runner") or {}).get("traces")
-    places = {config.get("output_dir"): "RUN", config.get("data_dir"): "DATA", traces: "RECORDING"}
+    placeholders = {config.get("output_dir"): "RUN", config.get("data_dir"): "DATA"}
+    placeholders[traces] = "RECORDING"
     text = json.dumps(manifest.to_json())
-    for place, word in places.items():
-        if "/" in str(place):  # not `runner.traces=record`
-            text = text.replace(json.dumps(str(place))[1:-1], word)
+    for path, placeholder in placeholders.items():
+        if "/" in str(path):  # not `runner.traces=record`
+            text = text.replace(json.dumps(str(path))[1:-1], placeholder)
     return RunManifest.from_json(json.loads(last_parts(text.replace(f"{PROJECT}/", ""))))
 
 
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("run", type=Path, help="folder of a finished run")
-    parser.add_argument("kept", type=Path, help="the copy, a folder below docs/measurements")
+    parser.add_argument("copy", type=Path, help="the copy, a folder below docs/measurements")
     options = parser.parse_args()
-    files = keep(options.run, options.kept)
+    files = keep(options.run, options.copy)
     size = sum(path.stat().st_size for path in files)
-    print(f"{len(files)} files, {size / 1024:.0f} KiB: {options.kept}")
+    print(f"{len(files)} files, {size / 1024:.0f} KiB: {options.copy}")
     return 0
 
 

@@ -57,7 +57,7 @@ class Record:
 
     def __init__(self, paths: Sequence[str], root: Path = PROJECT) -> None:
         self.values: list[Any] = []
-        self._places: dict[str, set[int]] = defaultdict(set)  # of a word
+        self._indices: dict[str, set[int]] = defaultdict(set)  # of values, by keyword
         self.methods: list[str] = []  # of the first run, the fastest first
         for path in paths:
             record, name = _read(root / path), Path(path).stem
@@ -69,36 +69,36 @@ class Record:
                 ranked = sorted(overall, key=lambda row: -row["speedup"])
                 self.methods = [row["label"] for row in ranked if row["method"] != "ar"]
 
-    def _add(self, node: Any, words: set[str]) -> None:
+    def _add(self, node: Any, keywords: set[str]) -> None:
         if isinstance(node, dict):
             # Labels of one method are told apart.
             names = [v for k, v in node.items() if k != "method" or "label" not in node]
             values = {str(v).replace(" ", "_") for v in names if type(v) in (str, int)}
             for key, value in node.items():
-                self._add(value, words | values | {key.replace(" ", "_")})
+                self._add(value, keywords | values | {key.replace(" ", "_")})
         elif isinstance(node, list) and not all(isinstance(item, float | int) for item in node):
             for item in node:
-                self._add(item, words)
+                self._add(item, keywords)
         elif node is not None:
-            for word in words:
-                self._places[word].add(len(self.values))
+            for keyword in keywords:
+                self._indices[keyword].add(len(self.values))
             self.values.append(node)
 
-    def at(self, *words: str) -> Any:
-        """The one value that all these words lead to.
+    def at(self, *keywords: str) -> Any:
+        """Look up the one value that all these keywords lead to.
 
         Raises:
             LookupError: they lead nowhere, or to several values.
         """
-        places = set.intersection(*(self._places.get(word, set()) for word in words))
-        values = [self.values[place] for place in places]
+        indices = set.intersection(*(self._indices.get(keyword, set()) for keyword in keywords))
+        values = [self.values[index] for index in indices]
         if not values or any(value != values[0] for value in values):
-            raise LookupError(f"{len(values)} values for {' '.join(words)}")
+            raise LookupError(f"{len(values)} values for {' '.join(keywords)}")
         return values[0]
 
 
 def _read(path: Path) -> Any:
-    """A run's summary, a JSON file, or the rows of a CSV file."""
+    """Read a run's summary, a JSON file, or the rows of a CSV file."""
     if path.suffix == ".csv":
         return [_row(row) for row in csv.DictReader(path.read_text("utf-8").splitlines())]
     if path.suffix == ".json":
@@ -111,7 +111,7 @@ def _read(path: Path) -> Any:
 
 
 def _row(cells: dict[str, str]) -> dict[str, Any]:
-    """With numbers as numbers and ``X_low``, ``X_high`` as ``X_ci``."""
+    """Parse numbers, and join ``X_low`` and ``X_high`` to ``X_ci``."""
     row: dict[str, Any] = {}
     for key, cell in cells.items():
         value = float(cell) if re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", cell) else cell
@@ -122,8 +122,8 @@ def _row(cells: dict[str, str]) -> dict[str, Any]:
     return row
 
 
-def written(page: str, root: Path = PROJECT) -> tuple[str, list[str]]:
-    """The page as its records have it now, and the cells whose words lead to no one value."""
+def render(page: str, root: Path = PROJECT) -> tuple[str, list[str]]:
+    """Fill the page from its records; returns also the cells whose keywords lead to no value."""
     lost: list[str] = []
 
     def table(match: re.Match[str]) -> str:
@@ -135,12 +135,12 @@ def written(page: str, root: Path = PROJECT) -> tuple[str, list[str]]:
             rows = [(label, "", "") for label in record.methods]
         lines = [f"| {' | '.join([head[0], *(name for name, _, _ in columns)])} |"]
         lines.append(f"|{' --- |' * (1 + len(columns))}")
-        for text, _, words in rows:
-            cells = [text if words else f"`{text}`"]
+        for text, _, keywords in rows:
+            cells = [text if keywords else f"`{text}`"]
             for _, _, column in columns:
                 path, _, form = column.partition(": ")
                 try:
-                    cells.append(_cell(record, [*(words or text).split(), *path.split()], form))
+                    cells.append(_cell(record, [*(keywords or text).split(), *path.split()], form))
                 except LookupError as error:
                     lost.append(str(error))
             lines.append(f"| {' | '.join(cells)} |")
@@ -157,7 +157,7 @@ def written(page: str, root: Path = PROJECT) -> tuple[str, list[str]]:
 
 
 def metrics_table() -> str:
-    """Every metric: its heading, its key in files, whether it has an interval, what it is."""
+    """List every metric: heading, key in files, whether it has an interval, definition."""
     lines = ["| column | in `summary.json` | 95 % interval | definition |", "|" + " --- |" * 4]
     for metric in METRICS:
         interval = "yes" if metric.has_interval else "no"
@@ -165,8 +165,8 @@ def metrics_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(record: Record, words: Sequence[str], form: str) -> str:
-    value = record.at(*words)
+def _cell(record: Record, keywords: Sequence[str], form: str) -> str:
+    value = record.at(*keywords)
     if isinstance(value, str):
         return value
     flags = form.split()
@@ -175,17 +175,17 @@ def _cell(record: Record, words: Sequence[str], form: str) -> str:
     shape = next((flag for flag in flags if flag not in ("ci", "ms", "%")), default)
     text = format(scale * value, shape)
     if "ci" in flags:
-        low, high = record.at(*words[:-1], f"{words[-1]}_ci")
+        low, high = record.at(*keywords[:-1], f"{keywords[-1]}_ci")
         text += f" [{format(scale * low, shape)}, {format(scale * high, shape)}]"
     return text
 
 
 def _measured_by(record: Path) -> tuple[str, str, str]:
-    """Date, commit and processor that a run's folder or a file says; empty where it says none."""
-    place = record / MANIFEST if record.is_dir() else record
-    if place.suffix != ".json" or not place.is_file():
+    """Read date, commit and processor from a run's folder or a file; empty if not recorded."""
+    file = record / MANIFEST if record.is_dir() else record
+    if file.suffix != ".json" or not file.is_file():
         return "", "", ""
-    noted: Any = json.loads(place.read_text(encoding="utf-8"))
+    noted: Any = json.loads(file.read_text(encoding="utf-8"))
     noted = noted if isinstance(noted, dict) else {}
     about = noted | (noted.get("environment") or {})
     git, hardware = about.get("git") or {}, about.get("hardware") or {}
@@ -221,7 +221,7 @@ def main() -> int:
     check, wrong = options.check, 0
     for path in [*(PROJECT / page for page in PAGES), *sorted((PROJECT / "docs").rglob("*.md"))]:
         text = path.read_text(encoding="utf-8")
-        now, lost = written(text)
+        now, lost = render(text)
         name = path.relative_to(PROJECT)
         for cell in lost:
             print(f"{name}: no number in its records, or several: {cell}")

@@ -1,11 +1,11 @@
-"""Whether this checkout measures what an earlier one did: the proof behind the smaller house.
+"""Check that this checkout measures the same as an earlier one.
 
     git worktree add ../before 466cf286 && ln -s "$PWD"/.venv "$PWD"/.cache ../before
     python -m scripts.proof golden|speed|typed --before ../before
 
 golden: all methods on four questions, decoded, sampled, in a batch, replayed and served, by both;
-speed: passes, a run and its start, in turns; typed: what users type. What the earlier checkout says
-is kept below ``--keep``. Exit code 1: they differ.
+speed: passes, a run and its start, in turns; typed: what users type. The earlier checkout's results
+are kept below ``--keep``. Exit code 1: they differ.
 """
 
 import argparse
@@ -44,7 +44,7 @@ REPLAYED = (
     "ngram_mod,ngram_map,suffix_decoding,adaptive,sam,sam_eagle2,rest,ssd,cacheback,ngrammys,"
     "medusa,hydra,eagle,eagle2,eagle3,union,suffix_else_head"
 )
-ASKED = {"demo_01", "demo_05", "demo_07", "demo_09"}
+QUESTIONS = {"demo_01", "demo_05", "demo_07", "demo_09"}
 LIVE = [
     "method=union", f"compare=[{METHODS}]", "dataset=jsonl",
     "dataset.path=<keep>/questions.jsonl", "dataset.order=file",
@@ -68,7 +68,7 @@ SCENARIOS: Mapping[str, Sequence[str]] = {
 
 
 class Toy(BaseHTTPRequestHandler):
-    """Twelve words for each question, one an event, as a server with OpenAI's interface."""
+    """Answer like an OpenAI server: twelve words for each question, one an event."""
 
     def log_message(self, *_: object) -> None:
         pass
@@ -77,16 +77,16 @@ class Toy(BaseHTTPRequestHandler):
         self._send("application/json", [{"data": [{"id": "toy"}]}], "", self.path == "/v1/models")
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        seed = sum(json.dumps(asked["messages"]).encode())
-        words = [{"content": f"w{(seed + 7 * number) % 97} "} for number in range(12)]
-        ends: list[tuple[object, str | None]] = [*((word, None) for word in words), ({}, "length")]
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        seed = sum(json.dumps(request["messages"]).encode())
+        chunks = [{"content": f"w{(seed + 7 * number) % 97} "} for number in range(12)]
+        ends: list[tuple[object, str | None]] = [*((c, None) for c in chunks), ({}, "length")]
         events: list[Any] = [{"choices": [{"delta": d, "finish_reason": r}]} for d, r in ends]
         events.append({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 12}})
         self._send("text/event-stream", [*events, "[DONE]"], "data: ", True)
 
-    def _send(self, kind: str, values: list[Any], before: str, known: bool) -> None:
-        self.send_response(200 if known else 404)
+    def _send(self, kind: str, values: list[Any], before: str, is_known: bool) -> None:
+        self.send_response(200 if is_known else 404)
         self.send_header("Content-Type", kind)
         self.end_headers()
         for value in values:
@@ -97,27 +97,27 @@ class Toy(BaseHTTPRequestHandler):
 
 
 def golden(options: argparse.Namespace) -> int:
-    """All labels of all scenarios; those of the earlier checkout are run once."""
+    """Compare all labels of all scenarios; the earlier checkout's are run once."""
     servers = {name: ThreadingHTTPServer(("127.0.0.1", 0), Toy) for name in ("url", "plain")}
     for server in servers.values():
         threading.Thread(target=server.serve_forever, daemon=True).start()
     urls = {name: f"http://127.0.0.1:{s.server_port}/v1" for name, s in servers.items()}
     lines = (PROJECT / "assets" / "demo.jsonl").read_text(encoding="utf-8").splitlines()
-    asked = [line for line in lines if json.loads(line)["question_id"] in ASKED]
+    questions = [line for line in lines if json.loads(line)["question_id"] in QUESTIONS]
     options.keep.mkdir(parents=True, exist_ok=True)
-    jsonl.write_text(options.keep / "questions.jsonl", "\n".join(asked) + "\n")
+    jsonl.write_text(options.keep / "questions.jsonl", "\n".join(questions) + "\n")
     differences = 0
     for name in options.scenarios or SCENARIOS:
         sides = {}
         for side, checkout in ((BEFORE, options.before), (NOW, PROJECT)):
             folder = options.keep / side / name
             if side == NOW or not (folder / "DONE").exists():
-                place = {"keep": options.keep, "side": options.keep / side, **urls}
-                words = [*SCENARIOS[name], *QUIET]
-                for key, value in place.items():
-                    words = [word.replace(f"<{key}>", str(value)) for word in words]
+                substitutions = {"keep": options.keep, "side": options.keep / side, **urls}
+                arguments = [*SCENARIOS[name], *QUIET]
+                for key, value in substitutions.items():
+                    arguments = [argument.replace(f"<{key}>", str(value)) for argument in arguments]
                 shutil.rmtree(folder, ignore_errors=True)
-                _run(checkout, ["run.py", *words, f"output_dir={folder}"])
+                _run(checkout, ["run.py", *arguments, f"output_dir={folder}"])
             sides[side] = _turns(folder)
         differences += _compare_turns(name, *sides.values())
     return int(differences > 0)
@@ -169,44 +169,44 @@ model = load_model(config, load_tokenizer(config)).model
 target = Target(model, max_len=512, max_nodes=64, packed_bytes=2 << 30)
 rng = np.random.default_rng(0)
 prompt = rng.integers(100, 1000, 256)
-begun = time.perf_counter()
+start = time.perf_counter()
 target.prefill(prompt)
-print("prompt of 256 tokens, ms", 1e3 * (time.perf_counter() - begun))
+print("prompt of 256 tokens, ms", 1e3 * (time.perf_counter() - start))
 trees = {rows: random_tree(rows - 1, 49152, rng) for rows in (1, 2, 4, 8, 16, 64)}
 times = {rows: [] for rows in trees}
 for number in range(12):
     for rows, tree in trees.items():
         times[rows].append(pass_s(target, tree, 256))
-for rows, found in times.items():
-    print(f"pass of {rows} rows, ms", 1e3 * np.median(found[2:]))
+for rows, seconds in times.items():
+    print(f"pass of {rows} rows, ms", 1e3 * np.median(seconds[2:]))
 """
 
 
 def speed(options: argparse.Namespace) -> int:
-    """Milliseconds, tokens/s and seconds in turns, either checkout first in turn.
+    """Compare milliseconds, tokens/s and seconds, the checkouts taking turns to go first.
 
     Exit code 1: this checkout is slower by more than 2 % (at tokens/s: has fewer).
     """
-    found: dict[str, dict[str, list[float]]] = {}
+    measured: dict[str, dict[str, list[float]]] = {}
     sides = [(BEFORE, options.before), (NOW, PROJECT)]
     for number in range(options.turns):
         for side, checkout in sides[:: -1 if number % 2 else 1]:
             values: dict[str, Any] = {}
             for line in _run(checkout, ["-c", PASSES]).splitlines():
-                what, _, value = line.rpartition(" ")
-                values[what] = value
-            for name, words in (("bench", BENCH), ("start", START)):
+                quantity, _, value = line.rpartition(" ")
+                values[quantity] = value
+            for name, arguments in (("bench", BENCH), ("start", START)):
                 folder = options.keep / "speed" / f"{os.getpid()}-{side}-{name}-{number}"
-                begun = time.perf_counter()
-                _run(checkout, [*words, f"output_dir={folder}"])
-                values[f"{name} as a whole, s"] = time.perf_counter() - begun
+                start = time.perf_counter()
+                _run(checkout, [*arguments, f"output_dir={folder}"])
+                values[f"{name} as a whole, s"] = time.perf_counter() - start
                 rows = json.loads((folder / "summary.json").read_text())["rows"]
                 if name == "bench":
                     values |= {f"tokens/s of {row['label']}": row["tokens_per_s"] for row in rows}
             for name, value in values.items():
-                found.setdefault(name, {}).setdefault(side, []).append(float(value))
+                measured.setdefault(name, {}).setdefault(side, []).append(float(value))
     worse = 0
-    for name, by_side in found.items():
+    for name, by_side in measured.items():
         old, new = (statistics.median(by_side[side]) for side, _ in sides)
         slower = new < 0.98 * old if name.startswith("tokens/s") else new > 1.02 * old
         worse += slower
@@ -215,26 +215,26 @@ def speed(options: argparse.Namespace) -> int:
 
 
 def typed(options: argparse.Namespace) -> int:
-    """What went of commands, options and keys must be in the table of removed names."""
-    unanswered = 0
-    for what, read in (("commands", _commands), ("options", _options), ("keys", _keys)):
+    """Check that removed commands, options and keys are in the table of removed names."""
+    missing = 0
+    for kind, read in (("commands", _commands), ("options", _options), ("keys", _keys)):
         old, new = read(options.before), read(PROJECT)
-        print(f"{what}: {len(old)} before, {len(new)} now")
+        print(f"{kind}: {len(old)} before, {len(new)} now")
         for name in sorted(old - new):
-            said = next((str(row) for row in REMOVED if _answers(row, name)), "")
+            answer = next((str(row) for row in REMOVED if _answers(row, name)), "")
             # A line of a page may go or read otherwise while all its words work.
-            said = said or ("reworded?" if what == "commands" else "NOT ANSWERED")
-            unanswered += said == "NOT ANSWERED"
-            print(f"  - {name}: {said}")
+            answer = answer or ("reworded?" if kind == "commands" else "NOT ANSWERED")
+            missing += answer == "NOT ANSWERED"
+            print(f"  - {name}: {answer}")
         print(*(f"  + {name}\n" for name in sorted(new - old)), sep="", end="")
-    return int(unanswered > 0)
+    return int(missing > 0)
 
 
 def _answers(row: Removed, line: str) -> bool:
-    words = re.split(r"[\s'=]+", line) if row.kind != "key" else re.split(r"[\s'+~]+", line)
+    terms = re.split(r"[\s'=]+", line) if row.kind != "key" else re.split(r"[\s'+~]+", line)
     if row.kind == "key":
-        return any(row.name in (word, word.partition("=")[0]) for word in words)
-    return set(row.name.split()) <= {*words} and (row.kind != "target" or words[0] == "make")
+        return any(row.name in (word, word.partition("=")[0]) for word in terms)
+    return set(row.name.split()) <= {*terms} and (row.kind != "target" or terms[0] == "make")
 
 
 def _commands(checkout: Path) -> set[str]:
@@ -259,9 +259,9 @@ import sys
 sys.path.insert(0, ".")
 from omegaconf import OmegaConf
 from specbench.config.compose import compose, option_names
-def walk(node, place=""):
+def walk(node, prefix=""):
     for key in node:
-        name = f"{place}{key}"
+        name = f"{prefix}{key}"
         print(name)
         if not OmegaConf.is_missing(node, key) and OmegaConf.is_dict(node[key]):
             walk(node[key], name + ".")
@@ -275,18 +275,18 @@ def _keys(checkout: Path) -> set[str]:
     return set(_run(checkout, ["-c", KEYS]).splitlines())
 
 
-def _run(checkout: Path, words: Sequence[str]) -> str:
-    """Standard output of ``python WORDS`` in a checkout; a run may end with 1 (a case failed).
+def _run(checkout: Path, arguments: Sequence[str]) -> str:
+    """Run ``python ARGUMENTS`` in a checkout; returns its output. A run may end with 1.
 
     Raises:
         RuntimeError: it ended otherwise.
     """
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "120"}
     done = subprocess.run(
-        [sys.executable, *words], cwd=checkout, env=variables, capture_output=True, text=True
+        [sys.executable, *arguments], cwd=checkout, env=variables, capture_output=True, text=True
     )
-    if done.returncode not in (0, 1) or (words[0] == "-c" and done.returncode):
-        raise RuntimeError(f"{checkout}: {shlex.join(words)[:200]}\n{done.stderr[-3000:]}")
+    if done.returncode not in (0, 1) or (arguments[0] == "-c" and done.returncode):
+        raise RuntimeError(f"{checkout}: {shlex.join(arguments)[:200]}\n{done.stderr[-3000:]}")
     return done.stdout
 
 

@@ -47,7 +47,7 @@ _SURFACE = "ngrammys_figure1"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the highest exit code of what was run."""
+    """Run and draw; returns the highest exit code of the runs."""
     parser = parser_of(__doc__)
     add = parser.add_argument
     add("words", nargs="*", metavar="NAME|KEY=VALUE", help="artifacts, and overrides for run.py")
@@ -84,8 +84,8 @@ def run_and_draw(options: argparse.Namespace) -> int:
     Console(width=80).print(FittedTable(frame, "experiments"))
     folders = [str(options.results / name) for name in names if (options.results / name).is_dir()]
     if folders:
-        words = [*folders, "-o", str(options.output or options.results / "artifacts")]
-        codes += [tables.main(words), figures.main(words)]
+        arguments = [*folders, "-o", str(options.output or options.results / "artifacts")]
+        codes += [tables.main(arguments), figures.main(arguments)]
     return max(codes)
 
 
@@ -111,7 +111,7 @@ def _show_estimates(
 
 
 def _jobs(typed: Sequence[str]) -> list[DictConfig]:
-    """The configurations of the jobs that ``run.py`` would have with these overrides.
+    """Compose the jobs that ``run.py`` would have with these overrides.
 
     A knob of a method changes neither model nor memory, so such jobs are composed once.
     """
@@ -122,7 +122,7 @@ def _jobs(typed: Sequence[str]) -> list[DictConfig]:
     chosen = {word.partition("=")[0] for word in typed}
     swept = [f"{k}={v}" for k, v in (hydra.sweeper.params or {}).items() if k not in chosen]
     overrides = OverridesParser.create().parse_overrides(swept)
-    composed = functools.cache(lambda *words: compose([*typed, *words]))
+    composed = functools.cache(lambda *job_overrides: compose([*typed, *job_overrides]))
     return [
         composed(*(word for word in job if not word.startswith("method.")))
         for batch in BasicSweeper.split_arguments(overrides, None)
@@ -130,13 +130,13 @@ def _jobs(typed: Sequence[str]) -> list[DictConfig]:
     ]
 
 
-def _experiments(wanted: Sequence[str], measured: bool) -> list[str]:
-    """Those of the artifacts; where all is ``measured``, without any whose runs others have."""
+def _experiments(requested: Sequence[str], measured: bool) -> list[str]:
+    """List the artifacts' experiments; if all is ``measured``, each grid is run once."""
     by_name = {artifact.name: artifact for artifact in REPRODUCTIONS}
-    for name in wanted:
+    for name in requested:
         if name not in by_name:
             raise unknown_name("artifact", name, by_name)
-    chosen = [by_name[name] for name in wanted] or REPRODUCTIONS
+    chosen = [by_name[name] for name in requested] or REPRODUCTIONS
     if measured:
         run = {name for artifact in chosen for name in artifact.experiments}
         chosen = [a for a in chosen if not (a.instead and run.issuperset(a.instead))]

@@ -146,7 +146,7 @@ def export_run(options: argparse.Namespace) -> None:
 
 
 def _no_answers(run: Run, records: Sequence[CaseRecord]) -> str:
-    """Why a run has no such files; empty: it has."""
+    """Say why a run has no answers to export; empty if it has."""
     if run.manifest.imported is not None:
         return "was made of answer files: it holds no tokens"
     if run.timing == "none":
@@ -177,7 +177,7 @@ def to_answers(
     model_id: str,
     decode: Callable[[Sequence[int]], str],
 ) -> list[JsonObject]:
-    """The lines of one label's file, a question for each of ``blocks``."""
+    """Make the lines of one label's file, a question for each of ``blocks``."""
     turns_of, lines = grouped(records, lambda turn: turn.block), []
     for key in blocks:
         turns = sorted(turns_of[key], key=lambda record: record.turn)
@@ -205,7 +205,7 @@ def to_answers(
 
 
 def _question_id(case_id: str) -> int | str:
-    """A number where it prints as the id and every reader of JSON has it exactly."""
+    """Give the id as a number if it prints the same and every JSON reader has it exactly."""
     exact = case_id.isdecimal() and len(case_id) <= 15 and str(int(case_id)) == case_id
     return int(case_id) if exact else case_id
 
@@ -225,8 +225,8 @@ def import_answers(options: argparse.Namespace) -> None:
     run_key = hashlib.sha256("".join(digests.values()).encode()).hexdigest()[:16]
     records: list[CaseRecord] = []
     errors: list[dict[str, object]] = []
-    for place, (label, path) in enumerate(files):
-        repeat = sum(earlier == label for earlier, _ in files[:place])
+    for index, (label, path) in enumerate(files):
+        repeat = sum(earlier == label for earlier, _ in files[:index])
         source = {
             "label": label, "method": label, "model": options.model, "dataset": options.dataset,
             "run_key": run_key, "repeat": repeat, "position": labels.index(label),
@@ -273,7 +273,7 @@ def import_answers(options: argparse.Namespace) -> None:
 
 
 def _named(text: str) -> tuple[str, Path]:
-    """``LABEL=FILE``, or a file whose name is the label."""
+    """Parse ``LABEL=FILE``, or a file whose name is the label."""
     label, _, name = text.partition("=") if not Path(text).is_file() else ("", "", text)
     path = Path(name)
     if not path.is_file():
@@ -298,7 +298,7 @@ def _lines(path: Path) -> list[JsonObject]:
 
 
 def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list[CaseRecord]:
-    """The records of one question, a turn each; ``failed`` where their run noted an error.
+    """Make the records of one question, a turn each; ``failed`` if their run noted an error.
 
     Args:
         source: fields of every record that answer files do not say.
@@ -335,7 +335,7 @@ def from_answer(line: JsonObject, source: JsonObject, stream_index: int) -> list
 
 
 def _split(lengths: list[int], steps: list[int], where: str) -> list[list[int]]:
-    """Their flat list by turn.
+    """Split their flat list by turn.
 
     ``decoding_steps`` is the number of steps, or the index of the last one: then every turn has
     one more.
@@ -350,7 +350,7 @@ def _split(lengths: list[int], steps: list[int], where: str) -> list[list[int]]:
 
 
 def _after_the_first(lengths: list[int], n_new: int, where: str) -> list[int]:
-    """Tokens committed by each step without the first new token, which the prompt's pass yields."""
+    """Remove the first new token, which the prompt's pass yields, from the steps' tokens."""
     total = sum(lengths)
     if total not in (n_new - 1, n_new):
         raise AnswerError(
@@ -364,7 +364,6 @@ def _after_the_first(lengths: list[int], n_new: int, where: str) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
     parser = parser_of(__doc__, "scripts.spec_bench")
     commands = parser.add_subparsers(metavar="export|import", required=True)
     command = add_command(commands, "export", _EXPORT)

@@ -71,7 +71,7 @@ class Tuning:
         self.cases: list[Case] = mixed(load_cases(config.dataset, config.data_dir), seed)
 
     def run(self, methods: Sequence[str] | None) -> list[dict[str, Any]]:
-        """A row of the report for each method."""
+        """Search each method's settings; returns a row of the report each."""
         bench = Bench(self.cfg)
         surface = CostSurface.read(bench.surface())
         bench.record(self.cases, self.folder / "recording")
@@ -115,12 +115,12 @@ def _row(
 
 
 def _on_reading(part: Mapping[str, Any]) -> str:
-    """A part as yaml makes it on reading: one that is typed takes its place, unmixed."""
+    """Format a part so that yaml creates it on reading, and a typed one replaces it whole."""
     return "${oc.create:{" + ", ".join(f"{k}: {json.dumps(v)}" for k, v in part.items()) + "}}"
 
 
 def pair_file(cfg: DictConfig, method: str, knobs: Mapping[str, Any], head: str) -> str:
-    """The text of ``conf/pair/<method>_<model>.yaml`` with these knobs, its other keys kept."""
+    """Format ``conf/pair/<method>_<model>.yaml`` with these knobs and its other keys."""
     model = str(cfg.model.name)
     name = compose.pair_name(method, model)
     old = paths.CONF_DIR / "pair" / f"{name}.yaml"

@@ -26,8 +26,8 @@ from scripts.training.texts import (
     Author,
     Mix,
     facts_of,
-    made_texts,
     near_a_question,
+    prepare_texts,
     spaced,
     split,
 )
@@ -72,7 +72,7 @@ def train(
     """Make the texts that are missing below ``work``, train, and write the model to ``out``.
 
     Args:
-        apart: .jsonl files of questions: texts that share 13 words in a row with one are left out.
+        apart: .jsonl files of questions; texts that share 13 words in a row with one are excluded.
         model: words that name the target.
     """
 
@@ -85,25 +85,25 @@ def train(
         loaded = loading.load_model(cfg)
         return Author(mix, loaded, PromptTemplate.from_config(loaded.tokenizer, cfg))
 
-    texts = made_texts(mix, work, author)
+    texts = prepare_texts(mix, work, author)
     loaded = loading.load_model(to_config(compose([*model, f"model.device={device}"])))
     tokenizer: Any = loaded.tokenizer
-    said = [tokenizer.decode(text.tokens.tolist()) for text in texts] if apart else []
-    near = near_a_question(said, apart)
+    decoded = [tokenizer.decode(text.tokens.tolist()) for text in texts] if apart else []
+    near = near_a_question(decoded, apart)
     held, numbers = split(texts, near)
     held, learnt = spaced(held, _SCORED), [texts[i] for i in numbers]
     torch.manual_seed(recipe.seed)
-    family = heads.FAMILIES.get(recipe.name, draft.DraftPupil)
-    pupil = family(recipe, loaded, texts, learnt)
+    family = heads.FAMILIES.get(recipe.name, draft.TrainableDraft)
+    trainable = family(recipe, loaded, texts, learnt)
     facts = {name: value for name, value in asdict(recipe).items() if value or name == "seed"}
-    facts |= {"parameters": pupil.parameters} | facts_of(texts, learnt)
+    facts |= {"parameters": trainable.parameters} | facts_of(texts, learnt)
     facts["held_out_texts"] = len(held)
     if apart:
         names = ", ".join(path.name for path in apart)
         facts["texts_with_13_words_of_a_question"] = f"{len(near)}, left out; of {names}"
-    facts |= learn(pupil, learnt, held, work)
+    facts |= learn(trainable, learnt, held, work)
     out.mkdir(parents=True, exist_ok=True)
-    facts["sha256"] = hashlib.sha256(pupil.save(out).read_bytes()).hexdigest()
+    facts["sha256"] = hashlib.sha256(trainable.save(out).read_bytes()).hexdigest()
     jsonl.write_json(out / FACTS, facts)
     card = _CARD.format(
         title=_TITLES[recipe.name], name=recipe.name, facts=json.dumps(facts, indent=1)

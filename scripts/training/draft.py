@@ -39,7 +39,7 @@ RECIPE = Recipe(
 )
 
 
-class DraftPupil:
+class TrainableDraft:
     """The draft in training.
 
     Args:
@@ -62,27 +62,28 @@ class DraftPupil:
         # The target's embeddings are good as they are.
         self.module.model.embed_tokens.weight.requires_grad_(False)
         self.parameters = sum(p.numel() for p in self.module.parameters())
-        self._own = torch.zeros(loaded.model.config.vocab_size, dtype=torch.long)
-        self._own[self.ids[1:]] = torch.arange(1, len(self.ids))
+        self._draft_ids = torch.zeros(loaded.model.config.vocab_size, dtype=torch.long)
+        self._draft_ids[self.ids[1:]] = torch.arange(1, len(self.ids))
 
     def loss(self, chosen: Texts, draw: torch.Generator) -> torch.Tensor:
-        """Weighted mean over positions of KL and cross-entropy, where the draft has a word."""
+        """Average KL and cross-entropy over the positions where the draft has the token."""
         device, pad = self.module.device, torch.nn.utils.rnn.pad_sequence
         # Padding is on the right, where no causal position sees it.
-        rows = pad([self._own[text.tokens.long()] for text in chosen], batch_first=True)
-        place = [torch.arange(len(t)) + i * rows.shape[1] for i, t in enumerate(chosen)]
-        top = self._own[torch.cat([text.top_ids for text in chosen]).long()]
+        rows = pad([self._draft_ids[text.tokens.long()] for text in chosen], batch_first=True)
+        positions = [torch.arange(len(t)) + i * rows.shape[1] for i, t in enumerate(chosen)]
+        top = self._draft_ids[torch.cat([text.top_ids for text in chosen]).long()]
         probs = torch.cat([text.top_logprobs for text in chosen]).float().exp() * (top > 0)
         mass = probs.sum(-1)
-        # The last position of a prompt is where the answer's first token is said.
+        # The last position of a prompt predicts the answer's first token.
         answered = torch.cat([torch.arange(len(t)) >= t.prompt - 1 for t in chosen])
-        asked = mass > 0
-        weight = torch.where(answered, 1.0, self.recipe.prompt_share)[asked].to(device)
-        top, probs = top[asked].to(device), (probs / mass.clamp(min=1e-9)[:, None])[asked]
+        learnable = mass > 0
+        weight = torch.where(answered, 1.0, self.recipe.prompt_share)[learnable].to(device)
+        top, probs = top[learnable].to(device), (probs / mass.clamp(min=1e-9)[:, None])[learnable]
         probs = probs.to(device)
         with torch.autocast(device.type, torch.bfloat16):
             hidden = self.module.model(input_ids=rows.to(device), use_cache=False)
-            states = hidden.last_hidden_state.flatten(0, 1)[torch.cat(place)[asked].to(device)]
+            rows = torch.cat(positions)[learnable].to(device)
+            states = hidden.last_hidden_state.flatten(0, 1)[rows]
             logprobs = self.module.lm_head(states).float().log_softmax(-1).gather(1, top)
             kl = (torch.special.xlogy(probs, probs) - probs * logprobs).sum(-1)
             ce = -logprobs[:, 0] * (top[:, 0] > 0)
@@ -98,7 +99,7 @@ class DraftPupil:
 
 
 def cut_down(target: Any, ids: torch.Tensor, layers: tuple[int, ...]) -> Any:
-    """A Llama of some of the target's layers and rows of its embeddings, tied, in float32.
+    """Make a Llama of some of the target's layers and embedding rows, tied, in float32.
 
     ``ids`` are the target's of each of its own; the first one's row, of -1, is the others' mean.
     """

@@ -74,12 +74,12 @@ class Batch:
     Attributes:
         tokens: ``[n]``.
         states: ``[n, layers, hidden]`` float32 of the target, the last one after its final norm.
-        places: ``[n]`` place of each token in its text.
+        positions: ``[n]`` position of each token in its text.
         last: ``[n]`` row of the last token of its text.
         ids: ``[n, _CHOICES]`` the target's likeliest next tokens.
         probs: ``[n, _CHOICES]`` float32; rows sum to one.
-        asked: ``[n]`` bool, whether the next token is one to learn.
-        going_on: ``[n]`` bool, whether guesses after the first are asked for too.
+        learned: ``[n]`` bool, whether the next token is learned.
+        continues: ``[n]`` bool, whether guesses after the first are learned too.
     """
 
     def __init__(
@@ -94,37 +94,37 @@ class Batch:
     ) -> None:
         lengths = torch.tensor([len(text) for text in texts])
         last = torch.repeat_interleave(lengths.cumsum(0) - 1, lengths)
-        places = torch.cat([torch.arange(len(text)) for text in texts])
-        # The last token of a prompt is where the answer's first is said.
-        asked = torch.cat([torch.arange(len(text)) >= text.prompt - 1 for text in texts])
+        positions = torch.cat([torch.arange(len(text)) for text in texts])
+        # The last token of a prompt predicts the answer's first.
+        learned = torch.cat([torch.arange(len(text)) >= text.prompt - 1 for text in texts])
         if prompt_share:
-            asked |= torch.rand(len(places), generator=draw) < prompt_share
-        asked &= torch.arange(len(places)) < last  # behind an answer the target was not asked
-        going_on = torch.ones(len(places), dtype=torch.bool)
+            learned |= torch.rand(len(positions), generator=draw) < prompt_share
+        learned &= torch.arange(len(positions)) < last  # behind an answer the target was not asked
+        continues = torch.ones(len(positions), dtype=torch.bool)
         if chain_share < 1:
-            going_on = torch.rand(len(places), generator=draw) < chain_share
+            continues = torch.rand(len(positions), generator=draw) < chain_share
         probs = torch.cat([text.top_logprobs[:, :_CHOICES] for text in texts]).float().exp()
         self.tokens = torch.cat([text.tokens for text in texts]).long().to(device)
         self.states = torch.cat([text.states[:, states] for text in texts]).to(device).float()
-        self.places, self.last = places.to(device), last.to(device)
+        self.positions, self.last = positions.to(device), last.to(device)
         self.ids = torch.cat([text.top_ids[:, :_CHOICES] for text in texts]).long().to(device)
         self.probs = (probs / probs.sum(-1, keepdim=True).clamp(min=1e-9)).to(device)
-        self.asked, self.going_on = asked.to(device), going_on.to(device)
-        self.rows = torch.arange(len(places), device=device)
+        self.learned, self.continues = learned.to(device), continues.to(device)
+        self.rows = torch.arange(len(positions), device=device)
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def ahead(self, by: int) -> torch.Tensor:
-        """``[n]`` the row ``by`` tokens later, the text's last one where there are fewer."""
+        """Give ``[n]`` the row ``by`` tokens later, at most the text's last one."""
         return torch.minimum(self.rows + by, self.last)
 
     def rows_for(self, step: int) -> torch.Tensor:
-        """Rows whose guesses up to this step (offset ``step + 2``) are all asked for."""
-        kept = self.rows + 1 + step <= self.last
+        """List rows whose guesses up to this step (offset ``step + 2``) are all learned."""
+        usable = self.rows + 1 + step <= self.last
         for i in range(step + 1):
-            kept &= self.asked[self.ahead(1 + i)]
-        return (kept & self.going_on if step else kept).nonzero()[:, 0]
+            usable &= self.learned[self.ahead(1 + i)]
+        return (usable & self.continues if step else usable).nonzero()[:, 0]
 
 
 class UnrolledCache:
@@ -135,7 +135,7 @@ class UnrolledCache:
     """
 
     def __init__(self, batch: Batch, shape: LayerShape) -> None:
-        self._places, self._shape = batch.places, shape
+        self._positions, self._shape = batch.positions, shape
         same_text = batch.last[:, None] == batch.last
         self._seen = same_text & (batch.rows <= batch.rows[:, None])
         self._guessed = batch.rows[:0]  # the row of each key behind the keys of step 0
@@ -143,17 +143,17 @@ class UnrolledCache:
         self._values: list[torch.Tensor] = []
 
     def committed_rows(self, n: int) -> Rows:
-        return self._rows(self._places, self._seen)
+        return self._rows(self._positions, self._seen)
 
     def node_rows(self, parents: torch.Tensor) -> Rows:
-        """The next step of the batch's rows ``parents``."""
+        """Add the next step of the batch's rows ``parents``."""
         self._guessed = torch.cat([self._guessed, parents])
-        own = parents[:, None] == self._guessed
-        places = self._places[parents] + len(self._keys)
-        return self._rows(places, torch.cat([self._seen[parents], own], dim=1))
+        is_same_row = parents[:, None] == self._guessed
+        positions = self._positions[parents] + len(self._keys)
+        return self._rows(positions, torch.cat([self._seen[parents], is_same_row], dim=1))
 
     def keep(self, rows: Rows) -> None:
-        """Keys stay as they came."""
+        """Do nothing: all keys stay."""
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int
@@ -162,9 +162,9 @@ class UnrolledCache:
         self._values.append(value)
         return torch.cat(self._keys, dim=2), torch.cat(self._values, dim=2)
 
-    def _rows(self, places: torch.Tensor, seen: torch.Tensor) -> Rows:
+    def _rows(self, positions: torch.Tensor, seen: torch.Tensor) -> Rows:
         frequencies, factor = self._shape.inverse_frequencies()
-        angles = torch.outer(places.double(), frequencies.to(places.device)).repeat(1, 2)
+        angles = torch.outer(positions.double(), frequencies.to(positions.device)).repeat(1, 2)
         mask = torch.zeros(seen.shape, device=seen.device)
         mask.masked_fill_(~seen, torch.finfo(torch.float32).min)
         return Rows(
@@ -176,12 +176,12 @@ class UnrolledCache:
         )
 
 
-class HeadPupil(ABC):
-    """A head in training; a family says how it starts, guesses, and is written.
+class TrainableHead(ABC):
+    """A head in training; each family defines its start, its guesses and its file.
 
     Attributes:
-        lm_head: ``[ids, hidden]`` that it says its ids with; the target's, of all ids.
-        head_ids: ``[vocab]`` the place in it of each of the target's ids; -1 where it has none.
+        lm_head: ``[ids, hidden]`` that it predicts ids with; the target's, of all ids.
+        head_ids: ``[vocab]`` the row in it of each of the target's ids; -1 where it has none.
     """
 
     module: nn.Module
@@ -227,23 +227,23 @@ class HeadPupil(ABC):
         batch = self._packed(chosen, **shares, draw=draw)
         drawn = torch.randint(len(self.common), (recipe.drawn,), generator=draw)
         others = torch.cat([self.common[: recipe.candidates], drawn]).to(self.device)
-        known = self.head_ids[batch.ids]
-        kept = torch.cat([known[batch.asked].flatten(), self.head_ids[others]]).unique()
-        kept = kept[kept >= 0]
-        place = torch.full((len(self.lm_head) + 1,), -1, device=self.device)  # one for unknown ids
-        place[kept] = torch.arange(len(kept), device=self.device)
-        weights = self.lm_head[kept]
+        head_ids = self.head_ids[batch.ids]
+        ids = torch.cat([head_ids[batch.learned].flatten(), self.head_ids[others]]).unique()
+        softmax_ids = ids[ids >= 0]
+        columns = torch.full((len(self.lm_head) + 1,), -1, device=self.device)  # last: unknown ids
+        columns[softmax_ids] = torch.arange(len(softmax_ids), device=self.device)
+        weights = self.lm_head[softmax_ids]
         total = torch.zeros((), device=self.device)
         for step, states in enumerate(self.guess(batch, recipe.steps, draw)):
             rows = batch.rows_for(step)
-            learnable = known[rows + 1 + step, 0] >= 0
+            learnable = head_ids[rows + 1 + step, 0] >= 0
             rows, states = rows[learnable], states[learnable]
             if not len(rows):
                 continue
-            ids = place[known[rows + 1 + step]]
+            ids = columns[head_ids[rows + 1 + step]]
             probs = batch.probs[rows + 1 + step] * (ids >= 0)
-            wanted = (states @ weights.T).log_softmax(-1).gather(1, ids.clamp(min=0))
-            loss = -(probs / probs.sum(-1, keepdim=True) * wanted).sum(-1).mean()
+            logprobs = (states @ weights.T).log_softmax(-1).gather(1, ids.clamp(min=0))
+            loss = -(probs / probs.sum(-1, keepdim=True) * logprobs).sum(-1).mean()
             total = total + _DECAY**step * loss
             if self.feature_loss and step == 0:
                 truth, spread = batch.states[rows + 1, -1], batch.states[:, -1].std()
@@ -259,17 +259,17 @@ class HeadPupil(ABC):
         return folder / self.file_name
 
     def layer(self) -> dict[str, Any]:
-        """Of the target's config.json what describes a layer like its own."""
+        """Select the keys of the target's config.json that describe one of its layers."""
         flat = self.target | (self.target.get("rope_parameters") or {})
         return {"model_type": "llama"} | {k: flat[k] for k in _LAYER if flat.get(k) is not None}
 
     def length(self) -> float:
-        """The mean root of the mean square of the target's states."""
+        """Compute the mean root mean square of the target's states."""
         every = [batch.states[:, -1].pow(2).mean(-1).sqrt() for batch in self.sample]
         return float(torch.cat(every).mean())
 
 
-class EaglePupil(HeadPupil):
+class TrainableEagle(TrainableHead):
     """Starts as the best linear guess of the next state from embedding and state."""
 
     feature_loss = True
@@ -286,8 +286,8 @@ class EaglePupil(HeadPupil):
                 yield torch.cat([tokens, features[rows]], dim=1), features[rows + 1]
 
         first: Any = self.module.layers[0]
-        _set(self.module.fc, pairs())
-        _quiet(first.self_attn.o_proj, first.mlp.down_proj)
+        _fit_linear(self.module.fc, pairs())
+        _set_to_zero(first.self_attn.o_proj, first.mlp.down_proj)
 
     def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
         features = batch.states[:, -1]
@@ -300,7 +300,7 @@ class EaglePupil(HeadPupil):
         return self.module.state_dict(), self.layer() | named
 
 
-class Eagle3Pupil(HeadPupil):
+class TrainableEagle3(TrainableHead):
     """Starts as the best linear guess of the next state from the states of some layers.
 
     Its LM head has the target's rows of the most frequent ids, left as they are. Its file says
@@ -320,16 +320,16 @@ class Eagle3Pupil(HeadPupil):
             for batch in self.sample:
                 # The first token's states are thousands of times as large as all others.
                 rows = batch.rows_for(0)
-                rows = rows[batch.places[rows] > 0]
+                rows = rows[batch.positions[rows] > 0]
                 yield batch.states[rows, :-1].flatten(1), batch.states[rows + 1, -1]
 
-        _set(self.module.fc, pairs())
+        _fit_linear(self.module.fc, pairs())
         with torch.no_grad():
             self.module.lm_head.weight.copy_(self.ends.lm_head[self.ids])
             self.module.lm_head.weight.requires_grad_(False)
             self.module.norm.weight.fill_(self.length())
         first: Any = self.module.layers[0]
-        _quiet(first.self_attn.o_proj, first.mlp.down_proj)
+        _set_to_zero(first.self_attn.o_proj, first.mlp.down_proj)
         self.lm_head = self.ends.lm_head[self.ids]
         self.head_ids = torch.full_like(self.head_ids, -1)
         self.head_ids[self.ids] = torch.arange(len(self.ids), device=self.device)
@@ -357,13 +357,13 @@ class Eagle3Pupil(HeadPupil):
         return tensors, self._config(ids)
 
     def save(self, folder: Path) -> Path:
-        """The list of ids lies beside the head, for others of the target's heads."""
+        """Write the head, and its list of ids for others of the target's heads."""
         ids = self.common[: self.recipe.vocab].sort().values
         save_file({"ids": ids.to(torch.int32)}, folder / ID_MAP_FILE)
         return super().save(folder)
 
 
-class MedusaPupil(HeadPupil):
+class TrainableMedusa(TrainableHead):
     """Starts as the state itself; the heads share the target's LM head (the second format)."""
 
     file_name = "medusa_lm_head.safetensors"
@@ -371,7 +371,7 @@ class MedusaPupil(HeadPupil):
 
     def start(self) -> None:
         self.module = MedusaHeads(self.ends, n_heads=HEADS, own_lm_heads=False)
-        _quiet(*self.module.heads)
+        _set_to_zero(*self.module.heads)
 
     def guess(self, batch: Batch, steps: int, noise: torch.Generator) -> Guesses:
         every = self.module.states(batch.states[:, -1])[:steps]
@@ -382,7 +382,7 @@ class MedusaPupil(HeadPupil):
         return self.module.state_dict(), config
 
 
-class HydraPupil(HeadPupil):
+class TrainableHydra(TrainableHead):
     """Starts as the best linear guesses of the states ahead from state and drafted tokens."""
 
     file_name = "hydra_lm_head.safetensors"
@@ -401,12 +401,12 @@ class HydraPupil(HeadPupil):
                 yield torch.cat([features[rows], tokens], dim=1), features[rows + 1 + step]
 
         prefix: Any = self.module.prefix_embeding_layer
-        _quiet(prefix.layers[0].self_attn.o_proj, prefix.layers[0].mlp.down_proj)
+        _set_to_zero(prefix.layers[0].self_attn.o_proj, prefix.layers[0].mlp.down_proj)
         # The norm behind the layer gives states back as they are, but for their length.
         nn.init.constant_(prefix.norm.weight, self.length())
         for step, head in enumerate(cast(Any, self.module.hydra_mlp)):
-            _set(head[1].res_connection, pairs(step))
-            _quiet(head[1].linear, head[3])
+            _fit_linear(head[1].res_connection, pairs(step))
+            _set_to_zero(head[1].linear, head[3])
 
     def _paths(self, batch: Batch, rows: torch.Tensor, step: int) -> torch.Tensor:
         ahead = [batch.tokens[batch.ahead(1 + i)][rows] for i in range(step + 1)]
@@ -416,9 +416,9 @@ class HydraPupil(HeadPupil):
         prefix: Any = self.module.prefix_embeding_layer
         rows = UnrolledCache(batch, self.shape).committed_rows(len(batch))
         read = prefix.norm(prefix.layers[0](batch.states[:, -1], rows))
-        asked = [batch.rows_for(step) for step in range(min(steps, HEADS))]
-        paths = [self._paths(batch, r, i) for i, r in enumerate(asked)]
-        return [self.module.states(read[r], path) for r, path in zip(asked, paths, strict=True)]
+        step_rows = [batch.rows_for(step) for step in range(min(steps, HEADS))]
+        paths = [self._paths(batch, r, i) for i, r in enumerate(step_rows)]
+        return [self.module.states(read[r], path) for r, path in zip(step_rows, paths, strict=True)]
 
     def file(self) -> File:
         state = self.module.state_dict()
@@ -432,16 +432,16 @@ class HydraPupil(HeadPupil):
         return {key: weight.clone() for key, weight in state.items()}, config
 
 
-FAMILIES: dict[str, type[HeadPupil]] = {
-    "eagle": EaglePupil,
-    "medusa": MedusaPupil,
-    "eagle3": Eagle3Pupil,
-    "hydra": HydraPupil,
+FAMILIES: dict[str, type[TrainableHead]] = {
+    "eagle": TrainableEagle,
+    "medusa": TrainableMedusa,
+    "eagle3": TrainableEagle3,
+    "hydra": TrainableHydra,
 }
 
 
 @torch.no_grad()
-def _set(linear: nn.Linear, pairs: Pairs) -> None:
+def _fit_linear(linear: nn.Linear, pairs: Pairs) -> None:
     """Make a layer the best linear guess (least squares) of the pairs' second from their first."""
     gram: Any = 0.0
     cross: Any = 0.0
@@ -449,21 +449,21 @@ def _set(linear: nn.Linear, pairs: Pairs) -> None:
         x = torch.cat([x, torch.ones(len(x), 1, device=x.device)], dim=1)
         gram, cross = gram + x.T @ x, cross + x.T @ y
     ridge = 1e-2 * gram.diagonal() + 1e-6
-    found = torch.linalg.solve(gram + torch.diag(ridge), cross).T
-    linear.weight.copy_(found[:, :-1])
+    solution = torch.linalg.solve(gram + torch.diag(ridge), cross).T
+    linear.weight.copy_(solution[:, :-1])
     if linear.bias is not None:
-        linear.bias.copy_(found[:, -1])
+        linear.bias.copy_(solution[:, -1])
 
 
 @torch.no_grad()
-def _quiet(*modules: nn.Module) -> None:
+def _set_to_zero(*modules: nn.Module) -> None:
     for module in modules:
         for parameter in module.parameters():
             nn.init.zeros_(parameter)
 
 
 def _unroll(head: TrainedHead, batch: Batch, states: torch.Tensor, steps: int) -> Guesses:
-    """The features that a head guesses for steps one after the other."""
+    """Guess features with a head, step after step."""
     head.cache = cast(RowCache, UnrolledCache(batch, head.shape))
     rows = batch.rows_for(0)
     out = head.catch_up(batch.tokens[batch.ahead(1)], states)[rows]

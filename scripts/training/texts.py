@@ -59,19 +59,19 @@ class Mix:
     layers: tuple[int, ...] = ()
 
     def scaled(self, by: float) -> Mix:
-        """As many groups of each source times this, one at least of each that has some."""
+        """Scale the groups of each source, to at least one of each that has some."""
         counts = {source: getattr(self, source) for source in ("texts", "asked", "read")}
         return replace(self, **{s: max(1, round(n * by)) for s, n in counts.items() if n})
 
     def groups(self, work: Path) -> list[tuple[str, int, Path]]:
-        """Source, number, and file of each; the first of them are a mix like the whole."""
+        """List source, number and file of each; the first of them are a mix like the whole."""
         counts = [("texts", self.texts), ("asked", self.asked), ("read", self.read)]
         every = [(i / n, source, i) for source, n in counts for i in range(n)]
         every.sort(key=lambda group: group[0])
         return [(source, i, work / f"{source}-{i:04d}.safetensors") for _, source, i in every]
 
     def made_with(self) -> str:
-        """What a file of texts depends on."""
+        """Format the settings that a file of texts depends on."""
         return json.dumps({"batch": self.batch, "layers": self.layers})
 
 
@@ -84,7 +84,7 @@ class Text:
         tokens: ``[n]`` int32.
         top_ids: ``[n, TOP]`` int32 the target's likeliest next tokens.
         top_logprobs: ``[n, TOP]`` float16; minus infinity behind the last token, where the target
-            was not asked.
+            was not run.
         states: ``[n, layers, hidden]`` float16 of the target; in their file until they are used.
     """
 
@@ -110,8 +110,8 @@ Texts = Sequence[Text]
 @cache
 def _lists() -> dict[str, dict[str, list[str]]]:
     path = Path(__file__).with_name("prompts.yaml")
-    found: dict[str, dict[str, list[str]]] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return found
+    lists: dict[str, dict[str, list[str]]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return lists
 
 
 class PromptMaker:
@@ -142,7 +142,7 @@ class PromptMaker:
         return self._fill("rag", numbered=numbered, ask=self._fill("rag_asks"))
 
     def _fill(self, template: str, **values: object) -> str:
-        """A template with its fields filled from the lists, or from ``values`` first."""
+        """Fill a template's fields from ``values``, else from the lists."""
         lists = _lists()["fields"]
         drawn: dict[str, object] = {}
         # In this order, and all of them: a seed's prompts must stay what they are.
@@ -153,18 +153,18 @@ class PromptMaker:
         return self._random.choice(_lists()["templates"][template]).format(**drawn | values)
 
     def _passage(self) -> str:
-        wanted = self._random.randint(*_PASSAGE_WORDS)
-        return " ".join(_words(self._random, self._paragraphs, wanted)[: _PASSAGE_WORDS[1]])
+        count = self._random.randint(*_PASSAGE_WORDS)
+        return " ".join(_draw_words(self._random, self._paragraphs, count)[: _PASSAGE_WORDS[1]])
 
 
-def _words(draw: random.Random, known: Sequence[str], wanted: int) -> list[str]:
-    """So many words at least, of drawn paragraphs that follow each other."""
-    words: list[str] = []
-    at = draw.randrange(len(known))
-    while len(words) < wanted:
-        words += known[at % len(known)].split()
+def _draw_words(draw: random.Random, paragraphs: Sequence[str], at_least: int) -> list[str]:
+    """Draw at least so many words, from paragraphs that follow each other."""
+    drawn: list[str] = []
+    at = draw.randrange(len(paragraphs))
+    while len(drawn) < at_least:
+        drawn += paragraphs[at % len(paragraphs)].split()
         at += 1
-    return words
+    return drawn
 
 
 class Author:
@@ -179,31 +179,31 @@ class Author:
         return [paragraph for _, prose in installed_prose() for paragraph in prose]
 
     def write(self, source: str, number: int) -> list[Text]:
-        """The texts of a group."""
+        """Make the texts of a group."""
         count = self._mix.batch
         if source == "read":
             draw = random.Random(number)
             pairs = [self._passage(draw) for _ in range(count)]
             return self._read("prose that was read", pairs)
-        style, asked = "asked by the target", []
+        style, questions = "asked by the target", []
         if source == "texts":
             style = STYLES[number % len(STYLES)]
             maker = PromptMaker(number, self._paragraphs)
-            asked = [maker.draw(style) for _ in range(count)]
-        prompts = [self._render(question) for question in asked or self._questions(count, number)]
-        said: list[list[int]] = [[]] * len(prompts)
-        said[::2] = self._said(prompts[::2], _ANSWER, number, 0.0)
-        said[1::2] = self._said(prompts[1::2], _ANSWER, number, _TEMPERATURE)
-        return self._read(style, list(zip(prompts, said, strict=True)))
+            questions = [maker.draw(style) for _ in range(count)]
+        prompts = [self._render(q) for q in questions or self._questions(count, number)]
+        answers: list[list[int]] = [[]] * len(prompts)
+        answers[::2] = self._generate(prompts[::2], _ANSWER, number, 0.0)
+        answers[1::2] = self._generate(prompts[1::2], _ANSWER, number, _TEMPERATURE)
+        return self._read(style, list(zip(prompts, answers, strict=True)))
 
     def _render(self, question: str) -> list[int]:
         return self._template.render([(question, None)])
 
     @torch.inference_mode()
-    def _said(
+    def _generate(
         self, prompts: list[list[int]], limit: int, seed: int, temperature: float
     ) -> list[list[int]]:
-        """The target's answers of ``limit`` tokens at most, their end token with them."""
+        """Generate the target's answers of at most ``limit`` tokens, with their end token."""
         if not prompts:
             return []
         model: Any = self._loaded.model
@@ -211,9 +211,9 @@ class Author:
         # Padding on the left: all answers begin in the same column.
         fed = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=model.device)
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-        how: dict[str, Any] = {"do_sample": False}
+        sampling: dict[str, Any] = {"do_sample": False}
         if temperature:
-            how = {"do_sample": True, "temperature": temperature, "top_k": TOP, "top_p": 1.0}
+            sampling = {"do_sample": True, "temperature": temperature, "top_k": TOP, "top_p": 1.0}
         torch.manual_seed(seed)
         out = model.generate(
             fed,
@@ -221,7 +221,7 @@ class Author:
             max_new_tokens=limit,
             eos_token_id=sorted(ends),
             pad_token_id=0,
-            **how,
+            **sampling,
         )
         answers = out[:, longest:].tolist()
         lengths = [next((i for i, t in enumerate(a, 1) if t in ends), limit) for a in answers]
@@ -229,7 +229,7 @@ class Author:
 
     @torch.inference_mode()
     def _read(self, style: str, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Text]:
-        """Prompts with their answers, and what the target says at every place of them."""
+        """Make texts of prompts and answers, with the target's outputs at every position."""
         model: Any = self._loaded.model
         texts = []
         for prompt, answer in pairs:
@@ -237,32 +237,32 @@ class Author:
             out = model(ids[None].to(model.device), output_hidden_states=True, use_cache=False)
             top = out.logits[0].float().log_softmax(-1).topk(TOP)
             top.values[-1] = -torch.inf
-            kept = [out.hidden_states[i][0].half() for i in self._mix.layers]
-            states = torch.stack(kept, dim=1) if kept else torch.empty(len(ids), 0, 0)
+            layers = [out.hidden_states[i][0].half() for i in self._mix.layers]
+            states = torch.stack(layers, dim=1) if layers else torch.empty(len(ids), 0, 0)
             likely = [top.indices.int(), top.values.half(), states]
             texts.append(Text(style, len(prompt), ids.int(), *(part.cpu() for part in likely)))
         return texts
 
     def _questions(self, count: int, seed: int) -> list[str]:
-        """What the target says where a user would speak; some more, as the unended are left out."""
+        """Generate user turns by the target; some more, as the unended are left out."""
         pairs = zip(self._render("A"), self._render("B"), strict=False)
         before = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
         more = count * 3 // 2
-        said = self._said([before] * more, _QUESTION, seed + 500_009, 1.0)
-        ended = [ids[:-1] for ids in said if ids[-1] in self._loaded.eos_ids and len(ids) > 4]
-        asked = [self._tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in ended]
-        return list(dict.fromkeys(asked))[:count]
+        replies = self._generate([before] * more, _QUESTION, seed + 500_009, 1.0)
+        ended = [ids[:-1] for ids in replies if ids[-1] in self._loaded.eos_ids and len(ids) > 4]
+        questions = [self._tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in ended]
+        return list(dict.fromkeys(questions))[:count]
 
     def _passage(self, draw: random.Random) -> tuple[list[int], list[int]]:
-        """The first twenty words stand as the question, what follows as the answer."""
-        words = _words(draw, self._paragraphs, _READ_WORDS)[: 2 * _READ_WORDS]
-        prompt = self._render(" ".join(words[:20]))
-        ids = self._tokenizer.encode(" ".join(words[20:]), add_special_tokens=False)
+        """Use the first twenty words as the question, what follows as the answer."""
+        passage = _draw_words(draw, self._paragraphs, _READ_WORDS)[: 2 * _READ_WORDS]
+        prompt = self._render(" ".join(passage[:20]))
+        ids = self._tokenizer.encode(" ".join(passage[20:]), add_special_tokens=False)
         return prompt, ids[: 2 * _READ_WORDS - len(prompt)]
 
 
-def made_texts(mix: Mix, work: Path, author: Callable[[], Author]) -> list[Text]:
-    """All texts of a mix; groups that are missing below ``work`` are written first.
+def prepare_texts(mix: Mix, work: Path, author: Callable[[], Author]) -> list[Text]:
+    """Load all texts of a mix; groups that are missing below ``work`` are written first.
 
     Raises:
         ConfigurationError: a file was made with other settings.
@@ -274,12 +274,12 @@ def made_texts(mix: Mix, work: Path, author: Callable[[], Author]) -> list[Text]
     for source, number, path in missing:
         assert writer is not None
         start = time.perf_counter()
-        made = writer.write(source, number)
-        flat = {name: torch.cat([getattr(text, name) for text in made]) for name in _TENSORS}
-        flat["lengths"] = torch.tensor([len(text) for text in made])
-        flat["prompts"] = torch.tensor([text.prompt for text in made])
+        written = writer.write(source, number)
+        flat = {name: torch.cat([getattr(text, name) for text in written]) for name in _TENSORS}
+        flat["lengths"] = torch.tensor([len(text) for text in written])
+        flat["prompts"] = torch.tensor([text.prompt for text in written])
         with jsonl.replacing(path) as partial:
-            about = {"style": made[0].style, "made_with": mix.made_with()}
+            about = {"style": written[0].style, "made_with": mix.made_with()}
             save_file(flat, partial, metadata=about)
         spent = time.perf_counter() - start
         print(f"{path.stem}, one of {len(missing)}: {len(flat['tokens'])} tokens, {spent:.0f} s")
@@ -299,7 +299,7 @@ def made_texts(mix: Mix, work: Path, author: Callable[[], Author]) -> list[Text]
 
 
 def split(texts: Texts, near: Collection[int] = ()) -> tuple[list[Text], list[int]]:
-    """The texts that are held out, all of them greedy, and the numbers of those that are learnt.
+    """Split into held-out texts, all of them greedy, and the numbers of those that are learnt.
 
     Short prompts come up more than once: where one of two is held out the other is not learnt.
     Texts with a number in ``near`` are neither.
@@ -311,12 +311,12 @@ def split(texts: Texts, near: Collection[int] = ()) -> tuple[list[Text], list[in
 
 
 def spaced(texts: Texts, count: int) -> list[Text]:
-    """So many of the texts at most, from all over them."""
+    """Choose at most so many of the texts, evenly spaced."""
     return [*texts[:: max(1, -(-len(texts) // count))]]
 
 
 def frequent(texts: Texts, vocab: int) -> torch.Tensor:
-    """``[vocab]`` all ids, by how often the target said them or was about to."""
+    """Sort all ids ``[vocab]`` by how often the target wrote them or nearly did."""
     answered = torch.cat([text.tokens[text.answered] for text in texts]).long()
     top = torch.cat([text.top_ids[:, :2] for text in texts]).flatten().long()
     count = 2 * torch.bincount(answered, minlength=vocab) + torch.bincount(top, minlength=vocab)
@@ -324,27 +324,27 @@ def frequent(texts: Texts, vocab: int) -> torch.Tensor:
 
 
 def near_a_question(texts: Sequence[str], files: Sequence[Path]) -> set[int]:
-    """Numbers of the texts that share ``_WORDS_APART`` words in a row with a line of the files."""
+    """Find the texts that share ``_WORDS_APART`` words in a row with a line of the files."""
 
     def runs(text: str) -> set[tuple[str, ...]]:
-        said = re.findall(r"\w+", text.lower())
-        return {tuple(said[i : i + _WORDS_APART]) for i in range(len(said) - _WORDS_APART + 1)}
+        terms = re.findall(r"\w+", text.lower())
+        return {tuple(terms[i : i + _WORDS_APART]) for i in range(len(terms) - _WORDS_APART + 1)}
 
-    known: set[tuple[str, ...]] = set()
+    known_runs: set[tuple[str, ...]] = set()
     for line in (row for path in files for row in path.read_text("utf-8-sig").splitlines()):
-        asked = json.loads(line)
-        named = (str(asked[key]) for key in ("question", "prompt", "text") if key in asked)
-        known.update(*map(runs, [*asked.get("turns", []), *named]))
-    return {i for i, text in enumerate(texts) if not runs(text).isdisjoint(known)}
+        question = json.loads(line)
+        named = (str(question[key]) for key in ("question", "prompt", "text") if key in question)
+        known_runs.update(*map(runs, [*question.get("turns", []), *named]))
+    return {i for i, text in enumerate(texts) if not runs(text).isdisjoint(known_runs)}
 
 
 def sha256_of(texts: Texts) -> str:
-    """Of their tokens."""
+    """Hash their tokens."""
     return hashlib.sha256(b"".join(text.tokens.numpy().tobytes() for text in texts)).hexdigest()
 
 
 def facts_of(texts: Texts, learnt: Texts) -> dict[str, object]:
-    """What a card says of the texts, of which some are learnt."""
+    """Describe the texts for a card, of which some are learnt."""
     positions = Counter[str]()
     for text in learnt:
         positions[text.style] += len(text)

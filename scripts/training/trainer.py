@@ -54,7 +54,7 @@ class Recipe:
     vocab_in_training: int = 0
 
 
-class Pupil(Protocol):
+class Trainable(Protocol):
     """A model of some family, in training."""
 
     module: nn.Module
@@ -63,13 +63,13 @@ class Pupil(Protocol):
     def loss(self, chosen: Texts, draw: torch.Generator) -> torch.Tensor: ...
 
 
-def learn(pupil: Pupil, learnt: Texts, held: Texts, work: Path) -> dict[str, object]:
+def learn(trainable: Trainable, learnt: Texts, held: Texts, work: Path) -> dict[str, object]:
     """Train; ``work`` gets the state, from which the same call goes on after a kill.
 
-    The loss on ``held`` is told before the training and after each epoch. Returns what a card says.
+    The loss on ``held`` is printed before the training and after each epoch. Returns facts.
     """
-    recipe = pupil.recipe
-    model = pupil.module
+    recipe = trainable.recipe
+    model = trainable.module
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
         trained.values(),
@@ -103,10 +103,10 @@ def learn(pupil: Pupil, learnt: Texts, held: Texts, work: Path) -> dict[str, obj
         state["minutes"] = (time.perf_counter() - began) / 60
         point = f"epoch {ends.get(done)}"
         if done in ends and point not in state["curve"]:
-            own = _put(trained, average)
+            trained_weights = _swap_weights(trained, average)
             with torch.no_grad():
-                losses = [float(pupil.loss([text], _generator(recipe, 0))) for text in held]
-            _put(trained, own)
+                losses = [float(trainable.loss([text], _generator(recipe, 0))) for text in held]
+            _swap_weights(trained, trained_weights)
             state["curve"][point] = (
                 f"visits {state['visits']}, loss {state['loss']:.3f}, "
                 f"held-out loss {sum(losses) / len(losses):.3f}"
@@ -120,7 +120,7 @@ def learn(pupil: Pupil, learnt: Texts, held: Texts, work: Path) -> dict[str, obj
             break
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * _rate(done, len(plans))
-        loss = pupil.loss([learnt[i] for i in plans[done]], _generator(recipe, done))
+        loss = trainable.loss([learnt[i] for i in plans[done]], _generator(recipe, done))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
@@ -136,14 +136,14 @@ def learn(pupil: Pupil, learnt: Texts, held: Texts, work: Path) -> dict[str, obj
         bar.update()
         bar.set_postfix(loss=f"{state['loss']:.3f}", refresh=False)
     bar.close()
-    _put(trained, average)
+    _swap_weights(trained, average)
     minutes = round(state["minutes"], 1)
     facts = {"batches_done": state["done"], "token_visits": state["visits"]}
     return facts | {"training_minutes": minutes, "curve": state["curve"]}
 
 
 def batches(lengths: torch.Tensor, tokens: int, generator: torch.Generator) -> list[list[int]]:
-    """Texts in batches of similar length, padded to ``tokens`` at most, in random order."""
+    """Divide texts into batches of similar length, at most ``tokens`` padded, in random order."""
     noise = torch.rand(len(lengths), generator=generator) * 8
     groups: list[list[int]] = [[]]
     for i in torch.argsort(lengths + noise).tolist():
@@ -153,12 +153,12 @@ def batches(lengths: torch.Tensor, tokens: int, generator: torch.Generator) -> l
     return [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
 
 
-def _put(trained: Mapping[str, nn.Parameter], weights: Mapping[str, torch.Tensor]) -> Any:
+def _swap_weights(trained: Mapping[str, nn.Parameter], weights: Mapping[str, torch.Tensor]) -> Any:
     """Give the model these weights; returns those it had."""
-    own = {name: p.data for name, p in trained.items()}
+    previous = {name: p.data for name, p in trained.items()}
     for name, weight in weights.items():
         trained[name].data = weight
-    return own
+    return previous
 
 
 def _generator(recipe: Recipe, number: int) -> torch.Generator:

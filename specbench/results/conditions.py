@@ -1,4 +1,4 @@
-"""What a run's numbers stand on: its conditions in two columns, and warnings by their codes.
+"""The conditions of a run's numbers in two columns, and warnings by their codes.
 
 Runs keep both in ``summary.json``; whoever shows numbers takes them from here. A warning that
 ``decides`` may change which method one takes, so it is printed with every table.
@@ -165,7 +165,7 @@ def gpu_names(manifest: RunManifest) -> list[str]:
 
 
 def thinking(manifest: RunManifest) -> bool | None:
-    """Whether the prompts ask the model to think first; None where nobody said."""
+    """Tell whether the prompts ask the model to think first; None if the run does not record it."""
     value = (manifest.setting("model", "template_kwargs") or {}).get(_THINKING)
     return None if value is None else bool(value)
 
@@ -182,7 +182,7 @@ def code_text(manifest: RunManifest) -> str:
 def conditions(
     records: Sequence[CaseRecord], manifest: RunManifest, rows: Sequence[SummaryRow]
 ) -> dict[str, str]:
-    """Tell what the numbers of a run stand on, a condition a line; what is not known is left out.
+    """List the conditions of a run's numbers, a line each; unknown ones are left out.
 
     Args:
         records: of the labels that count.
@@ -227,7 +227,7 @@ def conditions(
 
 
 def joined(conditions_of: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Join the conditions of several runs: what differs stands beside each other."""
+    """Join the conditions of several runs: differing values are listed in one line."""
     by_name: dict[str, dict[str, None]] = {}
     for lines in conditions_of:
         for name, line in lines.items():
@@ -265,13 +265,13 @@ def _sampling(records: Sequence[CaseRecord], manifest: RunManifest) -> str:
 
 
 def _engines(records: Iterable[CaseRecord]) -> str:
-    """Other engines with what they keep weights in; empty where ours decoded."""
+    """Name other engines and their number formats; empty where ours decoded."""
     answered = {(r.engine, r.numerics) for r in records if r.engine != OWN_ENGINE}
     return "; ".join(f"{engine}, weights in {numerics}" for engine, numerics in sorted(answered))
 
 
 def _builds(manifest: RunManifest) -> str:
-    """What the servers were built for, where they told it: it decides their speed."""
+    """Name what the servers were built for, which decides their speed."""
     flags = [server.get("flags") or {} for server in (manifest.servers or {}).values()]
     builds = [(f.get("wheel"), str(f["simd"])) for f in flags if f.get("simd")]
     return "; ".join(dict.fromkeys(" with ".join(filter(None, build)) for build in builds))
@@ -291,7 +291,7 @@ def _batch(records: Iterable[CaseRecord]) -> str:
 
 
 def _by_value(values: Mapping[str, str]) -> str:
-    """One value that all labels have, or labels by value."""
+    """Format the one value that all labels share, or the labels by value."""
     by_value: dict[str, list[str]] = {}
     for label, value in values.items():
         by_value.setdefault(value, []).append(label)
@@ -303,14 +303,14 @@ def _by_value(values: Mapping[str, str]) -> str:
 
 
 def _draft_sources(manifest: RunManifest, rows: Sequence[SummaryRow]) -> dict[str, str]:
-    """Where each label's settings come from: ``tuned``, ``published``, ``set by hand``."""
+    """Name where each label's settings come from: ``tuned``, ``published``, ``set by hand``."""
     sources = {row["label"]: manifest.labels[row["label"]].budget for row in rows}
-    words = {"typed": "set by hand"}
-    return {label: words.get(kind, kind) for label, kind in sources.items() if kind}
+    names = {"typed": "set by hand"}
+    return {label: names.get(kind, kind) for label, kind in sources.items() if kind}
 
 
 def _totals(records: Iterable[CaseRecord], count: Callable[[CaseRecord], int]) -> Counter[str]:
-    """A count of turns that did not fail, added up by label."""
+    """Add up a count over turns that did not fail, by label."""
     totals = Counter[str]()
     for record in records:
         if record.status != "failed":
@@ -370,7 +370,7 @@ def _shares(shares: Mapping[str, float]) -> str:
 
 
 def _draft_weights(manifest: RunManifest) -> str:
-    """The format of draft models and heads where that is shorter than the target's, on a CPU."""
+    """Name the format of drafts' weights where it is shorter than the target's, on a CPU."""
     model, form = manifest.model or ModelInfo(), manifest.setting("engine", "draft_weights")
     if form in (None, "float32") or (model.device, model.dtype) != ("cpu", "float32"):
         return ""
@@ -485,7 +485,7 @@ def _failures(
 
 
 def _machine(records: Sequence[CaseRecord]) -> Iterator[Warned]:
-    """What other programs took, and what became of the cases."""
+    """Warn of CPU time that other programs took, and of the cases that it disturbed."""
     noisy = noisy_blocks(records)
     blocks = {(r.repeat, r.case_id): r.block for r in records}
     if disturbed := sum(block in noisy for block in blocks.values()):
@@ -515,7 +515,7 @@ def roofline_warnings(manifest: RunManifest, rows: Sequence[SummaryRow]) -> Iter
 
 
 def _not_captured(model: ModelInfo) -> str:
-    """Why plain decoding's passes are no CUDA graphs on a GPU; empty where they are."""
+    """Say why AR decoding's passes are not CUDA graphs on a GPU; empty where they are."""
     passes = model.passes or Passes()
     eager = passes.get("eager") or {}
     failed = [f"{shape}: {why}" for shape, why in eager.items() if shape.startswith(PLAIN_PASS)]
@@ -527,7 +527,7 @@ def _not_captured(model: ModelInfo) -> str:
 
 
 def _passes(records: Sequence[CaseRecord]) -> Iterator[Warned]:
-    """Labels whose passes were no CUDA graphs although they were meant to be."""
+    """Warn of labels whose passes should have been CUDA graphs and were not."""
     passes = _totals(records, lambda r: r.n_target_passes)
     # The draft's pass over a prompt may be such a one and is not among its passes.
     drafts = _totals(records, lambda r: int(r.drafter.get("draft_forwards", 0)))
@@ -542,7 +542,7 @@ def _passes(records: Sequence[CaseRecord]) -> Iterator[Warned]:
 
 
 def _counter(name: str) -> Callable[[CaseRecord], int]:
-    """Adds up what a drafter, or the parts of it, counted under a name."""
+    """Make a function that adds up what a drafter and its parts counted under a name."""
     return lambda r: sum(int(n) for k, n in r.drafter.items() if k.rpartition(".")[2] == name)
 
 
@@ -578,7 +578,7 @@ def _drafts(
 
 
 def _served(rows: Iterable[ServedLabel]) -> Iterator[Warned]:
-    """Answers that differ, and what servers did not say."""
+    """Warn of outputs that differ, and of step counts that servers did not report."""
     for row in rows:
         if row["first_difference"]:
             yield _warn("DIFFERS", label=row["label"], place=row["first_difference"])

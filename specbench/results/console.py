@@ -1,4 +1,4 @@
-"""What a run says at its end: ``summary.json`` printed, nothing is computed here."""
+"""Print ``summary.json`` at the end of a run; nothing is computed here."""
 
 from __future__ import annotations
 

@@ -39,11 +39,11 @@ class _Node(Line):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, plain: SerializerFunctionWrapHandler) -> JsonObject:
-        kept = _NULL_IN_FILES | (self.model_extra or {}).keys()
+        always_written = _NULL_IN_FILES | (self.model_extra or {}).keys()
         return {
             key: value
             for key, value in plain(self).items()
-            if key in kept or not (value is None or (key in _BY_LABEL and not value))
+            if key in always_written or not (value is None or (key in _BY_LABEL and not value))
         }
 
 
@@ -312,6 +312,6 @@ class RunManifest(_Node):
         return shlex.join(["python", "run.py", *self.overrides])
 
     def setting(self, group: str, key: str) -> Any:
-        """A value of the composed configuration, e.g. ``setting("model", "name")``, or None."""
+        """Look up a value of the composed configuration: ``setting("model", "name")``, or None."""
         node = self.config.get(group)
         return node.get(key) if isinstance(node, dict) else None

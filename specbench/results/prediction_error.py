@@ -56,7 +56,7 @@ def keep_error(
 
 
 def _key(model: Mapping[str, Any], machine: Machine) -> str:
-    """What an error holds for, a model on a machine, as JSON."""
+    """Format as JSON the model and the machine that an error holds for."""
     hardware = machine["hardware"]
     subject = {
         **{key: model.get(key) for key in ("name", "dtype", "device", "threads")},

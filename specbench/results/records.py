@@ -262,7 +262,7 @@ class CaseRecord(TurnKey):
 
     @model_validator(mode="after")
     def _check_counts(self) -> Self:
-        """That the fields do not contradict each other."""
+        """Refuse fields that contradict each other."""
         # One set for all: a run holds thousands of records, and each set of its own takes 2 kB.
         object.__setattr__(self, "__pydantic_fields_set__", _FIELDS_SET)
         steps, committed = len(self.committed_per_step), sum(self.committed_per_step)
@@ -287,7 +287,7 @@ class CaseRecord(TurnKey):
         return self
 
     def _check_times(self) -> None:
-        """Of a finished turn: 0 only where a clock may say it, as after the prompt's pass alone."""
+        """Check a finished turn's times; 0 is valid only where no step was timed."""
         parts = self.prefill_s + self.decode_s
         if self.timing == "none":
             if self.wall_s or parts:

@@ -44,15 +44,15 @@ def compare_labels(
     rows = [sample.row(task, label) for task, sample in samples.items() for label in labels]
     ranked = rank_sample(samples[OVERALL], wrong, baseline)
     unit = "groups" if any(record.batch for record in records) else "cases"
-    said = ranked.ranking.sentence(ranked.methods, rows[0]["timing"] if rows else "none", unit)
+    sentence = ranked.ranking.sentence(ranked.methods, rows[0]["timing"] if rows else "none", unit)
     if any(record.served and record.served.concurrency > 1 for record in records):
-        said = system_verdict(records, labels, baseline, seed)
+        sentence = system_verdict(records, labels, baseline, seed)
     return {
         "rows": rows,
         "pairs": ranked.pairs,
         "leaders": ranked.leaders,
         "against_best": {**ranked.standings, **dict.fromkeys(wrong, WRONG)},
-        "verdict": "\n".join([*wrong_output_texts(wrong, baseline), said]).strip(),
+        "verdict": "\n".join([*wrong_output_texts(wrong, baseline), sentence]).strip(),
     }
 
 

@@ -15,7 +15,7 @@ from tests.small_run import case_record, warning_texts
 SPEED = {"ar": 10.0, "pld": 6.0, "wild": 2.0}  # seconds of a case; wild is the fastest
 
 
-def made(label, case, wrong=(), failed=()):
+def turn_of(label, case, wrong=(), failed=()):
     """A label's turn of case ``case``; ``wrong`` and ``failed`` hold labels with cases."""
     seconds = SPEED[label] + 0.1 * (case % 4)
     verdict = (
@@ -36,7 +36,7 @@ def made(label, case, wrong=(), failed=()):
 
 
 def run(n=6, **which):
-    return [made(label, case, **which) for case in range(n) for label in SPEED]
+    return [turn_of(label, case, **which) for case in range(n) for label in SPEED]
 
 
 def summary(cases, errors=(), **changes):
@@ -48,9 +48,9 @@ def summary(cases, errors=(), **changes):
     return run_summary(cases, errors, RunManifest.from_json(values | changes))
 
 
-def printed(found):
+def printed(run_summary):
     out = io.StringIO()
-    print_summary(found, Console(file=out, width=200))
+    print_summary(run_summary, Console(file=out, width=200))
     return out.getvalue()
 
 
@@ -72,15 +72,15 @@ def every(label, n=6):
 )
 def test_who_has_a_wrong_output_has_no_standing_and_is_named_above_the_table(wrong, leaders):
     cases = run(wrong=wrong)[::-1]
-    found = summary(cases)
+    result = summary(cases)
     bugs = {label for label, _ in wrong}
-    assert found["leaders"] == leaders
-    assert not bugs & {name for pair in found["pairs"] for name in (pair["first"], pair["second"])}
-    stands = found["against_best"]
+    assert result["leaders"] == leaders
+    assert not bugs & {name for pair in result["pairs"] for name in (pair["first"], pair["second"])}
+    stands = result["against_best"]
     assert {label for label in stands if stands[label]["verdict"] == "wrong outputs"} == bugs
     assert exit_code(cases, []) == bool(wrong)
     assert exit_code([], [{"during": "decode"}]) == 1
-    out = printed(found)
+    out = printed(result)
     above, _, below = out.partition("method")
     for label in bugs:
         first = min(case for name, case in wrong if name == label)
@@ -111,24 +111,24 @@ def test_who_fails_in_more_than_half_of_the_cases_is_left_out_and_the_others_kee
     errors = [
         {"label": label, "type": "AttributeError", "message": "no\nlookup", "during": "decode"}
     ]
-    found = summary(cases, errors)
-    rows = {row["label"]: row for row in found["rows"] if row["task"] == "overall"}
+    result = summary(cases, errors)
+    rows = {row["label"]: row for row in result["rows"] if row["task"] == "overall"}
     assert (label in rows) == counts
     assert {row["n_cases"] for row in rows.values()} == {6 - n if counts else 6}
     assert exit_code(cases, errors) == 1
-    said = [note for note in warning_texts(found) if note.startswith("LEFT OUT")]
+    messages = [note for note in warning_texts(result) if note.startswith("LEFT OUT")]
     if counts:
-        assert not said
-        assert "3 of 6 cases are dropped for all labels" in " ".join(warning_texts(found))
+        assert not messages
+        assert "3 of 6 cases are dropped for all labels" in " ".join(warning_texts(result))
         return
-    assert f"LEFT OUT: {label}. It failed in {n} of 6 cases, more than 50%" in said[0]
-    assert "AttributeError: no" in said[0]
+    assert f"LEFT OUT: {label}. It failed in {n} of 6 cases, more than 50%" in messages[0]
+    assert "AttributeError: no" in messages[0]
     if label == "ar":
         assert {row["speedup"] for row in rows.values()} == {None}
         assert all(row["mat"] and row["tokens_per_s"] for row in rows.values())
     else:
         (other,) = {"pld", "wild"} - {label}
-        assert found["leaders"] == [other]
+        assert result["leaders"] == [other]
         assert rows[other]["speedup"] == pytest.approx(
             sum(SPEED["ar"] + 0.1 * (i % 4) for i in range(6))
             / sum(SPEED[other] + 0.1 * (i % 4) for i in range(6))
@@ -144,6 +144,6 @@ def test_where_all_labels_fail_none_is_left_out():
 def test_who_failed_its_warm_up_is_named_with_the_reason():
     cases = [record for record in run() if record.label != "wild"]
     labels = {label: {"knobs": {}} for label in ("ar", "pld")}
-    found = summary(cases, labels=labels, left_out={"wild": "It failed in its warm-up (X: y)."})
-    assert "LEFT OUT: wild. It failed in its warm-up (X: y)." in printed(found)
-    assert found["leaders"] == ["pld"]
+    result = summary(cases, labels=labels, left_out={"wild": "It failed in its warm-up (X: y)."})
+    assert "LEFT OUT: wild. It failed in its warm-up (X: y)." in printed(result)
+    assert result["leaders"] == ["pld"]

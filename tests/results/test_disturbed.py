@@ -24,8 +24,10 @@ def block(case, steals=(0.0, 0.0), seconds=(2.0, 1.0), **changes):
 
 def run(n, **disturbed):
     """``n`` cases; ``disturbed``: by the number after the letter, the steals of both labels."""
-    found = {int(name[1:]): steals for name, steals in disturbed.items()}
-    return [record for case in range(n) for record in block(case, found.get(case, (0.0, 0.0)))]
+    steals_of_case = {int(name[1:]): steals for name, steals in disturbed.items()}
+    return [
+        record for case in range(n) for record in block(case, steals_of_case.get(case, (0.0, 0.0)))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -48,25 +50,25 @@ def test_the_numbers_without_the_rule_are_of_the_first_measurements():
     stayed = block(8, (0.0, 0.5), seconds=(2.0, 6.0))
     records = [*again, *rest, *stayed]
     rows = summarize(records, LABELS)
-    found = disturbance(records, first, rows, "ar")
+    result = disturbance(records, first, rows, "ar")
     assert rows[-1]["speedup"] == 2.0
-    assert found["without_rule"]["pld"]["speedup"] == pytest.approx(18 / (8 + 7 + 6))
-    assert found["without_rule"]["ar"]["speedup"] == 1.0
-    assert (found["turns"], found["flagged"]) == ({"ar": 9, "pld": 9}, {"ar": 1, "pld": 1})
-    assert (found["cases_again"], found["turns_again"]) == (1, 2)
-    text = disturbance_text([found, None])
+    assert result["without_rule"]["pld"]["speedup"] == pytest.approx(18 / (8 + 7 + 6))
+    assert result["without_rule"]["ar"]["speedup"] == 1.0
+    assert (result["turns"], result["flagged"]) == ({"ar": 9, "pld": 9}, {"ar": 1, "pld": 1})
+    assert (result["cases_again"], result["turns_again"]) == (1, 2)
+    text = disturbance_text([result, None])
     assert text.endswith("first measured: 1 of 9 of each label; 1 case was measured again.")
-    unlike = disturbance_text([found | {"flagged": {"ar": 0, "pld": 1}, "cases_again": 0}])
+    unlike = disturbance_text([result | {"flagged": {"ar": 0, "pld": 1}, "cases_again": 0}])
     assert unlike.endswith("first measured: ar 0 of 9, pld 1 of 9.")
 
 
 def test_where_nothing_was_disturbed_the_numbers_are_the_same_and_nothing_is_said():
     records = run(6)
     rows = summarize(records, LABELS)
-    found = disturbance(records, [], rows, "ar")
+    result = disturbance(records, [], rows, "ar")
     (row,) = (r for r in rows if (r["label"], r["task"]) == ("pld", OVERALL))
-    assert found["without_rule"]["pld"]["speedup_ci"] == row["speedup_ci"]
-    assert disturbance_text([found]) == ""
+    assert result["without_rule"]["pld"]["speedup_ci"] == row["speedup_ci"]
+    assert disturbance_text([result]) == ""
 
 
 def test_predicted_times_have_no_disturbance():
@@ -77,5 +79,5 @@ def test_predicted_times_have_no_disturbance():
 def test_a_measurement_that_was_made_twice_again_counts_as_first_measured():
     records = [*run(4)[2:], *block(0, attempt=2)]
     earlier = [*block(0, (0.9, 0.9), seconds=(9.0, 9.0)), *block(0, (0.5, 0.5), attempt=1)]
-    found = disturbance(records, earlier, summarize(records, LABELS), "ar")
-    assert found["without_rule"]["pld"]["speedup"] == pytest.approx((9 + 3 * 2) / (9 + 3))
+    result = disturbance(records, earlier, summarize(records, LABELS), "ar")
+    assert result["without_rule"]["pld"]["speedup"] == pytest.approx((9 + 3 * 2) / (9 + 3))

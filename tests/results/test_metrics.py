@@ -68,13 +68,13 @@ def test_the_recipe_on_the_page_gives_the_interval_of_the_table(categories, repe
         for t in range(turns)
         for label, factor in (("ar", 2.0), ("pld", 1.0))
     ]  # fmt: skip
-    found = summarize(records, ["ar", "pld"], seed=7)[-1]
+    row = summarize(records, ["ar", "pld"], seed=7)[-1]
     value, interval = recipe(records, seed=7)
     intervals = {metric.interval_name for metric in METRICS if metric.has_interval}
-    assert {metric.name for metric in METRICS} <= set(found)
-    assert {key for key in found if key.endswith("_ci")} == intervals
-    assert found["speedup"] == pytest.approx(value, rel=1e-12)
-    assert found["speedup_ci"] == pytest.approx(interval, rel=1e-9)
+    assert {metric.name for metric in METRICS} <= set(row)
+    assert {key for key in row if key.endswith("_ci")} == intervals
+    assert row["speedup"] == pytest.approx(value, rel=1e-12)
+    assert row["speedup_ci"] == pytest.approx(interval, rel=1e-9)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

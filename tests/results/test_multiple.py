@@ -40,25 +40,25 @@ def sampled(draw, most=5):
 class TestAgainstOne:
     def test_a_single_comparison_is_student_s_own(self):
         samples = np.random.default_rng(0).normal(0.2, 0.3, (9, 1))
-        (found,) = against(of_samples(samples))
-        known = stats.ttest_1samp(samples[:, 0], 0.0)
-        assert (found.low, found.high) == pytest.approx(tuple(known.confidence_interval(0.95)))
-        assert found.p == found.p_family == pytest.approx(known.pvalue)
+        (result,) = against(of_samples(samples))
+        expected = stats.ttest_1samp(samples[:, 0], 0.0)
+        assert (result.low, result.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
+        assert result.p == result.p_family == pytest.approx(expected.pvalue)
 
     def test_four_comparisons_have_a_quarter_of_the_level_each(self):
-        one = LogRatios(np.zeros(4), np.eye(4), np.zeros((4, 4)), 11, 10, 0)
-        assert [each.high for each in against(one)] == pytest.approx([3.0382] * 4, abs=1e-4)
+        ratios = LogRatios(np.zeros(4), np.eye(4), np.zeros((4, 4)), 11, 10, 0)
+        assert [result.high for result in against(ratios)] == pytest.approx([3.0382] * 4, abs=1e-4)
 
     @given(sampled())
     def test_verdict_p_and_interval_agree(self, speeds):
         k = len(speeds.values)
         contrasts = np.column_stack([np.eye(k - 1), -np.ones(k - 1)])
-        for found in against(speeds.of(contrasts)):
-            decided = found.low > 0 or found.high < 0
-            assert decided == (found.p_family < 0.05)
-            assert found.p <= found.p_family + 1e-12
-            words = verdict(found.interval, margin=0.0)
-            assert words == ("faster" if found.low > 0 else "slower" if decided else "undecided")
+        for result in against(speeds.of(contrasts)):
+            decided = result.low > 0 or result.high < 0
+            assert decided == (result.p_family < 0.05)
+            assert result.p <= result.p_family + 1e-12
+            outcome = verdict(result.interval, margin=0.0)
+            assert outcome == ("faster" if result.low > 0 else "slower" if decided else "undecided")
 
     @pytest.mark.parametrize("runs", [150, pytest.param(4000, marks=_LONG)])
     def test_all_intervals_hold_together(self, runs):
@@ -67,9 +67,9 @@ class TestAgainstOne:
         contrasts = np.column_stack([np.eye(4), -np.ones(4)])
         held = 0
         for _ in range(runs):
-            found = against(of_samples(benchmark(generator, 12, truth)).of(contrasts))
-            inside = zip(found, contrasts @ truth, strict=True)
-            held += all(each.low <= true <= each.high for each, true in inside)
+            results = against(of_samples(benchmark(generator, 12, truth)).of(contrasts))
+            inside = zip(results, contrasts @ truth, strict=True)
+            held += all(result.low <= true <= result.high for result, true in inside)
         print(f"all held: {held / runs:.2%}")
         assert held / runs >= 0.95 - 3 * (0.95 * 0.05 / runs) ** 0.5
         assert held / runs <= 0.985, "wider than need be"
@@ -80,23 +80,23 @@ class TestAgainstTheBest:
         """The first varies so much that nothing can be said of it alone."""
         values, errors = np.array([0.3, 0.2, 0.0]), np.array([0.5, 0.01, 0.01])
         speeds = LogRatios(values, np.diag(errors**2), np.zeros((3, 3)), 12, 11, 0)
-        found = against_best(speeds)
-        assert (found[1].high > 0, found[2].high < 0) == (True, True)
+        results = against_best(speeds)
+        assert (results[1].high > 0, results[2].high < 0) == (True, True)
         assert Ranking.of(speeds, None, [], plain=False).leaders == [0, 1]
 
     @given(sampled())
     def test_verdict_p_and_interval_agree(self, speeds):
         top = int(speeds.values.argmax())
-        found = against_best(speeds)
-        assert set(found) == set(range(len(speeds.values))) - {top}
-        for i, each in found.items():
-            assert each.log_ratio == pytest.approx(speeds.values[i] - speeds.values[top])
-            assert each.low <= each.log_ratio <= each.high + 1e-12
-            assert each.log_ratio <= 0
-            assert (each.high < 0) == (each.p_family < 0.05)
-            expected = "slower" if each.high < 0 else "undecided"
-            assert verdict(each.interval, margin=0.0) == expected
-        slower = {i for i, each in found.items() if verdict(each.interval) == "slower"}
+        results = against_best(speeds)
+        assert set(results) == set(range(len(speeds.values))) - {top}
+        for i, result in results.items():
+            assert result.log_ratio == pytest.approx(speeds.values[i] - speeds.values[top])
+            assert result.low <= result.log_ratio <= result.high + 1e-12
+            assert result.log_ratio <= 0
+            assert (result.high < 0) == (result.p_family < 0.05)
+            expected = "slower" if result.high < 0 else "undecided"
+            assert verdict(result.interval, margin=0.0) == expected
+        slower = {i for i, result in results.items() if verdict(result.interval) == "slower"}
         ranking = Ranking.of(speeds, None, [], plain=False)
         assert set(ranking.leaders) == set(range(len(speeds.values))) - slower
 
@@ -113,11 +113,12 @@ class TestAgainstTheBest:
         for _ in range(runs):
             samples = benchmark(generator, 12, effects)
             speeds = of_samples(samples)
-            found = against_best(speeds)
-            slower = {i for i, each in found.items() if each.high < 0}
+            results = against_best(speeds)
+            slower = {i for i, result in results.items() if result.high < 0}
             led += 0 not in slower
-            for i, each in found.items():
-                missed[i] += not each.low <= effects[i] - max(np.delete(effects, i)) <= each.high
+            for i, result in results.items():
+                truth = effects[i] - max(np.delete(effects, i))
+                missed[i] += not result.low <= truth <= result.high
             winner = int(speeds.values.argmax())
             behind = np.delete(samples, winner, axis=1) - samples[:, [winner]]
             naive += bool((stats.ttest_1samp(behind, 0.0).pvalue < 0.05).any())
@@ -132,17 +133,17 @@ class TestAgainstTheBest:
 class TestCasesNeeded:
     def test_more_prompts_narrow_their_part_of_the_error_only(self):
         """Error 0.1 of 9 prompts; 0.3 is (t + t) x 0.1 / sqrt(n / 9) at the n needed."""
-        one = np.ones((1, 1))
-        (found,) = against(LogRatios(0.2 * one[0], 0.01 * one, 0 * one, 9, 8, 0))
+        ones = np.ones((1, 1))
+        (result,) = against(LogRatios(0.2 * ones[0], 0.01 * ones, 0 * ones, 9, 8, 0))
         reach = stats.t.ppf(0.975, 8) + stats.t.ppf(0.8, 8)
-        assert found.needed == math.ceil(9 * (reach * 0.1 / 0.2) ** 2)
-        assert found.detectable == pytest.approx(math.exp(reach * 0.1))
-        (noisy,) = against(LogRatios(0.2 * one[0], 0.01 * one, 0.01 * one, 9, 8, 3))
+        assert result.needed == math.ceil(9 * (reach * 0.1 / 0.2) ** 2)
+        assert result.detectable == pytest.approx(math.exp(reach * 0.1))
+        (noisy,) = against(LogRatios(0.2 * ones[0], 0.01 * ones, 0.01 * ones, 9, 8, 3))
         assert noisy.needed is None, "repeats differ too much, whatever the number of prompts"
 
 
 @pytest.mark.parametrize(
-    ("interval", "words"),
+    ("interval", "expected"),
     [
         ((0.99, 1.01), "tie"),
         ((1.005, 1.015), "tie"),
@@ -155,8 +156,8 @@ class TestCasesNeeded:
         (None, "too few"),
     ],
 )
-def test_verdict(interval, words):
-    assert verdict(interval, margin=0.02) == words
+def test_verdict(interval, expected):
+    assert verdict(interval, margin=0.02) == expected
 
 
 def ranked(*rows):
@@ -167,7 +168,7 @@ def ranked(*rows):
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "expected"),
     [
         (
             [(0.4, 0.02), (0.38, 0.02), (-0.2, 0.02)],
@@ -193,8 +194,8 @@ def ranked(*rows):
         ),
     ],
 )
-def test_the_sentence_prints_the_interval_that_decides(rows, said):
-    assert ranked(*rows).sentence("ABC"[: len(rows)]) == said
+def test_the_sentence_prints_the_interval_that_decides(rows, expected):
+    assert ranked(*rows).sentence("ABC"[: len(rows)]) == expected
 
 
 @pytest.mark.parametrize(
@@ -202,27 +203,27 @@ def test_the_sentence_prints_the_interval_that_decides(rows, said):
 )
 def test_the_fastest_is_named_first_though_only_another_is_shown_faster(rows):
     names = ["wide", "sure"] if rows[0][0] > rows[1][0] else ["sure", "wide"]
-    said = ranked(*rows).sentence(names)
-    assert said.startswith("wide, the fastest here, is 0.")
-    assert said.index("wide") < said.index("sure is 1.") and "wide may" not in said
+    sentence = ranked(*rows).sentence(names)
+    assert sentence.startswith("wide, the fastest here, is 0.")
+    assert sentence.index("wide") < sentence.index("sure is 1.") and "wide may" not in sentence
 
 
-@pytest.mark.parametrize(("k", "apart"), [(28, 0.0), (10, 0.05), (2, 0.0), (4, 1.0)])
-def test_the_bias_of_the_picked_method_is_bracketed(k, apart):
+@pytest.mark.parametrize(("k", "gap"), [(28, 0.0), (10, 0.05), (2, 0.0), (4, 1.0)])
+def test_the_bias_of_the_picked_method_is_bracketed(k, gap):
     """The mean excess of the winner's estimate lies between the two means that are stated."""
     generator = np.random.default_rng(4)
-    truth = -apart * np.arange(k)
+    truth = -gap * np.arange(k)
     excess, stated = [], []
     for _ in range(150):
         speeds = of_samples(benchmark(generator, 24, truth, own_sd=0.2, shared_sd=0.1))
         top = int(speeds.values.argmax())
         excess.append(math.expm1(speeds.values[top] - truth[top]))
-        found = selection(speeds, 500)
-        stated.append((found.bias, found.if_equal))
+        bias = selection(speeds, 500)
+        stated.append((bias.bias, bias.if_equal))
     low, high = np.mean(stated, axis=0)
     noise = 3 * np.std(excess) / 150**0.5
     assert low - noise <= np.mean(excess) <= high + noise
-    if apart == 0:
+    if gap == 0:
         assert np.mean(excess) == pytest.approx(high, abs=noise)
 
 

@@ -13,9 +13,9 @@ def surface(cpu="a cpu", **model):
 
 def test_an_error_holds_for_its_model_on_its_machine(tmp_path):
     path = tmp_path / "errors.json"
-    error, words = stated_error(*surface(), 0.03, path)
+    error, text = stated_error(*surface(), 0.03, path)
     assert error == UNKNOWN
-    assert "15.0%, a cautious guess" in words
+    assert "15.0%, a cautious guess" in text
     keep_error(*surface(), 0.05, path)
     keep_error(*surface("another cpu"), 0.2, path)
     assert stated_error(*surface(), 0.03, path)[0] == 0.05

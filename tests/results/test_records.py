@@ -71,21 +71,21 @@ def test_read_drops_a_line_cut_off_anywhere(tmp_path):
     last = whole.rindex(b"\n", 0, -1) + 1
     for end in (last + 1, (last + len(whole)) // 2, len(whole) - 1, len(whole)):
         path.write_bytes(whole[:end])
-        found, truncated = records.read_records(tmp_path)
-        assert (len(found), truncated) == ((3, False) if end == len(whole) else (2, True))
+        read, truncated = records.read_records(tmp_path)
+        assert (len(read), truncated) == ((3, False) if end == len(whole) else (2, True))
 
 
 def test_steps_have_one_row_per_step(tmp_path):
     empty = StepTrace(label="ar", case_id="b", turn=0, repeat=0, drafted=[], depth=[], committed=[])
-    one = empty.replace(case_id="a", turn=1, drafted=[0], depth=[0], committed=[1])
+    ar_trace = empty.replace(case_id="a", turn=1, drafted=[0], depth=[0], committed=[1])
     steps = {"drafted": [3, 0], "depth": [3, 0], "committed": [2, 1]}
-    two = one.replace(label="pld", **steps, sources=[[0], []], step_s=[0.1, 0.2])
-    traces = [two, one, empty]
+    pld_trace = ar_trace.replace(label="pld", **steps, sources=[[0], []], step_s=[0.1, 0.2])
+    traces = [pld_trace, ar_trace, empty]
     write_steps(tmp_path / "steps.parquet", traces)
-    assert read_steps(tmp_path / "steps.parquet") == [two, one]
+    assert read_steps(tmp_path / "steps.parquet") == [pld_trace, ar_trace]
     rows = pq.read_table(tmp_path / "steps.parquet").to_pylist()
-    found = [(r["label"], r["step"], r["committed"]) for r in rows]
-    assert found == [("pld", 0, 2), ("pld", 1, 1), ("ar", 0, 1)]
+    rows_read = [(r["label"], r["step"], r["committed"]) for r in rows]
+    assert rows_read == [("pld", 0, 2), ("pld", 1, 1), ("ar", 0, 1)]
     assert rows[0]["sources"] == [0]
     assert rows[2]["sources"] is None
     assert rows[2]["step_s"] is None

@@ -70,8 +70,8 @@ class TestResamples:
 
 def totals_of(*ratios, repeats=1):
     """``[1 + R, n, k]`` above and below the line of ratios given as lists of (above, below)."""
-    each = np.array(ratios, dtype=np.float64).transpose(1, 0, 2)
-    stacked = np.stack([repeats * each, *[each] * repeats])
+    totals = np.array(ratios, dtype=np.float64).transpose(1, 0, 2)
+    stacked = np.stack([repeats * totals, *[totals] * repeats])
     return stacked[..., 0], stacked[..., 1]
 
 
@@ -81,18 +81,18 @@ class TestLogRatios:
         logs = np.array([[0.1], [0.3], [0.2], [0.6]])
         stacked = np.stack([logs, logs])
         ones = np.ones_like(stacked)
-        found = log_ratios(stacked, ones, strata_of(["a"] * 4), seed=0, means=True)
-        assert found.values == pytest.approx([0.3])
-        assert found.errors == pytest.approx(logs.std(ddof=1) / 2, rel=0.02), "of a bootstrap"
-        low, high = found.interval(0, 2.0)
-        half = 3.1824463 * found.errors[0]  # Student's t for 3 degrees of freedom
+        ratios = log_ratios(stacked, ones, strata_of(["a"] * 4), seed=0, means=True)
+        assert ratios.values == pytest.approx([0.3])
+        assert ratios.errors == pytest.approx(logs.std(ddof=1) / 2, rel=0.02), "of a bootstrap"
+        low, high = ratios.interval(0, 2.0)
+        half = 3.1824463 * ratios.errors[0]  # Student's t for 3 degrees of freedom
         assert (low, high) == pytest.approx((2 * math.exp(-half), 2 * math.exp(half)))
 
     def test_a_difference_of_two_ratios_knows_that_they_go_together(self):
         slow, fast = [(10, 1), (20, 3), (30, 2)], [(20, 1), (40, 3), (60, 2)]
-        found = log_ratios(*totals_of(slow, fast), strata_of(["a"] * 3), seed=0)
-        assert (found.errors > 0.1).all()
-        between = found.of(np.array([[-1.0, 1.0]]))
+        ratios = log_ratios(*totals_of(slow, fast), strata_of(["a"] * 3), seed=0)
+        assert (ratios.errors > 0.1).all()
+        between = ratios.of(np.array([[-1.0, 1.0]]))
         assert between.values == pytest.approx([math.log(2)])
         assert between.errors == pytest.approx([0.0], abs=1e-9)
 
@@ -107,19 +107,19 @@ class TestLogRatios:
 
     def test_the_spread_between_repeats_by_hand(self):
         """Three repeats at 1, 2 and 4 tokens a second; prompts do not differ."""
-        each = np.array([[(1, 1)] * 3, [(2, 1)] * 3, [(4, 1)] * 3], dtype=np.float64)
-        stacked = np.concatenate([each.sum(axis=0)[None], each])
-        found = log_ratios(stacked[..., :1], stacked[..., 1:], strata_of(["a"] * 3), seed=0)
-        assert found.values == pytest.approx([math.log(7 / 3)])
-        assert found.errors == pytest.approx([math.log(2) / math.sqrt(3)]), "sd of 0, 1, 2 is 1"
-        assert found.freedom == pytest.approx([2.0])
+        totals = np.array([[(1, 1)] * 3, [(2, 1)] * 3, [(4, 1)] * 3], dtype=np.float64)
+        stacked = np.concatenate([totals.sum(axis=0)[None], totals])
+        ratios = log_ratios(stacked[..., :1], stacked[..., 1:], strata_of(["a"] * 3), seed=0)
+        assert ratios.values == pytest.approx([math.log(7 / 3)])
+        assert ratios.errors == pytest.approx([math.log(2) / math.sqrt(3)]), "sd of 0, 1, 2 is 1"
+        assert ratios.freedom == pytest.approx([2.0])
 
     def test_a_prompt_that_a_repeat_lacks_makes_no_spread(self):
         """The slow prompt was not timed in the second repeat; the others are as fast in both."""
-        each = np.array([[(1, 1)] * 3 + [(1, 50)], [(1, 1)] * 3 + [(0, 0)]], dtype=np.float64)
-        stacked = np.concatenate([each.sum(axis=0)[None], each])
-        found = log_ratios(stacked[..., :1], stacked[..., 1:], strata_of(["a"] * 4), seed=0)
-        assert found.repeats == pytest.approx(np.zeros((1, 1)))
+        totals = np.array([[(1, 1)] * 3 + [(1, 50)], [(1, 1)] * 3 + [(0, 0)]], dtype=np.float64)
+        stacked = np.concatenate([totals.sum(axis=0)[None], totals])
+        ratios = log_ratios(stacked[..., :1], stacked[..., 1:], strata_of(["a"] * 4), seed=0)
+        assert ratios.repeats == pytest.approx(np.zeros((1, 1)))
 
 
 # ------------------------------------------------------------------ simulation of a benchmark
@@ -153,8 +153,8 @@ def coverage(per_category, runs, n_resamples, seed):
         truths = ((baseline, method, true_ratio), (logs, np.ones(len(logs)), true_mean))
         for i, (above, below, truth) in enumerate(truths):
             parts = (np.stack([part, part])[..., None] for part in (above, below))
-            found = log_ratios(*parts, strata, run, n_resamples, means=i == 1)
-            low, high = found.interval(0, math.exp(found.values[0]))
+            ratios = log_ratios(*parts, strata, run, n_resamples, means=i == 1)
+            low, high = ratios.interval(0, math.exp(ratios.values[0]))
             hits[i] += low <= truth <= high
     return hits / runs
 
@@ -196,13 +196,13 @@ def test_intervals_over_repeats_cover_the_truth(run_sd, repeats, runs):
     generator = np.random.default_rng(repeats)
     strata = np.zeros(12, dtype=np.int64)
     hits = {True: 0, False: 0}
-    for run, each in enumerate(repeated(generator, runs, 12, repeats, run_sd)):
-        stacked = np.concatenate([each.sum(axis=0)[None], each])[..., None]
+    for run, logs in enumerate(repeated(generator, runs, 12, repeats, run_sd)):
+        stacked = np.concatenate([logs.sum(axis=0)[None], logs])[..., None]
         ones = np.concatenate([np.full((1, 12, 1), repeats), np.ones((repeats, 12, 1))])
         whole = log_ratios(stacked, ones, strata, run, n_resamples=200, means=True)
         blind = replace(whole, repeats=np.zeros((1, 1)))
-        for found, aware in ((whole, True), (blind, False)):
-            low, high = found.interval(0, 1.0)
+        for ratios, aware in ((whole, True), (blind, False)):
+            low, high = ratios.interval(0, 1.0)
             hits[aware] += low <= math.exp(0.3 - whole.values[0]) <= high
     print(f"covered: {hits[True] / runs:.2%}; prompts alone: {hits[False] / runs:.2%}")
     assert 0.95 - 3 * (0.95 * 0.05 / runs) ** 0.5 <= hits[True] / runs

@@ -42,8 +42,8 @@ def pair(case_id, n_new=11, plain_s=10.0, fast_s=5.0, fast_steps=5, **changes):
 
 
 def row(rows, label, task="overall"):
-    (found,) = [r for r in rows if (r["label"], r["task"]) == (label, task)]
-    return found
+    (match,) = [r for r in rows if (r["label"], r["task"]) == (label, task)]
+    return match
 
 
 LABELS = ("ar", "pld")
@@ -70,8 +70,8 @@ def test_predicted_speedups_have_their_predictions_error_in_every_interval():
     ]
     wide = [case.replace(prediction_error=0.1) for case in cases]
 
-    def half(found, key):
-        low, high = found[f"{key}_ci"]
+    def half(of_row, key):
+        low, high = of_row[f"{key}_ci"]
         return math.log(high / low) / 2
 
     narrow_rows, rows = (summarize(some, LABELS) for some in (cases, wide))
@@ -114,11 +114,11 @@ class TestByHand:
     )
     def test_speeds_by_estimator(self, estimator, plain, fast):
         rows = summarize(self.CASES, LABELS, estimator=estimator)
-        found, ar = row(rows, "pld"), row(rows, "ar")
-        assert found["estimator"] == estimator
-        assert (ar["tokens_per_s"], found["tokens_per_s"]) == pytest.approx((plain, fast))
-        assert found["speedup"] == pytest.approx(fast / plain)
-        assert found["geomean_speedup"] == pytest.approx((2.0 * 1.5) ** 0.5), "of any"
+        pld_row, ar = row(rows, "pld"), row(rows, "ar")
+        assert pld_row["estimator"] == estimator
+        assert (ar["tokens_per_s"], pld_row["tokens_per_s"]) == pytest.approx((plain, fast))
+        assert pld_row["speedup"] == pytest.approx(fast / plain)
+        assert pld_row["geomean_speedup"] == pytest.approx((2.0 * 1.5) ** 0.5), "of any"
         assert (ar["speedup"], ar["speedup_ci"]) == (1.0, None), "by definition"
 
 
@@ -153,8 +153,8 @@ class TestDroppedCases:
         rows = summarize([*pair("a"), *of_b], LABELS)
         for label in LABELS:
             for task in ("overall", "qa"):
-                found = row(rows, label, task)
-                assert (found["n_cases"], found["n_dropped"]) == (1, 1)
+                summary_row = row(rows, label, task)
+                assert (summary_row["n_cases"], summary_row["n_dropped"]) == (1, 1)
         assert row(rows, "pld")["speedup"] == 2.0
         assert row(rows, "ar")["tokens_per_s"] == 1.0
         assert row(summarize([*pair("a"), *of_b], ["ar"]), "ar")["n_dropped"] == 0
@@ -170,10 +170,14 @@ class TestDroppedCases:
         # Another repeat of the case still counts.
         again = [*cases, *pair("b", plain_s=20.0, repeat=1)]
         assert pld(again)["speedup"] == pytest.approx(50 / 20)
-        found = pld(cases)
-        assert found["mat"] == 40 / 17
-        assert (found["n_cases"], found["n_disturbed"], found["n_dropped"]) == (4, 1, 0)
-        assert found["speedup"] == found["geomean_speedup"] == pytest.approx(2.0)
+        summary_row = pld(cases)
+        assert summary_row["mat"] == 40 / 17
+        assert (summary_row["n_cases"], summary_row["n_disturbed"], summary_row["n_dropped"]) == (
+            4,
+            1,
+            0,
+        )
+        assert summary_row["speedup"] == summary_row["geomean_speedup"] == pytest.approx(2.0)
         assert row(summarize(cases, LABELS), "ar")["tokens_per_s"] == 1.0
         assert pld(cases, estimator="specbench")["tokens_per_s"] == 11 / 6
 
@@ -185,26 +189,26 @@ def test_verdicts_are_counted_over_turns_and_never_hidden():
     cases[2] = failed("ar", "b")
     bug = Lossless(verdict="bug", first_diff=0, gap=2.0)
     cases[3] = record("pld", "b", 11, 5, 5.0, lossless=bug)
-    found = pld(cases)
-    assert found["n_dropped"] == 1
-    assert found["lossless"] == {"equal": 1, "near_tie": 1, "bug": 1, "not_audited": 0}
+    pld_row = pld(cases)
+    assert pld_row["n_dropped"] == 1
+    assert pld_row["lossless"] == {"equal": 1, "near_tie": 1, "bug": 1, "not_audited": 0}
     assert row(summarize(cases, LABELS), "ar")["lossless"]["equal"] == 2
 
 
 @pytest.mark.parametrize("baseline", [None, "ar"])
 def test_without_a_baseline_there_is_no_speedup(baseline):
     cases = [r for r in [*pair("a"), *pair("b")] if r.label == "pld"]
-    found = row(summarize(cases, ["pld"], baseline=baseline), "pld")
-    assert found["speedup"] is found["speedup_ci"] is found["geomean_speedup"] is None
-    assert found["tokens_per_s"] == 2.0
+    pld_row = row(summarize(cases, ["pld"], baseline=baseline), "pld")
+    assert pld_row["speedup"] is pld_row["speedup_ci"] is pld_row["geomean_speedup"] is None
+    assert pld_row["tokens_per_s"] == 2.0
 
 
 def test_an_answer_of_one_token_counts_in_no_ratio():
-    one = [record("ar", "b", 1, 0, 0.5), record("pld", "b", 1, 0, 0.5)]
-    found = pld([*pair("a"), *one])
-    assert found["mat"] == 10 / 5
-    assert found["geomean_speedup"] == 2.0
-    assert found["n_cases"] == 2
+    one_token = [record("ar", "b", 1, 0, 0.5), record("pld", "b", 1, 0, 0.5)]
+    pld_row = pld([*pair("a"), *one_token])
+    assert pld_row["mat"] == 10 / 5
+    assert pld_row["geomean_speedup"] == 2.0
+    assert pld_row["n_cases"] == 2
 
 
 def test_the_order_of_records_does_not_matter():
@@ -241,23 +245,25 @@ class TestComparePairs:
         """Against ar the ratio is the speedup; of a single method the interval is, too."""
         rows = summarize(self.cases(1.1), self.LABELS)
         by_question = summarize(self.cases(1.1), self.LABELS, estimator="specbench")
-        for found in self.ranked(1.1, estimator="specbench").pairs[:2]:
-            assert found["ratio"] == row(by_question, found["first"])["speedup"]
-        for label, found in zip(("pld", "sam"), self.ranked(1.1).pairs, strict=False):
-            assert found["ratio"] == row(rows, label)["speedup"] > 1
+        for compared in self.ranked(1.1, estimator="specbench").pairs[:2]:
+            assert compared["ratio"] == row(by_question, compared["first"])["speedup"]
+        for label, compared in zip(("pld", "sam"), self.ranked(1.1).pairs, strict=False):
+            assert compared["ratio"] == row(rows, label)["speedup"] > 1
             low, high = row(rows, label)["speedup_ci"]
-            assert found["ratio_ci"][0] < low < high < found["ratio_ci"][1], "both hold together"
+            assert compared["ratio_ci"][0] < low < high < compared["ratio_ci"][1], (
+                "both hold together"
+            )
         cases = [r for r in self.cases(1.1) if r.label != "sam"]
         (alone,) = rank_labels(cases, LABELS).pairs
         expected = pld(cases)["speedup_ci"]
         assert alone["ratio_ci"] == pytest.approx(expected)
 
     def test_too_few_cases_say_how_many_it_takes(self):
-        for found in self.ranked(1.5, n=2).pairs:
-            assert found["ratio"] is not None
-            assert found["ratio_ci"] is None
-            assert (found["verdict"], found["needed"]) == ("too few", 3)
-        assert [found["verdict"] for found in self.ranked(1.5, n=3).pairs][2] == "slower"
+        for compared in self.ranked(1.5, n=2).pairs:
+            assert compared["ratio"] is not None
+            assert compared["ratio_ci"] is None
+            assert (compared["verdict"], compared["needed"]) == ("too few", 3)
+        assert [compared["verdict"] for compared in self.ranked(1.5, n=3).pairs][2] == "slower"
         assert set(self.ranked(1.5, n=2).leaders) == {"pld", "sam"}, "nothing parts them"
         stands = self.ranked(1.5, n=2).standings
         assert {standing["verdict"] for standing in stands.values()} == {"too few"}
@@ -267,10 +273,10 @@ class TestComparePairs:
         for i in range(10):
             cases += pair(str(i), fast_s=5 + (i * 3 % 7))
             cases.append(record("sam", str(i), 11, 5, 5.5 + (i * 5 % 7)))
-        found = rank_labels(cases, self.LABELS).pairs[2]
-        assert found["verdict"] == "undecided"
-        assert found["needed"] > 10
-        assert found["ratio"] > 1 / found["detectable"]
+        compared = rank_labels(cases, self.LABELS).pairs[2]
+        assert compared["verdict"] == "undecided"
+        assert compared["needed"] > 10
+        assert compared["ratio"] > 1 / compared["detectable"]
 
     def test_only_methods_that_were_timed_are_compared(self):
         cases = [r.replace(decode_s=0.0, timing="none") for r in self.cases(1.0)]
@@ -295,13 +301,13 @@ def test_what_counts_in_times_is_one_rule_for_rows_and_turns():
             cases += turns
     cases += [pair("bad")[0], failed("pld", "bad")]
     rows = summarize(cases, LABELS)
-    kept, lost, whole = (row(rows, "pld", task) for task in ("qa", "rag", "overall"))
-    assert (kept["n_cases"], kept["n_timed"], kept["speedup_ci"] is None) == (5, 4, False)
-    assert (lost["n_cases"], lost["n_timed"], lost["speedup_ci"]) == (3, 2, None)
-    assert lost["mat_ci"] is not None
-    own = [turn for turn in timed_turns(cases, LABELS) if turn.label == "pld"]
-    assert len(own) == whole["n_timed"] == 38
-    speed = sum(turn.n_new - 1 for turn in own) / sum(turn.decode_s for turn in own)
+    qa, rag, whole = (row(rows, "pld", task) for task in ("qa", "rag", "overall"))
+    assert (qa["n_cases"], qa["n_timed"], qa["speedup_ci"] is None) == (5, 4, False)
+    assert (rag["n_cases"], rag["n_timed"], rag["speedup_ci"]) == (3, 2, None)
+    assert rag["mat_ci"] is not None
+    pld_turns = [turn for turn in timed_turns(cases, LABELS) if turn.label == "pld"]
+    assert len(pld_turns) == whole["n_timed"] == 38
+    speed = sum(turn.n_new - 1 for turn in pld_turns) / sum(turn.decode_s for turn in pld_turns)
     assert whole["tokens_per_s"] == pytest.approx(speed)
     # Untimed cases neither narrow the interval of a speed nor leave that of MAT.
     timed = pld([r for r in cases if r.case_id not in ("qa0", "rag0", "bad")])
@@ -316,9 +322,9 @@ def test_no_interval_is_outside_the_possible(turns):
     for i, (n_new, share) in enumerate(turns):
         steps = max(1, round(share * (n_new - 1)))
         cases += pair(str(i), n_new=n_new, fast_steps=steps, fast_s=0.5 + steps)
-    found = pld(cases, n_resamples=200)
-    assert 1 <= found["mat_ci"][0] <= found["mat"] <= found["mat_ci"][1]
-    assert 0 < found["speedup_ci"][0] <= found["speedup"] <= found["speedup_ci"][1]
+    pld_row = pld(cases, n_resamples=200)
+    assert 1 <= pld_row["mat_ci"][0] <= pld_row["mat"] <= pld_row["mat_ci"][1]
+    assert 0 < pld_row["speedup_ci"][0] <= pld_row["speedup"] <= pld_row["speedup_ci"][1]
 
 
 def test_energy_per_token_counts_turns_whose_energy_is_known():
@@ -359,12 +365,12 @@ class TestRunSummary:
     def test_pairs_from_two_methods_on(self):
         two = [case for i in range(8) for case in pair(str(i), fast_s=5 + 0.1 * i)]
         three = [*two, *(record("sam", str(i), 11, 5, 5 + 0.1 * i) for i in range(8))]
-        found = self.of(three, labels={"ar": {}, "pld": {}, "sam": {}})
-        assert [(p["first"], p["second"], p["verdict"]) for p in found["pairs"]] == [
+        summary = self.of(three, labels={"ar": {}, "pld": {}, "sam": {}})
+        assert [(p["first"], p["second"], p["verdict"]) for p in summary["pairs"]] == [
             ("pld", "ar", "faster"), ("sam", "ar", "faster"), ("sam", "pld", "tie"),
         ]  # fmt: skip
-        assert found["leaders"] == ["pld", "sam"]
-        assert json.loads(json.dumps(found, allow_nan=False))["leaders"] == ["pld", "sam"]
+        assert summary["leaders"] == ["pld", "sam"]
+        assert json.loads(json.dumps(summary, allow_nan=False))["leaders"] == ["pld", "sam"]
         alone = self.of(two)
         assert (alone["pairs"], alone["leaders"]) == ([], ["pld"])
 
@@ -372,10 +378,10 @@ class TestRunSummary:
     def test_the_conditions_tell_what_was_run_and_of_what_the_numbers_are(self, estimator):
         cases = [case for name in "abcd" for case in pair(name, n_retokenized=11)]
         cases[-1] = cases[-1].replace(status="disturbed")
-        found = self.of(cases, estimator)["conditions"]
-        assert (found["data"], found["cases"]) == ("d", "4 (3 timed) cases")
-        assert (found["state kept per"], found["speedup"]) == ("prompt", SPEEDUPS[estimator])
-        assert "none of fewer than 3" not in found["intervals"]
+        summary = self.of(cases, estimator)["conditions"]
+        assert (summary["data"], summary["cases"]) == ("d", "4 (3 timed) cases")
+        assert (summary["state kept per"], summary["speedup"]) == ("prompt", SPEEDUPS[estimator])
+        assert "none of fewer than 3" not in summary["intervals"]
         few = self.of(cases[:4], estimator)["conditions"]
         assert "none of fewer than 3 timed cases" in few["intervals"]
 
@@ -396,10 +402,10 @@ class TestRunSummary:
         cases += [case.replace(label="sam", method="sam") for case in cases if case.label == "pld"]
         drafted = {"ar": 0, "pld": 10, "sam": 16}
         cases = [case.replace(n_drafted=drafted[case.label]) for case in cases]
-        found = self.of(cases, labels=labels)
-        assert found["conditions"].get("draft lengths") == shown
-        assert found["conditions"]["drafted tokens a step"] == "pld 2.5 and sam 4.0"
-        assert ("MIXED" in [warned["code"] for warned in found["warnings"]]) == mixed
+        summary = self.of(cases, labels=labels)
+        assert summary["conditions"].get("draft lengths") == shown
+        assert summary["conditions"]["drafted tokens a step"] == "pld 2.5 and sam 4.0"
+        assert ("MIXED" in [warned["code"] for warned in summary["warnings"]]) == mixed
         # Of what a rule cut, both: drafting it is paid all the same.
         offered = {"offered_per_step": [5, 5, 5, 5]}
         cut = [case.replace(drafter=offered) if case.label == "pld" else case for case in cases]
@@ -421,9 +427,9 @@ class TestRunSummary:
         model = {"weight_bytes": 4_000_000_000, "read_bytes_per_s": 20e9}
         if engine is not None:
             model["passes"] = {"engine": engine}
-        found = self.of(cases, labels=labels, model=model)
-        assert found["pairs"] == []  # plain decoding twice and one method
-        rows = {row["label"]: row for row in found["rows"] if row["task"] == "overall"}
+        summary = self.of(cases, labels=labels, model=model)
+        assert summary["pairs"] == []  # plain decoding twice and one method
+        rows = {row["label"]: row for row in summary["rows"] if row["task"] == "overall"}
         assert [rows[label]["speedup_eager"] for label in labels] == [2.0, 4.0, 1.0]
         graph = [1.0, 2.0, 0.5] if engine else [None] * 3
         assert [rows[label]["speedup_graph"] for label in labels] == graph
@@ -440,23 +446,25 @@ class TestRunSummary:
             record("union", "a", 11, 5, 5.0, drafter={"medusa.launched_drafts": 0}),
         ]
         notes = warning_texts(self.of(cases, labels={"ar": {}, "eagle2": {}, "union": {}}))
-        found = [note for note in notes if "kernel by kernel" in note]
-        assert [note.startswith("eagle2: 20.0% of its head's drafts") for note in found] == [True]
+        messages = [note for note in notes if "kernel by kernel" in note]
+        assert [note.startswith("eagle2: 20.0% of its head's drafts") for note in messages] == [
+            True
+        ]
 
 
 class TestServed:
     """Two users: batches of two questions, which take a second or two."""
 
     def cases(self, n=8, pld_s=2.0, alter=lambda record: record):
-        found = []
+        turns = []
         for i in range(n):
             for label, batch_s in (("ar", 2.0), ("pld", pld_s + 0.01 * (i // 2 % 3))):
                 batch = i // 2
                 answered = Served(text="t", concurrency=2, batch=batch, batch_s=batch_s, requests=1)
                 # A user of pld gets tokens faster than one of ar, whatever the batches take.
-                made = record(label, str(i), 11, 5, 1.0 if label == "pld" else 1.1)
-                found.append(alter(made.replace(served=answered)))
-        return found
+                turn = record(label, str(i), 11, 5, 1.0 if label == "pld" else 1.1)
+                turns.append(alter(turn.replace(served=answered)))
+        return turns
 
     def system(self, cases):
         return {row["label"]: row["system_tokens_per_s"] for row in served_labels(cases, LABELS)}
@@ -473,9 +481,9 @@ class TestServed:
                 return record.replace(served=record.served.replace(batch_s=None))
             return record
 
-        found = self.system(self.cases(10, alter=harm))
-        assert found["ar"] == pytest.approx(11), "not 7 of 8 cases' tokens over all time"
-        assert found["pld"] == pytest.approx(2 * 22 / (2.02 + 2.01))
+        speeds = self.system(self.cases(10, alter=harm))
+        assert speeds["ar"] == pytest.approx(11), "not 7 of 8 cases' tokens over all time"
+        assert speeds["pld"] == pytest.approx(2 * 22 / (2.02 + 2.01))
 
     def test_requests_within_limits_are_of_the_batches_whose_time_counts(self):
         repeats = []
@@ -489,14 +497,14 @@ class TestServed:
                 )
 
             repeats += self.cases(alter=again)
-        for found in served_labels(repeats, LABELS, {"ttft": 1000.0}):
-            assert found["good_requests_per_s"] == pytest.approx(1), "14 requests in 7 batches"
+        for served_row in served_labels(repeats, LABELS, {"ttft": 1000.0}):
+            assert served_row["good_requests_per_s"] == pytest.approx(1), "14 requests in 7 batches"
 
     def test_the_sentence_is_about_all_users_and_not_about_what_one_gains(self):
         slower = self.cases(pld_s=2.1)
         assert pld(slower)["speedup"] == pytest.approx(1.1)
-        said = system_verdict(slower, LABELS, "ar", 0)
-        assert said.startswith(
+        sentence = system_verdict(slower, LABELS, "ar", 0)
+        assert sentence.startswith(
             "All 2 users together: pld is slower than plain decoding; it is 0.94 to"
         )
         faster = system_verdict(self.cases(pld_s=1.0), LABELS, "ar", 0)
@@ -511,16 +519,16 @@ class TestServed:
 
 def grouped(n_groups=4):
     """Groups of two cases; a case's time is its group's until it ended."""
-    made = []
+    turns_of_groups = []
     for group in range(n_groups):
-        for place, (case, plain_s, fast_s) in enumerate((("a", 10.0, 4.0), ("b", 6.0, 8.0))):
+        for position, (case, plain_s, fast_s) in enumerate((("a", 10.0, 4.0), ("b", 6.0, 8.0))):
             batch = Batched(
-                size=2, at_once=2, group=group, place=place, full_s=3.0, model_s=0.5, pass_s=5.5
+                size=2, at_once=2, group=group, place=position, full_s=3.0, model_s=0.5, pass_s=5.5
             )
             # Longer answers in later groups, so that groups differ.
             turns = pair(f"{case}{group}", 11 + group, plain_s, fast_s, task=case, category=case)
-            made += [turn.replace(batch=batch) for turn in turns]
-    return made
+            turns_of_groups += [turn.replace(batch=batch) for turn in turns]
+    return turns_of_groups
 
 
 def test_cases_decoded_at_once_are_added_up_by_group():
@@ -540,23 +548,23 @@ def test_cases_decoded_at_once_are_added_up_by_group():
     for status, n_cases in (("failed", 6), ("disturbed", 8)):
         lost = pld([turns[0], turns[1].replace(status=status), *turns[2:]])
         assert (lost["n_cases"], lost["n_timed"], lost["n_dropped"]) == (n_cases, 6, 8 - n_cases)
-    (_, own) = batched_labels(turns, LABELS, "ar")
-    assert own["system_tokens_per_s"] == pytest.approx(tokens / 32)
-    assert own["user_tokens_per_s"] == pytest.approx(tokens / (4 * 12))
-    assert own["full_tokens_per_s"] == pytest.approx(tokens / 12)
-    assert own["full_speedup"] == 1.0
-    assert own["tail_share"] == pytest.approx(1 - 3 / 8)
-    assert own["idle_share"] == pytest.approx(1 - 12 / 16)
-    assert own["outside_share"] == pytest.approx(1 - 6 / 8)
-    assert own["model_share"] == pytest.approx(0.5 / 8)
-    assert (own["groups"], own["equal"], own["compared"]) == (4, 8, 8)
+    (_, batched_row) = batched_labels(turns, LABELS, "ar")
+    assert batched_row["system_tokens_per_s"] == pytest.approx(tokens / 32)
+    assert batched_row["user_tokens_per_s"] == pytest.approx(tokens / (4 * 12))
+    assert batched_row["full_tokens_per_s"] == pytest.approx(tokens / 12)
+    assert batched_row["full_speedup"] == 1.0
+    assert batched_row["tail_share"] == pytest.approx(1 - 3 / 8)
+    assert batched_row["idle_share"] == pytest.approx(1 - 12 / 16)
+    assert batched_row["outside_share"] == pytest.approx(1 - 6 / 8)
+    assert batched_row["model_share"] == pytest.approx(0.5 / 8)
+    assert (batched_row["groups"], batched_row["equal"], batched_row["compared"]) == (4, 8, 8)
 
 
 @pytest.mark.parametrize(("n_groups", "few"), [(2, True), (3, False)])
 def test_groups_are_too_few_and_not_their_cases(n_groups, few):
     """Four cases in two groups are two units of the bootstrap."""
-    found = TestRunSummary().of(grouped(n_groups))
-    assert found["verdict"].startswith("Too few groups") == few
-    stands = {str(cell) for cell in render(found).columns["against the best"]}
+    summary = TestRunSummary().of(grouped(n_groups))
+    assert summary["verdict"].startswith("Too few groups") == few
+    stands = {str(cell) for cell in render(summary).columns["against the best"]}
     assert (stands == {"too few groups"}) == few
     assert "too few cases" not in stands

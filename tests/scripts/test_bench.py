@@ -26,32 +26,32 @@ K = 4
 
 def test_other_engines_are_compared_prompt_by_prompt(monkeypatch):
     """Two that take twice and half the time of the first, on a clock that they move themselves."""
-    now, asked = [0.0], []
+    now, calls = [0.0], []
     monkeypatch.setattr(bench.time, "perf_counter", lambda: now[0])
 
     def that_takes(seconds, last):
         def answer(prompt):
-            asked.append(seconds)
+            calls.append(seconds)
             now[0] += seconds * len(prompt)
             return [1, last]
 
         return answer
 
     answers = {"ours": that_takes(1.0, 2), "slow": that_takes(2.0, 2), "fast": that_takes(0.5, 3)}
-    found = bench.beside_first(answers, [[5], [5, 6], [5, 6, 7]], rounds=2)
-    assert found["ours"] == {"tokens_per_s": 1.0, "ratio": pytest.approx(1), "equal": "6/6"}
-    assert found["slow"]["ratio"] == pytest.approx(0.5) and found["slow"]["equal"] == "6/6"
-    assert found["fast"]["ratio"] == pytest.approx(2.0) and found["fast"]["equal"] == "0/6"
-    assert len(asked) == 3 * 7 and asked[:6] == [0.5, 2.0, 1.0, 1.0, 2.0, 0.5]
+    rates = bench.compare_with_first(answers, [[5], [5, 6], [5, 6, 7]], rounds=2)
+    assert rates["ours"] == {"tokens_per_s": 1.0, "ratio": pytest.approx(1), "equal": "6/6"}
+    assert rates["slow"]["ratio"] == pytest.approx(0.5) and rates["slow"]["equal"] == "6/6"
+    assert rates["fast"]["ratio"] == pytest.approx(2.0) and rates["fast"]["equal"] == "0/6"
+    assert len(calls) == 3 * 7 and calls[:6] == [0.5, 2.0, 1.0, 1.0, 2.0, 0.5]
 
 
 def test_a_step_is_divided_into_its_phases():
     target = Target(tiny_model("llama", dtype=torch.float64), max_len=64, max_nodes=4)
     engine = Engine(target, GreedyVerifier(), eos_ids=frozenset(), phases=True)
     answer = partial(bench.decode, engine=engine, drafter=Drafter(name="ar"), tokens=9)
-    found = bench.step_of([answer(np.arange(5)), answer(np.arange(7))])
-    assert {"draft_us", "verify_us", "observe_us"} <= found.keys() and "prefill_us" not in found
-    assert all(us > 0 for us in found.values())
+    phases = bench.step_of([answer(np.arange(5)), answer(np.arange(7))])
+    assert {"draft_us", "verify_us", "observe_us"} <= phases.keys() and "prefill_us" not in phases
+    assert all(us > 0 for us in phases.values())
 
 
 def fake_vllm(answers, broken):
@@ -69,14 +69,14 @@ def fake_vllm(answers, broken):
             self.engine = vllm_scheduler.Engine(drafter, config)
 
         def generate(self, prompts, sampling, use_tqdm):
-            asked = []
+            requests = []
             for ids in (prompt["prompt_token_ids"] for prompt in prompts):
                 whole, n = [*ids, *answers[tuple(ids)], 0], len(answers[tuple(ids)])
                 rule = partial(lambda whole, text: whole[min(len(text), len(whole) - 1)], whole)
                 limit = min(sampling.max_tokens, n)
-                asked.append(vllm_scheduler.Request(ids, limit, rule, ignore_eos=True))
-            self.engine.run(asked)
-            return [SimpleNamespace(outputs=[self.completion(request)]) for request in asked]
+                requests.append(vllm_scheduler.Request(ids, limit, rule, ignore_eos=True))
+            self.engine.run(requests)
+            return [SimpleNamespace(outputs=[self.completion(request)]) for request in requests]
 
         def completion(self, request):
             drafted, accepted = zip(*request.steps, strict=True) if request.steps else ((), ())
@@ -84,9 +84,9 @@ def fake_vllm(answers, broken):
             output = [*request.output, *self.last]
             return SimpleNamespace(token_ids=output, spec_decode_metrics=noted)
 
-    found = vllm_scheduler.modules()
-    found["vllm"].LLM, found["vllm"].SamplingParams = LLM, SimpleNamespace
-    return found
+    modules = vllm_scheduler.modules()
+    modules["vllm"].LLM, modules["vllm"].SamplingParams = LLM, SimpleNamespace
+    return modules
 
 
 @pytest.mark.slow  # over a second
@@ -105,18 +105,18 @@ def test_drafters_in_vllm_stand_beside_our_engine(small, monkeypatch, tmp_path, 
     answers = {tuple(line["prompt_ids"]): line["output_ids"] for line in plain}
     for name, module in fake_vllm(answers, "cacheback").items():
         monkeypatch.setitem(sys.modules, name, module)
-    words = [str(run), "--model", str(tmp_path), "--tokens", str(K), "--rows", "2"]
-    assert bench.main(["vllm", *words, "--out", str(out)]) == 0
-    found = json.loads(out.read_text())
-    assert found["requests"] == found["plain_equal_to_ours"] == len(plain)
+    arguments = [str(run), "--model", str(tmp_path), "--tokens", str(K), "--rows", "2"]
+    assert bench.main(["vllm", *arguments, "--out", str(out)]) == 0
+    results = json.loads(out.read_text())
+    assert results["requests"] == results["plain_equal_to_ours"] == len(plain)
     for label in ("pld", "adaptive"):
-        of = found["rows"][label]
+        of = results["rows"][label]
         assert of["equal_to_plain"] == of["same_steps"] == len(plain)
         mine = [line for line in lines if line["label"] == label]
         assert of["here"]["accepted"] == sum(r["n_new"] - 1 - r["n_target_passes"] for r in mine)
         assert sum(of["in_vllm"]["accepted_by_position"]) == of["in_vllm"]["accepted"]
         assert of["in_vllm"]["accepted"] >= of["here"]["accepted"] > 0
-    assert found["rows"]["cacheback"]["equal_to_plain"] == 0
+    assert results["rows"]["cacheback"]["equal_to_plain"] == 0
     assert "cacheback" in capsys.readouterr().out
 
 

@@ -49,6 +49,6 @@ def test_a_ceiling_is_mat_where_rows_are_free_and_tokens_by_rows_where_they_are_
     assert priced.value == pytest.approx(tokens / read, rel=1e-12)
     # Each pass at the length of its own text: 20 tokens of prompt and what was committed before.
     plain = sum(20 + i for t in traces for i in range(sum(t.committed)))
-    own = sum(20 + sum(t.committed[:i]) for t in traces for i in range(len(t.committed)))
-    assert behind.value == pytest.approx(plain / own, rel=1e-12)
+    method_tokens = sum(20 + sum(t.committed[:i]) for t in traces for i in range(len(t.committed)))
+    assert behind.value == pytest.approx(plain / method_tokens, rel=1e-12)
     assert free.interval[0] < free.value < free.interval[1]

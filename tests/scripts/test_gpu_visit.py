@@ -28,9 +28,9 @@ def part(name, command="true", check=lambda *_: None, limit_s=9, sources=()):
     return Part(name, 1, limit_s, command, check, sources)
 
 
-def visit(monkeypatch, out, *parts, words=()):
+def visit(monkeypatch, out, *parts, arguments=()):
     monkeypatch.setattr(gpu_visit, "PARTS", parts)
-    return gpu_visit.main(["--device", "cpu", "--out", str(out), *words])
+    return gpu_visit.main(["--device", "cpu", "--out", str(out), *arguments])
 
 
 @pytest.mark.slow  # over a second
@@ -61,20 +61,20 @@ def test_what_failed_comes_first_and_what_judges_other_files_is_run_again(
     judged.write_text("1")
     good = part("good", sources=(str(judged),))
     slow = part("slow", "sleep 9", limit_s=0.25)
-    bad = part("bad", "echo {{}} > {work}/found.json", lambda found, _: str(1 / len(found)))
+    bad = part("bad", "echo {{}} > {work}/found.json", lambda result, _: str(1 / len(result)))
     assert visit(monkeypatch, out, good, slow, bad) == 1
-    found = [json.loads((out / f"parts/{n}.json").read_text()) for n in ("good", "slow", "bad")]
-    assert [each["ok"] for each in found] == [True, False, False]
-    assert found[1]["why"] == "not over after 0.75 s" and "ZeroDivisionError" in found[2]["why"]
-    assert found[0]["gpu"] == "none" and found[0]["versions"]["torch"] == torch.__version__
+    results = [json.loads((out / f"parts/{n}.json").read_text()) for n in ("good", "slow", "bad")]
+    assert [saved["ok"] for saved in results] == [True, False, False]
+    assert results[1]["why"] == "not over after 0.75 s" and "ZeroDivisionError" in results[2]["why"]
+    assert results[0]["gpu"] == "none" and results[0]["versions"]["torch"] == torch.__version__
     monkeypatch.setattr(gpu_visit, "KEPT", tmp_path)  # another folder goes on from this one
     capsys.readouterr()
     mended = part("bad")
-    assert visit(monkeypatch, tmp_path / "new", good, mended, words=["--seconds", "60"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("bad: condition met") and said[1] == "good: done before"
+    assert visit(monkeypatch, tmp_path / "new", good, mended, arguments=["--seconds", "60"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("bad: condition met") and printed[1] == "good: done before"
     judged.write_text("2")
-    assert visit(monkeypatch, tmp_path / "new", good, words=["--seconds", "20"]) == 1
+    assert visit(monkeypatch, tmp_path / "new", good, arguments=["--seconds", "20"]) == 1
     assert "good: no time is left" in capsys.readouterr().out
 
 
@@ -96,8 +96,8 @@ def test_without_a_gpu_or_the_versions_it_says_what_to_type(tmp_path, monkeypatc
 @pytest.mark.slow  # over a second
 @pytest.mark.timeout(300)  # two processes that import torch
 def test_a_short_trial_on_the_cpu(tmp_path, monkeypatch):
-    asked = [p for p in PARTS if p.name in ("bandwidth", "kernels")]
-    assert visit(monkeypatch, tmp_path, *asked) == 0
+    parts = [p for p in PARTS if p.name in ("bandwidth", "kernels")]
+    assert visit(monkeypatch, tmp_path, *parts) == 0
     assert "1 rows after 32 tokens" in (tmp_path / "parts/kernels/printed.txt").read_text()
     assert "kernels: condition met" in (tmp_path / "progress.txt").read_text()
 
@@ -105,6 +105,6 @@ def test_a_short_trial_on_the_cpu(tmp_path, monkeypatch):
 def test_parts_fit_into_two_commands_of_ten_minutes():
     for number in (1, 2):
         assert sum(p.limit_s for p in PARTS if p.visit == number) <= 560
-    for each in PARTS:
-        for source in each.sources:
-            assert (PROJECT / source).exists(), f"{each.name}: {source}"
+    for part in PARTS:
+        for source in part.sources:
+            assert (PROJECT / source).exists(), f"{part.name}: {source}"

@@ -20,28 +20,28 @@ def test_the_copy_tells_the_same_numbers_and_which_outputs_are_equal(results, tm
     ((run,), (copy,)) = load_runs([results / "one"]), load_runs([tmp_path / "kept"])
     assert copy.complete
     assert len(make_comparisons([run, copy])) == 1, "the same questions"
-    one, other = (summarize(found.records, found.labels) for found in (run, copy))
-    assert one == other
+    original, copied = (summarize(loaded.records, loaded.labels) for loaded in (run, copy))
+    assert original == copied
     assert len(copy.superseded) == len(run.superseded)
     both = zip(run.records, copy.records, strict=True)
-    pairs = {(tuple(one.output_ids), other.output_sha) for one, other in both}
+    pairs = {(tuple(original.output_ids), copied.output_sha) for original, copied in both}
     assert len(pairs) == len({ids for ids, _ in pairs}) == len({sha for _, sha in pairs})
 
 
 def test_the_copy_holds_no_ids_and_no_places_of_this_machine(results, tmp_path):  # noqa: F811
-    place = str(tmp_path / "somewhere")
+    root = str(tmp_path / "somewhere")
     config = json.loads((results / "one/manifest.json").read_text())["config"]
     edit_manifest(
         results / "one",
         prompt_set_hash="owner/name",
-        config=config | {"output_dir": place, "data_dir": f"{place}/data"},
-        overrides=[f"output_dir={place}", f"data_dir={place}/data", f"x={tmp_path}/a/surface.json"],
+        config=config | {"output_dir": root, "data_dir": f"{root}/data"},
+        overrides=[f"output_dir={root}", f"data_dir={root}/data", f"x={tmp_path}/a/surface.json"],
     )
     files = keep(results / "one", tmp_path / "kept")
     assert not any(str(tmp_path).encode() in path.read_bytes() for path in files)
-    kept = json.loads((tmp_path / "kept/manifest.json").read_text())
-    assert kept["overrides"] == ["output_dir=RUN", "data_dir=RUN/data", "x=…/surface.json"]
-    assert kept["prompt_set_hash"] == "owner/name"  # as of a hub: no path
+    manifest = json.loads((tmp_path / "kept/manifest.json").read_text())
+    assert manifest["overrides"] == ["output_dir=RUN", "data_dir=RUN/data", "x=…/surface.json"]
+    assert manifest["prompt_set_hash"] == "owner/name"  # as of a hub: no path
     lines = gzip.decompress((tmp_path / "kept/cases.jsonl.gz").read_bytes()).splitlines()
     assert lines
     for line in map(json.loads, lines):

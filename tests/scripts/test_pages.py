@@ -41,7 +41,7 @@ def root(tmp_path):
 
 
 def test_a_table_is_its_records_with_machine_date_and_commit_below(root):
-    page, lost = pages.written(f"before\n\n{TABLE}\nafter\n", root)
+    page, lost = pages.render(f"before\n\n{TABLE}\nafter\n", root)
     assert lost == []
     assert page.endswith(
         "rows: prompt lookup = pld | sam -->\n\n"
@@ -49,12 +49,12 @@ def test_a_table_is_its_records_with_machine_date_and_commit_below(root):
         "| prompt lookup | 1.23 [1.10, 1.50] | 12.5 |\n| `sam` | 0.50 [0.40, 0.60] | 20.0 |\n\n"
         "*Measured on A CPU, 2026-11-26, commit 01234567.*\n\n<!-- end -->\n\nafter\n"
     )
-    assert pages.written(page, root) == (page, [])
+    assert pages.render(page, root) == (page, [])
 
 
 def test_what_was_typed_into_a_table_is_replaced(root):
-    page, _ = pages.written(TABLE, root)
-    assert pages.written(page.replace("1.23", "9.99").replace("`sam`", "`ham`"), root)[0] == page
+    page, _ = pages.render(TABLE, root)
+    assert pages.render(page.replace("1.23", "9.99").replace("`sam`", "`ham`"), root)[0] == page
 
 
 @pytest.mark.parametrize(
@@ -63,18 +63,18 @@ def test_what_was_typed_into_a_table_is_replaced(root):
 )
 def test_a_number_is_shown_as_asked(root, column, shown):
     page = TABLE.replace("step_s: ms .1f", column).replace(" | sam", "")
-    assert f"| 1.23 [1.10, 1.50] | {shown} |" in pages.written(page, root)[0]
+    assert f"| 1.23 [1.10, 1.50] | {shown} |" in pages.render(page, root)[0]
 
 
-@pytest.mark.parametrize("words", ["jump_s", "speedup turns", "step_s: ci"])
-def test_a_cell_whose_words_lead_to_no_number_is_named(root, words):
-    _, lost = pages.written(TABLE.replace("step_s: ms .1f", words), root)
+@pytest.mark.parametrize("keywords", ["jump_s", "speedup turns", "step_s: ci"])
+def test_a_cell_whose_words_lead_to_no_number_is_named(root, keywords):
+    _, lost = pages.render(TABLE.replace("step_s: ms .1f", keywords), root)
     assert len(lost) == 2
     assert "pld" in lost[0]
 
 
 def test_words_of_several_numbers_are_no_number(root):
-    _, lost = pages.written(
+    _, lost = pages.render(
         TABLE.replace("rows: prompt lookup = pld | sam", "rows: all = rows"), root
     )
     assert lost
@@ -91,5 +91,5 @@ def test_every_method_of_a_run_stands_in_its_table_the_fastest_first():
     speedups = sorted((row["speedup"] for row in rows if row["label"] != "ar"), reverse=True)
     page = "<!-- table\nfrom: docs/measurements/cpu-epyc-2core/all_methods\ncolumns: method | "
     page += "x = overall speedup: .6f\nrows: * -->\n<!-- end -->\n"
-    shown = re.findall(r"^\| `\w+` \| ([\d.]+) \|$", pages.written(page)[0], re.M)
+    shown = re.findall(r"^\| `\w+` \| ([\d.]+) \|$", pages.render(page)[0], re.M)
     assert [float(number) for number in shown] == [round(number, 6) for number in speedups]

@@ -28,7 +28,7 @@ SOURCE |= {"repeat": 0, "position": 0}
 EOS, BOS = 2, 1
 
 
-def words(tokens):
+def detokenize(tokens):
     """A tokenizer's text: a word per token, the EOS left out."""
     return " ".join(str(token) for token in tokens if token != EOS)
 
@@ -45,7 +45,7 @@ def record(label, case_id, turn, accepted, wall_s, category="qa", **changes):
         case_id, label, n_new, model="toy", dataset="specbench",
         task="mt_bench" if category in MT_BENCH_CATEGORIES else category, category=category,
         turn=turn, prompt_ids=(3, 4), output_ids=output_ids, committed_per_step=accepted,
-        n_retokenized=len(tokenize(words(output_ids))) - 1 if label == "ar" else None,
+        n_retokenized=len(tokenize(detokenize(output_ids))) - 1 if label == "ar" else None,
         prefill_s=wall_s / 4, decode_s=wall_s * 3 / 4, wall_s=wall_s,
         started_at="2026-11-21T00:00:00.000+00:00", **changes,
     )  # fmt: skip
@@ -64,7 +64,7 @@ RECORDS = [
 def files():
     blocks = [(0, "81"), (0, "200")]
     return {
-        label: to_answers([r for r in RECORDS if r.label == label], blocks, label, words)
+        label: to_answers([r for r in RECORDS if r.label == label], blocks, label, detokenize)
         for label in LABELS
     }
 
@@ -90,7 +90,7 @@ def speed(lines, base, task):
 @pytest.mark.parametrize("task", ["mt_bench", "qa", "overall"])
 def test_the_exact_estimator_prints_what_their_script_prints_of_the_export(task):
     """Their baseline loses the end token of every turn, so its speedups are larger."""
-    made = files()
+    exports = files()
     exact, by_ids = (
         {
             row["label"]: row
@@ -99,11 +99,11 @@ def test_the_exact_estimator_prints_what_their_script_prints_of_the_export(task)
         }
         for e in ("specbench_exact", "specbench")
     )
-    mat, method, plain, ratio = speed(made["pld"], made["ar"], task)
+    mat, method, plain, ratio = speed(exports["pld"], exports["ar"], task)
     pld, ar = exact["pld"], exact["ar"]
     assert method == pytest.approx(by_ids["pld"]["tokens_per_s"])
     # The baseline counted like a method, by ids: our estimator's ratio.
-    counted_alike = method / speed(made["ar"], made["ar"], task)[1]
+    counted_alike = method / speed(exports["ar"], exports["ar"], task)[1]
     assert counted_alike == pytest.approx(by_ids["pld"]["speedup"])
     assert pld["mat"] == pytest.approx(mat, rel=1e-12)
     assert pld["tokens_per_s"] == pytest.approx(method, rel=1e-12)
@@ -137,7 +137,7 @@ def test_a_line_has_their_fields():
 
 @pytest.mark.parametrize("case_id", ["81", "007", "7", "²", "٣", "-1", "9" * 38, "demo_01"])
 def test_an_id_is_a_number_only_where_it_prints_as_the_id(case_id):
-    (line,) = to_answers([record("pld", case_id, 0, [2], 1.0)], [(0, case_id)], "m", words)
+    (line,) = to_answers([record("pld", case_id, 0, [2], 1.0)], [(0, case_id)], "m", detokenize)
     assert str(line["question_id"]) == case_id
     assert isinstance(line["question_id"], int) == (case_id in ("81", "7"))
     assert from_answer(json.loads(json.dumps(line)), SOURCE, 0)[0].case_id == case_id
@@ -166,9 +166,9 @@ def test_labels_that_no_file_name_takes_have_a_file_each(write, tmp_path):
     records = [record(label, "1", 0, [2], 1.0) for label in odd]
     out = tmp_path / "out"
     assert spec_bench.main(["export", str(write(records)), str(out), "--no-text"]) == 0
-    made = [path for path in tmp_path.rglob("*.jsonl") if path.name != CASES]
-    assert len(made) == len(odd)
-    assert {path.parent for path in made} == {out}
+    paths = [path for path in tmp_path.rglob("*.jsonl") if path.name != CASES]
+    assert len(paths) == len(odd)
+    assert {path.parent for path in paths} == {out}
 
 
 turns = st.lists(st.lists(st.integers(1, 6), max_size=8), min_size=1, max_size=3)
@@ -177,13 +177,13 @@ turns = st.lists(st.lists(st.integers(1, 6), max_size=8), min_size=1, max_size=3
 @given(turns, st.booleans(), st.booleans())
 def test_every_way_of_counting_is_read_as_the_same_steps(accepted, prompt_is_a_step, last_index):
     """With the prompt's pass as a step of its own or not; number of steps or index of the last."""
-    given = [[1, *own] if prompt_is_a_step else own for own in accepted]
+    given = [[1, *lengths] if prompt_is_a_step else lengths for lengths in accepted]
     choice = {
         "turns": ["x"] * len(given),
-        "decoding_steps": [len(own) - last_index for own in given],
-        "new_tokens": [sum(own) + 1 for own in accepted],
+        "decoding_steps": [len(lengths) - last_index for lengths in given],
+        "new_tokens": [sum(lengths) + 1 for lengths in accepted],
         "wall_time": [1.0] * len(given),
-        "accept_lengths": [n for own in given for n in own],
+        "accept_lengths": [n for lengths in given for n in lengths],
     }
     back = from_answer({"question_id": 1, "category": "qa", "choices": [choice]}, SOURCE, 0)
     assert [list(r.committed_per_step) for r in back] == accepted
@@ -191,13 +191,13 @@ def test_every_way_of_counting_is_read_as_the_same_steps(accepted, prompt_is_a_s
 
 def test_a_first_pass_that_committed_more_keeps_the_rest():
     """A draft verified together with the prompt: the first token is the prompt's."""
-    (line,) = to_answers([record("pld", "1", 0, [2, 2], 1.0)], [(0, "1")], "m", words)
+    (line,) = to_answers([record("pld", "1", 0, [2, 2], 1.0)], [(0, "1")], "m", detokenize)
     line["choices"][0]["accept_lengths"] = [3, 2]
     assert from_answer(line, SOURCE, 0)[0].committed_per_step == [2, 2]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "message"),
     [
         ("new_tokens", [9, 9], "accept_lengths add up to 7 and new_tokens is 9"),
         ("decoding_steps", [3, 3], "do not belong to 5 accept_lengths"),
@@ -207,10 +207,10 @@ def test_a_first_pass_that_committed_more_keeps_the_rest():
         ("wall_time", [0.4, 0.0], "is 0.0, it must be above 0"),
     ],
 )
-def test_counts_that_contradict_each_other_are_refused(name, value, said):
+def test_counts_that_contradict_each_other_are_refused(name, value, message):
     line = files()["pld"][0]
     line["choices"][0][name] = value
-    with pytest.raises(AnswerError, match=f"question 81.*{said}"):
+    with pytest.raises(AnswerError, match=f"question 81.*{message}"):
         from_answer(line, SOURCE, 0)
 
 
@@ -240,46 +240,46 @@ def exported(run, out):
     return sorted(out.rglob("*.jsonl"))
 
 
-def imported(out, made, *more):
-    named = [f"{path.name.split('-')[1]}={path}" for path in made]
+def imported(out, paths, *more):
+    named = [f"{path.name.split('-')[1]}={path}" for path in paths]
     return spec_bench.main(["import", str(out), *named, "--model", "toy", *more])
 
 
 def test_out_and_in_again_by_the_scripts(write, tmp_path):
-    made = exported(write(RECORDS), tmp_path / "out")
-    assert [path.name for path in made] == [
+    paths = exported(write(RECORDS), tmp_path / "out")
+    assert [path.name for path in paths] == [
         "toy-ar-float32-temp-0.0.jsonl", "toy-pld-float32-temp-0.0.jsonl",
     ]  # fmt: skip
-    assert imported(tmp_path / "back", made, "--gpu", "RTX 4090", "--dtype", "float16") == 0
-    (found,) = load_runs([tmp_path / "back"])
-    assert (found.hardware, found.dtype, found.manifest.imported["from"]) == (
+    assert imported(tmp_path / "back", paths, "--gpu", "RTX 4090", "--dtype", "float16") == 0
+    (loaded,) = load_runs([tmp_path / "back"])
+    assert (loaded.hardware, loaded.dtype, loaded.manifest.imported["from"]) == (
         "1 RTX 4090",
         "float16",
         "Spec-Bench",
     )
-    known = ("case_id", "category", "task", "turn", "n_new", "committed_per_step", "wall_s")
+    fields = ("case_id", "category", "task", "turn", "n_new", "committed_per_step", "wall_s")
     by_key = {r.key: r for r in RECORDS}
-    for back in found.records:
-        assert all(getattr(back, k) == getattr(by_key[back.key], k) for k in known)
+    for back in loaded.records:
+        assert all(getattr(back, k) == getattr(by_key[back.key], k) for k in fields)
         assert {*back.output_ids} == {-1}
-    paired = summarize(found.records, LABELS, estimator="paired", n_resamples=50)
+    paired = summarize(loaded.records, LABELS, estimator="paired", n_resamples=50)
     assert {row["speedup"] for row in paired} == {None}, "decoding time is not in their files"
-    text = caption(make_comparisons([found])[0])
+    text = caption(make_comparisons([loaded])[0])
     assert text.startswith("IMPORTED from Spec-Bench's files")
     with pytest.raises(ResultsError, match="holds no tokens"):
         exported(tmp_path / "back", tmp_path / "again")
 
 
 def test_a_run_with_repeats_failed_and_disturbed_cases_gives_its_own_table_again(tmp_path):
-    made = exported(SYNTHETIC, tmp_path / "out")
-    assert len(made) == 8
-    assert imported(tmp_path / "back", made) == 0
-    back, kept = (load_runs([path])[0].records for path in (tmp_path / "back", SYNTHETIC))
-    spoilt = {r.case_id for r in kept if r.status != "ok"}
+    paths = exported(SYNTHETIC, tmp_path / "out")
+    assert len(paths) == 8
+    assert imported(tmp_path / "back", paths) == 0
+    back, recorded = (load_runs([path])[0].records for path in (tmp_path / "back", SYNTHETIC))
+    spoilt = {r.case_id for r in recorded if r.status != "ok"}
     labels = ["ar", "cacheback", "no_frozen", "pld"]
     ours, theirs = (
         summarize([r for r in some if r.case_id not in spoilt], labels, estimator="specbench")
-        for some in (back, kept)
+        for some in (back, recorded)
     )
     for mine, yours in zip(ours, theirs, strict=True):
         assert (mine["mat"], mine["speedup"]) == pytest.approx((yours["mat"], yours["speedup"]))
@@ -309,7 +309,7 @@ def test_answers_are_the_tokenizer_s_text_without_special_tokens(write, tmp_path
     class Tokenizer:
         def decode(self, tokens, skip_special_tokens):
             assert skip_special_tokens
-            return f" {words(tokens)}\n"
+            return f" {detokenize(tokens)}\n"
 
     def missing(node):
         raise WeightsNotFound(f"no tokenizer of {node.name}.")

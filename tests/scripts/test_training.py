@@ -36,20 +36,20 @@ RECIPES["eagle3"] = replace(RECIPES["eagle3"], layers=STATES[:3], vocab=24, voca
 
 
 @pytest.fixture(scope="module")
-def words(checkpoint, tmp_path_factory):
+def overrides(checkpoint, tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
     named = ["model=local", f"model.path={checkpoint}", "model.dtype=float32"]
     return [*named, "model.context_length=256", f"cache_dir={cache}"]
 
 
 @pytest.fixture(scope="module")
-def loaded(words):
-    return loading.load_model(to_config(compose([*words, "model.device=cpu"])))
+def loaded(overrides):
+    return loading.load_model(to_config(compose([*overrides, "model.device=cpu"])))
 
 
 @pytest.fixture(scope="module")
-def author(words, loaded):
-    template = PromptTemplate.from_config(loaded.tokenizer, to_config(compose(words)))
+def author(overrides, loaded):
+    template = PromptTemplate.from_config(loaded.tokenizer, to_config(compose(overrides)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(texts_of, "installed_prose", lambda: [("these tests", PROSE)])
         yield texts_of.Author(MIX, loaded, template)
@@ -59,27 +59,27 @@ def author(words, loaded):
 def work(author, tmp_path_factory):
     """A folder of texts."""
     folder = tmp_path_factory.mktemp("work")
-    texts_of.made_texts(MIX, folder, lambda: author)
+    texts_of.prepare_texts(MIX, folder, lambda: author)
     return folder
 
 
 @pytest.fixture(scope="module")
 def texts(work):
-    return texts_of.made_texts(MIX, work, pytest.fail)
+    return texts_of.prepare_texts(MIX, work, pytest.fail)
 
 
 @pytest.fixture(scope="module")
-def trained(words, work, tmp_path_factory):
+def trained(overrides, work, tmp_path_factory):
     """A folder of each kind of weights."""
     out = tmp_path_factory.mktemp("trained")
     for name, recipe in RECIPES.items():
-        training.train(recipe, MIX, work, out / name, model=words)
+        training.train(recipe, MIX, work, out / name, model=overrides)
     return out
 
 
-def pupil_of(name, loaded, texts, **changes):
+def trainable_of(name, loaded, texts, **changes):
     torch.manual_seed(0)
-    family = heads.FAMILIES.get(name, draft.DraftPupil)
+    family = heads.FAMILIES.get(name, draft.TrainableDraft)
     return family(replace(RECIPES[name], **changes), loaded, texts, texts[1:])
 
 
@@ -90,16 +90,16 @@ def test_what_is_written_has_the_names_and_keys_of_the_shipped_weights(name, tra
     ours = trained / name
     assert {path.name for path in ours.iterdir()} == {path.name for path in shipped.iterdir()}
     for path in ours.glob("*.safetensors"):
-        made, known = (
-            {(re.sub(r"layers\.\d", "layers", k), v.dtype, v.dim()) for k, v in found.items()}
-            for found in (load_file(path), load_file(shipped / path.name))
+        written, expected = (
+            {(re.sub(r"layers\.\d", "layers", k), v.dtype, v.dim()) for k, v in tensors.items()}
+            for tensors in (load_file(path), load_file(shipped / path.name))
         )
-        assert made == known
+        assert written == expected
     card, facts = (ours / "README.md").read_text(), json.loads((ours / "training.json").read_text())
     assert facts["sha256"] in card and facts["curve"]["epoch 2"] in card
     first, last = (float(facts["curve"][f"epoch {i}"].rpartition(" ")[2]) for i in (0, 2))
     assert last < first and facts["texts"] > 20
-    configs = [json.loads((place / "config.json").read_text()) for place in (ours, shipped)]
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (ours, shipped)]
     # A draft's names where its target came from, too.
     assert name == "draft" or configs[0].keys() == configs[1].keys()
 
@@ -120,7 +120,7 @@ def test_every_trained_kind_is_loaded_by_a_run_and_changes_no_output(small, trai
         outputs.setdefault((record.case_id, record.turn), {})[record.label] = record.output_ids
     for by_label in outputs.values():
         assert by_label.keys() == {"ar", "eagle", "eagle3", "medusa", "hydra", "sps"}
-        assert all(found == by_label["ar"] for found in by_label.values())
+        assert all(output == by_label["ar"] for output in by_label.values())
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -141,17 +141,17 @@ def test_a_killed_training_goes_on_and_gives_the_same_weights(
         folder.mkdir(exist_ok=True)
         taken.clear()
         killed_at[0] = kill
-        pupil = pupil_of(name, loaded, texts, batch_tokens=1000)
-        return pupil, trainer.learn(pupil, texts[1:], texts[:1], folder)
+        trainable = trainable_of(name, loaded, texts, batch_tokens=1000)
+        return trainable, trainer.learn(trainable, texts[1:], texts[:1], folder)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", stepping)
-    pupil, facts = learned(tmp_path / "whole")
+    trainable, facts = learned(tmp_path / "whole")
     assert len(taken) == facts["batches_done"] >= 8
     with pytest.raises(KeyboardInterrupt):
         learned(tmp_path / "cut", kill=7)
     again, resumed = learned(tmp_path / "cut")
     assert len(taken) == facts["batches_done"] - 4 and resumed["curve"] == facts["curve"]
-    for key, weight in pupil.module.state_dict().items():
+    for key, weight in trainable.module.state_dict().items():
         assert torch.equal(weight, again.module.state_dict()[key]), key
 
 
@@ -166,17 +166,17 @@ def test_texts_are_the_target_s_with_what_it_says_everywhere(author, loaded, tex
             likely = out.logits[0].log_softmax(-1).topk(texts_of.TOP)
             assert torch.allclose(text.top_logprobs[:-1].float(), likely.values[:-1], atol=0.02)
             assert text.top_logprobs[-1].isinf().all()
-            kept = torch.stack([out.hidden_states[n][0] for n in STATES], dim=1)
-            assert torch.allclose(text.states.float(), kept, rtol=2e-3, atol=2e-3)
-            said = text.tokens[text.prompt :]
-            assert not (said[:-1] == 2).any() or source == "read"  # an end token ends the answer
+            states = torch.stack([out.hidden_states[n][0] for n in STATES], dim=1)
+            assert torch.allclose(text.states.float(), states, rtol=2e-3, atol=2e-3)
+            answer = text.tokens[text.prompt :]
+            assert not (answer[:-1] == 2).any() or source == "read"  # an end token ends the answer
             if source != "read" and i % 2 == 0:
-                assert torch.equal(text.top_ids[text.prompt - 1 : -1, 0], said)
+                assert torch.equal(text.top_ids[text.prompt - 1 : -1, 0], answer)
 
 
 def test_texts_made_with_other_settings_are_refused(work):
     with pytest.raises(ConfigurationError, match="must be made with"):
-        texts_of.made_texts(replace(MIX, layers=(0, -1)), work, pytest.fail)
+        texts_of.prepare_texts(replace(MIX, layers=(0, -1)), work, pytest.fail)
 
 
 def test_the_first_prompts_of_a_training_stay_what_they_are():
@@ -184,16 +184,16 @@ def test_the_first_prompts_of_a_training_stay_what_they_are():
     for group in range(24):
         style, maker = texts_of.STYLES[group % 6], texts_of.PromptMaker(group, PROSE)
         drawn.append((style, [maker.draw(style) for _ in range(48)]))
-    found = hashlib.sha256(json.dumps(drawn).encode()).hexdigest()
-    assert found == "7a195414a210f752a8fb6daf0fb70a9d8b2982bb92171b0e43c8b4ddbb2649d8"
+    digest = hashlib.sha256(json.dumps(drawn).encode()).hexdigest()
+    assert digest == "7a195414a210f752a8fb6daf0fb70a9d8b2982bb92171b0e43c8b4ddbb2649d8"
 
 
 def test_a_text_that_repeats_a_question_of_any_form_is_found(tmp_path):
-    said = " ".join(f"word{i}" for i in range(14))
-    for form in ({"turns": ["a", said]}, {"question": said}):
+    question = " ".join(f"word{i}" for i in range(14))
+    for form in ({"turns": ["a", question]}, {"question": question}):
         (tmp_path / "q.jsonl").write_text("\ufeff" + json.dumps(form), encoding="utf-8")
-        told = ["other", f"Look: {said.upper()}", said.removeprefix("word0 word1 ")]
-        assert texts_of.near_a_question(told, [tmp_path / "q.jsonl"]) == {1}
+        texts = ["other", f"Look: {question.upper()}", question.removeprefix("word0 word1 ")]
+        assert texts_of.near_a_question(texts, [tmp_path / "q.jsonl"]) == {1}
 
 
 def test_no_prompt_of_a_held_out_text_is_learnt(texts):
@@ -204,9 +204,9 @@ def test_no_prompt_of_a_held_out_text_is_learnt(texts):
 
 def test_batches_hold_each_text_once_within_the_limit():
     lengths = torch.tensor([3, 50, 4, 8, 40, 3, 3])
-    found = trainer.batches(lengths, 60, torch.Generator().manual_seed(0))
-    assert sorted(i for batch in found for i in batch) == list(range(7))
-    assert all(len(b) == 1 or len(b) * int(lengths[b].max()) <= 60 + 8 * len(b) for b in found)
+    batches = trainer.batches(lengths, 60, torch.Generator().manual_seed(0))
+    assert sorted(i for batch in batches for i in batch) == list(range(7))
+    assert all(len(b) == 1 or len(b) * int(lengths[b].max()) <= 60 + 8 * len(b) for b in batches)
 
 
 def test_a_draft_with_all_layers_and_ids_is_the_target(loaded):
@@ -221,31 +221,31 @@ def test_a_draft_with_all_layers_and_ids_is_the_target(loaded):
 def test_unrolled_guesses_are_those_of_a_drafting_head(name, loaded, texts, monkeypatch):
     """Row j's guess of step i is what a chain drafted behind the rows up to j gives."""
     monkeypatch.setattr(heads, "_NOISE", 0.0)
-    pupil = pupil_of(name, loaded, texts)
+    trainable = trainable_of(name, loaded, texts)
     with torch.no_grad():
-        for parameter in pupil.module.parameters():
+        for parameter in trainable.module.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
         draw = torch.Generator().manual_seed(0)
         shares = {"prompt_share": 1.0, "draw": draw}
-        batch = heads.Batch([texts[3], texts[7]], pupil.states, pupil.device, **shares)
-        batch.going_on[::3] = False
-        found = pupil.guess(batch, 3, draw)
+        batch = heads.Batch([texts[3], texts[7]], trainable.states, trainable.device, **shares)
+        batch.continues[::3] = False
+        guesses = trainable.guess(batch, 3, draw)
         for row in (2, 8, 16, 20):
-            start = row - int(batch.places[row])
+            start = row - int(batch.positions[row])
             states = batch.states[start : row + 1]
             states = states[:, :-1].flatten(1) if name == "eagle3" else states[:, -1]
-            pupil.module.reserve(512, 4)
-            out = pupil.module.catch_up(batch.tokens[start + 1 : row + 2], states)[-1:]
+            trainable.module.reserve(512, 4)
+            out = trainable.module.catch_up(batch.tokens[start + 1 : row + 2], states)[-1:]
             for step in range(3):
                 rows = batch.rows_for(step).tolist()
                 if row not in rows:
                     assert step and row % 3 == 0
                     continue
-                said = pupil.module.norm(out) if name == "eagle3" else out
-                place = rows.index(row)
-                assert torch.allclose(found[step][place], said[0], atol=1e-3), (row, step)
+                expected = trainable.module.norm(out) if name == "eagle3" else out
+                index = rows.index(row)
+                assert torch.allclose(guesses[step][index], expected[0], atol=1e-3), (row, step)
                 token = batch.tokens[batch.ahead(2 + step)[row]][None]
-                out = pupil.module.extend(token, out, torch.tensor([step - 1]))
+                out = trainable.module.extend(token, out, torch.tensor([step - 1]))
 
 
 def test_no_guess_leaves_its_text_or_goes_unanswered(texts):
@@ -255,7 +255,7 @@ def test_no_guess_leaves_its_text_or_goes_unanswered(texts):
         assert (batch.last[rows + 1 + step] == batch.last[rows]).all()
         assert (rows + 1 + step < batch.last[rows]).all()  # the last token's next is not known
     every = heads.Batch(texts[:3], slice(-1, None), torch.device("cpu"), prompt_share=1.0)
-    assert int(every.asked.sum()) == len(every) - 3
+    assert int(every.learned.sum()) == len(every) - 3
 
 
 def test_the_shipped_weights_are_those_on_their_cards_and_small(loaded):

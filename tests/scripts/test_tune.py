@@ -53,8 +53,8 @@ def test_replayed_and_live_methods_are_tuned_with_one_effort(small, here, tmp_pa
     files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("**/*.jsonl")}
     assert tune.main(arguments) == 0
     assert json.loads((tmp_path / "tuned.json").read_text()) == report
-    kept = {path for path in files if path.name in ("cases.jsonl", "replayed.jsonl")}
-    assert {path.stat().st_mtime_ns for path in kept} == {files[path] for path in kept}
+    unchanged = {path for path in files if path.name in ("cases.jsonl", "replayed.jsonl")}
+    assert {path.stat().st_mtime_ns for path in unchanged} == {files[path] for path in unchanged}
 
 
 def test_a_pair_file_keeps_what_was_not_searched():
@@ -74,7 +74,7 @@ def test_a_pair_file_keeps_what_was_not_searched():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--methods", "pdl"], "Did you mean 'pld'"),
         (["--methods", "oracle"], "search space"),
@@ -82,6 +82,6 @@ def test_a_pair_file_keeps_what_was_not_searched():
         (["pld"], "--methods"),
     ],
 )
-def test_bad_arguments_are_refused(arguments, said):
-    with pytest.raises(ConfigurationError, match=said):
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
         tune.main(arguments)

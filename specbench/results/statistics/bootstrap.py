@@ -55,7 +55,7 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 
 
 def strata_of(categories: Sequence[str]) -> IntArray:
-    """Number the stratum of each prompt ``[n]``, from 0.
+    """Assign a stratum, numbered from 0, to each prompt ``[n]``.
 
     Categories of a single prompt, which says nothing of its spread, are put together; one that
     remains alone joins the smallest of the others.

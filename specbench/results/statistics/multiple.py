@@ -49,7 +49,7 @@ class Against:
 def _against(
     ratios: LogRatios, m: int, i: int, interval: tuple[float, float], p_family: float
 ) -> Against:
-    """The i-th of ``[k]`` comparisons of which ``m`` must hold together."""
+    """Make the i-th of ``[k]`` comparisons, of which ``m`` must hold together."""
     reach = float(_critical(ratios, m)[i] + special.stdtrit(ratios.freedom[i], POWER))
     value = float(ratios.values[i])
     prompts, fixed = float(ratios.prompts[i, i]), float(ratios.fixed[i])

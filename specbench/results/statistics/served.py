@@ -135,7 +135,7 @@ def _of(record: CaseRecord) -> Served:
 
 
 def _batches(records: Sequence[CaseRecord], labels: Sequence[str], limits: Limits) -> Batches:
-    """The batches that count for all labels, their turns and repeats added up."""
+    """Add up turns and repeats of the batches that count for all labels."""
     timed = {(turn.repeat, turn.case_id) for turn in timed_turns(records, labels)}
     answered = (record for record in records if record.served and record.label in labels)
     batches: Batches = {label: {} for label in labels}
@@ -208,7 +208,7 @@ def _system_ranking(
 
 
 def _first_difference(answered: Sequence[CaseRecord], records: Sequence[CaseRecord]) -> str:
-    """Where the first answer that is not plain decoding's leaves it, both ways on."""
+    """Show where the first output that is not AR decoding's departs from it."""
     record = next((r for r in answered if r.lossless.verdict == DIFFERS), None)
     if record is None:
         return ""

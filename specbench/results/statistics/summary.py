@@ -229,7 +229,7 @@ def _totals(turns: Sequence[CaseRecord], timed_blocks: set[BlockKey]) -> list[fl
 
 
 def _spec_bench_new(turn: CaseRecord) -> float:
-    """New tokens as Spec-Bench counts them: of plain decoding, its text's; NaN where unknown."""
+    """Count new tokens like Spec-Bench, which retokenizes AR decoding's text; NaN if unknown."""
     if turn.method != BASELINE:
         return turn.n_new
     return math.nan if turn.n_retokenized is None else turn.n_retokenized
