@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from runners.launch import signals
 
 if __name__ == "__main__":
-    signals.end_at_once()  # what is imported next takes a second
+    signals.exit_on_signal()  # what is imported next takes a second
 
 import hydra
 
@@ -46,12 +46,12 @@ def answered() -> None:
     """Do what was typed: a list, advice or a run."""
     removed.refuse_removed("run.py", sys.argv[1:])
     removed.refuse_overrides(sys.argv[1:])
-    if not (listing.shown(sys.argv[1:]) or advised()):
+    if not (listing.print_list_if_requested(sys.argv[1:]) or advised()):
         main()
 
 
 if __name__ == "__main__":
     code = dispatch.run_application(answered)
     if code > 128:  # stopped: a second signal must not change the code
-        signals.hold()
+        signals.block_signals()
     sys.exit(code)

@@ -39,13 +39,13 @@ from runners.search import (
     LiveRuns,
     Replays,
     Space,
+    format_knobs,
+    format_overrides,
     halves,
     load_spaces,
     mixed,
-    shown,
     successive_halving,
     surface_job,
-    typed,
 )
 from specbench.config import compose
 from specbench.config.run_key import key_of, run_identity
@@ -240,7 +240,7 @@ class Advice:
                 f"{option.measured.prompts} prompts that it was not chosen by{predicted}."
             ]
         if option is not None and decision != PLAIN:
-            lines.append(f"Setting: {shown(option.knobs)}")
+            lines.append(f"Setting: {format_knobs(option.knobs)}")
         if self.command:
             purpose = {USE: "To use it", PLAIN: "To use it", UNCONFIRMED: "To confirm it"}
             label = purpose.get(decision, "To decide")
@@ -292,7 +292,7 @@ def show(advice: Advice, console: Console) -> None:
             "method": option.method,
             "measured speedup [95 %]": cell(option.measured),
             "PREDICTED speedup [95 %]": cell(option.predicted),
-            "setting": shown(option.knobs),
+            "setting": format_knobs(option.knobs),
         }
         for option in advice.options
     ]
@@ -307,7 +307,7 @@ def show(advice: Advice, console: Console) -> None:
     write(advice.remarks)
 
 
-class Budget:
+class TimeBudget:
     """Counts the minutes down and says on stderr what is being done."""
 
     def __init__(self, minutes: float) -> None:
@@ -320,8 +320,8 @@ class Budget:
         return self._end - time.monotonic()
 
     def say(self, text: str) -> None:
-        left = max(0, round(self.left_s))
-        self._console.print(f"[{left // 60}:{left % 60:02d} left] {text}")
+        left_s = max(0, round(self.left_s))
+        self._console.print(f"[{left_s // 60}:{left_s % 60:02d} left] {text}")
 
 
 def find(
@@ -329,7 +329,7 @@ def find(
     questions: str,
     bench: Bench,
     folder: Path,
-    budget: Budget,
+    budget: TimeBudget,
     traces: Traces | None = None,
     methods: Sequence[str] | None = None,
 ) -> Advice:
@@ -346,7 +346,7 @@ def find(
     spaces = load_spaces(methods)
     _check_count(len(cases), f"{questions} has {len(cases)}. Add some.")
     budget.say("timing passes of the model, once for this machine")
-    steps = _Steps(cases, questions, bench, folder, budget, traces)
+    steps = _Pipeline(cases, questions, bench, folder, budget, traces)
     steps.search(spaces)
     steps.predict()
     steps.try_live()
@@ -370,7 +370,7 @@ def _check_count(n: int, otherwise: str) -> None:
         )
 
 
-class _Steps:
+class _Pipeline:
     """One advice in the making, once plain decoding is recorded."""
 
     def __init__(
@@ -379,7 +379,7 @@ class _Steps:
         questions: str,
         bench: Bench,
         folder: Path,
-        budget: Budget,
+        budget: TimeBudget,
         traces: Traces | None,
     ) -> None:
         self._bench, self._folder, self._budget = bench, folder, budget
@@ -420,8 +420,8 @@ class _Steps:
 
     def _plain_s(self, cases: Sequence[Case], others: float = 0.0) -> float:
         """Predicted seconds of a live run on cases; ``others``: turns' time beside plain ones'."""
-        one = np.ones(1)
-        pass_s = float(self._surface.pass_s(one, one, _CONTEXT * one)[0])
+        ones = np.ones(1)
+        pass_s = float(self._surface.pass_s(ones, ones, _CONTEXT * ones)[0])
         turns = sum(len(case.turns) for case in cases)
         tokens = turns * int(self._bench.cfg.generation.max_new_tokens) + _WARM_UP_TOKENS
         return max(pass_s, 1e-6) * tokens * (1 + others)
@@ -484,12 +484,12 @@ class _Steps:
             return
         self._replays.until = math.inf
         self._replays([*self._best.values()], [case.case_id for case in self._confirming])
-        error, words = self._surface.stated_error
+        error, error_text = self._surface.stated_error
         for option in self.advice.options:
             candidate = self._best[option.method]
             if not candidate.refused:
                 option.predicted = predicted(candidate, self._confirming, error, self._seed)
-        self.advice.notes.append(f"PREDICTED: {words}.")
+        self.advice.notes.append(f"PREDICTED: {error_text}.")
 
     def try_live(self) -> None:
         """Run the methods that cannot be replayed on a few prompts, at their own settings."""
@@ -582,15 +582,15 @@ class Request:
     """What was typed.
 
     Attributes:
-        typed: what advice was asked with, as it was typed.
-        words: keys of a run, with what ``prompts`` or ``run`` stand for among them.
+        arguments: the command line of ``advise``, as typed.
+        overrides: keys of a run, also those that ``prompts`` or ``run`` stand for.
         prompts: a file.
         run: a finished run whose recording is used.
         output_dir: None: a folder of its own for these prompts and this model.
     """
 
-    typed: tuple[str, ...]
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
+    overrides: tuple[str, ...]
     prompts: str | None = None
     minutes: float = MINUTES
     run: Path | None = None
@@ -612,40 +612,40 @@ def read(arguments: Sequence[str]) -> Request:
     Raises:
         ConfigurationError: they contradict each other, or one is for another command.
     """
-    keys: dict[str, str] = {}
-    words: list[str] = []
+    values: dict[str, str] = {}
+    overrides: list[str] = []
     for text in arguments:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigurationError(f"{text!r} is not KEY=VALUE. {_USAGE}")
         if key in _KEYS:
-            keys[key] = value
+            values[key] = value
         elif key.lstrip("+~").partition(".")[0] in _DECIDED:
             raise ConfigurationError(f"{text}: advise decides that itself. Leave it out. {_USAGE}")
         elif get_close_matches(key, _KEYS, cutoff=0.8):  # no key of a run is spelled like these
             raise unknown_name("key", key, _KEYS)
         else:
-            words.append(text)
-    sources: list[str] = [key for key in ("prompts", "run") if key in keys]
-    sources += ["dataset"] if any(word.startswith("dataset=") for word in words) else []
+            overrides.append(text)
+    sources: list[str] = [key for key in ("prompts", "run") if key in values]
+    sources += ["dataset"] if any(word.startswith("dataset=") for word in overrides) else []
     if len(sources) > 1:
         raise ConfigurationError(f"{' and '.join(sources)} both name prompts. Leave one out.")
-    minutes = _minutes(keys.get("minutes", str(MINUTES)))
-    if "prompts" in keys:
-        words += ["dataset=jsonl", f"dataset.path={_quoted(keys['prompts'])}"]
-    run = Path(keys["run"]) if "run" in keys else None
+    minutes = _minutes(values.get("minutes", str(MINUTES)))
+    if "prompts" in values:
+        overrides += ["dataset=jsonl", f"dataset.path={_quote_path(values['prompts'])}"]
+    run = Path(values["run"]) if "run" in values else None
     if run is not None:
-        words = [*_words_of(run, {word.partition("=")[0] for word in words}), *words]
-    if not any(word.startswith(f"{_TOKENS_KEY}=") for word in words):
-        words.append(f"{_TOKENS_KEY}={MAX_NEW_TOKENS}")
+        overrides = [*_overrides_of(run, {o.partition("=")[0] for o in overrides}), *overrides]
+    if not any(word.startswith(f"{_TOKENS_KEY}=") for word in overrides):
+        overrides.append(f"{_TOKENS_KEY}={MAX_NEW_TOKENS}")
     return Request(
-        typed=tuple(arguments),
-        words=tuple(words),
-        prompts=keys.get("prompts"),
+        arguments=tuple(arguments),
+        overrides=tuple(overrides),
+        prompts=values.get("prompts"),
         minutes=minutes,
         run=run,
-        methods=tuple(re.findall(r"\w+", keys["methods"])) if "methods" in keys else None,
-        output_dir=Path(keys["output_dir"]) if keys.get("output_dir") else None,
+        methods=tuple(re.findall(r"\w+", values["methods"])) if "methods" in values else None,
+        output_dir=Path(values["output_dir"]) if values.get("output_dir") else None,
     )
 
 
@@ -658,12 +658,12 @@ def _minutes(text: str) -> float:
         ) from None
 
 
-def _quoted(path: str) -> str:
+def _quote_path(path: str) -> str:
     """Quote a path for Hydra, which takes other characters as its grammar."""
     return path if re.fullmatch(r"[\w./~+-]+", path) else json.dumps(path, ensure_ascii=False)
 
 
-def _words_of(run: Path, typed_keys: set[str]) -> list[str]:
+def _overrides_of(run: Path, typed_keys: set[str]) -> list[str]:
     """Select a finished run's overrides that concern model, prompts and outputs."""
     if not is_complete(run):
         raise ConfigurationError(
@@ -671,15 +671,15 @@ def _words_of(run: Path, typed_keys: set[str]) -> list[str]:
             "prompts=FILE."
         )
     manifest = RunManifest.read(run)
-    words = [
+    overrides = [
         word
         for word in manifest.overrides
         if re.match(r"\+{0,2}(model|dataset|generation|engine|seed|data_dir|pair)\b", word)
         and word.partition("=")[0] not in typed_keys
     ]
-    if not any(word.startswith(f"{_TOKENS_KEY}=") for word in words):
-        words.append(f"{_TOKENS_KEY}={manifest.setting('generation', 'max_new_tokens')}")
-    return words
+    if not any(word.startswith(f"{_TOKENS_KEY}=") for word in overrides):
+        overrides.append(f"{_TOKENS_KEY}={manifest.setting('generation', 'max_new_tokens')}")
+    return overrides
 
 
 def give(request: Request) -> Advice:
@@ -688,13 +688,13 @@ def give(request: Request) -> Advice:
     Raises:
         ConfigurationError: the request cannot be met; says what to type.
     """
-    budget = Budget(request.minutes)
+    budget = TimeBudget(request.minutes)
     if request.prompts is not None and not typed_path(request.prompts).is_file():
         raise ConfigurationError(
             f"prompts={request.prompts} is not a file. Type prompts=FILE.txt with a prompt a line, "
             'or FILE.jsonl with {"prompt": "..."} a line.'
         )
-    cfg = compose.compose([f"method={BASELINE}", *request.words])
+    cfg = compose.compose([f"method={BASELINE}", *request.overrides])
     cfg.measure.rerun_minutes = min(1.0, request.minutes / 10)
     check_values(cfg)
     if cfg.generation.temperature:
@@ -733,13 +733,13 @@ def command_of(advice: Advice, request: Request) -> str:
     """Write the line that uses what is advised on these prompts, or the one that decides more."""
     if advice.decision in (USE, PLAIN):
         item = advice.item
-        words = [f"method={item.pop('method')}", *typed(item), *request.words]
+        arguments = [f"method={item.pop('method')}", *format_overrides(item), *request.overrides]
     else:
         replaced = ("minutes=", "methods=") if advice.option else ("minutes=",)
-        words = [_WORD, *(word for word in request.typed if not word.startswith(replaced))]
-        words += [f"methods=[{','.join(advice.undecided)}]"] if advice.option else []
-        words += [f"minutes={advice.minutes_to_decide}"]
-    return shlex.join(["python", "run.py", *words])
+        arguments = [_WORD, *(word for word in request.arguments if not word.startswith(replaced))]
+        arguments += [f"methods=[{','.join(advice.undecided)}]"] if advice.option else []
+        arguments += [f"minutes={advice.minutes_to_decide}"]
+    return shlex.join(["python", "run.py", *arguments])
 
 
 class InMemory(Bench):
@@ -795,7 +795,7 @@ def advise(
     Raises:
         ComparisonRefused: a ValueError; something cannot be used, the message says what to type.
     """
-    budget = Budget(minutes)
+    budget = TimeBudget(minutes)
     arguments = ["generation=greedy", "verifier=auto", f"seed={seed}"]
     arguments += [f"{_TOKENS_KEY}={max_new_tokens}"]
     with call(output_dir) as path:

@@ -101,10 +101,10 @@ class Comparison:
         return str(self)
 
     def _repr_html_(self) -> str:
-        shown = console.render(self.summary)
+        rendered = console.render(self.summary)
         deciding = (Warned(**line) for line in self.summary["warnings"])
-        notes = [*shown.caption.split("\n"), *(w.text for w in deciding if w.decides)]
-        frame: str = pd.DataFrame(shown.columns).map(str).to_html(index=False)
+        notes = [*rendered.caption.split("\n"), *(w.text for w in deciding if w.decides)]
+        frame: str = pd.DataFrame(rendered.columns).map(str).to_html(index=False)
         return frame + "".join(f"<p>{escape(note, quote=False)}</p>" for note in notes if note)
 
     def plot(self) -> Figure:
@@ -191,9 +191,9 @@ def load_model(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     return model, tokenizer
 
 
-def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> Comparison:
+def _read(path: Path, saved_folder: Path | None, tokenizer: PreTrainedTokenizerBase) -> Comparison:
     summary = cast("Summary", jsonl.read_json(path / records.SUMMARY))
-    made, _ = records.read_records(path)
+    case_records, _ = records.read_records(path)
     errors, _ = jsonl.read_jsonl(path / records.ERRORS)
     cases = [
         {
@@ -201,7 +201,7 @@ def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> 
             **record.to_json(),
             "text": tokenizer.decode(list(record.output_ids), skip_special_tokens=True),
         }
-        for record in made
+        for record in case_records
     ]
     manifest = RunManifest.read(path)
     table = []
@@ -218,7 +218,7 @@ def _read(path: Path, kept: Path | None, tokenizer: PreTrainedTokenizerBase) -> 
         steps=pd.read_parquet(path / records.STEPS),
         errors=pd.DataFrame(errors, columns=None if errors else _ERROR_COLUMNS),
         summary=summary,
-        folder=kept,
+        folder=saved_folder,
         lossless=manifest.exit_code == 0,
     )
 
@@ -465,7 +465,7 @@ def _entries(
                     "learns. Make two."
                 )
             label = str(named.get("label") or drafter.name)
-            entries.append(replace(entries[0], label=label, method=_described(drafter)))
+            entries.append(replace(entries[0], label=label, method=_describe(drafter)))
             instances[label] = drafter
             compared.append({**entries[-1].method, "label": label})
         else:
@@ -484,7 +484,7 @@ def _entries(
     return tuple(entries), instances, compared
 
 
-def _described(drafter: Drafter) -> dict[str, Any]:
+def _describe(drafter: Drafter) -> dict[str, Any]:
     """Describe name, class and knobs as a ``method`` node does."""
     kind = type(drafter)
     names = [f.name for f in fields(drafter) if f.init and not f.name.startswith("_")]
@@ -495,5 +495,5 @@ def _described(drafter: Drafter) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Describe what JSON cannot hold, never by its address: the run key must be stable."""
     if isinstance(value, Drafter):
-        return _described(value)
+        return _describe(value)
     return sorted(value) if isinstance(value, set | frozenset) else type(value).__name__

@@ -20,10 +20,10 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from runners.job import Job
-from runners.measure.pass_times import pass_s, random_tree, texts_pass_s
+from runners.measure.pass_times import pass_s, random_tree, sequences_pass_s
 from runners.run_folder import folder
 from runners.run_folder.manifest import add_start, begin, check_resume, close
-from runners.run_folder.reproduce_note import leave_repeat
+from runners.run_folder.reproduce_note import write_reproduce_note
 from runners.runner import Runner
 from specbench.arrays import IntArray
 from specbench.config.schema import CostConfig, RunConfig
@@ -109,7 +109,7 @@ class Cost(Runner):
                 check_resume(manifest, machine, force=job.config.resume == "force")
             else:
                 manifest = begin(job, {}, machine)
-                leave_repeat(job.folder, manifest, {})
+                write_reproduce_note(job.folder, manifest, {})
             add_start(manifest, 0, 0)
             manifest.write(job.folder)
             surface = _measure(job, machine, manifest, self._load(job.config))
@@ -273,7 +273,7 @@ def _pass_grids(target: Target, grid: CostConfig, rng: np.random.Generator) -> d
         kinds["texts"] = PassGrid(
             {"texts": tuple(grid.texts), "rows": tuple(grid.text_rows), "context": contexts},
             batch.read,
-            lambda context, texts, rows: texts_pass_s(batch, texts, trees[rows], context),
+            lambda context, n, rows: sequences_pass_s(batch, n, trees[rows], context),
         )
     return kinds
 

@@ -162,9 +162,9 @@ class Job:
         for repeat in range(self.repeats):
             blocks = [block for block in self.blocks() if block.repeat == repeat]
             blocks.sort(key=lambda block: (len(block.case.turns[0]), block.index))
-            n, over = divmod(len(blocks), size)
-            left = {(2 * i + 1) * len(blocks) // (2 * over) for i in range(over)}
-            rest = [blocks.pop(index) for index in sorted(left, reverse=True)]
+            n, remainder = divmod(len(blocks), size)
+            leftover = {(2 * i + 1) * len(blocks) // (2 * remainder) for i in range(remainder)}
+            rest = [blocks.pop(index) for index in sorted(leftover, reverse=True)]
             strata = [blocks[slot * n : (slot + 1) * n] for slot in range(size if n else 0)]
             for slot, stratum in enumerate(strata):
                 random.Random(f"{self.config.seed}/{slot}").shuffle(stratum)
@@ -176,14 +176,14 @@ class Job:
         i, n = self.shard
         return -(-len(range(i, len(self.cases), n)) // size)
 
-    def slot(self, group: int, place: int, at_once: int) -> Batched:
+    def slot(self, group: int, position: int, at_once: int) -> Batched:
         """Say where a turn is decoded: ``group`` in `groups`, ``position`` in the group.
 
         The group's number is the one that it has in all repeats, among all shards' groups.
         """
         (i, n), size = self.shard, self.config.batch.size
         number = group % self.groups_of_a_repeat(size) * n + i
-        return Batched(size=size, at_once=at_once, group=number, place=place, full_s=0.0)
+        return Batched(size=size, at_once=at_once, group=number, place=position, full_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,8 @@ class CaseBlock:
     """One case in one repeat: the unit of interleaving and of resume.
 
     Attributes:
-        index: the case's place in the data set.
-        stream_index: the block's place in the whole run.
+        index: the case's position in the data set.
+        stream_index: the block's position in the whole run.
     """
 
     repeat: int
@@ -201,30 +201,30 @@ class CaseBlock:
     stream_index: int
 
     @property
-    def place(self) -> tuple[int, str]:
+    def key(self) -> tuple[int, str]:
         return (self.repeat, self.case.case_id)
 
     def order(self, labels: Sequence[str], seed: int) -> tuple[str, ...]:
         """Return the labels in the order in which this block measures them (`label_order`)."""
         return label_order(labels, seed, self.index, self.repeat)
 
-    def keys(self, labels: tuple[str, ...]) -> set[tuple[int, str, int, str]]:
+    def record_keys(self, labels: tuple[str, ...]) -> set[tuple[int, str, int, str]]:
         """Return the keys of the records that make the block complete."""
         turns = range(len(self.case.turns))
         return {(self.repeat, self.case.case_id, t, label) for t in turns for label in labels}
 
 
-def label_order(labels: Sequence[str], seed: int, place: int, repeat: int = 0) -> tuple[str, ...]:
+def label_order(labels: Sequence[str], seed: int, index: int, repeat: int = 0) -> tuple[str, ...]:
     """Return the labels in a balanced, unpredictable order: a row of a Williams design.
 
     The rows of a design (as many as labels, twice as many where their number is odd) have every
-    label as often at each position and as often right behind each other label. Successive places
+    label as often at each position and as often right behind each other label. Successive indices
     take the rows of a design one by one, in an order shuffled anew for each design; successive
-    repeats of a place take the rows behind. So a drift hits all labels alike, and no label always
+    repeats of an index take the next rows. So a drift hits all labels alike, and no label always
     runs after the same one.
 
     Args:
-        place: of the block in the data set, or of a batch in the run; with ``seed`` and
+        index: of the block in the data set, or of a batch in the run; with ``seed`` and
             ``repeat`` it decides, so shards and resumed runs agree.
     """
     n = len(labels)
@@ -232,7 +232,7 @@ def label_order(labels: Sequence[str], seed: int, place: int, repeat: int = 0) -
     rows = [[(number + shift) % n for number in zigzag] for shift in range(n)]
     if n % 2 and n > 1:
         rows += [row[::-1] for row in rows]
-    design, row = divmod(place, len(rows))
+    design, row = divmod(index, len(rows))
     random.Random(f"{seed}/{design}").shuffle(rows)
     return tuple(labels[i] for i in rows[(row + repeat) % len(rows)])
 

@@ -19,15 +19,15 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from runners.job import Job
-from runners.measure.blocks import Answers, Turn
-from runners.measure.measurement import OpenRun, attempts
+from runners.measure.blocks import OutputSource, Turn
+from runners.measure.measurement import Measurement, attempts
 from runners.measure.method_runs import (
     MethodRun,
+    as_method_cannot_run,
+    as_needs_not_met,
     build_method_runs,
     describe_files,
     find_heads,
-    fitting,
-    needs_of,
 )
 from runners.run_folder.resumable_files import BlockResult
 from runners.runner import Runner
@@ -147,7 +147,7 @@ class Replay(Runner):
             replay_kind(method_run.drafter, traces)  # refuses before the folder is anybody's
         for run in attempts(job):
             with run:
-                if run.lacks:
+                if run.incomplete:
                     _replay(run)
         return run.exit_code
 
@@ -177,7 +177,7 @@ def _traces(config: RunConfig) -> Traces:
     return load_traces(config.runner.traces)
 
 
-class RecordedAnswers(Answers):
+class RecordedSource(OutputSource):
     """Recorded turns replayed by the engine's own loop.
 
     Attributes:
@@ -250,7 +250,7 @@ class RecordedAnswers(Answers):
         self._replayer.replay_turn(run.drafter, first, empty=True)
 
 
-def _replay(run: OpenRun) -> None:
+def _replay(run: Measurement) -> None:
     job, manifest = run.job, run.manifest
     traces = _traces(job.config)
     assert isinstance(job.config.runner, ReplayConfig)
@@ -265,7 +265,7 @@ def _replay(run: OpenRun) -> None:
     )
     kinds: dict[str, str] = {}
     for method_run in run.runs:
-        with needs_of(method_run.entry), fitting(method_run.entry):
+        with as_method_cannot_run(method_run.entry), as_needs_not_met(method_run.entry):
             kinds[method_run.label] = replay_kind(method_run.drafter, traces)
             if surface is not None and method_run.drafter.needs.layout == "batch":
                 surface.batch_passes()  # or no case of the run would have a time
@@ -285,18 +285,18 @@ def _replay(run: OpenRun) -> None:
             "model": {**surface.model, "row_times": surface.row_times()},
             "machine": dict(surface.machine),
         }
-    source = RecordedAnswers(job, replayer, traces, kinds, surface)
+    source = RecordedSource(job, replayer, traces, kinds, surface)
     # Not the written records: state kept for a run goes through all blocks, whoever wrote them.
     runner = replace(run.runner(source), done=[])
     runner.warm_up(job.config.measure.warmup)
-    missing = {block.place for block in run.files.pending}
+    missing = {block.key for block in run.files.pending}
     start = time.perf_counter()
     unwritten = BlockResult()
     blocks = job.blocks()
     for i, block in enumerate(blocks, start=1):
         block_result = runner.run([block], i - 1)
         runner.done.extend(block_result.records)
-        unwritten.extend(block_result.of(missing))
+        unwritten.extend(block_result.select(missing))
         if i % _BLOCKS_PER_WRITE == 0 or i == len(blocks):
             run.files.append(unwritten)
             unwritten = BlockResult()

@@ -36,10 +36,10 @@ from runners.launch import prerequisites
 from runners.launch.dispatch import Invocation, entry_of, execute
 from runners.measure.method_runs import (
     MethodRun,
+    as_needs_not_met,
     build_method_runs,
     find_heads,
-    fitting,
-    instantiated,
+    make_drafter,
 )
 from runners.run_folder.folder import is_complete
 from specbench import paths
@@ -134,19 +134,19 @@ def successive_halving(
     Returns:
         By method the settings that were measured on all cases, the best first.
     """
-    left = {method: list(tried) for method, tried in candidates.items()}
+    remaining = {method: list(tried) for method, tried in candidates.items()}
     for rounds_left in reversed(range(ROUNDS)):
         chosen = cases[: math.ceil(len(cases) / (1 << rounds_left))]
-        measure([candidate for tried in left.values() for candidate in tried], chosen)
-        for method, tried in left.items():
+        measure([candidate for tried in remaining.values() for candidate in tried], chosen)
+        for method, tried in remaining.items():
             usable = [candidate for candidate in tried if not candidate.refused]
             usable.sort(key=lambda c: c.speedup(chosen), reverse=True)  # stable: earlier first
             if rounds_left:
                 better = usable[: math.ceil(len(usable) / 2)]
-                own = [c for c in candidates[method][:1] if c in usable and c not in better]
-                usable = better + own
-            left[method] = usable
-    return left
+                default = [c for c in candidates[method][:1] if c in usable and c not in better]
+                usable = better + default
+            remaining[method] = usable
+    return remaining
 
 
 def mixed(cases: Sequence[Case], seed: int) -> list[Case]:
@@ -252,7 +252,7 @@ class Entries:
 
     def _is_taken(self, method: str, knobs: Knobs) -> bool:
         try:
-            instantiated(self.entry(method, knobs))
+            make_drafter(self.entry(method, knobs))
         except ConfigurationError:
             return False
         return True
@@ -267,28 +267,28 @@ class Entries:
         return ""
 
 
-def typed(knobs: Mapping[str, Any], prefix: str = "method.") -> list[str]:
+def format_overrides(knobs: Mapping[str, Any], prefix: str = "method.") -> list[str]:
     """Write knobs as words of a command line: ``method.num_tokens=4``."""
-    words: list[str] = []
+    overrides: list[str] = []
     for key, value in knobs.items():
         if isinstance(value, Mapping):
-            words += typed(value, f"{prefix}{key}.")
+            overrides += format_overrides(value, f"{prefix}{key}.")
         else:
-            words.append(f"{prefix}{key}={_written(value)}")
-    return words
+            overrides.append(f"{prefix}{key}={_format_value(value)}")
+    return overrides
 
 
-def shown(knobs: Mapping[str, Any]) -> str:
+def format_knobs(knobs: Mapping[str, Any]) -> str:
     """Write knobs for a cell of a table."""
-    return " ".join(typed(knobs, "")) or "its own"
+    return " ".join(format_overrides(knobs, "")) or "its own"
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Write a value as Hydra reads it: no quotes around the words of a list or a mapping."""
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_written(part)}" for key, part in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_format_value(part)}" for key, part in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return "[" + ",".join(map(_written, value)) + "]"
+        return "[" + ",".join(map(_format_value, value)) + "]"
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
@@ -342,22 +342,22 @@ def surface_job(cfg: DictConfig) -> tuple[DictConfig, Path]:
     """Give the run that times passes, and the folder that is its on this machine."""
     job, limit = prerequisites.measurement(cfg), cfg.model.context_length
     for key, values in GRID.items():
-        fitting = [value for value in values if limit is None or value < limit]
-        job.runner[key] = fitting if "contexts" in key else list(values)
+        usable = [value for value in values if limit is None or value < limit]
+        job.runner[key] = usable if "contexts" in key else list(values)
     job.runner.passes = _PASSES
     machine = key_of(environment.fingerprint(environment.describe()))
     name = f"{file_name(cfg.model.name)}-{run_key(job)}-{machine}"
     return job, Path(cfg.cache_dir) / "surfaces" / name
 
 
-def _execute(job: DictConfig, path: Path, what: str, may_fail: bool = False) -> Path:
+def _execute(job: DictConfig, path: Path, step: str, may_fail: bool = False) -> Path:
     if is_complete(path):
         return path
     job.output_dir = str(path)
     with contextlib.redirect_stdout(io.StringIO()):  # a search has one table, at its end
         code, _ = execute(job, Invocation())
     if code and not may_fail:
-        raise SpecBenchError(f"{what} failed: see {path}.")
+        raise SpecBenchError(f"{step} failed: see {path}.")
     return path
 
 
@@ -444,13 +444,13 @@ class Replays:
 
     def kind(self, method: str, knobs: dict[str, object]) -> str | None:
         try:
-            return replay_kind(instantiated(self._entries.entry(method, knobs)), self._traces)
+            return replay_kind(make_drafter(self._entries.entry(method, knobs)), self._traces)
         except NeedsNotMet:
             return None
 
     def slow_build(self, method: str) -> str:
         """Say what to type for a file that takes the model minutes; "": none is missing."""
-        needs = instantiated(self._entries.entry(method, {})).needs
+        needs = make_drafter(self._entries.entry(method, {})).needs
         for artifact in needs.artifacts:
             if artifact.path is None and artifact.per_model:
                 path = resolve.default_path(
@@ -466,13 +466,13 @@ class Replays:
 
     def refuse_unfit(self, candidates: Sequence[Candidate]) -> None:
         """Refuse settings that do not fit the method's files: one of them would end a whole run."""
-        for one in candidates:
+        for candidate in candidates:
             try:
-                self._prepared(one)
+                self._prepare(candidate)
             except NeedsNotMet:
                 pass  # of replays alone
             except ConfigurationError as error:
-                one.refused = str(error)
+                candidate.refused = str(error)
 
     def __call__(self, candidates: Sequence[Candidate], cases: Sequence[str]) -> None:
         for candidate in tqdm(candidates, "replaying", disable=None, leave=False):
@@ -493,30 +493,30 @@ class Replays:
             self._earlier[candidate.key] = replace(candidate, costs=dict(candidate.costs))
             jsonl.append_jsonl(self._file, [asdict(candidate)])
 
-    def _measure(self, one: Candidate, cases: Sequence[str], missing: Sequence[str]) -> None:
-        drafter = self._prepared(one)
-        if one.method not in self._warm:  # what is compiled at first use is not drafting
+    def _measure(self, candidate: Candidate, cases: Sequence[str], missing: Sequence[str]) -> None:
+        drafter = self._prepare(candidate)
+        if candidate.method not in self._warm:  # what is compiled at first use is not drafting
             self._replayer.replay_turns(drafter, self._cases[missing[0]])
-            self._warm.add(one.method)
+            self._warm.add(candidate.method)
         # What a drafter keeps from case to case it must have seen.
-        asked = list(cases) if drafter.state_scope == "run" else missing
-        for case, (tokens, seconds) in self._replayed(drafter, asked).items():
-            one.costs[case] = CaseCost(tokens, seconds, *self._plain_cost(case))
+        required = list(cases) if drafter.state_scope == "run" else missing
+        for case, (tokens, seconds) in self._replay_costs(drafter, required).items():
+            candidate.costs[case] = CaseCost(tokens, seconds, *self._plain_cost(case))
 
-    def _prepared(self, one: Candidate) -> Drafter:
-        entry = self._entries.entry(one.method, one.knobs)
-        run = MethodRun(entry, instantiated(entry))
+    def _prepare(self, candidate: Candidate) -> Drafter:
+        entry = self._entries.entry(candidate.method, candidate.knobs)
+        run = MethodRun(entry, make_drafter(entry))
         heads = find_heads(self._config, run)
-        with fitting(entry):
+        with as_needs_not_met(entry):
             return self._replayer.prepare(run.drafter, heads)
 
     def _plain_cost(self, case: str) -> tuple[int, float]:
         if case not in self._plain:
-            drafter = self._prepared(Candidate(BASELINE, {}))
-            self._plain |= self._replayed(drafter, [case])
+            drafter = self._prepare(Candidate(BASELINE, {}))
+            self._plain |= self._replay_costs(drafter, [case])
         return self._plain[case]
 
-    def _replayed(self, drafter: Drafter, cases: Sequence[str]) -> dict[str, tuple[int, float]]:
+    def _replay_costs(self, drafter: Drafter, cases: Sequence[str]) -> dict[str, tuple[int, float]]:
         """Count by case the tokens after the first of each turn, and predicted seconds."""
         turns: list[RecordedTurn] = [turn for case in cases for turn in self._cases[case]]
         costs = dict.fromkeys(cases, (0, 0.0))

@@ -74,12 +74,14 @@ class Serve(Runner):
 
     def entries(self, cfg: DictConfig) -> tuple[Entry, ...]:
         """List the baseline (unless switched off or chosen), the server's entry, ``compare``."""
-        own = cast(ServerConfig, OmegaConf.to_object(cfg.server))
-        entries = [_entry(own)]
-        if cfg.baseline and own.speculation != PLAIN:
-            entries.insert(0, _entry(_baseline_of(own)))
-        entries += [_entry(_with_entry(own, entry)) for entry in cfg.compare]
-        refuse_doubled(entries, f"'compare=[{{speculation: {own.speculation}, label: LABEL_2}}]'")
+        config = cast(ServerConfig, OmegaConf.to_object(cfg.server))
+        entries = [_entry(config)]
+        if cfg.baseline and config.speculation != PLAIN:
+            entries.insert(0, _entry(_baseline_of(config)))
+        entries += [_entry(_with_entry(config, entry)) for entry in cfg.compare]
+        refuse_doubled(
+            entries, f"'compare=[{{speculation: {config.speculation}, label: LABEL_2}}]'"
+        )
         return tuple(entries)
 
     def load_cases(self, config: RunConfig) -> tuple[Case, ...]:
@@ -124,9 +126,9 @@ def _check_combinations(cfg: DictConfig, overrides: Sequence[str]) -> None:
     if openai and server.api_key_env not in (OpenaiConfig.api_key_env, *os.environ):
         # It may be the key itself, and this line stays on the terminal.
         name = str(server.api_key_env)
-        shown = name if name.isidentifier() and name.isupper() else "what you typed"
+        typed = name if name.isidentifier() and name.isupper() else "what you typed"
         raise ConfigurationError(
-            f"server.api_key_env: no environment variable is called {shown}. Type the name of the "
+            f"server.api_key_env: no environment variable is called {typed}. Type the name of the "
             "variable that holds the key, not the key: export NAME=KEY, then "
             "server.api_key_env=NAME."
         )
@@ -157,25 +159,25 @@ def _name_model(cfg: DictConfig, overrides: Sequence[str]) -> None:
     cfg.model.id, cfg.model.embedded = server.model, False
 
 
-def _baseline_of(own: ServerConfig) -> ServerConfig:
-    plain = replace(own, speculation=PLAIN, label=None)
+def _baseline_of(config: ServerConfig) -> ServerConfig:
+    plain = replace(config, speculation=PLAIN, label=None)
     if not isinstance(plain, OpenaiConfig):
         return plain
     if plain.plain_url is None:
         raise ConfigurationError(
-            f"server.speculation={own.speculation} is compared with plain decoding. Type "
+            f"server.speculation={config.speculation} is compared with plain decoding. Type "
             "server.plain_url=URL, where the same model runs without it, or baseline=false."
         )
     if plain.plain_url.rstrip("/") == str(plain.base_url).rstrip("/"):
         raise ConfigurationError(
             f"server.plain_url={plain.plain_url} must not be server.base_url: one server cannot "
-            f"both draft ({own.speculation}) and decode plainly. Start a second one without "
+            f"both draft ({config.speculation}) and decode plainly. Start a second one without "
             "speculation, or type baseline=false."
         )
     return replace(plain, base_url=plain.plain_url)
 
 
-def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
+def _with_entry(config: ServerConfig, entry: object) -> ServerConfig:
     if isinstance(entry, DictConfig):
         entry = OmegaConf.to_container(entry, resolve=True)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("speculation"), str):
@@ -183,30 +185,30 @@ def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
             f"compare entry {entry!r} must name a speculation with runner=serve. Type e.g. "
             f"{_EXAMPLE}."
         )
-    valid = [f.name for f in fields(own) if f.name not in (*SHARED_KEYS, "plain_url")]
+    valid = [f.name for f in fields(config) if f.name not in (*SHARED_KEYS, "plain_url")]
     for key in entry:
         if key not in valid:
             where = f"key in the compare entry for {entry['speculation']}:"
             raise unknown_name(where, str(key), valid)
-    if isinstance(own, OpenaiConfig) and "base_url" not in entry:
+    if isinstance(config, OpenaiConfig) and "base_url" not in entry:
         raise ConfigurationError(
             f"compare entry {dict(entry)!r} needs a base_url: a running server drafts in one way "
             "only."
         )
-    typed = OmegaConf.merge(OmegaConf.structured(replace(own, label=None)), dict(entry))
-    server = cast(ServerConfig, OmegaConf.to_object(typed))
+    merged = OmegaConf.merge(OmegaConf.structured(replace(config, label=None)), dict(entry))
+    server = cast(ServerConfig, OmegaConf.to_object(merged))
     # One file is served to all labels; the other keys may differ between labels that do not draft,
     # whose speedup is then what the key does.
     for key in DECODING_KEYS if isinstance(server, LlamacppConfig) else ():
         value = getattr(server, key)
-        if value == getattr(own, key) or (server.speculation == PLAIN and key != "gguf"):
+        if value == getattr(config, key) or (server.speculation == PLAIN and key != "gguf"):
             continue
-        shown = str(value).lower() if isinstance(value, bool) else value
-        alone = "" if key == "gguf" else f", or {key} in an entry with speculation: {PLAIN}"
+        value_text = str(value).lower() if isinstance(value, bool) else value
+        exception = "" if key == "gguf" else f", or {key} in an entry with speculation: {PLAIN}"
         raise ConfigurationError(
             f"compare entry for {server.speculation}: plain decoding depends on {key} too, and the "
             "speedup over a baseline without it would not be drafting's. Type "
-            f"server.{key}={shown} for all labels{alone}."
+            f"server.{key}={value_text} for all labels{exception}."
         )
     return server
 
@@ -214,8 +216,8 @@ def _with_entry(own: ServerConfig, entry: object) -> ServerConfig:
 def _entry(server: ServerConfig) -> Entry:
     kind, name = server.speculation, server.name
     parts = parts_of(kind)
-    called = f"{name}_{kind}".replace("+", "_")
-    method = _DRAFTS_NOTHING | {"name": called, "server": asdict(server)}
+    method_name = f"{name}_{kind}".replace("+", "_")
+    method = _DRAFTS_NOTHING | {"name": method_name, "server": asdict(server)}
     if isinstance(server, LlamacppConfig):
         for part in parts:
             if part not in LLAMACPP_SPECULATIONS:
@@ -237,4 +239,4 @@ def _entry(server: ServerConfig) -> Entry:
             method["state_scope"] = "prompt"  # its server is started anew for each case
     elif isinstance(server, OpenaiConfig):
         check_url("server.base_url", server.base_url)
-    return Entry(server.label or (BASELINE if kind == PLAIN else called), method)
+    return Entry(server.label or (BASELINE if kind == PLAIN else method_name), method)

@@ -38,9 +38,9 @@ from runners.search import (
     LiveRuns,
     Measure,
     Replays,
+    format_knobs,
     load_spaces,
     mixed,
-    shown,
     successive_halving,
 )
 from specbench import paths
@@ -182,7 +182,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
                 "cases × settings": str(row["replays"]),
                 "own": _number(row["own"]),
                 "chosen": _number(row["speedup"]),
-                "setting": shown(row["knobs"]) if row["speedup"] else row["reason"],
+                "setting": format_knobs(row["knobs"]) if row["speedup"] else row["reason"],
             }
             for row in rows
         ]

@@ -59,7 +59,7 @@ def run_in_child(
     if sys.platform != "win32":  # which has no such process
         resource_tracker.ensure_running()  # starting it would let signals through
     answer: int | SpecBenchError | None = None
-    with signals.listening(), ours:
+    with signals.raise_on_signal(), ours:
         try:
             with _starting(variables or {}):
                 process.start()
@@ -87,7 +87,7 @@ def run_in_child(
 def _starting(variables: Mapping[str, str]) -> Iterator[None]:
     """Start a process inside with these variables; it is stopped once it can unwind."""
     before = dict(os.environ)
-    signals.hold()
+    signals.block_signals()
     os.environ.update(variables)
     try:
         yield
@@ -95,7 +95,7 @@ def _starting(variables: Mapping[str, str]) -> Iterator[None]:
         for name in variables:
             del os.environ[name]
         os.environ.update(before)
-        signals.release()
+        signals.unblock_signals()
 
 
 def _child(connection: Connection, work: Callable[[T], int], argument: T) -> NoReturn:
@@ -108,8 +108,8 @@ def _child(connection: Connection, work: Callable[[T], int], argument: T) -> NoR
     tqdm.set_lock(threading.RLock())
     answer: int | SpecBenchError
     try:
-        signals.obey_parent()
-        signals.release()
+        signals.raise_on_first_sigterm()
+        signals.unblock_signals()
         answer = work(argument)
     except SpecBenchError as error:
         answer = JobRefused(str(error))
@@ -118,7 +118,7 @@ def _child(connection: Connection, work: Callable[[T], int], argument: T) -> NoR
         answer = 128 + stop.signum
     except BaseException:
         answer = JobCrashed(f"the measuring process crashed:\n{traceback.format_exc()}")
-    signals.hold()
+    signals.block_signals()
     with contextlib.suppress(OSError):  # a parent that is gone needs no answer
         connection.send(answer)
     sys.stdout.flush()

@@ -65,20 +65,20 @@ def run_application(main: Callable[[], Any]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints and exits by itself, with 1
     code = 0
     try:
-        with signals.listening():
+        with signals.raise_on_signal():
             try:
                 main()
             except Exception as error:
                 code, _ = _report(error, verbose)
-            ended = sweep.outcomes(whole=not code)
-            sweep.finish(ended)
-            code = max(code, publish.publish(ended))
+            outcomes = sweep.outcomes(whole=not code)
+            sweep.finish(outcomes)
+            code = max(code, publish.publish(outcomes))
     except signals.Stopped as stop:
-        signals.say(stop.signum)
+        signals.print_stopped(stop.signum)
         return 128 + stop.signum
     finally:
-        sweep.forget()
-    return max([code, *(int(job["code"]) for job in ended)])
+        sweep.remove_outcomes()
+    return max([code, *(int(job["code"]) for job in outcomes)])
 
 
 def run_job(cfg: DictConfig) -> int:
@@ -89,10 +89,10 @@ def run_job(cfg: DictConfig) -> int:
     """
     hydra = HydraConfig.get()
     # As typed: an interpolation in them is resolved where it stands, not here.
-    typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     experiment = hydra.runtime.choices.get("experiment")
     invocation = Invocation(
-        overrides=tuple(typed),
+        overrides=tuple(overrides),
         multirun=hydra.mode == RunMode.MULTIRUN,
         experiment=None if experiment in (None, "null") else str(experiment),
     )
@@ -102,7 +102,7 @@ def run_job(cfg: DictConfig) -> int:
         code, path = execute(with_custom_model(cfg, invocation.overrides), invocation)
     except Exception as error:
         code, message = _report(error)
-    sweep.keep(code, invocation.overrides, path, message, logger)
+    sweep.save_outcome(code, invocation.overrides, path, message, logger)
     return code
 
 
@@ -121,9 +121,9 @@ def execute(cfg: DictConfig, invocation: Invocation) -> tuple[int, Path]:
         SpecBenchError: the run could not go to its end.
     """
     if cfg.add:
-        typed = add_methods.whole_command(cfg, invocation.overrides)
-        if len(typed) > len(invocation.overrides):
-            cfg, invocation = compose.compose(typed), replace(invocation, overrides=typed)
+        overrides = add_methods.whole_command(cfg, invocation.overrides)
+        if len(overrides) > len(invocation.overrides):
+            cfg, invocation = compose.compose(overrides), replace(invocation, overrides=overrides)
     if cfg.runner.name not in RUNNERS:
         raise unknown_name("runner", str(cfg.runner.name), RUNNERS)
     module = importlib.import_module(f"runners.{cfg.runner.name}")
@@ -254,15 +254,15 @@ def _output_folder(config: RunConfig, invocation: Invocation, run_key: str) -> P
 
 def _report(error: Exception, verbose: bool = False) -> tuple[int, str]:
     """Tell the user what went wrong; returns the exit code and one line of it."""
-    known: Exception | None = error
+    translated: Exception | None = error
     if isinstance(error, OSError) and error.filename is not None:
-        known = folder.unwritable(error.filename, error)
+        translated = folder.unwritable(error.filename, error)
     elif not isinstance(error, SpecBenchError):
-        known = translate_hydra_error(error)
-    if verbose or known is None:
+        translated = translate_hydra_error(error)
+    if verbose or translated is None:
         traceback.print_exception(error)
-    if not isinstance(known, SpecBenchError):
+    if not isinstance(translated, SpecBenchError):
         return 1, first_line(error)
-    sys.stderr.write(f"error: {known}\n")
-    first, last = message_line(known), str(known).strip().rpartition("\n")[2].strip()
-    return known.exit_code, f"{first} {last}" if first.endswith(":") else first
+    sys.stderr.write(f"error: {translated}\n")
+    first, last = message_line(translated), str(translated).strip().rpartition("\n")[2].strip()
+    return translated.exit_code, f"{first} {last}" if first.endswith(":") else first

@@ -23,7 +23,7 @@ _ASIDE = ("# @package", "# python ")  # lines of a head comment that do not desc
 _WIDTH = 80
 
 
-def shown(arguments: Sequence[str], console: Console | None = None) -> bool:
+def print_list_if_requested(arguments: Sequence[str], console: Console | None = None) -> bool:
     """Print the list that ``--list`` names; return whether it was typed.
 
     A line is a name, a sentence of description, and of methods the paper's arXiv id.
@@ -31,10 +31,10 @@ def shown(arguments: Sequence[str], console: Console | None = None) -> bool:
     Raises:
         ConfigurationError: there is no such list.
     """
-    words = " ".join(arguments).replace("--list=", "--list ").split()
-    if "--list" not in words:
+    parts = " ".join(arguments).replace("--list=", "--list ").split()
+    if "--list" not in parts:
         return False
-    name = next(iter(words[words.index("--list") + 1 :]), None)
+    name = next(iter(parts[parts.index("--list") + 1 :]), None)
     if name is None:
         raise ConfigurationError(f"--list needs a name. Type --list {'|'.join(LISTS)}.")
     if name not in LISTS:
@@ -48,7 +48,7 @@ def shown(arguments: Sequence[str], console: Console | None = None) -> bool:
     table.add_column("what it is", overflow="fold")
     for option in option_names(group):
         text = (paths.CONF_DIR / group / f"{option}.yaml").read_text(encoding="utf-8")
-        cells = _method(option, text) if methods else [_described(text)]
+        cells = _method(option, text) if methods else [_describe(text)]
         table.add_row(*map(Text, [option, *cells]))
     console.print(table)
     return True
@@ -60,18 +60,18 @@ def _method(option: str, text: str) -> list[str]:
     module, _, name = str(target).rpartition(".")
     spec = importlib.util.find_spec(module)  # which runs nothing of it
     if spec is None or spec.origin is None:
-        return ["", _described(text)]
+        return ["", _describe(text)]
     source = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
     written = text + (ast.get_docstring(source) or "")
     arxiv = re.search(r"arXiv:?\s*(\d{4}\.\d{4,5})", written, re.I)
     unpublished = re.search(r"\bno paper\b|paper: none|blog post", written, re.I)
     paper = arxiv[1] if arxiv else "no paper" if unpublished else ""
     classes = {node.name: node for node in source.body if isinstance(node, ast.ClassDef)}
-    described = (ast.get_docstring(classes[name]) or "") if name in classes else _described(text)
-    return [paper, described.partition("\n")[0].rstrip(".")]
+    description = (ast.get_docstring(classes[name]) or "") if name in classes else _describe(text)
+    return [paper, description.partition("\n")[0].rstrip(".")]
 
 
-def _described(text: str) -> str:
+def _describe(text: str) -> str:
     """Return the first sentence of a yaml's head comment, or its id or source."""
     head = re.match(r"(#.*\n)*", text)
     assert head is not None

@@ -27,10 +27,10 @@ def jobs(cfg: DictConfig) -> list[tuple[str, DictConfig, Path]]:
         first.append(("traces", recording(cfg)))
     if cfg.runner.name == "replay" and cfg.runner.surface == "measure":
         first.append(("surface", measurement(cfg)))
-    return [(key, job, _home(cfg, job)) for key, job in first]
+    return [(key, job, _job_folder(cfg, job)) for key, job in first]
 
 
-def _home(cfg: DictConfig, job: DictConfig) -> Path:
+def _job_folder(cfg: DictConfig, job: DictConfig) -> Path:
     """Return the folder of the same job if it is complete, by hand or otherwise, or a new one."""
     key = run_key(job)
     for path in sorted(Path(cfg.paths.results).glob(f"*/*-{key}")):

@@ -27,14 +27,14 @@ class Stopped(SystemExit):
         self.signum = signum
 
 
-def end_at_once() -> None:
+def exit_on_signal() -> None:
     """End the process at once on any later stop signal: there is nothing to clean up."""
-    for signum in _heard():
+    for signum in _unignored():
         signal.signal(signum, _end)
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[None]:
+def raise_on_signal() -> Iterator[None]:
     """Raise `Stopped` inside, each time a stop signal arrives.
 
     Elsewhere than in the main thread nothing changes.
@@ -42,7 +42,7 @@ def listening() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {signum: signal.signal(signum, _raise) for signum in _heard()}
+    before = {signum: signal.signal(signum, _raise) for signum in _unignored()}
     try:
         yield
     finally:
@@ -50,36 +50,36 @@ def listening() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def obey_parent() -> None:
+def raise_on_first_sigterm() -> None:
     """Raise `Stopped` on the first SIGTERM from now on, and ignore all other stop signals.
 
     A terminal's signals reach parent and child: the parent asks the child once, so that nothing
     disturbs what the child puts in order.
     """
-    asked: list[int] = []
+    received: list[int] = []
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        if not asked:
-            asked.append(signum)
+        if not received:
+            received.append(signum)
             raise Stopped(signum)
 
-    for signum in _heard():
+    for signum in _unignored():
         signal.signal(signum, stop if signum == signal.SIGTERM else signal.SIG_IGN)
 
 
-def hold() -> None:
+def block_signals() -> None:
     """Have stop signals wait, also in a process that is started; for good at a process's end."""
     if _CAN_WAIT:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
-def release() -> None:
-    """Let stop signals through that `hold` made wait."""
+def unblock_signals() -> None:
+    """Let stop signals through that `block_signals` made wait."""
     if _CAN_WAIT:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
-def say(signum: int) -> None:
+def print_stopped(signum: int) -> None:
     """Write the one line of a run that was stopped."""
     # A terminal that was closed takes no line.
     with contextlib.suppress(OSError, ValueError, RuntimeError):
@@ -87,7 +87,7 @@ def say(signum: int) -> None:
         sys.stderr.flush()
 
 
-def _heard() -> list[signal.Signals]:
+def _unignored() -> list[signal.Signals]:
     """Return the stop signals that are not ignored, as SIGHUP is under nohup."""
     return [signum for signum in STOP_SIGNALS if signal.getsignal(signum) is not signal.SIG_IGN]
 
@@ -97,5 +97,5 @@ def _raise(signum: int, frame: FrameType | None) -> NoReturn:
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
-    say(signum)
+    print_stopped(signum)
     os._exit(128 + signum)

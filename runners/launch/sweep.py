@@ -36,7 +36,7 @@ def _outcome_file(folder: str, number: int) -> Path:
     return Path(folder, f"{number:06d}.json")
 
 
-class Place(Callback):
+class SweepCallback(Callback):
     """Hydra's callback that lists a sweep's jobs, counted as Hydra's sweeper does."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -53,10 +53,10 @@ class Place(Callback):
         _files.extend(_outcome_file(folder, number) for number in range(1, jobs))
 
 
-def keep(
+def save_outcome(
     code: int, overrides: Sequence[str], folder: Path | None, error: str, logger: Any = None
 ) -> None:
-    """Keep how a job ended for the process that must exit, which may be another one.
+    """Save how a job ended for the process that must exit, which may be another one.
 
     ``folder`` is None of a job that raised something, and ``error`` "" where nothing was raised.
     """
@@ -71,7 +71,7 @@ def keep(
 
 
 def outcomes(whole: bool = True) -> list[JsonObject]:
-    """Return what `keep` saved for this process's job, or for its sweep's jobs, in order.
+    """Return what `save_outcome` saved for this process's job, or for its sweep's jobs, in order.
 
     Of a ``whole`` sweep, which came to its end, a job that left nothing has failed.
     """
@@ -85,8 +85,8 @@ def outcomes(whole: bool = True) -> list[JsonObject]:
     return ended
 
 
-def forget() -> None:
-    """Remove what `keep` kept, and nothing else."""
+def remove_outcomes() -> None:
+    """Remove what `save_outcome` wrote, and nothing else."""
     for file in _files:
         file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ def finish(ended: Sequence[JsonObject]) -> None:
     if "shard" in varied:
         sys.stdout.write("parts of runs: python -m analysis.merge joins them\n")
     elif measured:
-        run_analysis("sweep", *measured, "-o", _home(measured, varied))
+        run_analysis("sweep", *measured, "-o", _sweep_folder(measured, varied))
     for job in ended:
         if job["code"]:
             name = " ".join(f"{key}={job['typed'][key]}" for key in varied if key in job["typed"])
@@ -136,7 +136,7 @@ def run_analysis(module: str, *arguments: str | Path) -> int:
     return subprocess.run(command, env=environment, check=False, start_new_session=True).returncode
 
 
-def _home(folders: Sequence[Path], varied: Sequence[str]) -> Path:
+def _sweep_folder(folders: Sequence[Path], varied: Sequence[str]) -> Path:
     """Name a folder next to the jobs'; a repeated sweep of the same jobs overwrites it."""
     names = "\n".join(sorted(folder.name for folder in folders))
     keys = file_name("-".join(key.rpartition(".")[2] for key in varied))

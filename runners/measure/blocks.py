@@ -1,6 +1,6 @@
 """The one loop over a run's blocks: all labels and turns of a case, interleaved turn by turn.
 
-What answers a turn is an `Answers`: our engine (`live.py`), a recording (``runners/replay.py``) or
+An `OutputSource` decodes the turns: our engine (`live.py`), a recording (``runners/replay.py``) or
 another engine's server (`served.py`). Dialogues, state scopes, failures, records and the comparison
 with plain decoding are the same for all of them.
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from runners.job import CaseBlock, Job, derive_seed
 from runners.measure.interference_rule import by_counters
 from runners.measure.method_runs import MethodRun, feed
-from runners.run_folder.resumable_files import BlockResult, Place
+from runners.run_folder.resumable_files import BlockKey, BlockResult
 from specbench.arrays import first_difference
 from specbench.errors import CaseFailed, WarmUpFailed, first_line
 from specbench.results.jsonl_schema import StepTrace
@@ -56,8 +56,8 @@ class Turn:
     Attributes:
         record: what is known of it; its status is ``failed`` until it is finished.
         batch: number of its batch in the run.
-        beside: the turns of the labels that ran before in the block, by label, and this one.
-        slot: its place in the batch, where ``run`` has a drafter of its own.
+        siblings: this turn and those of the labels that ran before in the block, by label.
+        slot: its slot in the batch, where ``run`` may have its own drafter.
         trace: its steps, where the engine tells them.
     """
 
@@ -66,7 +66,7 @@ class Turn:
     record: CaseRecord
     dialogue: Dialogue
     batch: int
-    beside: Mapping[str, Turn]
+    siblings: Mapping[str, Turn]
     slot: int = 0
     trace: StepTrace | None = None
     error: Exception | None = None
@@ -103,7 +103,7 @@ class Turn:
         )
 
 
-class Answers:
+class OutputSource:
     """What answers the turns of a run; times are taken within.
 
     Attributes:
@@ -138,13 +138,13 @@ class Answers:
 
     def answer(self, turns: Sequence[Turn]) -> None:
         """Answer turns of one label that are asked at once; those with an ``error`` are not."""
-        each(turns, self.answer_one)
+        ask_each(turns, self.answer_one)
 
     def answer_one(self, turn: Turn) -> None:
         """Decode a turn and complete its record; what is raised makes it a failed one."""
         raise NotImplementedError
 
-    def quoted(self, turn: Turn) -> str:
+    def previous_answer(self, turn: Turn) -> str:
         """Return a turn's output as the label's next turn quotes it; CaseFailed: there is none."""
         return ""
 
@@ -159,14 +159,14 @@ class Answers:
         """Give back what ``running`` left allocated, which raised ``error``; see `check_device`."""
 
 
-def each(turns: Sequence[Turn], ask: Callable[[Turn], None]) -> None:
+def ask_each(turns: Sequence[Turn], ask: Callable[[Turn], None]) -> None:
     """Call ``ask`` on each turn that has no ``error``; an exception becomes the turn's error."""
     for turn in turns:
         if turn.error is None:
             turn.error = failure(partial(ask, turn))
 
 
-def answered(record: CaseRecord) -> CaseRecord:
+def require_ok(record: CaseRecord) -> CaseRecord:
     """Return the record if it did not fail; without its output there is no next turn."""
     if record.status == "failed":
         raise CaseFailed(
@@ -196,15 +196,15 @@ class BlockRunner:
         runs: by label, in the order of the interleaving.
         done: the run's finished records; the list grows as the caller appends to it.
         forced: whether records are to be marked as made after ``resume=force``.
-        begun: whether an earlier start left records, of every label.
+        started: whether an earlier start left records, of every label.
     """
 
     job: Job
     runs: Mapping[str, MethodRun]
-    source: Answers
+    source: OutputSource
     done: list[CaseRecord]
     forced: bool = False
-    begun: bool = False
+    started: bool = False
     _repeat: int | None = None
     _last: str = "nothing"  # what was answered last
 
@@ -230,7 +230,7 @@ class BlockRunner:
                 log.warning("warm-up of %s failed: %s", run.label, error)
                 failed[run.label] = f"It failed in its warm-up ({first_line(error)})."
                 self.source.recover(error, f"the warm-up of {run.label}", self._last)
-        if failed and not self.begun:
+        if failed and not self.started:
             raise WarmUpFailed(failed)
         for run in self.runs.values():
             run.forget()
@@ -251,24 +251,24 @@ class BlockRunner:
         self._repeat = None if attempt else first.repeat
         self.source.begin_batch()
         result = BlockResult()
-        dialogues = {(b.place, label): Dialogue() for b in batch for label in self.runs}
+        dialogues = {(b.key, label): Dialogue() for b in batch for label in self.runs}
         for nth in range(max(len(block.case.turns) for block in batch)):
             blocks = [(slot, b) for slot, b in enumerate(batch) if nth < len(b.case.turns)]
-            asked: dict[Place, dict[str, Turn]] = {block.place: {} for _, block in blocks}
+            turns_by_block: dict[BlockKey, dict[str, Turn]] = {block.key: {} for _, block in blocks}
             for position, label in enumerate(self.source.order(first, number)):
                 turns = []
                 for slot, block in blocks:
-                    blank = self._blank(block, nth, label, position, attempt)
-                    dialogue, beside = dialogues[block.place, label], asked[block.place]
+                    record = self._new_record(block, nth, label, position, attempt)
+                    dialogue, siblings = dialogues[block.key, label], turns_by_block[block.key]
                     run = self.source.for_slot(self.runs[label], slot)
-                    beside[label] = Turn(run, block, blank, dialogue, number, beside, slot)
-                    turns.append(beside[label])
+                    siblings[label] = Turn(run, block, record, dialogue, number, siblings, slot)
+                    turns.append(siblings[label])
                 self.source.answer(turns)
                 for turn in turns:
                     self._close(turn, result)
-            for by_label in asked.values():
+            for by_label in turns_by_block.values():
                 for turn in by_label.values():
-                    self._continue(turn)
+                    self._extend_dialogue(turn)
         noise = by_counters(result.records, self.job.config.measure.disturbed)
         result.records = [
             r.replace(status="disturbed", disturbed_by=noise[r.key]) if r.key in noise else r
@@ -277,7 +277,7 @@ class BlockRunner:
         self._compare(result)
         return result
 
-    def _blank(
+    def _new_record(
         self, block: CaseBlock, turn: int, label: str, position: int, attempt: int
     ) -> CaseRecord:
         """Make a turn's record before it is decoded, with status ``failed``."""
@@ -312,23 +312,23 @@ class BlockRunner:
             result.steps += [turn.trace] if turn.trace else []
             turn.run.last, self._last = record, where
         else:
-            self._failed(result, record, turn.error, self.source.during, where)
+            self._add_failure(result, record, turn.error, self.source.during, where)
             self._restore(turn.run, record, result.records)
         result.records.append(record)
 
-    def _failed(
-        self, result: BlockResult, record: CaseRecord, error: Exception, during: str, what: str
+    def _add_failure(
+        self, result: BlockResult, record: CaseRecord, error: Exception, during: str, subject: str
     ) -> None:
         result.add_error(record, error, during)
-        log.warning("%s: %s", what, error)
-        self.source.recover(error, what, self._last)
+        log.warning("%s: %s", subject, error)
+        self.source.recover(error, subject, self._last)
 
-    def _continue(self, turn: Turn) -> None:
+    def _extend_dialogue(self, turn: Turn) -> None:
         """Give a label's dialogue the answer that its next turn is prompted with."""
         dialogue = turn.dialogue
         if turn.record.turn + 1 < len(turn.block.case.turns) and dialogue.broken is None:
             try:
-                dialogue.pairs.append((turn.question, self.source.quoted(turn)))
+                dialogue.pairs.append((turn.question, self.source.previous_answer(turn)))
             except DiskError:
                 raise
             except Exception as error:
@@ -379,7 +379,7 @@ class BlockRunner:
                 raise
             except Exception as error:
                 audit = f"the audit of {record.case_id}, {record.label}"
-                self._failed(result, record, error, "audit", audit)
+                self._add_failure(result, record, error, "audit", audit)
 
     def _check_prompt(self, record: CaseRecord, plain: CaseRecord) -> None:
         """Refuse a label's prompt that is not the baseline's, where both quote the same answers."""

@@ -27,9 +27,9 @@ def names(job: Job, drafts: Iterable[DraftConfig] = ()) -> list[str]:
     device = loading.choose_device(model.device)
     indices = set(range(torch.cuda.device_count()))
     if device.type != "cuda" or model.device_map is None:
-        own = [torch.device(d.device) for d in drafts if d.device and draft_weights(d, model)]
+        others = [torch.device(d.device) for d in drafts if d.device and draft_weights(d, model)]
         # A draft whose device is not there shares the target's.
-        indices &= {used.index or 0 for used in (device, *own) if used.type == "cuda"}
+        indices &= {used.index or 0 for used in (device, *others) if used.type == "cuda"}
     gpus = [f"GPU-{torch.cuda.get_device_properties(i).uuid}" for i in indices]
     return sorted([*gpus, *(["cpu"] if device.type == "cpu" else [])])
 

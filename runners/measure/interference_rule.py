@@ -70,9 +70,9 @@ def to_measure_again(job: Job, records: Sequence[CaseRecord], n_superseded: int)
     """
     measure, blocks = job.config.measure, job.blocks()
     attempts = {(r.repeat, r.case_id): r.attempt for r in records if r.status == "disturbed"}
-    disturbed = [block for block in blocks if block.place in attempts]
-    again = [block for block in disturbed if attempts[block.place] < measure.reruns]
-    again.sort(key=lambda block: attempts[block.place])
+    disturbed = [block for block in blocks if block.key in attempts]
+    again = [block for block in disturbed if attempts[block.key] < measure.reruns]
+    again.sort(key=lambda block: attempts[block.key])
     again = again[: max(0, math.ceil(measure.rerun_share * len(blocks)) - n_superseded)]
     fewest, most = len(disturbed) - len(again), most_left_out(len(blocks))
     if again and fewest > most:

@@ -15,8 +15,8 @@ import numpy as np
 
 from runners.job import EAGER_BASELINE, CaseBlock, Job, label_order
 from runners.measure import device_lock
-from runners.measure.blocks import WARM_UP_TEXT, Answers, Turn, answered, each
-from runners.measure.measurement import OpenRun, attempts
+from runners.measure.blocks import WARM_UP_TEXT, OutputSource, Turn, ask_each, require_ok
+from runners.measure.measurement import Measurement, attempts
 from runners.measure.method_runs import MethodRun
 from runners.run_folder.manifest import check_passes, check_prompts, check_subject
 from specbench.arrays import IntArray
@@ -56,14 +56,14 @@ def run_live(job: Job, load: Load, given: Mapping[str, Drafter] | None = None) -
             "already. Leave it out, or type the same on the command line of run.py."
         )
     cuda_settings.fix()  # before the manifest says what is in force
-    for run in attempts(both_baselines(job), given):
+    for run in attempts(with_eager_baseline(job), given):
         with run:
-            if run.lacks:
+            if run.incomplete:
                 _measure(load, run)
     return run.exit_code
 
 
-def both_baselines(job: Job) -> Job:
+def with_eager_baseline(job: Job) -> Job:
     """Add an eager ``ar`` to a job whose ``ar`` runs CUDA graphs.
 
     A speedup over graphs alone cannot be held against papers' speedups, and one over eager passes
@@ -74,9 +74,9 @@ def both_baselines(job: Job) -> Job:
     if not job.baseline or any(entry.method.get("eager") for entry in baselines):
         return job
     if (job.folder / records.MANIFEST).exists():
-        wanted = EAGER_BASELINE in RunManifest.read(job.folder).labels
+        required = EAGER_BASELINE in RunManifest.read(job.folder).labels
     else:
-        wanted = (
+        required = (
             config.engine.eager_baseline
             and config.engine.name in ("auto", "graph")
             and not config.measure.phases  # no headline numbers come of it
@@ -84,14 +84,14 @@ def both_baselines(job: Job) -> Job:
             and device_lock.names(job) != ["cpu"]
             and config.batch.size == 1  # batches have no graphs
         )
-    if not wanted:
+    if not required:
         return job
     plain = next(entry for entry in baselines if entry.label == BASELINE)
     eager = replace(plain, label=EAGER_BASELINE, method={**plain.method, "eager": True})
     return replace(job, entries=(*job.entries, eager))
 
 
-def _measure(load: Load, run: OpenRun) -> None:
+def _measure(load: Load, run: Measurement) -> None:
     from runners.measure.session import Recorder  # torch, where something is left to measure
 
     job, runs, files, manifest = run.job, run.runs, run.files, run.manifest
@@ -110,9 +110,9 @@ def _measure(load: Load, run: OpenRun) -> None:
         check_subject(manifest, model)
         manifest.forced_resume |= check_passes(manifest, model, job.config.resume == "force")
         # A GPU that others use gives each a part of its memory's speed, which would be no floor.
-        alone = measure.exclusive or model.device == "cpu"
+        measures_memory = measure.exclusive or model.device == "cpu"
         reading = session.fastest_read(earlier.read_bytes_per_s if earlier else None)
-        if alone:
+        if measures_memory:
             reading.measure()
             model.read_bytes_per_s = reading.bytes_per_s
         manifest.model = model
@@ -124,7 +124,7 @@ def _measure(load: Load, run: OpenRun) -> None:
         prompts = [session.render([(case.turns[0], None)]) for case in job.cases]
         check_prompts(job, files.done, prompts)
         size = job.config.batch.size
-        source = (EngineAnswers if size == 1 else BatchAnswers)(job, session, watch)
+        source = (EngineSource if size == 1 else BatchSource)(job, session, watch)
         source.prepare_warm_up(prompts)
         runner = run.runner(source)
         session.check_heads(runs, prompts[0])  # makes caches of its own: graphs come behind it
@@ -138,14 +138,14 @@ def _measure(load: Load, run: OpenRun) -> None:
         try:
             with gc_paused():
                 for number, batch, missing in run.pending(size):
-                    made = runner.run(batch, number).of(missing)
+                    block_result = runner.run(batch, number).select(missing)
                     if recorder is not None:
-                        recorder.keep(made.records)
-                    files.append(made)
+                        recorder.record(block_result.records)
+                    files.append(block_result)
                     reading.measure_between()
-                for block, attempt in run.again():
+                for block, attempt in run.reruns():
                     files.replace(runner.run([block], block.stream_index, attempt))
-            if alone:
+            if measures_memory:
                 reading.measure()
         finally:
             model.read_bytes_per_s = reading.bytes_per_s or None
@@ -176,7 +176,7 @@ def _name_busy_machine(loading: Interference, limit: float | None) -> None:
         )
 
 
-class EngineAnswers(Answers):
+class EngineSource(OutputSource):
     """Turns decoded by our own engine, one at a time; ``watch`` looks at the machine meanwhile."""
 
     def __init__(self, job: Job, session: Session, watch: SystemMonitor | None = None) -> None:
@@ -201,11 +201,12 @@ class EngineAnswers(Answers):
         return record.replace(verifier=self.job.verifier(record.label), host=socket.gethostname())
 
     def answer_one(self, turn: Turn) -> None:
-        asked = self._request(turn)
+        request = self._request(turn)
         self._watch.begin()
-        decoded = self._session.decode(asked.prompt, asked.drafter, asked.seed, seen=asked.seen)
+        prompt, drafter = request.prompt, request.drafter
+        decoded = self._session.decode(prompt, drafter, request.seed, seen=request.seen)
         around = self._watch.end()
-        self._finish(turn, decoded, decoded.timings.with_setup(asked.reset_s), around)
+        self._finish(turn, decoded, decoded.timings.with_setup(request.reset_s), around)
 
     def _request(self, turn: Turn) -> TurnRequest:
         """Make the request of a turn, with a drafter that is ready for it."""
@@ -265,17 +266,17 @@ class EngineAnswers(Answers):
 
     def _reference(self, turn: Turn, prompt: IntArray) -> IntArray:
         """Return the turn's plain greedy output: the baseline's if it ran already, or computed."""
-        ran = turn.beside.get(self.job.baseline or "") if self.job.greedy else None
+        ran = turn.siblings.get(self.job.baseline or "") if self.job.greedy else None
         if ran and ran.record.status != "failed" and ran.record.prompt_ids == prompt.tolist():
             return np.asarray(ran.record.output_ids, dtype=np.int64)
         return self._plain(turn.record, prompt)
 
-    def quoted(self, turn: Turn) -> str:
+    def previous_answer(self, turn: Turn) -> str:
         """Quote the label's own output, the greedy baseline's, or a plain one computed for it."""
         if self.job.config.dataset.dialogue == "own":
-            output = answered(turn.record).output_ids
+            output = require_ok(turn.record).output_ids
         elif self.job.greedy and self.job.baseline:
-            output = answered(turn.beside[self.job.baseline].record).output_ids
+            output = require_ok(turn.siblings[self.job.baseline].record).output_ids
         else:
             output = self._plain(turn.record, self._prompt(turn)).tolist()
         return self._session.answer(self._prompt(turn), output)
@@ -328,7 +329,7 @@ class EngineAnswers(Answers):
         return TurnRequest(prompt, run.drafter)
 
 
-class BatchAnswers(EngineAnswers):
+class BatchSource(EngineSource):
     """Turns decoded by our own engine in lock-step, a group of cases at a time.
 
     Turns of dialogues are in lock-step, too: the first of all cases, then the second of those that
@@ -357,44 +358,44 @@ class BatchAnswers(EngineAnswers):
             self._session.make_room(len(request.prompt) + self._longest)
             requests.append(request)
 
-        each(turns, ask)
-        asked = [turn for turn in turns if turn.error is None]
+        ask_each(turns, ask)
+        asked_turns = [turn for turn in turns if turn.error is None]
         for turn in turns:  # a group that one of its texts left is out of all comparisons
             turn.record = turn.record.replace(
-                batch=self.job.slot(turn.batch, turn.slot, len(asked))
+                batch=self.job.slot(turn.batch, turn.slot, len(asked_turns))
             )
-        if not asked:
+        if not asked_turns:
             return
         self._watch.begin()
         try:
-            made = self._session.decode_together(requests)
+            batch_result = self._session.decode_together(requests)
         except DiskError:
             raise
         except Exception as error:  # of a pass, which is all texts' at once
-            for turn in asked:
+            for turn in asked_turns:
                 turn.error = error
             return
         around = self._watch.end()
         if around.energy_j is not None:
-            around = replace(around, energy_j=around.energy_j / len(asked))
-        for turn, decoded in zip(asked, made.turns, strict=True):
+            around = replace(around, energy_j=around.energy_j / len(asked_turns))
+        for turn, decoded in zip(asked_turns, batch_result.turns, strict=True):
             if isinstance(decoded, Exception):
                 turn.error = decoded
                 continue
             assert turn.record.batch is not None
             batch = turn.record.batch.replace(
-                full_s=made.full_s,
-                model_s=made.model_s,
-                model_passes=made.model_passes,
-                pass_s=made.pass_s,
+                full_s=batch_result.full_s,
+                model_s=batch_result.model_s,
+                model_passes=batch_result.model_passes,
+                pass_s=batch_result.pass_s,
             )
             finish = functools.partial(self._finish, turn, decoded, decoded.timings, around, batch)
             turn.error = failure(finish)
 
     def compare(self, record: CaseRecord, plain: CaseRecord) -> Lossless:
         prompt = np.asarray(record.prompt_ids, dtype=np.int64)
-        alone = self._plain(record, prompt)
-        return self._session.audit(record, alone.tolist())
+        plain_output = self._plain(record, prompt)
+        return self._session.audit(record, plain_output.tolist())
 
     def warm_up(self, run: MethodRun) -> None:
         requests = [

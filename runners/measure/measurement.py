@@ -14,19 +14,19 @@ from tqdm import tqdm
 
 from runners.job import CaseBlock, Job
 from runners.measure import interference_rule
-from runners.measure.blocks import Answers, BlockRunner
+from runners.measure.blocks import BlockRunner, OutputSource
 from runners.measure.method_runs import MethodRun, build_method_runs
 from runners.run_folder import folder
 from runners.run_folder.manifest import (
-    OF_JOB,
+    JOB_FIELDS,
     add_start,
     begin,
     check_questions,
     check_resume,
     close,
 )
-from runners.run_folder.reproduce_note import leave_repeat
-from runners.run_folder.resumable_files import Place, ResultFiles
+from runners.run_folder.reproduce_note import write_reproduce_note
+from runners.run_folder.resumable_files import BlockKey, ResultFiles
 from specbench.decoding.drafter import Drafter
 from specbench.errors import MethodCannotRun, WarmUpFailed
 from specbench.results import records
@@ -41,7 +41,7 @@ _LINES = 20  # at most about this many lines for a whole run that is not on a te
 _QUIET_S = 60.0  # but never silent for much longer than this
 
 
-def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[OpenRun]:
+def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[Measurement]:
     """Yield the job's folder, held and opened, until what it lacks is measured.
 
     The caller measures within ``with run``. A label that turns out not to work is left out with its
@@ -55,16 +55,16 @@ def attempts(job: Job, given: Mapping[str, Drafter] | None = None) -> Iterator[O
     """
     with folder.hold_folder(job.folder):
         cases = job.folder / records.CASES
-        begun = cases.exists() and cases.stat().st_size > 0
-        left_out = dict(RunManifest.read(job.folder).left_out or {}) if begun else {}
+        started = cases.exists() and cases.stat().st_size > 0
+        left_out = dict(RunManifest.read(job.folder).left_out or {}) if started else {}
         run = None
         while run is None or not run.finished:
             gc.collect()  # what was loaded for the attempt before
-            run = OpenRun(job, left_out, begun, given)
+            run = Measurement(job, left_out, started, given)
             yield run
 
 
-class OpenRun:
+class Measurement:
     """A run's folder that this process holds: its methods, files, manifest and exit code.
 
     Attributes:
@@ -76,10 +76,10 @@ class OpenRun:
         self,
         job: Job,
         left_out: dict[str, str],
-        begun: bool,
+        started: bool,
         given: Mapping[str, Drafter] | None,
     ) -> None:
-        self._left_out, self._begun = left_out, begun
+        self._left_out, self._started = left_out, started
         self.finished, self.exit_code = False, 1
         while True:
             self.job = job.without(left_out)
@@ -88,13 +88,13 @@ class OpenRun:
                 break
             except MethodCannotRun as error:
                 self._leave_out(error)
-        self.manifest = _open_manifest(self.job, self.runs, begun)
+        self.manifest = _open_manifest(self.job, self.runs, started)
         self.manifest.left_out = left_out or None
         # Before any other file: a folder with records and no manifest is nobody's.
         self.save_manifest()
-        if not begun:
+        if not started:
             methods = {run.entry.name: type(run.drafter) for run in self.runs}
-            leave_repeat(job.folder, self.manifest, methods, typed=given is None)
+            write_reproduce_note(job.folder, self.manifest, methods, typed=given is None)
         self.files = ResultFiles(self.job)
         add_start(self.manifest, len(self.files.done), self.files.redone)
         self.save_manifest()
@@ -131,7 +131,7 @@ class OpenRun:
             self._left_out |= error.reasons
             if not self.job.without(self._left_out).entries:
                 raise error
-        elif self._begun or error.label not in self.job.optional:
+        elif self._started or error.label not in self.job.optional:
             raise (error.__cause__ or error) from None
         else:
             self._left_out[error.label] = str(error)
@@ -148,19 +148,19 @@ class OpenRun:
         self.finished = True
 
     @property
-    def lacks(self) -> bool:
+    def incomplete(self) -> bool:
         """Whether anything is to be measured, for the first time or again."""
         return bool(self.files.pending or self._disturbed())
 
-    def runner(self, source: Answers) -> BlockRunner:
+    def runner(self, source: OutputSource) -> BlockRunner:
         runs = {run.label: run for run in self.runs}
         done, forced = self.files.done, self.manifest.forced_resume
-        return BlockRunner(self.job, runs, source, done, forced, begun=bool(done))
+        return BlockRunner(self.job, runs, source, done, forced, started=bool(done))
 
     def save_manifest(self) -> None:
         self.manifest.write(self.job.folder)
 
-    def pending(self, at_once: int = 1) -> Iterator[tuple[int, list[CaseBlock], set[Place]]]:
+    def pending(self, at_once: int = 1) -> Iterator[tuple[int, list[CaseBlock], set[BlockKey]]]:
         """Yield the batches that lack records: number in the run, blocks, places that lack them.
 
         A batch is of one repeat. It is asked whole, so that what is missing is answered under the
@@ -169,7 +169,7 @@ class OpenRun:
         Args:
             at_once: blocks of a batch; groups of ``batch.size`` are formed all the same.
         """
-        pending, blocks = {block.place for block in self.files.pending}, self.job.blocks()
+        pending, blocks = {block.key for block in self.files.pending}, self.job.blocks()
         if self.job.config.batch.size > 1:
             batches = self.job.groups(self.job.config.batch.size)
         else:
@@ -178,13 +178,13 @@ class OpenRun:
             batches = [blocks[at : min(at + at_once, at - at % n + n)] for at in starts]
         with RunProgress(len(blocks), done=len(blocks) - len(pending)) as progress:
             for number, batch in enumerate(batches):
-                missing = [block for block in batch if block.place in pending]
+                missing = [block for block in batch if block.key in pending]
                 if missing:
-                    yield number, batch, {block.place for block in missing}
+                    yield number, batch, {block.key for block in missing}
                 for block in missing:
                     progress.advance(f"{block.case.task} {block.case.case_id}")
 
-    def again(self) -> Iterator[tuple[CaseBlock, int]]:
+    def reruns(self) -> Iterator[tuple[CaseBlock, int]]:
         """Yield disturbed blocks with how often each was measured, while they may be so again.
 
         The caller replaces a block's records before it takes the next one. At most
@@ -196,18 +196,18 @@ class OpenRun:
             log.info("measuring again what was disturbed (cases: %d%s)", len(blocks), most)
             with RunProgress(len(blocks)) as progress:
                 for block in blocks:
-                    left = self._disturbed()
-                    if not left:  # all are quiet, or too many would stay disturbed
+                    remaining = self._disturbed()
+                    if not remaining:  # all are quiet, or too many would stay disturbed
                         return
                     if minutes is not None and time.monotonic() - start >= 60 * minutes:
                         log.warning(
                             "%d disturbed cases are not measured again: measure.rerun_minutes=%g "
                             "is over. Tables count them as disturbed.",
-                            len(left),
+                            len(remaining),
                             minutes,
                         )
                         return
-                    keys = block.keys(self.job.labels)
+                    keys = block.record_keys(self.job.labels)
                     yield block, 1 + max(r.attempt for r in self.files.done if r.key in keys)
                     progress.advance(f"again {block.case.task} {block.case.case_id}")
 
@@ -219,16 +219,16 @@ class OpenRun:
         return interference_rule.to_measure_again(self.job, self.files.done, superseded)
 
 
-def _open_manifest(job: Job, runs: Sequence[MethodRun], begun: bool) -> RunManifest:
+def _open_manifest(job: Job, runs: Sequence[MethodRun], started: bool) -> RunManifest:
     machine = environment.describe()
     new = begin(job, {run.label: run.describe() for run in runs}, machine)
-    if not begun:
+    if not started:
         return new
     folder.check_owner(job.folder, job.run_key, job.identity)
     manifest = RunManifest.read(job.folder)
     check_questions(manifest, job.config, job.cases, job.folder)
     manifest.forced_resume |= check_resume(manifest, machine, job.config.resume == "force")
-    for name in OF_JOB:
+    for name in JOB_FIELDS:
         setattr(manifest, name, getattr(new, name))
     return manifest
 
@@ -260,8 +260,8 @@ class RunProgress:
         due = self._done % every == 0 or self._done == self._total
         if self._bar.disable and (due or now - self._last_line > _QUIET_S):
             self._last_line, elapsed = now, now - self._start
-            left = elapsed / (self._done - self._first) * (self._total - self._done)
-            times = (tqdm.format_interval(seconds) for seconds in (elapsed, left))
+            remaining_s = elapsed / (self._done - self._first) * (self._total - self._done)
+            times = (tqdm.format_interval(seconds) for seconds in (elapsed, remaining_s))
             log.info(
                 "%d/%d cases, %s gone, about %s left (%s)", self._done, self._total, *times, note
             )

@@ -70,10 +70,10 @@ class MethodRun:
             return NO_TOKENS
         return np.array([*last.prompt_ids, *last.output_ids], dtype=np.int64)
 
-    def twin(self, draft: DraftModel | None) -> MethodRun:
+    def clone(self, draft: DraftModel | None) -> MethodRun:
         """Copy the label's run for another slot of a batch, before its drafter's setup."""
-        both = (draft, self.draft[1]) if draft and self.draft else None
-        return replace(self, drafter=copy.deepcopy(self.drafter), draft=both)
+        cloned_draft = (draft, self.draft[1]) if draft and self.draft else None
+        return replace(self, drafter=copy.deepcopy(self.drafter), draft=cloned_draft)
 
     def forget(self) -> None:
         self.drafter.reset()
@@ -99,7 +99,7 @@ class MethodRun:
         )
 
 
-def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> list[MethodRun]:
+def build_method_runs(job: Job, drafters: Mapping[str, Drafter] | None = None) -> list[MethodRun]:
     """Instantiate every entry's drafter and check what it needs against the run.
 
     ``given``: drafters by label that the caller made; only what they need is checked.
@@ -110,15 +110,15 @@ def build_method_runs(job: Job, given: Mapping[str, Drafter] | None = None) -> l
     """
     runs = []
     for entry in job.entries:
-        with needs_of(entry):
-            drafter = (given or {}).get(entry.label) or instantiated(entry)
+        with as_method_cannot_run(entry):
+            drafter = (drafters or {}).get(entry.label) or make_drafter(entry)
             _check(drafter, entry, job)
         runs.append(MethodRun(entry, drafter))
     return runs
 
 
 @contextlib.contextmanager
-def needs_of(entry: Entry) -> Iterator[None]:
+def as_method_cannot_run(entry: Entry) -> Iterator[None]:
     """Raise what a method lacks inside as MethodCannotRun of its label."""
     try:
         yield
@@ -126,7 +126,7 @@ def needs_of(entry: Entry) -> Iterator[None]:
         raise MethodCannotRun(entry.label, str(error)) from error
 
 
-def instantiated(entry: Entry) -> Drafter:
+def make_drafter(entry: Entry) -> Drafter:
     """Instantiate the drafter that an entry's node describes, not set up.
 
     Raises:
@@ -183,13 +183,13 @@ def _check(drafter: Drafter, entry: Entry, job: Job) -> None:
 
 
 @contextlib.contextmanager
-def fitting(entry: Entry) -> Iterator[None]:
+def as_needs_not_met(entry: Entry) -> Iterator[None]:
     """Raise what ``setup`` cannot allocate inside as NeedsNotMet: its knobs decide that."""
     try:
         yield
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
-        known = isinstance(error, MemoryError | OverflowError)  # torch and numpy have others
-        if known or re.search(r"allocate|out of memory|overflow|too (big|large)", str(error)):
+        too_large = isinstance(error, MemoryError | OverflowError)  # torch and numpy have others
+        if too_large or re.search(r"allocate|out of memory|overflow|too (big|large)", str(error)):
             raise _too_large(entry, first_line(error)) from error
         raise
 
@@ -227,8 +227,8 @@ def find_heads(config: RunConfig, run: MethodRun) -> dict[str, Path]:
     Raises:
         WeightsNotFound: one is not to be had.
     """
-    names, places = run.drafter.needs.heads, run.entry.heads
-    folders = {n: head_folder.find(n, places, config.model, fetch=True) for n in names}
+    names, paths = run.drafter.needs.heads, run.entry.heads
+    folders = {n: head_folder.find(n, paths, config.model, fetch=True) for n in names}
     return {name: path for name, path in folders.items() if path is not None}
 
 

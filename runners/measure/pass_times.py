@@ -47,26 +47,26 @@ def pass_s(target: Target, tree: DraftTree, context: int) -> float:
         verdict = verifier.verify(tree, scores)
         target.commit(tree, verdict.path)
 
-    taken = seconds(step, target.device)
+    pass_time = seconds(step, target.device)
     target.cache.truncate(context)
-    return taken
+    return pass_time
 
 
-def texts_pass_s(batch: BatchTarget, texts: int, tree: DraftTree, context: int) -> float:
+def sequences_pass_s(batch: BatchTarget, sequences: int, tree: DraftTree, context: int) -> float:
     """Time one step of the first ``sequences`` of a batch together, each with ``tree``."""
     verifier = GreedyVerifier()
 
     def step() -> None:
-        for slot in range(texts):
+        for slot in range(sequences):
             batch.check(slot, tree)
-        scores = batch.forward([(slot, 0, tree) for slot in range(texts)])
-        for read, own in zip(batch.slots, scores, strict=False):
-            read.commit(tree, verifier.verify(tree, own).path)
+        scores = batch.forward([(slot, 0, tree) for slot in range(sequences)])
+        for read, slot_scores in zip(batch.slots, scores, strict=False):
+            read.commit(tree, verifier.verify(tree, slot_scores).path)
 
-    taken = seconds(step, batch.device)
-    for read in batch.slots[:texts]:
+    pass_time = seconds(step, batch.device)
+    for read in batch.slots[:sequences]:
         read.cache.truncate(context)
-    return taken
+    return pass_time
 
 
 def time_rows(target: Target, prompt: IntArray, most: int, seed: int) -> RowTimes:
@@ -114,14 +114,14 @@ def time_rows(target: Target, prompt: IntArray, most: int, seed: int) -> RowTime
 def _rounds(
     round_once: Callable[[], dict[int, float]], least: int, most: int
 ) -> list[dict[int, float]]:
-    made: list[dict[int, float]] = []
-    while len(made) < most:
-        taken = sum(sum(times.values()) for times in made)
-        enough = len(made) >= least and taken >= _ENOUGH_S
-        if enough or (len(made) >= _FEWEST and taken >= _LONGEST_S):
+    rounds: list[dict[int, float]] = []
+    while len(rounds) < most:
+        spent_s = sum(sum(times.values()) for times in rounds)
+        finished = len(rounds) >= least and spent_s >= _ENOUGH_S
+        if finished or (len(rounds) >= _FEWEST and spent_s >= _LONGEST_S):
             break
-        made.append(round_once())
-    return made
+        rounds.append(round_once())
+    return rounds
 
 
 def median_with_ends(values: Sequence[float]) -> list[float]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from runners.job import CaseBlock, Job, label_order
 from runners.measure import device_lock
-from runners.measure.blocks import WARM_UP_TEXT, Answers, Turn, answered, without_reasoning
-from runners.measure.measurement import OpenRun, attempts
+from runners.measure.blocks import WARM_UP_TEXT, OutputSource, Turn, require_ok, without_reasoning
+from runners.measure.measurement import Measurement, attempts
 from runners.measure.method_runs import MethodRun
 from runners.run_folder.manifest import check_subject
 from specbench.arrays import first_difference
@@ -31,12 +31,12 @@ def run_served(job: Job) -> int:
     """Ask what is missing in the job's folder and close it, as `runners.runner.Runner.run`."""
     for run in attempts(job):
         with run:
-            if run.lacks:
+            if run.incomplete:
                 _measure(run)
     return run.exit_code
 
 
-def _measure(run: OpenRun) -> None:
+def _measure(run: Measurement) -> None:
     job, manifest = run.job, run.manifest
     assert job.config.server is not None
     configs = {}
@@ -56,12 +56,12 @@ def _measure(run: OpenRun) -> None:
             check_subject(manifest, model)
             manifest.model, manifest.servers = model, described
             run.save_manifest()
-            runner = run.runner(ServedAnswers(job, servers, run.files.done))
+            runner = run.runner(ServedSource(job, servers, run.files.done))
             runner.warm_up(job.config.measure.warmup)
             for number, batch, missing in run.pending(servers.concurrency):
-                run.files.append(runner.run(batch, number).of(missing))
+                run.files.append(runner.run(batch, number).select(missing))
             if servers.concurrency == 1:  # several are answered anew together or not at all
-                for block, attempt in run.again():
+                for block, attempt in run.reruns():
                     run.files.replace(runner.run([block], block.stream_index, attempt))
     finally:
         servers.close()
@@ -76,7 +76,7 @@ def _gguf(job: Job) -> Path | None:
     return find_gguf(str(job.config.model.gguf_package), str(job.config.model.gguf_file))
 
 
-class ServedAnswers(Answers):
+class ServedSource(OutputSource):
     """Turns asked over HTTP, a batch at once; ``done``: the run's records so far."""
 
     refusals = (ConfigurationError,)
@@ -197,9 +197,9 @@ class ServedAnswers(Answers):
                     f"{first.label} (case {first.case_id}, repeat {first.repeat})",
                 )
 
-    def quoted(self, turn: Turn) -> str:
+    def previous_answer(self, turn: Turn) -> str:
         shared = self.job.baseline if self.job.config.dataset.dialogue == "ar" else None
-        served = answered(turn.beside[shared or turn.run.label].record).served
+        served = require_ok(turn.siblings[shared or turn.run.label].record).served
         assert served is not None  # it was answered
         return without_reasoning(served.text[served.n_thought :])
 

@@ -17,11 +17,11 @@ from runners.job import Job
 from runners.measure.blocks import without_reasoning
 from runners.measure.method_runs import (
     MethodRun,
+    as_method_cannot_run,
+    as_needs_not_met,
     describe_files,
     find_artifacts,
     find_heads,
-    fitting,
-    needs_of,
 )
 from runners.measure.pass_times import time_rows
 from specbench.arrays import IntArray
@@ -139,11 +139,11 @@ class Session:
             self._batch_engine = BatchEngine(
                 self._batch_target, verifiers, **limits, phases=config.measure.phases
             )
-            twins = {id(d): [d.twin() for _ in range(size - 1)] for d in self._drafts}
-            self._drafts += [draft for drafts in twins.values() for draft in drafts]
+            clones = {id(d): [d.twin() for _ in range(size - 1)] for d in self._drafts}
+            self._drafts += [draft for drafts in clones.values() for draft in drafts]
             for run in runs:
-                drafts = twins.get(id(run.draft and run.draft[0]), [None] * (size - 1))
-                self._slots[run.label] += [run.twin(draft) for draft in drafts]
+                drafts = clones.get(id(run.draft and run.draft[0]), [None] * (size - 1))
+                self._slots[run.label] += [run.clone(draft) for draft in drafts]
         head_cache: HeadCache = {}
         for run in [slot for slots in self._slots.values() for slot in slots]:
             draft = run.draft[0] if run.draft else None
@@ -164,7 +164,7 @@ class Session:
                 if draft
                 else None,
             )
-            with needs_of(run.entry), fitting(run.entry):
+            with as_method_cannot_run(run.entry), as_needs_not_met(run.entry):
                 run.drafter.setup(context)
             # Behind `setup`: a head's own configuration may say which states it reads.
             if layers := run.drafter.needs.hidden_layers:
@@ -311,7 +311,7 @@ class Session:
     def decode_together(
         self, requests: Sequence[TurnRequest], max_new_tokens: int | None = None
     ) -> BatchResult:
-        """Decode texts in lock-step; ``batch.size`` at most, each with its slot's drafter."""
+        """Decode sequences in lock-step; ``batch.size`` at most, each with its slot's drafter."""
         limit = max_new_tokens or self._max_new_tokens
         self.make_room(max(len(request.prompt) for request in requests) + limit)
         return self._batch_engine.decode(requests, max_new_tokens=limit)
@@ -487,7 +487,7 @@ def make_session(
     # All of it before the weights: a large target takes minutes to load.
     checked: list[DraftConfig] = []
     for run in runs:
-        with needs_of(run.entry):
+        with as_method_cannot_run(run.entry):
             if config.batch.size > 1:
                 _check_batch(run, config.batch.size)
             run.artifacts = find_artifacts(config, run, tokenizer)
@@ -498,12 +498,12 @@ def make_session(
     for draft in more_drafts:
         _check_draft_tokenizer(draft, config, tokenizer)
     model = load()
-    what = f"{weights.key_of(config.model)}={model.id}"
-    self_check.check_tokenizer(model.model, tokenizer, what)
+    subject = f"{weights.key_of(config.model)}={model.id}"
+    self_check.check_tokenizer(model.model, tokenizer, subject)
     max_len = min(_longest_turn(job, template), model.context_length)
     needs = [run.drafter.needs for run in runs]
     max_nodes = max(n.max_nodes for n in needs)
-    usable = usable_context(model.model, what, max_len, max_nodes)
+    usable = usable_context(model.model, subject, max_len, max_nodes)
     make = partial(
         make_target,
         config=config,
@@ -512,7 +512,7 @@ def make_session(
         batch=max(n.batch for n in needs),
         layouts=sorted({(n.batch, n.max_nodes // n.batch + 1) for n in needs if n.batch > 1}),
     )
-    target, check = self_check.checked(model.model, make, what=what, longest=max_len)
+    target, check = self_check.checked(model.model, make, what=subject, longest=max_len)
     model = replace(
         model,
         context_length=min(model.context_length, usable or model.context_length),
@@ -577,7 +577,7 @@ def _load_drafts(
             run.draft = same[0]
             run.draft[0].reserve(max_len, max_nodes)
             continue
-        with needs_of(run.entry):
+        with as_method_cannot_run(run.entry):
             run.draft = load_draft_model(
                 run.entry.draft,
                 config.model,
@@ -624,7 +624,7 @@ def make_target(
                 fused=config.engine.fused_layers,
             )
         log.warning("engine=graph runs eagerly: %s", reason)
-    made = Target(
+    target = Target(
         model,
         max_len=max_len,
         max_nodes=max_nodes,
@@ -633,8 +633,8 @@ def make_target(
         packed_bytes=packed_bytes(config.engine.packed),
         texts=config.batch.size if drafts else 1,
     )
-    made.draft_weights = config.engine.draft_weights
-    return made
+    target.draft_weights = config.engine.draft_weights
+    return target
 
 
 class Recorder:
@@ -659,8 +659,8 @@ class Recorder:
             layers = [layer for run in runs for layer in run.drafter.needs.hidden_layers]
             layers += _layers_of_heads(config.pair.heads, config.model, self._n_layers)
         target.hidden_states.check(layers, "record_layers")
-        places = {states.index_of(layer, self._n_layers) for layer in [*layers, AFTER_FINAL_NORM]}
-        self._layers = tuple(sorted(places))
+        positions = {states.index_of(layer, self._n_layers) for layer in [*layers, AFTER_FINAL_NORM]}
+        self._layers = tuple(sorted(positions))
         state_bytes = target.embeddings.embedding.shape[1] * target.dtype.itemsize
         log.info(
             "recording the hidden states %s: %.1f kB a token",
@@ -668,7 +668,7 @@ class Recorder:
             state_bytes * len(self._layers) / 1e3,
         )
 
-    def keep(self, finished: Sequence[CaseRecord]) -> None:
+    def record(self, finished: Sequence[CaseRecord]) -> None:
         """Record each finished turn of the baseline; a block that is redone writes it again."""
         for record in finished:
             if record.label != self._job.baseline or record.status == "failed" or record.repeat:

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _SHOWN = 12  # lines of what differs
 # What a manifest says of its job alone: a resumed run says it anew.
-OF_JOB = ("config", "identity", "labels", "baseline", "seed", "n_cases")
+JOB_FIELDS = ("config", "identity", "labels", "baseline", "seed", "n_cases")
 
 
 def begin(job: Job, labels: dict[str, LabelInfo], machine: Machine) -> RunManifest:

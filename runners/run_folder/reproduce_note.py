@@ -21,13 +21,13 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 def command_line(folder: Path, manifest: RunManifest) -> str:
     """Write the command that repeats a run into its folder, with its number of threads."""
-    words = list(manifest.overrides)
-    added = any(word.startswith("add=") for word in words)
+    overrides = list(manifest.overrides)
+    added = any(word.startswith("add=") for word in overrides)
     if manifest.swept and not added:  # what was typed is the folder of all jobs
-        words = [word for word in words if not word.startswith("output_dir=")]
-        words.append(f"output_dir={folder}")
+        overrides = [word for word in overrides if not word.startswith("output_dir=")]
+        overrides.append(f"output_dir={folder}")
     threads = [f"{name}={os.environ[name]}" for name in _THREADS if name in os.environ]
-    return shlex.join([*threads, "python", "run.py", *words])
+    return shlex.join([*threads, "python", "run.py", *overrides])
 
 
 def _repeat_text(line: str, manifest: RunManifest) -> str:
@@ -44,7 +44,7 @@ def _repeat_text(line: str, manifest: RunManifest) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def leave_repeat(
+def write_reproduce_note(
     folder: Path, manifest: RunManifest, methods: Mapping[str, type], *, typed: bool = True
 ) -> None:
     """Write ``repeat.md``, and what of the code was uncommitted.
@@ -70,9 +70,9 @@ def leave_repeat(
                 continue
             copies = {file: folder / SOURCES / f"{name}.py"}
             if file.name == "__init__.py":  # with modules beside it
-                place = folder / SOURCES / name
+                package_folder = folder / SOURCES / name
                 copies = {
-                    part: place / part.relative_to(file.parent)
+                    part: package_folder / part.relative_to(file.parent)
                     for part in file.parent.rglob("*.py")
                 }
             for part, copy in copies.items():

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _TRACEBACK_CHARACTERS = 4000
 
-Place = tuple[int, str]
+BlockKey = tuple[int, str]
 
 
 @dataclass(slots=True)
@@ -41,12 +41,12 @@ class BlockResult:
         self.errors += other.errors
         self.steps += other.steps
 
-    def of(self, places: set[Place]) -> BlockResult:
+    def select(self, keys: set[BlockKey]) -> BlockResult:
         """Select the part of some blocks."""
         return BlockResult(
-            [r for r in self.records if (r.repeat, r.case_id) in places],
-            [e for e in self.errors if (e["repeat"], e["case_id"]) in places],
-            [s for s in self.steps if (s.repeat, s.case_id) in places],
+            [r for r in self.records if (r.repeat, r.case_id) in keys],
+            [e for e in self.errors if (e["repeat"], e["case_id"]) in keys],
+            [s for s in self.steps if (s.repeat, s.case_id) in keys],
         )
 
     def add_error(self, record: CaseRecord, error: Exception, during: str) -> None:
@@ -92,24 +92,24 @@ class ResultFiles:
         """The blocks that lack a record, in the order of the run."""
         present = {record.key for record in self.done}
         labels = self._job.labels
-        return [block for block in self._job.blocks() if not block.keys(labels) <= present]
+        return [block for block in self._job.blocks() if not block.record_keys(labels) <= present]
 
     def _read(self, name: str) -> tuple[list[CaseRecord], bool]:
         """Read the records of a file, all of which must be of this job."""
         job, path = self._job, self._folder / name
         lines, truncated = records.read_records(path, run_key=job.run_key, labels=job.labels)
-        places = {key: b.stream_index for b in job.blocks() for key in b.keys(job.labels)}
+        indices = {key: b.stream_index for b in job.blocks() for key in b.record_keys(job.labels)}
         for number, record in enumerate(lines, start=1):
-            if places.get(record.key) != record.stream_index:
+            if indices.get(record.key) != record.stream_index:
                 turn = f"case {record.case_id}, turn {record.turn}, repeat {record.repeat}"
                 raise jsonl.damaged(path, number, f"{turn} does not belong to this run")
         return lines, truncated
 
-    def _complete(self) -> set[Place]:
+    def _complete(self) -> set[BlockKey]:
         """Return the blocks that have all records, their steps, and all of their group."""
         steps = {trace.key: trace.committed for trace in self.traces()}
-        complete = {block.place for block in self._job.blocks()}
-        complete -= {block.place for block in self.pending}
+        complete = {block.key for block in self._job.blocks()}
+        complete -= {block.key for block in self.pending}
         for record in self.done:
             # Servers say at most what each step committed, and that is in the record.
             ours = record.engine == records.OWN_ENGINE
@@ -117,14 +117,14 @@ class ResultFiles:
                 complete.discard((record.repeat, record.case_id))
         if self._job.config.batch.size > 1:  # a group's times are of one measurement
             for group in self._job.groups(self._job.config.batch.size):
-                places = {block.place for block in group}
-                complete -= set() if places <= complete else places
+                keys = {block.key for block in group}
+                complete -= set() if keys <= complete else keys
         return complete
 
-    def _keep(self, complete: set[Place], truncated: bool) -> int:
+    def _keep(self, complete: set[BlockKey], truncated: bool) -> int:
         """Drop from all files what is of no complete block; how many blocks were begun in vain."""
-        begun = {(record.repeat, record.case_id) for record in self.done}
-        redone = max(len(begun - complete), int(truncated))
+        started = {(record.repeat, record.case_id) for record in self.done}
+        redone = max(len(started - complete), int(truncated))
         if redone:
             log.info(
                 "%s: the last run was cut off in the middle of a case%s; %d incomplete block%s "
@@ -147,11 +147,11 @@ class ResultFiles:
 
     def _keep_superseded(self) -> set[tuple[int, str, int]]:
         """Drop what was copied to ``disturbed.jsonl`` by a process that then got no further."""
-        found, truncated = self._read(records.DISTURBED)
+        copied, truncated = self._read(records.DISTURBED)
         present = {(r.repeat, r.case_id): r.attempt for r in self.done}
         # Of a block that is measured anew, nothing was superseded.
-        keep = [r for r in found if r.attempt < present.get((r.repeat, r.case_id), 0)]
-        if truncated or len(keep) < len(found):
+        keep = [r for r in copied if r.attempt < present.get((r.repeat, r.case_id), 0)]
+        if truncated or len(keep) < len(copied):
             path = self._folder / records.DISTURBED
             jsonl.rewrite_jsonl(path, (record.to_json() for record in keep))
         return {(record.repeat, record.case_id, record.attempt) for record in keep}
@@ -169,18 +169,18 @@ class ResultFiles:
         The old records go to ``disturbed.jsonl`` first, and the new ones take their place last, so
         that a process killed in between leaves the old measurement.
         """
-        place = (block.records[0].repeat, block.records[0].case_id)
-        old = [r for r in self.done if (r.repeat, r.case_id) == place]
+        key = (block.records[0].repeat, block.records[0].case_id)
+        old = [r for r in self.done if (r.repeat, r.case_id) == key]
         jsonl.append_jsonl(self._folder / records.DISTURBED, (r.to_json() for r in old))
         steps = [trace.to_json() for trace in block.steps]
         for name, new in ((records.STEPS_LOG, steps), (records.ERRORS, block.errors)):
             lines, _ = jsonl.read_jsonl(self._folder / name)
-            keep = [line for line in lines if (line["repeat"], line["case_id"]) != place]
+            keep = [line for line in lines if (line["repeat"], line["case_id"]) != key]
             jsonl.rewrite_jsonl(self._folder / name, [*keep, *new])
         at = self.done.index(old[0])
         # In the old place, so that what learns over a run is fed in the same order ever after.
         self._rewrite([*self.done[:at], *block.records, *self.done[at + len(old) :]])
-        self.superseded |= {(*place, record.attempt) for record in old}
+        self.superseded |= {(*key, record.attempt) for record in old}
 
     def _rewrite(self, done: list[CaseRecord]) -> None:
         jsonl.rewrite_jsonl(self._folder / records.CASES, (r.to_json() for r in done))

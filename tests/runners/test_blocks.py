@@ -10,7 +10,7 @@ import pytest
 from methods.oracle import Oracle
 from runners.job import derive_seed, label_order
 from runners.measure.blocks import without_reasoning
-from runners.measure.live import EngineAnswers
+from runners.measure.live import EngineSource
 from specbench.decoding.drafter import Drafter
 from tests.runners.toy import NEW_TOKENS, Recorder, ToySession, make_job, make_runner, run_all
 
@@ -262,7 +262,7 @@ def test_a_turn_is_rendered_once_for_all_labels_that_quote_the_same(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_a_prompt_that_is_not_the_baselines_is_an_error(tmp_path, temperature):
-    class Asked(EngineAnswers):
+    class Asked(EngineSource):
         def _prompt(self, turn):
             extra = [3] if turn.run.label == "b" else []
             return np.append(super()._prompt(turn), extra).astype(np.int64)

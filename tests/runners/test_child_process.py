@@ -170,15 +170,15 @@ def test_a_terminal_s_signal_while_the_child_starts_is_no_traceback(script, tmp_
 
 LATE = """
 import os, signal, sys
-from runners.launch import stopping
+from runners.launch import signals
 
 class Late:  # is deleted when Python has dropped its handlers
     def __del__(self, kill=os.kill, pid=os.getpid(), signum=signal.SIGTERM):
         kill(pid, signum)
 
 late = Late()
-stopping.end_at_once()
-stopping.hold()
+signals.exit_on_signal()
+signals.block_signals()
 sys.exit(130)
 """
 
@@ -194,7 +194,7 @@ def test_each_stop_is_heard_also_behind_one_that_python_swallowed():
         def __del__(self):
             signal.raise_signal(signal.SIGTERM)
 
-    with signals.listening():
+    with signals.raise_on_signal():
         Last()
         for signum in (signal.SIGTERM, signal.SIGINT):
             with pytest.raises(signals.Stopped) as stop:
@@ -235,9 +235,9 @@ def test_where_the_system_has_fewer_signals_those_it_has_stop_a_run(monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(signal, "Signals", fewer)
         patch.delattr(signal, "pthread_sigmask")
-        names = runpy.run_path(str(ROOT / "runners" / "launch" / "stopping.py"))
+        names = runpy.run_path(str(ROOT / "runners" / "launch" / "signals.py"))
     assert set(names["STOP_SIGNALS"]) == {signal.SIGINT, signal.SIGTERM}
-    names["hold"]()
-    names["release"]()
-    with pytest.raises(names["Stopped"]), names["listening"]():
+    names["block_signals"]()
+    names["unblock_signals"]()
+    with pytest.raises(names["Stopped"]), names["raise_on_signal"]():
         signal.raise_signal(signal.SIGTERM)

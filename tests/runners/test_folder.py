@@ -13,7 +13,7 @@ import pytest
 
 from runners.measure import measurement
 from runners.run_folder import folder, manifest
-from runners.run_folder.reproduce_note import leave_repeat
+from runners.run_folder.reproduce_note import write_reproduce_note
 from runners.run_folder.resumable_files import BlockResult, ResultFiles
 from specbench.errors import OutputRefused
 from specbench.results import records
@@ -27,7 +27,7 @@ from tests.small_run import ROOT
 def measure(job, files, only=None):
     runner, _, _ = make_runner(job, [Recorder("ar"), Recorder("a")], files.done)
     present = {record.key for record in files.done}
-    blocks = [b for b in job.blocks() if not b.keys(job.labels) <= present]
+    blocks = [b for b in job.blocks() if not b.record_keys(job.labels) <= present]
     for block in blocks[:only]:
         result = runner.run([block])
         files.append(result)
@@ -240,7 +240,7 @@ def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     made = RunManifest(**ENVIRONMENT, overrides=["compare=[pld,mine]"])
     given = {"mine": mine, "parted": parted, "recorder": Recorder, "builtin": int}
-    leave_repeat(tmp_path, made, given)
+    write_reproduce_note(tmp_path, made, given)
     text = (tmp_path / records.REPEAT).read_text()
     assert "\npython run.py 'compare=[pld,mine]'\n" in text
     assert "Commit abc. Versions: python 3.11, torch 2.13.0" in text
@@ -249,7 +249,7 @@ def test_a_folder_says_how_to_repeat_its_run_and_holds_methods_from_elsewhere(
     assert {path.relative_to(copies).as_posix() for path in copies.rglob("*.py")} == {
         "mine.py", "parted/__init__.py", "parted/tables/fast.py"
     }  # fmt: skip
-    leave_repeat(tmp_path, made, {}, typed=False)
+    write_reproduce_note(tmp_path, made, {}, typed=False)
     assert "run.py" not in (tmp_path / records.REPEAT).read_text()
 
 
@@ -260,7 +260,7 @@ def test_a_job_of_a_sweep_is_repeated_in_its_own_folder_on_its_threads(
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     for swept, place in ((True, tmp_path), (None, typed[0].partition("=")[2])):
-        leave_repeat(tmp_path, RunManifest(**ENVIRONMENT, overrides=typed, swept=swept), {})
+        write_reproduce_note(tmp_path, RunManifest(**ENVIRONMENT, overrides=typed, swept=swept), {})
         line = (tmp_path / records.REPEAT).read_text().split("```")[1].splitlines()[1]
         words = shlex.split(line)
         assert words[:3] == ["OMP_NUM_THREADS=3", "python", "run.py"]

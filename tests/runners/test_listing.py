@@ -13,7 +13,7 @@ from specbench.errors import ConfigurationError
 @pytest.mark.parametrize("name", listing.LISTS)
 def test_every_choice_is_there_within_80_columns(name):
     out = io.StringIO()
-    listing.shown(["--list", name], Console(file=out, width=80))
+    listing.print_list_if_requested(["--list", name], Console(file=out, width=80))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     first = {line.split()[0] for line in lines if line.strip()}
@@ -23,7 +23,7 @@ def test_every_choice_is_there_within_80_columns(name):
 
 def test_methods_come_with_their_papers():
     out = io.StringIO()
-    listing.shown(["--list=methods"], Console(file=out, width=80))
+    listing.print_list_if_requested(["--list=methods"], Console(file=out, width=80))
     papers = {line.split()[0]: line for line in out.getvalue().splitlines() if line.strip()}
     assert "2511.21699" in papers["cacheback"]
     for name in ("pld", "ssd"):
@@ -34,6 +34,6 @@ def test_methods_come_with_their_papers():
 
 def test_an_unknown_list_names_the_nearest():
     with pytest.raises(ConfigurationError, match="Did you mean 'methods'"):
-        listing.shown(["--list", "method"])
+        listing.print_list_if_requested(["--list", "method"])
     with pytest.raises(ConfigurationError, match="--list methods"):
-        listing.shown(["--list"])
+        listing.print_list_if_requested(["--list"])

@@ -9,12 +9,12 @@ import pytest
 from runners.search import (
     Candidate,
     CaseCost,
+    format_knobs,
+    format_overrides,
     halves,
     mixed,
     settings,
-    shown,
     successive_halving,
-    typed,
 )
 from specbench.config import compose
 from specbench.data.cases import Case
@@ -46,13 +46,13 @@ def test_a_small_space_is_tried_whole_and_refused_settings_are_replaced():
 
 def test_settings_are_written_as_they_are_typed():
     knobs = {"levels": [2, 1], "part": {"total": 4, "of": None}, "on": True}
-    assert typed(knobs) == [
+    assert format_overrides(knobs) == [
         "method.levels=[2,1]", "method.part.total=4", "method.part.of=null", "method.on=true"
     ]  # fmt: skip
-    assert shown({}) == "its own"
+    assert format_knobs({}) == "its own"
     parts = {"drafters": ["sam", {"method": "eagle2", "total": 4}]}
-    assert typed(parts) == ["method.drafters=[sam,{method:eagle2,total:4}]"]
-    assert compose.compose(["method=union", *typed(parts)]).method.drafters[1].total == 4
+    assert format_overrides(parts) == ["method.drafters=[sam,{method:eagle2,total:4}]"]
+    assert compose.compose(["method=union", *format_overrides(parts)]).method.drafters[1].total == 4
 
 
 def priced(speed):

@@ -7,7 +7,7 @@ import torch
 from analysis import tables
 from methods.pld import PromptLookup
 from runners.measure import device_lock, session
-from runners.measure.live import both_baselines
+from runners.measure.live import with_eager_baseline
 from runners.measure.method_runs import build_method_runs
 from runners.measure.session import load_session
 from scripts import spec_bench
@@ -163,7 +163,7 @@ def test_one_is_enough_where_it_was_asked_for_or_another_is_there(
     found = []
 
     def note(_work, job):
-        found.extend(both_baselines(job).labels)
+        found.extend(with_eager_baseline(job).labels)
         return 0
 
     run_here(overrides(small, tmp_path / "run", *extra), launch=note)

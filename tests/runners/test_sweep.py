@@ -35,7 +35,7 @@ def ended(tmp_path, monkeypatch):
 
     def made(jobs, typed=None):
         jobs = list(jobs)
-        sweep.forget()
+        sweep.remove_outcomes()
         (tmp_path / ".ended").mkdir(exist_ok=True)
         last = max(number for number, _ in jobs) if jobs else 0
         seeds = typed or f"seed={','.join(map(str, range(last + 1)))}"
@@ -43,16 +43,16 @@ def ended(tmp_path, monkeypatch):
             "sweeper": {"params": {"seed": "7,8"}},
             "overrides": {"task": [seeds, "x=${not.there}"]},
         }
-        sweep.Place().on_multirun_start(OmegaConf.create({"hydra": {**node, **more}}))
+        sweep.SweepCallback().on_multirun_start(OmegaConf.create({"hydra": {**node, **more}}))
         for number, job in jobs:
             at = {"runtime": {"output_dir": str(tmp_path / ".ended")}, "job": {"num": number}}
             hydra = OmegaConf.create({**node, **at})
             monkeypatch.setattr(HydraConfig, "get", lambda found=hydra: found)
-            sweep.keep(*job)
+            sweep.save_outcome(*job)
         return sweep.outcomes()
 
     yield made
-    sweep.forget()
+    sweep.remove_outcomes()
     assert not sweep.outcomes() and not (tmp_path / ".ended").exists()
     assert (tmp_path / "theirs").exists()  # whoever else keeps something there
 

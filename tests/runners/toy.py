@@ -6,7 +6,7 @@ import numpy as np
 
 from runners.job import Entry, Job
 from runners.measure.blocks import BlockRunner
-from runners.measure.live import EngineAnswers
+from runners.measure.live import EngineSource
 from runners.measure.method_runs import MethodRun
 from specbench.config.schema import (
     DatasetConfig,
@@ -181,7 +181,7 @@ def make_runner(job, drafters, done=None, session=None):
     session = session or ToySession()
     runs = {e.label: MethodRun(e, d) for e, d in zip(job.entries, drafters, strict=True)}
     done = [] if done is None else done
-    return BlockRunner(job, runs, EngineAnswers(job, session), done), session, done
+    return BlockRunner(job, runs, EngineSource(job, session), done), session, done
 
 
 def run_all(job, drafters, done=None, stop_after=None):
@@ -190,7 +190,7 @@ def run_all(job, drafters, done=None, stop_after=None):
     present = {record.key for record in done}
     errors = []
     for block in job.blocks()[:stop_after]:
-        if not block.keys(job.labels) <= present:
+        if not block.record_keys(job.labels) <= present:
             result = runner.run([block])
             done.extend(result.records)
             errors.extend(result.errors)
