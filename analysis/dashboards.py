@@ -54,8 +54,8 @@ class Subject:
     def of(cls, runs: Sequence[Run], entity: str = "", project: str = "") -> Subject:
         """Compare runs with records, by default in their ``logger``'s project."""
         nodes = [logger_settings(run) for run in runs]
-        own = next((node["entity"] for node in nodes if node["entity"]), "")
-        return cls(entity or own, project or nodes[0]["project"], make_comparisons(runs))
+        default_entity = next((node["entity"] for node in nodes if node["entity"]), "")
+        return cls(entity or default_entity, project or nodes[0]["project"], make_comparisons(runs))
 
     @property
     def where(self) -> dict[str, str]:
@@ -72,7 +72,7 @@ class Subject:
         """What the runs of each comparison share, each once."""
         configs = [run_config(run) for c in self.comparisons for run in c.runs]
         values = dict.fromkeys(tuple(str(config[key]) for key in _FILTERS) for config in configs)
-        return [dict(zip(_FILTERS, each, strict=True)) for each in values]
+        return [dict(zip(_FILTERS, combination, strict=True)) for combination in values]
 
 
 def sections(subject: Subject) -> dict[str, list[Any]]:
@@ -191,7 +191,7 @@ def _make(runs: Sequence[Run], options: argparse.Namespace) -> int:
         # The library raises what its transport does: whatever it is, the user must hear it.
         sys.stderr.write(f"error: not pushed: {first_line(error)}\nType wandb login first.\n")
         return 1
-    panels = "".join(f"  {title}: {len(each)}\n" for title, each in sections(subject).items())
+    panels = "".join(f"  {title}: {len(shown)}\n" for title, shown in sections(subject).items())
     folders = " ".join(map(str, options.runs))
     settings = json.dumps({"mode": "online", "project": subject.project})
     sys.stdout.write(

@@ -44,13 +44,13 @@ def task_bars(comparison: ComparedRuns, key: str) -> Drawing | None:
     if not panel.series:
         return None
     title, n_tasks = finding(comparison), len(comparison.tasks)
-    told = all(point.interval for series in panel.series for point in series.points)
+    have_intervals = all(point.interval for series in panel.series for point in series.points)
     if key == "mat":
         first = leaders([e for e in comparison.ranked if e.overall["mat"] is not None], "mat")[0]
         mat = first.overall["mat"]
         title = f"{comparison.name_of(first)} has the highest MAT: {mat:.2f} tokens per target pass"
-    elif told and len(panel.series) > 1 and n_tasks > 1:
-        by_task = zip(*([p.y or 0.0 for p in each.points] for each in panel.series), strict=True)
+    elif have_intervals and len(panel.series) > 1 and n_tasks > 1:
+        by_task = zip(*([p.y or 0.0 for p in line.points] for line in panel.series), strict=True)
         fastest = [speedups.index(max(speedups)) for speedups in by_task][:n_tasks]
         ((best, count),) = Counter(fastest).most_common(1)
         name = panel.series[best].name
@@ -77,7 +77,7 @@ def _drawn(runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
     for group in by_load(comparisons):
         yield "load", load_picture(group)
         if group[-1].runs[0].batch > 1:
-            batches |= {id(each) for each in group}
+            batches |= {id(comparison) for comparison in group}
     for comparison in comparisons:
         if id(comparison) in batches:  # its own figures: those of one run's folder
             continue

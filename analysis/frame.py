@@ -35,7 +35,7 @@ def records_sheet(comparisons: Sequence[ComparedRuns]) -> pd.DataFrame:
     lines: list[dict[str, object]] = []
     varied: dict[str, None] = {}
     for comparison in comparisons:
-        stands = standings(comparison)
+        standing_by_label = standings(comparison)
         knobs = varied_knobs([(entry.run, entry.label) for entry in comparison.entries])
         for entry, differing in zip(comparison.entries, knobs, strict=True):
             run, claim = entry.run, entry.claim
@@ -43,12 +43,12 @@ def records_sheet(comparisons: Sequence[ComparedRuns]) -> pd.DataFrame:
                 f"method.{knob}" if knob in _SHEET.split() else knob: typed_value(value)
                 for knob, value in differing.items()
             }
-            if comparison.told:
-                more["settings"] = comparison.told
+            if comparison.overrides:
+                more["settings"] = comparison.overrides
             if engines:
                 more |= {"engine": run.engine, "concurrency": run.concurrency, DIFFERS: None}
             varied |= dict.fromkeys(more)
-            standing = stands.get((run.path, entry.label))
+            standing = standing_by_label.get((run.path, entry.label))
             for task, row in entry.rows.items():
                 whole = task == OVERALL
                 line: dict[str, object] = {

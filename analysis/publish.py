@@ -207,7 +207,7 @@ def _of_label(
 def _of_all(comparison: ComparedRuns, first: Run) -> WandbRun:
     """What is about all labels: tables, pictures, the verdict and the record files."""
     timed = _before_times(comparison.timing)
-    warned = [(each.code, each.text, each.decides) for each in warnings_of(comparison)]
+    warned = [(warning.code, warning.text, warning.decides) for warning in warnings_of(comparison)]
     return WandbRun(
         first=first,
         identity=_hashed(f"{run_id(first)}/comparison"),

@@ -27,7 +27,7 @@ from analysis.plots.style import Drawing
 from analysis.runs.captions import conditions_of, warnings_of
 from analysis.runs.cli import runs_parser, with_runs
 from analysis.runs.comparisons import ComparedRuns, make_comparisons, run_names
-from analysis.runs.leaders import verdict_of, wrong_words_of
+from analysis.runs.leaders import verdict_of, wrong_texts_of
 from analysis.runs.load import Run, last_parts
 from analysis.tabular.comparison_tables import TITLE_TIMES, comparison_table, load_table
 from analysis.tabular.table import ResultTable, csv_text
@@ -62,7 +62,7 @@ def page(runs: Sequence[Run]) -> str:
         }
         for run in runs
     ]
-    warned = [text for each in make_comparisons(recorded) for text in _warnings(each)]
+    warned = [text for comparison in make_comparisons(recorded) for text in _warnings(comparison)]
     return environment.get_template(TEMPLATE).render(
         **_head(recorded or runs),
         warnings=list(dict.fromkeys(warned)),
@@ -90,10 +90,10 @@ def _head(runs: Sequence[Run]) -> dict[str, str]:
 
 def _warnings(comparison: ComparedRuns) -> list[str]:
     """What a reader must know before any number of a comparison, wrong outputs first."""
-    beside = ["Incomplete run."] if any(not run.complete for run in comparison.runs) else []
+    notes = ["Incomplete run."] if any(not run.complete for run in comparison.runs) else []
     if comparison.timing == "none":
-        beside.append("Replayed without times: steps only.")
-    return [*wrong_words_of(comparison), *beside, *(w.text for w in warnings_of(comparison))]
+        notes.append("Replayed without times: steps only.")
+    return [*wrong_texts_of(comparison), *notes, *(w.text for w in warnings_of(comparison))]
 
 
 def _sections(runs: Sequence[Run]) -> Iterator[dict[str, object]]:
@@ -103,7 +103,7 @@ def _sections(runs: Sequence[Run]) -> Iterator[dict[str, object]]:
         comparisons = make_comparisons([run for run in members if run.records])
         tables = [table.in_short() for table in reproduction.tables(members)]
         figures = [figure for _, figure in reproduction.figures(members)]
-        title = reproduction.place + TITLE_TIMES[members[0].timing]
+        title = reproduction.title + TITLE_TIMES[members[0].timing]
         yield _section(title, "", tables, figures, comparisons)
     for comparison in make_comparisons(others):
         run = comparison.runs[0]

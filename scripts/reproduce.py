@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_intermixed_args(arguments)  # words may stand on both sides
     if options.list:
         for artifact in REPRODUCTIONS:
-            print(f"{artifact.name:28} {artifact.place}")
+            print(f"{artifact.name:28} {artifact.title}")
         return 0
     return reporting_errors(lambda: run_and_draw(options))
 

@@ -33,5 +33,5 @@ for name, figure in figures_of(runs):
 
 # %%
 intervals = ("mat", "mat_low", "mat_high", "speedup", "speedup_low", "speedup_high")
-swept = [one for one in make_comparisons(runs) if len(one.runs) > 1]
+swept = [comparison for comparison in make_comparisons(runs) if len(comparison.runs) > 1]
 shared.table(shared.numbers(swept, "k", "w", "timing", *intervals), "Every setting")

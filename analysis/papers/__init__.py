@@ -30,7 +30,7 @@ class Reproduction:
     """A table or a figure of a paper; ``reproductions.yaml`` says what its keys mean."""
 
     name: str
-    place: str
+    title: str
     claims: Sequence[str]
     kinds: Mapping[str, Mapping[str, Any]]
     text: str = ""
@@ -57,13 +57,13 @@ class Reproduction:
         kinds = [
             (tables.KINDS[kind], self.kinds[kind]) for kind in self.kinds if kind in tables.KINDS
         ]
-        return [table for kind, how in kinds for table in kind(self, runs, **how)]
+        return [table for kind, options in kinds for table in kind(self, runs, **options)]
 
     def figures(self, runs: Sequence[Run]) -> Iterator[tuple[str, Drawing]]:
         """Draw the runs, kind by kind, with what is added to their files' names."""
-        for kind, how in self.kinds.items():
+        for kind, options in self.kinds.items():
             if kind in pictures.KINDS:
-                yield from pictures.KINDS[kind](self, runs, **how)
+                yield from pictures.KINDS[kind](self, runs, **options)
 
 
 def _reproduction(name: str, about: dict[str, Any]) -> Reproduction:
@@ -72,8 +72,7 @@ def _reproduction(name: str, about: dict[str, Any]) -> Reproduction:
     kinds = {key: about[key] for key in about if key not in fields}
     if unknown := kinds.keys() - {*tables.KINDS, *pictures.KINDS}:
         raise ValueError(f"{_FILE.name}: {name} has unknown keys: {', '.join(unknown)}")
-    own = {key: about[key] for key in about if key in fields}
-    return Reproduction(name, kinds=kinds, **own)
+    return Reproduction(name, kinds=kinds, **{k: about[k] for k in about if k in fields})
 
 
 REPRODUCTIONS = tuple(

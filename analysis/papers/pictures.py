@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Pictures: TypeAlias = Iterator[tuple[str, Drawing]]  # with what is added to their files' names
 
 # Of a line's points, what no row of a summary has.
-_BESIDE_ROWS: Mapping[str, Callable[[ComparedLabel], NumberCell]] = {
+_NOT_IN_ROWS: Mapping[str, Callable[[ComparedLabel], NumberCell]] = {
     "draft_share": phase_share,
     "hit_rate": hit_rate,
 }
@@ -55,10 +55,10 @@ _BESIDE_ROWS: Mapping[str, Callable[[ComparedLabel], NumberCell]] = {
 
 
 def _together(
-    of: Reproduction,
+    reproduction: Reproduction,
     runs: Sequence[Run],
     *,
-    place: str = "",
+    title: str = "",
     per_model: bool = False,
     by_data: bool = False,
     claimed: Sequence[str] = (),
@@ -72,7 +72,7 @@ def _together(
         What is added to the file's name, the comparisons, title and caption.
     """
     groups: dict[object, list[ComparedRuns]] = {}
-    for comparison in of.comparisons(runs):
+    for comparison in reproduction.comparisons(runs):
         alike = (comparison.model, conditions(comparison.runs[0]), comparison.estimator)
         groups.setdefault(alike if per_model else id(comparison), []).append(comparison)
     for members in groups.values():
@@ -80,10 +80,10 @@ def _together(
             continue
         first = members[0]
         where = first.printed_title if len(members) == 1 else display_name(first.model)
-        words = claimed_words(members, *claimed) if claimed else of.text
+        text = claims_text(members, *claimed) if claimed else reproduction.text
         stem = f"{first.model}_{first.dataset}" if by_data else first.model
-        title = f"After {place or of.place} ({where})"  # the figure is of runs of one's own
-        yield stem, members, title, caption_of(*members, words=words)
+        after = f"After {title or reproduction.title} ({where})"  # drawn from the user's own runs
+        yield stem, members, after, caption_of(*members, text=text)
 
 
 def bar_series(places: Sequence[tuple[ComparedRuns, str]], key: str) -> list[Series]:
@@ -122,8 +122,8 @@ def task_panel(comparison: ComparedRuns, key: str, title: str = "") -> Panel:
 def _tick(name: str, rows: Iterable[SummaryRow]) -> str:
     """A task's or data set's name below its bars, with the number of its cases."""
     counts = {case_count_text(row) for row in rows}
-    words = display_name(name).replace("_", " ")
-    return f"{words}\nn = {min(counts)}" if len(counts) == 1 else words
+    text = display_name(name).replace("_", " ")
+    return f"{text}\nn = {min(counts)}" if len(counts) == 1 else text
 
 
 def _drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
@@ -144,7 +144,7 @@ def _drawn_claim(entry: ComparedLabel, key: str) -> Claim | None:
     return claim if claim.same_hardware(run.gpus) else None
 
 
-def claimed_words(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
+def claims_text(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
     """Return for which models and hardware the diamonds were claimed; "" without any."""
     entries = [entry for comparison in comparisons for entry in comparison.ranked]
     drawn = [(_drawn_claim(entry, key), key) for entry in entries for key in metrics]
@@ -154,37 +154,38 @@ def claimed_words(comparisons: Iterable[ComparedRuns], *metrics: str) -> str:
 # --- kinds that several figures share -------------------------------------------------------------
 
 
-def task_bars(of: Reproduction, runs: Sequence[Run], *, by_data: bool = False) -> Pictures:
+def task_bars(reproduction: Reproduction, runs: Sequence[Run], by_data: bool = False) -> Pictures:
     """Draw MAT and speedup by task, with the claims."""
     keys = ("mat", "speedup")
-    for stem, (shown,), *words in _together(of, runs, by_data=by_data, claimed=keys):
-        yield stem, bars([task_panel(shown, key) for key in keys], *words)
+    for stem, (shown,), *heading in _together(reproduction, runs, by_data=by_data, claimed=keys):
+        yield stem, bars([task_panel(shown, key) for key in keys], *heading)
 
 
-def data_set_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+def data_set_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw speedups by data set, one figure per model."""
-    for stem, members, *words in _together(of, runs, per_model=True, claimed=("speedup",)):
+    keys = ("speedup",)
+    for stem, members, *heading in _together(reproduction, runs, per_model=True, claimed=keys):
         ticks = [_tick(shown.dataset, [shown.entries[0].overall]) for shown in members]
         series = bar_series([(shown, OVERALL) for shown in members], "speedup")
-        yield stem, bars([Panel.of("speedup", members[0].timing, series, ticks=ticks)], *words)
+        yield stem, bars([Panel.of("speedup", members[0].timing, series, ticks=ticks)], *heading)
 
 
-def model_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+def model_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw speedups by model and, of each, by task: one figure of all models."""
-    comparisons = of.comparisons(runs)
+    comparisons = reproduction.comparisons(runs)
     models = [display_name(comparison.model) for comparison in comparisons]
-    panels = [task_panel(each, "speedup", f"by task, {each.printed_title}") for each in comparisons]
+    panels = [task_panel(c, "speedup", f"by task, {c.printed_title}") for c in comparisons]
     if len(models) > 1:
-        series = bar_series([(each, OVERALL) for each in comparisons], "speedup")
+        series = bar_series([(comparison, OVERALL) for comparison in comparisons], "speedup")
         timing = comparisons[0].timing
         panels.insert(0, Panel.of("speedup", timing, series, title="by model", ticks=models))
-    text = caption_of(*comparisons, words=claimed_words(comparisons, "speedup"))
+    text = caption_of(*comparisons, text=claims_text(comparisons, "speedup"))
     if any(comparison.ranked for comparison in comparisons):
-        yield "", bars(panels, f"After {of.place} (by model and by task)", text)
+        yield "", bars(panels, f"After {reproduction.title} (by model and by task)", text)
 
 
 def heatmaps(
-    of: Reproduction, runs: Sequence[Run], *, axes: Mapping[str, str], keys: Sequence[str]
+    reproduction: Reproduction, runs: Sequence[Run], *, axes: Mapping[str, str], keys: Sequence[str]
 ) -> Pictures:
     """Draw a figure per model and key; of each data set a heatmap per method and other setting.
 
@@ -192,42 +193,41 @@ def heatmaps(
     ``mat``) are in the file names.
     """
     for key in keys:
-        for stem, members, *words in _together(of, runs, per_model=True):
-            ranked = [replace(each, entries=each.ranked) for each in members]
-            swept = [sweep for each in ranked for sweep in sweeps(each, *axes)]
-            figure = sweep_heatmaps(swept, axes, key, *words)
+        for stem, members, *heading in _together(reproduction, runs, per_model=True):
+            ranked = [replace(comparison, entries=comparison.ranked) for comparison in members]
+            swept = [sweep for comparison in ranked for sweep in sweeps(comparison, *axes)]
+            figure = sweep_heatmaps(swept, axes, key, *heading)
             if figure is not None:
                 yield f"{stem}_{key}" if len(keys) > 1 else stem, figure
 
 
 def lines(
-    of: Reproduction,
+    reproduction: Reproduction,
     runs: Sequence[Run],
     *,
     y: Sequence[str],
     panels: Sequence[Mapping[str, Any]],
-    **how: Any,
+    **options: Any,
 ) -> Pictures:
     """Draw lines over knobs: a row of ``panels`` (:func:`_knob_panel`) for each metric.
 
     Where rows have a single panel each, they stand beside each other. ``per_model``, a picture
     has them for each data set, whose name is the first one's title.
     """
-    for stem, members, *words in _together(of, runs, **how):
+    for stem, members, *heading in _together(reproduction, runs, **options):
         table: list[list[Panel]] = []
         for shown in members:
-            rows = [[_knob_panel(shown, key, of.own_claims, **p) for p in panels] for key in y]
-            drawn = [
-                row for row in rows if any(each.drawn for panel in row for each in panel.series)
-            ]
-            rows = _beside(drawn or rows)
-            if how.get("per_model"):
+            claims = reproduction.own_claims
+            rows = [[_knob_panel(shown, key, claims, **panel) for panel in panels] for key in y]
+            drawn = [row for row in rows if any(s.drawn for panel in row for s in panel.series)]
+            rows = _side_by_side(drawn or rows)
+            if options.get("per_model"):
                 rows[0][0] = replace(rows[0][0], title=display_name(shown.dataset))
             table += rows
-        yield stem, curves(_beside(table), *words)
+        yield stem, curves(_side_by_side(table), *heading)
 
 
-def _beside(rows: list[list[Panel]]) -> list[list[Panel]]:
+def _side_by_side(rows: list[list[Panel]]) -> list[list[Panel]]:
     return [[row[0] for row in rows]] if all(len(row) == 1 for row in rows) else rows
 
 
@@ -259,15 +259,15 @@ def _knob_panel(
     ]
     values = [knob_of(entry, knob) for entry in entries]
     ticks = [value for value in values if isinstance(value, str)]
-    words = ticks and len(ticks) == len(values)
-    placed = [*enumerate(entries)] if words else along(entries, knob)
+    by_name = ticks and len(ticks) == len(values)
+    placed = [*enumerate(entries)] if by_name else along(entries, knob)
     series: dict[tuple[str, str], list[Point]] = {}
     for x, entry in placed:
         line = (name or display_name(entry.method), entry.method)
         if by == "label":
             source = entry.label.partition("_")[0]
             line = (entry.label.replace("_", ", w = "), f"{entry.method}/{source}")
-        cell = _BESIDE_ROWS[y](entry) if y in _BESIDE_ROWS else entry.measured(y)
+        cell = _NOT_IN_ROWS[y](entry) if y in _NOT_IN_ROWS else entry.measured(y)
         series.setdefault(line, []).append(Point.at(x, cell))
     logs = [
         Point(float(str(claim.knobs[knob])), claim.value(y))
@@ -283,7 +283,7 @@ def _knob_panel(
 # --- kinds of one figure --------------------------------------------------------------------------
 
 
-def slowdown_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+def slowdown_heatmaps(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw one picture per model: a heatmap for each number of cached tokens."""
     for run in runs:
         assert run.surface is not None
@@ -291,52 +291,52 @@ def slowdown_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
             HeatmapGrid(f"context of {context} tokens", run.surface.slowdowns(context, run.seed))
             for context in run.surface.axes["context"]
         ]
-        title = f"After {of.place} ({display_name(run.model)})"
-        text = slowdown_caption(run, of.text)
+        title = f"After {reproduction.title} ({display_name(run.model)})"
+        text = slowdown_caption(run, reproduction.text)
         across, unit = "w (draft tokens in a row)", "time over one token's"
         yield run.model, plots.heatmaps(grids, across, "k (rows)", unit, title, text)
 
 
-def row_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+def row_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw a row of panels for each part, a column for each label of each data set."""
 
     def panel(comparison: ComparedRuns, entry: ComparedLabel, part: str) -> Panel:
         series = []
         for source in SOURCES:
-            points = [Point.at(*each) for each in distribution(entry, part, source)]
+            points = [Point.at(n, share) for n, share in distribution(entry, part, source)]
             series.append(Series(source, f"{entry.method}/{source}", points))
         title = display_name(comparison.dataset) if part == next(iter(PARTS)) else ""
         if title and len(comparison.drafting) > 1:
             title += f", {comparison.name_of(entry)}"
         return Panel(title, part, PARTS[part][0], series, top=1.0, bars=True)
 
-    for stem, members, *words in _together(of, runs, per_model=True):
+    for stem, members, *heading in _together(reproduction, runs, per_model=True):
         entries = [(comparison, entry) for comparison in members for entry in comparison.ranked]
-        yield stem, curves([[panel(*each, part) for each in entries] for part in PARTS], *words)
+        yield stem, curves([[panel(c, e, part) for c, e in entries] for part in PARTS], *heading)
 
 
-def stream_lines(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+def stream_lines(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw MAT and tokens/s over the tokens of finished requests."""
-    place = "SSD, over the stream of requests"
-    for stem, (shown,), *words in _together(of, runs, place=place, by_data=True):
+    title = "SSD, over the stream of requests"
+    for stem, (shown,), *heading in _together(reproduction, runs, title=title, by_data=True):
         parts = [(e, [*over_stream(e)]) for e in shown.entries if e.ranked]
         panels = []
         for key in ("mat", "tokens_per_s"):
-            points = [[Point.at(size, part[key][1]) for size, part in each] for _, each in parts]
+            points = [[Point.at(size, part[key][1]) for size, part in line] for _, line in parts]
             series = [
                 Series(shown.name_of(entry), entry.method, line)
                 for (entry, _), line in zip(parts, points, strict=True)
             ]
             panels.append(Panel.of(key, shown.timing, series, "tokens of finished requests"))
-        yield stem, curves([panels], *words)
+        yield stem, curves([panels], *heading)
 
 
-def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+def phase_bars(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw a stacked bar per label.
 
     Plain decoding drafts nothing: what its clock reads there is the clock itself.
     """
-    for stem, (comparison,), *words in _together(of, runs):
+    for stem, (comparison,), *heading in _together(reproduction, runs):
         shares = {
             comparison.name_of(entry): {
                 part: phase_share(entry, phase)
@@ -346,13 +346,13 @@ def phase_bars(of: Reproduction, runs: Sequence[Run]) -> Pictures:
             for entry in comparison.entries
             if entry.ranked
         }
-        yield stem, stacked_bars(shares, "share of the time of all steps", *words)
+        yield stem, stacked_bars(shares, "share of the time of all steps", *heading)
 
 
-def board_heatmaps(of: Reproduction, runs: Sequence[Run]) -> Pictures:
+def board_heatmaps(reproduction: Reproduction, runs: Sequence[Run]) -> Pictures:
     """Draw of each comparison speedup and MAT, a row per method and a column per task."""
     for key, even in (("speedup", 1.0), ("mat", None)):
-        for stem, (comparison,), title, text in _together(of, runs, claimed=(key,)):
+        for stem, (comparison,), title, text in _together(reproduction, runs, claimed=(key,)):
             numbers = {
                 (comparison.name_of(entry), HEADINGS.get(task, task)): entry.measured(key, task)
                 for entry in reversed(by_speedup(comparison) or comparison.ranked)  # from below

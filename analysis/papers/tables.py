@@ -63,14 +63,14 @@ def _devices(entry: ComparedLabel) -> str:
     """``1 of 2`` where two were configured and one did it."""
     used, configured = drafter_count("devices"), drafter_count("devices_asked")
     counted = [(used(record), configured(record)) for record in entry.records]
-    counts = sorted({(int(n), int(of or n)) for n, of in counted if n is not None})
-    return ", ".join(str(n) if n == of else f"{n} of {of}" for n, of in counts) or ABSENT
+    counts = sorted({(int(n), int(total or n)) for n, total in counted if n is not None})
+    return ", ".join(str(n) if n == total else f"{n} of {total}" for n, total in counts) or ABSENT
 
 
 def _memory(entry: ComparedLabel) -> TextCell:
     sizes = {part: size / 1e9 for part, size in entry.run.memory(entry.label).items()}
-    words = " + ".join(f"{sizes[part]:.2f}" for part in ("target", "draft") if part in sizes)
-    return TextCell(words, {f"{part} memory, GB": sizes[part] for part in sizes})
+    text = " + ".join(f"{sizes[part]:.2f}" for part in ("target", "draft") if part in sizes)
+    return TextCell(text, {f"{part} memory, GB": sizes[part] for part in sizes})
 
 
 def _ratio(
@@ -134,7 +134,7 @@ def _cells(
 def _cell_of_claim(claim: Claim | None, heading: str) -> Cell:
     """A cell of ``claimed on``, ``claimed MAT``, ``claimed hit rate`` and the like."""
     if heading == "claimed on":
-        return claim.place if claim else ABSENT
+        return claim.claimed_on if claim else ABSENT
     return claimed_cell(claim, heading.removeprefix("claimed ").lower().replace(" ", "_"))
 
 
@@ -173,13 +173,13 @@ def claimed_for(claims: Iterable[Claim]) -> str:
     """Return for which models and hardware claims were stated, and by whom; "" without claims."""
     models: dict[str, list[str]] = {}
     for claim in claims:
-        place = f"hardware: {claim.hardware} ({claim.title.partition(':')[0]})"
-        models.setdefault(place, []).append(display_name(claim.model))
-    words = [f"{', '.join(dict.fromkeys(names))}, {place}" for place, names in models.items()]
-    return f"Claimed for {'; '.join(words)}." if words else ""
+        source = f"hardware: {claim.hardware} ({claim.title.partition(':')[0]})"
+        models.setdefault(source, []).append(display_name(claim.model))
+    parts = [f"{', '.join(dict.fromkeys(names))}, {source}" for source, names in models.items()]
+    return f"Claimed for {'; '.join(parts)}." if parts else ""
 
 
-def _claims_beside(comparisons: Iterable[ComparedRuns]) -> list[Claim]:
+def _shown_claims(comparisons: Iterable[ComparedRuns]) -> list[Claim]:
     """The claims that a table of these comparisons shows."""
     shown = [[*(entry.claim for entry in c.entries), *c.not_run] for c in comparisons]
     return [claim for claims in shown for claim in claims if claim]
@@ -189,7 +189,7 @@ def _claims_beside(comparisons: Iterable[ComparedRuns]) -> list[Claim]:
 
 
 def settings(
-    of: Reproduction,
+    reproduction: Reproduction,
     runs: Sequence[Run],
     *,
     title: str,
@@ -202,26 +202,26 @@ def settings(
     then says nothing before the conditions.
     """
     of_entry = {heading: partial(_setting_cell, name=name) for heading, name in columns.items()}
-    stated = [claim for claim in of.own_claims if claim.value("tokens_per_s")]
+    stated = [claim for claim in reproduction.own_claims if claim.value("tokens_per_s")]
     below = [claim for claim in stated if (claim.setting or "") in beside]
-    comparisons = of.comparisons(runs)
-    claimed = claimed_for([*_claims_beside(comparisons), *below])
-    text = captions((), claimed, "" if beside else of.text)
+    comparisons = reproduction.comparisons(runs)
+    claimed = claimed_for([*_shown_claims(comparisons), *below])
+    text = captions((), claimed, "" if beside else reproduction.text)
     yield settings_table(title, comparisons, of_entry, text, below)
 
 
-def by_task(of: Reproduction, runs: Sequence[Run]) -> Tables:
+def by_task(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate of each comparison the methods, and where it has several tasks these, too."""
-    for comparison in of.comparisons(runs):
+    for comparison in reproduction.comparisons(runs):
         table = comparison_table(comparison, not_run=True)
-        text = captions((), claimed_for(_claims_beside([comparison])), table.caption)
+        text = captions((), claimed_for(_shown_claims([comparison])), table.caption)
         yield replace(table, caption=text)
         if len(comparison.tasks) > 1:
-            yield task_table(comparison, f"{of.place} by task ({comparison.title})")
+            yield task_table(comparison, f"{reproduction.title} by task ({comparison.title})")
 
 
 def columns(
-    of: Reproduction,
+    reproduction: Reproduction,
     runs: Sequence[Run],
     *,
     title: str,
@@ -234,7 +234,7 @@ def columns(
 
     ``not_run``: whether claims about methods that were not run follow.
     """
-    comparisons = of.comparisons(runs)
+    comparisons = reproduction.comparisons(runs)
     rows: list[Row] = []
     notes: list[str] = []
     for comparison in comparisons:
@@ -244,39 +244,39 @@ def columns(
             rows.append(_cells(comparison, entry, columns, others))
             notes.append(entry.note(f"{knob[1]} = {value}" if knob else entry.label))
         methods = {entry.method for entry in comparison.entries}
-        for claim in of.own_claims if not_run else ():
+        for claim in reproduction.own_claims if not_run else ():
             if claim.method not in methods:
                 row: dict[str, Cell] = {"model": claim.model, "method": claim.method, "cases": "0"}
                 row |= {h: _cell_of_claim(claim, h) for h in columns if h.startswith("claimed")}
                 rows.append(row | {"verdict": NOT_RUN})
                 notes.append(claim.note(claim.method))
-    claimed = ""
-    if SPEEDUP in columns:
-        claimed = claimed_for(_claims_beside(comparisons) + (of.own_claims if not_run else []))
+    claims = _shown_claims(comparisons) + (reproduction.own_claims if not_run else [])
+    claimed = claimed_for(claims if SPEEDUP in columns else [])
+    text = captions(comparisons, claimed, reproduction.text)
     notes = with_rule(notes if SPEEDUP in columns else [])
-    yield ResultTable.of(title, captions(comparisons, claimed, of.text), rows, notes, short)
+    yield ResultTable.of(title, text, rows, notes, short)
 
 
 def _table_of_labels(
-    of: Reproduction,
+    reproduction: Reproduction,
     runs: Sequence[Run],
     title: str,
     rows_of: Callable[[ComparedRuns, ComparedLabel], Iterable[Row]],
 ) -> Tables:
-    comparisons = of.comparisons(runs)
+    comparisons = reproduction.comparisons(runs)
     rows = [
         {"run": comparison.title, **row}
         for comparison in comparisons
         for entry in comparison.entries
         for row in rows_of(comparison, entry)
     ]
-    yield ResultTable.of(title, captions(comparisons, of.text), rows)
+    yield ResultTable.of(title, captions(comparisons, reproduction.text), rows)
 
 
 # --- N-Grammys, Figure 1: what a pass costs -------------------------------------------------------
 
 
-def slowdown_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
+def slowdown_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate what passes cost: this experiment measures no decoding."""
     rows: list[Row] = [
         {
@@ -292,7 +292,7 @@ def slowdown_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
         for context in run.surface.axes["context"]
         for (k, w), slowdown in run.surface.slowdowns(context, run.seed).items()
     ]
-    text = "\n".join(slowdown_caption(run, of.text) for run in runs)
+    text = "\n".join(slowdown_caption(run, reproduction.text) for run in runs)
     yield ResultTable.of("N-Grammys, Figure 1: slow-down of a target pass", text, rows)
 
 
@@ -339,7 +339,7 @@ def distribution(entry: ComparedLabel, part: str, source: str) -> list[tuple[int
     return [(value, share(value)) for value in values]
 
 
-def row_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
+def row_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate acceptance, rank and allocation by source."""
 
     def rows_of(_: ComparedRuns, entry: ComparedLabel) -> list[Row]:
@@ -352,16 +352,16 @@ def row_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
         ]
 
     title = "N-Grammys, Figure 4: acceptance, rank, allocation"
-    return _table_of_labels(of, runs, title, rows_of)
+    return _table_of_labels(reproduction, runs, title, rows_of)
 
 
 # --- N-Grammys, Table 1: every setting, and the best of them --------------------------------------
 
 
-def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
+def best_settings_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate every setting, the best of them, and the paper's other claims on the same data."""
-    method = of.claims[0]
-    comparisons = of.comparisons(runs)
+    method = reproduction.claims[0]
+    comparisons = reproduction.comparisons(runs)
     rows: list[Row] = []
     notes: list[str] = []
 
@@ -380,15 +380,16 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
             continue
         best = timed[0]
         others = [entry for entry in leaders(timed, "speedup") if entry is not best]
-        words = leaders_text([_pair(entry.knobs) for entry in (best, *others)])
+        best_text = leaders_text([_pair(entry.knobs) for entry in (best, *others)])
         unknown = ", which the data cannot part" if others else ""
-        notes.append(f"(k*, w*) of {comparison.title}: {words}{unknown}.")
-        place = ("best", method, model, dataset)
-        stated = [c for c in of.own_claims if (c.setting, c.method, c.model, c.dataset) == place]
+        notes.append(f"(k*, w*) of {comparison.title}: {best_text}{unknown}.")
+        key = ("best", method, model, dataset)
+        claims = reproduction.own_claims
+        stated = [c for c in claims if (c.setting, c.method, c.model, c.dataset) == key]
         add(best, f"(k*, w*) = {_pair(best.knobs)}", "(k*, w*)", next(iter(stated), None))
     run_here = [(c.dataset, e.method, e.run.model) for c in comparisons for e in c.entries]
-    for claim in of.own_claims:
-        models = [model for *place, model in run_here if place == [claim.dataset, claim.method]]
+    for claim in reproduction.own_claims:
+        models = [model for *key, model in run_here if key == [claim.dataset, claim.method]]
         if claim.model in models or claim.dataset not in {dataset for dataset, *_ in run_here}:
             continue
         # ``(10, 10)``, ``(k*, w*) = (25, 14)`` where both are stated, or another's method.
@@ -399,8 +400,8 @@ def best_settings_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
         verdict = OTHER_MODEL if models else NOT_RUN
         rows.append({**where, "cases": "0", **claimed_cells(claim), "verdict": verdict})
         notes.append(claim.note(setting, "quoted" if claim.quoted else "claimed"))
-    text = captions(comparisons, claimed_for(_claims_beside(comparisons)), of.text)
-    yield ResultTable.of(of.place, text, rows, with_rule(notes))
+    text = captions(comparisons, claimed_for(_shown_claims(comparisons)), reproduction.text)
+    yield ResultTable.of(reproduction.title, text, rows, with_rule(notes))
 
 
 def _pair(knobs: Mapping[str, object]) -> str:
@@ -435,15 +436,15 @@ def over_stream(entry: ComparedLabel) -> Iterator[tuple[float, dict[str, tuple[i
     """Return tokens in the store; of MAT and tokens/s the requests that count, and the number."""
     run = entry.run
     timed = {(record.repeat, record.case_id) for record in timed_turns(run.records, run.labels)}
-    own = [record for record in run.records if record.label == entry.label]
-    for size, turns in acceptance.stream_parts(own, _STREAM_PARTS):
+    label_records = [record for record in run.records if record.label == entry.label]
+    for size, turns in acceptance.stream_parts(label_records, _STREAM_PARTS):
         clocked = [turn for turn in turns if (turn.repeat, turn.case_id) in timed]
         speed = tokens_per_s(clocked, run.seed)
         numbers = {"mat": (len(turns), mat(turns, run.seed)), "tokens_per_s": (len(clocked), speed)}
         yield size, numbers
 
 
-def stream_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
+def stream_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate MAT and tokens/s in each part of the stream."""
 
     def rows_of(comparison: ComparedRuns, entry: ComparedLabel) -> list[Row]:
@@ -459,7 +460,7 @@ def stream_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
             for size, numbers in over_stream(entry)
         ]
 
-    return _table_of_labels(of, runs, "SSD over the stream of requests", rows_of)
+    return _table_of_labels(reproduction, runs, "SSD over the stream of requests", rows_of)
 
 
 # --- Token Recycling, Figure 4: the time of a step by its parts -----------------------------------
@@ -475,7 +476,7 @@ PHASES = {
 }
 
 
-def phase_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
+def phase_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate each part's share of the time of all steps."""
 
     def rows_of(comparison: ComparedRuns, entry: ComparedLabel) -> list[Row]:
@@ -490,7 +491,8 @@ def phase_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
             for phase, part in PHASES.items()
         ]
 
-    return _table_of_labels(of, runs, "Token Recycling, Figure 4: time of a step", rows_of)
+    title = "Token Recycling, Figure 4: time of a step"
+    return _table_of_labels(reproduction, runs, title, rows_of)
 
 
 # --- Spec-Bench's leaderboard ---------------------------------------------------------------------
@@ -498,16 +500,16 @@ def phase_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
 _MEASURED = ("method", "MAT [95 %]", SPEEDUP, CONTEXT, OUTPUTS, "cases")
 
 
-def board_tables(of: Reproduction, runs: Sequence[Run]) -> Tables:
+def board_tables(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate of each comparison the board, and the board by task."""
     boards: dict[str, dict[str, Claim]] = {}  # by model and hardware, then by method
-    for claim in sorted(of.own_claims, key=lambda claim: (claim.size or 0.0, claim.place)):
-        boards.setdefault(claim.place, {})[claim.method] = claim
+    for claim in sorted(reproduction.own_claims, key=lambda c: (c.size or 0.0, c.claimed_on)):
+        boards.setdefault(claim.claimed_on, {})[claim.method] = claim
 
     def claimed(method: str, task: str = OVERALL) -> dict[str, Cell]:
-        return {place: _board_cell(place, of.get(method), task) for place, of in boards.items()}
+        return {name: _board_cell(name, board.get(method), task) for name, board in boards.items()}
 
-    for comparison in of.comparisons(runs):
+    for comparison in reproduction.comparisons(runs):
         # As the board has them; plain decoding is what they are relative to.
         entries = [entry for entry in rows_once(comparison) if entry in comparison.drafting]
         entries.sort(key=lambda entry: -(entry.overall["speedup"] or 0.0))
@@ -518,9 +520,9 @@ def board_tables(of: Reproduction, runs: Sequence[Run]) -> Tables:
         methods = {entry.method for entry in entries}
         for method in dict.fromkeys(m for board in boards.values() for m in board):
             if method not in methods:
-                row = {"method": method, "cases": "0", **claimed(method), "verdict": NOT_RUN}
-                rows.append(row)
-        title, text = f"Spec-Bench's board ({comparison.title})", captions([comparison], of.text)
+                rows.append({"method": method, "cases": "0", **claimed(method), "verdict": NOT_RUN})
+        title = f"Spec-Bench's board ({comparison.title})"
+        text = captions([comparison], reproduction.text)
         notes = with_rule([entry.note(entry.label) for entry in entries])
         short = ("method", "MAT", SPEEDUP, "verdict", *boards)
         yield ResultTable.of(title, text, rows, notes, short)
@@ -542,12 +544,12 @@ def board_tables(of: Reproduction, runs: Sequence[Run]) -> Tables:
         yield ResultTable.of(title, text, by_task, short=short, groups=1)
 
 
-def _board_cell(place: str, claim: Claim | None, task: str) -> Cell:
+def _board_cell(heading: str, claim: Claim | None, task: str) -> Cell:
     speedup = claim.value("speedup", task) if claim else None
     accepted = claim.value("mat", task) if claim else None
-    parts = {f"{place}: claimed speedup": speedup, f"{place}: claimed MAT": accepted}
-    words = [f"{value:.2f}" for value in (speedup, accepted) if value is not None]
-    return TextCell(" / ".join(words) or ABSENT, parts)
+    parts = {f"{heading}: claimed speedup": speedup, f"{heading}: claimed MAT": accepted}
+    numbers = [f"{value:.2f}" for value in (speedup, accepted) if value is not None]
+    return TextCell(" / ".join(numbers) or ABSENT, parts)
 
 
 # --- The methods with a draft model: what each gains and takes ------------------------------------
@@ -563,7 +565,7 @@ _DRAFT_SHORT = (
 )  # fmt: skip
 
 
-def draft_model_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
+def draft_model_table(reproduction: Reproduction, runs: Sequence[Run]) -> Tables:
     """Tabulate what each method gains and what it takes.
 
     The clock inside the steps costs time: speeds come from runs without it, if there are any.
@@ -575,10 +577,10 @@ def draft_model_table(of: Reproduction, runs: Sequence[Run]) -> Tables:
     for comparison in timed:
         for entry in comparison.drafting:
             clocked = inside.get(_key(entry))
-            known = clocked is not None and clocked.run.tells_draft_time(entry.label)
-            share: Cell = phase_share(clocked) if clocked and known else NumberCell(None)
+            separable = clocked is not None and clocked.run.tells_draft_time(entry.label)
+            share: Cell = phase_share(clocked) if clocked and separable else NumberCell(None)
             rows.append(_cells(comparison, entry, _DRAFT_COLUMNS, {"draft share [95 %]": share}))
-    text = captions(timed, of.text)
+    text = captions(timed, reproduction.text)
     yield ResultTable.of("Draft models: gains and resources", text, rows, short=_DRAFT_SHORT)
 
 

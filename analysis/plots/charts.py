@@ -139,15 +139,15 @@ def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawi
     figure = canvas(2.7 * len(panels))
     table = figure.subplots(len(panels), max(map(len, panels)), squeeze=False)
     series = [series for row in panels for panel in row for series in panel.series]
-    by_label = looks((each.method, each.name) for each in series)
-    for line, row in zip(table, panels, strict=True):
-        for axes in line[len(row) :]:
+    by_label = looks((line.method, line.name) for line in series)
+    for row_axes, row in zip(table, panels, strict=True):
+        for axes in row_axes[len(row) :]:
             axes.set_axis_off()
-        drawn = list(zip(line, row, strict=False))
+        drawn = list(zip(row_axes, row, strict=False))
         for axes, panel in drawn:
-            for i, each in enumerate(panel.series):
+            for i, line in enumerate(panel.series):
                 draw = _draw_bars if panel.bars else _draw_line
-                draw(axes, panel, i, by_label[each.method, each.name])
+                draw(axes, panel, i, by_label[line.method, line.name])
             _set_ticks(axes, panel, [p for p in row if p.xlabel == panel.xlabel])
             axes.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
             axes.set_title(panel.title, loc="left", fontsize="medium")
@@ -167,7 +167,7 @@ def curves(panels: Sequence[Sequence[Panel]], title: str, caption: str) -> Drawi
 
 
 def _any_hollow(series: Sequence[Series]) -> bool:
-    return any(point.hollow for each in series for point in each.points)
+    return any(point.hollow for row in series for point in row.points)
 
 
 def _draw_bars(axes: Axes, panel: Panel, number: int, look: Look) -> None:
@@ -189,7 +189,7 @@ def _draw_bars(axes: Axes, panel: Panel, number: int, look: Look) -> None:
 
 def _draw_line(axes: Axes, panel: Panel, number: int, look: Look) -> None:
     series = panel.series[number]
-    dense = sum(len(each.points) for each in panel.series) > _DENSE
+    dense = sum(len(other.points) for other in panel.series) > _DENSE
     caps = {"elinewidth": 0.4, "capsize": 0} if dense else {"elinewidth": 0.9, "capsize": 2}
     joined = series.joined and panel.ticks is None  # between names there is nothing
     style = look.dot() | {"markersize": 4.5, "linewidth": 1.4}
@@ -225,23 +225,23 @@ def _set_ticks(axes: Axes, panel: Panel, alike: Sequence[Panel]) -> None:
         axes.set_xlim(-0.5, len(names) - 0.5)
         axes.tick_params(axis="x", length=0)
         return
-    places = sorted({point.x for point in _points(alike)}) or [1.0]
+    positions = sorted({point.x for point in _points(alike)}) or [1.0]
     if panel.log:
         axes.set_xscale("log", base=2)
-        axes.set_xlim(places[0] / 1.12, 1.12 * places[-1])
+        axes.set_xlim(positions[0] / 1.12, 1.12 * positions[-1])
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 5k, 2M
         axes.xaxis.set_minor_locator(NullLocator())
-    if all(float(place).is_integer() for place in places):
+    if all(float(position).is_integer() for position in positions):
         most = 7 if panel.bars else max(3, 8 // n_columns)
-        few = len(places) <= most or panel.log
-        ticks = FixedLocator(places, most) if few else MaxNLocator(most, integer=True)
+        few = len(positions) <= most or panel.log
+        ticks = FixedLocator(positions, most) if few else MaxNLocator(most, integer=True)
         axes.xaxis.set_major_locator(ticks)
 
 
 def _points(panels: Sequence[Panel]) -> list[Point]:
     """All points of the panels, claimed ones too."""
-    series = [each for panel in panels for each in panel.series]
-    return [point for each in series for point in (*each.points, *each.claimed)]
+    lines = [line for panel in panels for line in panel.series]
+    return [point for line in lines for point in (*line.points, *line.claimed)]
 
 
 def _error_lengths(numbers: Sequence[tuple[float, Interval | None]]) -> Any:
@@ -279,11 +279,11 @@ def ranked(rows: Sequence[Series], unit: str, title: str, caption: str) -> Drawi
     """Draw the ratio of each row's only point with its interval, in the order of the rows."""
     figure = canvas(0.6 + 0.2 * len(rows))
     axes = figure.subplots()
-    for place, row in enumerate(rows):
+    for y, row in enumerate(rows):
         for _, value, point in row.drawn:
             lengths = _error_lengths([(value, point.interval)])
             style = Look(color_of(family_of(row.method))).dot(point.hollow)
-            axes.errorbar([value], [place], xerr=lengths, elinewidth=1.4, **style)
+            axes.errorbar([value], [y], xerr=lengths, elinewidth=1.4, **style)
     axes.axvline(1.0, **PLAIN_LINE)
     axes.set_xlabel(unit)
     rows_down(axes, [row.name for row in rows])
@@ -344,7 +344,7 @@ def _draw_dots(axes: Axes, rows: Sequence[Series]) -> list[tuple[float, float]]:
     dots = [(row, *dot) for row in rows for dot in row.drawn]
     for row, x, y, point in dots:
         ends = {"xerr": (x, point.across), "yerr": (y, point.interval)}
-        few = {key: _error_lengths([each]) for key, each in ends.items() if len(rows) <= _FEW}
+        few = {key: _error_lengths([end]) for key, end in ends.items() if len(rows) <= _FEW}
         look = by_label[row.method, row.name].dot(point.hollow)
         axes.errorbar([x], [y], **few, label=row.name, elinewidth=0.4, **look)
     return [(x, y) for _, x, y, _ in dots]

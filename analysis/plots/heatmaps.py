@@ -18,7 +18,7 @@ from analysis.plots.style import WIDTH, Drawing, canvas, finish, ratio_ticks
 from specbench.results.cells import NumberCell, number
 from specbench.results.metrics import standing_word
 
-Place: TypeAlias = "tuple[Any, ...]"  # names of a row and of a column
+CellKey: TypeAlias = "tuple[Any, ...]"  # names of a row and of a column
 
 _AXES = 2.4  # inches for names, color bar and legend
 _NARROW, _ROOMY = 0.32, 0.55  # inches of a cell: for its number, for its interval too
@@ -38,13 +38,13 @@ class HeatmapGrid:
     """
 
     title: str
-    cells: Mapping[Place, NumberCell]
-    leaders: Sequence[Place] = ()
+    cells: Mapping[CellKey, NumberCell]
+    leaders: Sequence[CellKey] = ()
 
     @cached_property
     def axes(self) -> tuple[list[object], list[object]]:
         """Names of the rows and of the columns."""
-        rows, columns = (dict.fromkeys(place[i] for place in self.cells) for i in range(2))
+        rows, columns = (dict.fromkeys(key[i] for key in self.cells) for i in range(2))
         return sorted(rows, key=_order), sorted(columns, key=_order)
 
     @property
@@ -82,7 +82,7 @@ def heatmaps(
     n_rows = max(len(grid.axes[0]) for grid in grids)
     figure = canvas(0.5 + down * (0.3 + 0.17 * title_lines + max(1.5, 0.34 * n_rows)))
     all_axes = figure.subplots(down, across, squeeze=False).flatten()
-    for place, (axes, grid) in enumerate(zip(all_axes, grids, strict=False)):
+    for i_grid, (axes, grid) in enumerate(zip(all_axes, grids, strict=False)):
         rows, columns = grid.axes
         cells = [[grid.cells.get((row, column)) for column in columns] for row in rows]
         values = np.array([[cell and cell.value for cell in line] for line in cells], dtype=float)
@@ -92,14 +92,14 @@ def heatmaps(
         axes.set_yticks(range(len(rows)), [str(name) for name in rows])
         axes.tick_params(length=0)
         axes.set_title(grid.title, loc="left", fontsize="medium")
-        if place + across >= len(grids):
+        if i_grid + across >= len(grids):
             axes.set_xlabel(xlabel)
-        if place % across == 0:
+        if i_grid % across == 0:
             axes.set_ylabel(ylabel)
         for i, j in np.ndindex(values.shape):
             _write_cell(axes, (j, i), cells[i][j], scale, room / across >= _ROOMY)
-        places = [(columns.index(column), rows.index(row)) for row, column in grid.leaders]
-        _mark_leaders(axes, places)
+        positions = [(columns.index(column), rows.index(row)) for row, column in grid.leaders]
+        _mark_leaders(axes, positions)
         if break_even is not None:
             _part(axes, values, break_even)
     for axes in all_axes[len(grids) :]:
@@ -112,12 +112,12 @@ def heatmaps(
 
 
 def _write_cell(
-    axes: Axes, place: tuple[int, int], cell: NumberCell | None, scale: Normalize, roomy: bool
+    axes: Axes, position: tuple[int, int], cell: NumberCell | None, scale: Normalize, roomy: bool
 ) -> None:
     cell = cell or NumberCell(None)
     interval = cell.interval if roomy else None
     style = {
-        "xy": place, "textcoords": "offset points", "ha": "center", "va": "center",
+        "xy": position, "textcoords": "offset points", "ha": "center", "va": "center",
         "color": "white" if cell.value and scale(cell.value) < 0.5 else "black",
     }  # fmt: skip
     form = ".1f" if (cell.value or 0.0) >= 10 else ".2f"
@@ -128,16 +128,17 @@ def _write_cell(
         axes.annotate(text, xytext=(0, -5.5), fontsize=5.5, **style)
 
 
-def _mark_leaders(axes: Axes, places: Sequence[tuple[int, int]]) -> None:
+def _mark_leaders(axes: Axes, positions: Sequence[tuple[int, int]]) -> None:
     """Frame the highest cell; a dot in those that are not shown to differ from it."""
-    for x, y in places[:1]:
-        name = standing_word("highest" if places[1:] else "best")
+    best, others = positions[:1], positions[1:]
+    for x, y in best:
+        name = standing_word("highest" if others else "best")
         frame = {"fill": False, "edgecolor": "black", "linewidth": 1.8, "path_effects": _RING}
         square = Rectangle((x - 0.47, y - 0.47), 0.94, 0.94, zorder=4, label=name, **frame)
         axes.add_patch(square)
-    if places[1:]:
+    if others:
         axes.plot(
-            [x + 0.36 for x, _ in places[1:]], [y + 0.34 for _, y in places[1:]], linestyle="none",
+            [x + 0.36 for x, _ in others], [y + 0.34 for _, y in others], linestyle="none",
             marker="o", markersize=4.5, markerfacecolor="white", markeredgecolor="black",
             label=f"{standing_word('undecided')}: not shown below the highest on the same prompts",
         )  # fmt: skip

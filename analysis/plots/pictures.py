@@ -12,8 +12,8 @@ from analysis.plots.style import Drawing, unit_of
 from analysis.runs.acceptance import by_depth, rows_of_target_pass, where_the_one_before
 from analysis.runs.captions import captions
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns, conditions
-from analysis.runs.leaders import by_speedup, over_plain, sentence_of, wrong_words_of
-from analysis.runs.settings import apart, without_names
+from analysis.runs.leaders import by_speedup, over_plain, sentence_of, wrong_texts_of
+from analysis.runs.settings import differing_settings, without_names
 from analysis.runs.sweeps import Sweep, sweeps, swept_knobs
 from specbench.errors import ResultsError
 from specbench.results.cells import NumberCell
@@ -37,7 +37,7 @@ _VERDICTS = {
 _LOADS = ("faster", "slower", "undecided", "too few prompts to tell")  # in the title's order
 
 
-def caption_of(*comparisons: ComparedRuns, words: str = "", drawn: bool = False) -> str:
+def caption_of(*comparisons: ComparedRuns, text: str = "", drawn: bool = False) -> str:
     """Return the conditions of comparisons, behind whose outputs are wrong, and ``words``.
 
     Of predicted times it says whether intervals hold the predictions' error.
@@ -47,7 +47,7 @@ def caption_of(*comparisons: ComparedRuns, words: str = "", drawn: bool = False)
         words: before the conditions.
         drawn: whether labels with wrong outputs are in the picture all the same.
     """
-    wrong = " ".join(line for comparison in comparisons for line in wrong_words_of(comparison))
+    wrong = " ".join(line for comparison in comparisons for line in wrong_texts_of(comparison))
     head = "" if drawn or not wrong else "Not drawn: "
     runs = [run for c in comparisons if c.timing == "predicted" for run in c.runs]
     errors = {r.prediction_error for run in runs for r in run.records if r.prediction_error}
@@ -55,7 +55,7 @@ def caption_of(*comparisons: ComparedRuns, words: str = "", drawn: bool = False)
     if errors:
         percent = ", ".join(f"{error:.1%}" for error in sorted(errors))
         error = f"Intervals hold the predictions' error, {percent}."
-    return "\n".join(filter(None, [captions(comparisons, f"{head}{wrong}", words), error]))
+    return "\n".join(filter(None, [captions(comparisons, f"{head}{wrong}", text), error]))
 
 
 def is_hollow(comparison: ComparedRuns, entry: ComparedLabel) -> bool:
@@ -116,9 +116,9 @@ def budget_picture(comparison: ComparedRuns) -> Drawing | None:
             continue
         points = [
             Point.at(tokens, entry.measured("speedup"), is_hollow(comparison, entry))
-            for tokens, entry in sorted(entries, key=lambda each: each[0])
+            for tokens, entry in sorted(entries, key=lambda item: item[0])
         ]
-        varied = {knob for knobs in apart(settings) for knob in knobs}
+        varied = {knob for knobs in differing_settings(settings) for knob in knobs}
         series.append(Series(method, method, points, joined=len(varied) == 1))
     heights = [(y, x, line.name) for line in series for x, y, _ in line.drawn]
     if not heights:
@@ -204,7 +204,7 @@ def load_picture(group: Sequence[ComparedRuns]) -> Drawing:
     across = "questions asked at once" if served else "texts decoded at once"
     unit = f"speedup of all {'users' if served else 'texts'} together"
     panel = Panel("", across, unit, series, even=True, log=True)
-    parts = [f"{words} at {', '.join(loads[words])}" for words in _LOADS if words in loads]
+    parts = [f"{outcome} at {', '.join(loads[outcome])}" for outcome in _LOADS if outcome in loads]
     title = f"{across.capitalize()}: drafting is {'; '.join(parts)}"
     return curves([[panel]], title, caption_of(group[0]))
 
@@ -275,8 +275,8 @@ def _sweep_lines(swept: Sequence[Sweep], timing: str, knob: str, text: str) -> D
         for sweep in swept:
             cells = sweep.estimates(key).items()
             placed = [(values.index(v) if ticks else float(v), cell) for (v,), cell in cells]
-            points = [Point.at(x, cell) for x, cell in sorted(placed, key=lambda each: each[0])]
-            name = ", ".join(filter(None, [sweep.method, sweep.words]))
+            points = [Point.at(x, cell) for x, cell in sorted(placed, key=lambda item: item[0])]
+            name = ", ".join(filter(None, [sweep.method, sweep.fixed_settings]))
             series.append(Series(name, sweep.method, points))
         if any(line.drawn for line in series):
             panels.append(Panel.of(key, timing, series, knob, ticks=ticks))
@@ -328,9 +328,9 @@ def _highest(swept: Sequence[Sweep], knobs: Sequence[str], key: str, timing: str
     ]
     if not cells:
         return ""
-    value, sweep, cell = max(cells, key=lambda each: each[0])
+    value, sweep, cell = max(cells, key=lambda item: item[0])
     at = [f"{knob} {v}" for knob, v in zip(knobs, cell, strict=True)]
-    where = ", ".join(filter(None, [*at, sweep.words]))
+    where = ", ".join(filter(None, [*at, sweep.fixed_settings]))
     word = "MAT" if key == "mat" else "speedup"
     if key == "speedup" and timing == "predicted":
         word = f"predicted {word}"

@@ -44,7 +44,7 @@ _FAMILIES = {
     "plain decoding": ("#AAAAAA", "ar oracle random_drafts"),
     "other": ("#000000", ""),
 }
-_FAMILY_OF = {method: name for name, (_, each) in _FAMILIES.items() for method in each.split()}
+_FAMILY_OF = {m: family for family, (_, methods) in _FAMILIES.items() for m in methods.split()}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d", "h")
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "|||", "ooo", "+++", "OO", "**", "//", "\\\\")
 _DASHES = ("-", "--", "-.", ":")
@@ -219,6 +219,6 @@ def save(figure: Drawing, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def _wrapped(words: str, characters_per_inch: float) -> list[str]:
+def _wrapped(text: str, characters_per_inch: float) -> list[str]:
     width = int(WIDTH * characters_per_inch)
-    return [line for part in words.splitlines() for line in textwrap.wrap(part, width)]
+    return [line for part in text.splitlines() for line in textwrap.wrap(part, width)]

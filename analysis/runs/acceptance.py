@@ -149,7 +149,7 @@ def phase_share(entry: ComparedLabel, phase: str = "draft") -> NumberCell:
     return pooled_ratio(
         clocked,
         lambda r: phase_s(r, phase),
-        lambda r: sum(phase_s(r, each) for each in STEP_PHASES),
+        lambda r: sum(phase_s(r, step_phase) for step_phase in STEP_PHASES),
         entry.run.seed,
         at_most=1,
     )

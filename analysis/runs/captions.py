@@ -21,7 +21,7 @@ def caption(comparison: ComparedRuns) -> str:
     first = comparison.runs[0]
     cases = cases_text(entry.overall for entry in comparison.entries)
     model = conditions_of(comparison)["model"]
-    settings = f", {comparison.told}" if comparison.told else ""
+    settings = f", {comparison.overrides}" if comparison.overrides else ""
     head = f"{model} on {first.dataset}{settings}: {cases}. {first.hardware}."
     deciding = [warned for warned in warnings_of(comparison) if warned.decides]
     kinds = [warned.text for warned in deciding if warned.code in KINDS]

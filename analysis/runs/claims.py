@@ -71,7 +71,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Counting(_Part):
+class CountingRule(_Part):
     """How a source counts."""
 
     speed: Literal["end_to_end", "specbench_exact"]
@@ -81,10 +81,10 @@ class Counting(_Part):
     mat_counts_prompt: Sequence[str]
     """Methods for which the prompt's pass and its token count as a step of MAT."""
 
-    def words(self, method: str) -> str:
-        words = f"speed {_FORMULAS[self.speed]} over {self.baseline} plain decoding"
+    def text(self, method: str) -> str:
+        text = f"speed {_FORMULAS[self.speed]} over {self.baseline} plain decoding"
         counts = method in self.mat_counts_prompt
-        return f"{words}, MAT with the prompt's pass as a step" if counts else words
+        return f"{text}, MAT with the prompt's pass as a step" if counts else text
 
 
 class Claim(_Part):
@@ -103,7 +103,7 @@ class Claim(_Part):
     model: str
     values: dict[str, dict[str, FiniteFloat]] = Field(min_length=1)
     """By metric, then by task; ``overall`` is the whole data set."""
-    counting: Counting
+    counting: CountingRule
     knobs: dict[str, object] = {}
     usual: dict[str, object] = {}
     """The method's settings where ``knobs`` names no others; of a list, any value."""
@@ -147,15 +147,15 @@ class Claim(_Part):
         return all(re.search(self.gpu, name) for name in gpus)
 
     @property
-    def place(self) -> str:
+    def claimed_on(self) -> str:
         return f"{self.model}, {self.hardware}"
 
     def note(self, who: str, how: str = "claimed") -> str:
         """Return where the numbers come from that a row of this name shows."""
         title = self.title.partition(":")[0]
-        words = [title, self.source, self.model, self.dataset, self.hardware]
-        words += [self.counting.words(self.method)] if self.states(*_COMPARED) else []
-        return f"{who}: {how} by {'; '.join(words)}."
+        parts = [title, self.source, self.model, self.dataset, self.hardware]
+        parts += [self.counting.text(self.method)] if self.states(*_COMPARED) else []
+        return f"{who}: {how} by {'; '.join(parts)}."
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -173,18 +173,18 @@ def load_claims(path: Path = CLAIMS_FILE) -> tuple[Claim, ...]:
     file = yaml.load(path.read_text(encoding="utf-8"), loader)
     claims = []
     for exhibit in file["exhibits"]:
-        place = f"{path.name}, {exhibit['paper']}, {exhibit['exhibit']}"
+        location = f"{path.name}, {exhibit['paper']}, {exhibit['exhibit']}"
         try:
             for i, row in enumerate([*_rows(exhibit)], start=1):
-                place = f"{path.name}, {exhibit['paper']}, {exhibit['exhibit']}, claim {i}"
+                location = f"{path.name}, {exhibit['paper']}, {exhibit['exhibit']}, claim {i}"
                 claims.append(_claim(file, exhibit, row))
         except ValidationError as error:
             reasons = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-            raise ResultsError(f"{place}: {'; '.join(reasons)}.") from error
+            raise ResultsError(f"{location}: {'; '.join(reasons)}.") from error
         except KeyError as error:
-            raise ResultsError(f"{place}: {error} is not described in the file.") from error
+            raise ResultsError(f"{location}: {error} is not described in the file.") from error
         except ValueError as error:
-            raise ResultsError(f"{place}: {error}.") from error
+            raise ResultsError(f"{location}: {error}.") from error
     return tuple(claims)
 
 
@@ -198,8 +198,8 @@ def _rows(exhibit: dict[str, Any]) -> Iterable[dict[str, Any]]:
         for column, cell in zip(exhibit["columns"], str(claim["cells"]).split(), strict=True):
             if cell != "-":
                 numbers = zip(exhibit["metrics"], map(float, cell.split("/")), strict=True)
-                own = {"dataset": column} if isinstance(column, str) else column
-                yield {**rest, **own, **dict(numbers)}
+                column_keys = {"dataset": column} if isinstance(column, str) else column
+                yield {**rest, **column_keys, **dict(numbers)}
 
 
 def _claim(file: dict[str, Any], exhibit: dict[str, Any], row: dict[str, Any]) -> Claim:
@@ -218,7 +218,7 @@ def _claim(file: dict[str, Any], exhibit: dict[str, Any], row: dict[str, Any]) -
         first, last = map(int, questions.split(".."))
         terms["questions"] = [str(number) for number in range(first, last + 1)]
     values = {metric: about.pop(metric) for metric in file["metrics"] if metric in about}
-    made = {
+    fields = {
         "title": paper["title"],
         "hardware": hardware["text"],
         "gpu": hardware["gpu"],
@@ -230,13 +230,13 @@ def _claim(file: dict[str, Any], exhibit: dict[str, Any], row: dict[str, Any]) -
         "own": method in about.pop("own_of", ()) or about.get("own", False),
     }
     counting = file["counting"].get(about["paper"], file["counting"]["default"])
-    return Claim.model_validate({"counting": counting, **about, **made})
+    return Claim.model_validate({"counting": counting, **about, **fields})
 
 
 # --- beside which label ---------------------------------------------------------------------------
 
 
-def _agree(wanted: Mapping[str, object], recorded: Mapping[str, object]) -> bool:
+def _agree(required: Mapping[str, object], recorded: Mapping[str, object]) -> bool:
     """Whether keys of both have the wanted values.
 
     Of a wanted list, one; of a recorded set, all must be in it; a method within a method may be
@@ -249,9 +249,9 @@ def _agree(wanted: Mapping[str, object], recorded: Mapping[str, object]) -> bool
             return named["name"] == given.get("name") and _agree(named, given)
         allowed = value if isinstance(value, list) else [value]
         values = given if isinstance(given, set) else [given]
-        return given == value or all(each in allowed for each in values)
+        return given == value or all(item in allowed for item in values)
 
-    return all(agrees(wanted[key], recorded[key]) for key in wanted if key in recorded)
+    return all(agrees(required[key], recorded[key]) for key in required if key in recorded)
 
 
 def _distance(claim: Claim, run: Run) -> float:
@@ -330,7 +330,7 @@ def claims_not_run(run: Run, methods: set[str], claims: Sequence[Claim]) -> list
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-class Judgement(NamedTuple):
+class ClaimResult(NamedTuple):
     """A verdict, and the numbers on the claim's terms that it is about."""
 
     verdict: str
@@ -338,19 +338,19 @@ class Judgement(NamedTuple):
     speedup: NumberCell = _ABSENT
 
 
-def judge(run: Run, claim: Claim, row: SummaryRow) -> Judgement:
+def check_claim(run: Run, claim: Claim, row: SummaryRow) -> ClaimResult:
     """Return the verdict on a task's row of a run, by the rule at the head of this module."""
     if claim.model != run.model:
-        return Judgement(OTHER_MODEL)
+        return ClaimResult(OTHER_MODEL)
     if claim.qualifier is not None:
-        return Judgement(NOT_COMPARED)
+        return ClaimResult(NOT_COMPARED)
     task = row["task"]
     mat = _mat(run, claim, row) if claim.value("mat", task) is not None else _ABSENT
     speedup, lacking = _ABSENT, ""
     timed = run.timing == "measured" and not run.phases and claim.same_hardware(run.gpus)
     if timed and claim.value("speedup", task) is not None:
         speedup, lacking = _speedup(run, claim, row)
-    return Judgement(compare(claim, task, mat, speedup, lacking), mat, speedup)
+    return ClaimResult(compare(claim, task, mat, speedup, lacking), mat, speedup)
 
 
 def _mat(run: Run, claim: Claim, row: SummaryRow) -> NumberCell:
@@ -370,9 +370,9 @@ def _speedup(run: Run, claim: Claim, row: SummaryRow) -> tuple[NumberCell, str]:
     plain = baseline_context(run.manifest).plain.get(counting.baseline)
     if plain not in run.labels:
         return _ABSENT, _TO_RUN[counting.baseline]
-    place = (row["label"], row["task"])
+    row_key = (row["label"], row["task"])
     rows = _rows_over(run, plain, counting.speed)
-    speedup = estimate_of(next(r for r in rows if (r["label"], r["task"]) == place), "speedup")
+    speedup = estimate_of(next(r for r in rows if (r["label"], r["task"]) == row_key), "speedup")
     return speedup, _UNCOUNTED if speedup.value is None else ""
 
 

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from analysis.runs.claims import Claim, claims_not_run, find_claim, judge, load_claims
+from analysis.runs.claims import Claim, check_claim, claims_not_run, find_claim, load_claims
 from analysis.runs.load import Run
-from analysis.runs.settings import run_words, setting_words
+from analysis.runs.settings import run_texts, setting_texts
 from specbench.results.cells import FEWEST, NumberCell
 from specbench.results.headline_table import measured
 from specbench.results.manifest import BASELINE
@@ -86,17 +86,17 @@ class ComparedLabel:
     def verdict(self, task: str = OVERALL, claim: Claim | None = None) -> str:
         """The verdict on the label's claim, or on another one about it; "" without one."""
         claim = claim or self.claim
-        return judge(self.run, claim, self.rows[task]).verdict if claim else ""
+        return check_claim(self.run, claim, self.rows[task]).verdict if claim else ""
 
     def note(self, name: str, claim: Claim | None = None) -> str:
         """Where the label's claim, or another, comes from, and what was judged; "" without one."""
         claim = claim or self.claim
         if claim is None:
             return ""
-        judged = judge(self.run, claim, self.overall)
-        numbers = {"MAT": judged.mat, "speedup": judged.speedup}
-        words = ", ".join(f"{key} {number}" for key, number in numbers.items() if number.value)
-        return claim.note(name) + (f" Counted so here: {words}." if words else "")
+        result = check_claim(self.run, claim, self.overall)
+        numbers = {"MAT": result.mat, "speedup": result.speedup}
+        text = ", ".join(f"{key} {number}" for key, number in numbers.items() if number.value)
+        return claim.note(name) + (f" Counted so here: {text}." if text else "")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class ComparedRuns:
     entries: Sequence[ComparedLabel]
     not_run: Sequence[Claim]
     estimator: str
-    told: str = ""
+    overrides: str = ""
 
     @property
     def model(self) -> str:
@@ -138,7 +138,7 @@ class ComparedRuns:
         run, loaded = self.runs[0], self.runs[0].manifest.model
         weights = f"{loaded.weights} weights" if loaded and loaded.weights else ""
         batch = f"{run.batch} texts at once" if run.batch > 1 else ""
-        return ", ".join(filter(None, [f"{model} on {data}", weights, batch, self.told]))
+        return ", ".join(filter(None, [f"{model} on {data}", weights, batch, self.overrides]))
 
     @property
     def drafting(self) -> list[ComparedLabel]:
@@ -152,22 +152,22 @@ class ComparedRuns:
 
     def name_of(self, entry: ComparedLabel) -> str:
         """The label, with the settings that differ where the comparison has it more than once."""
-        words = self.words_of(entry)
-        return f"{entry.label} ({words})" if words else entry.label
+        text = self.settings_of(entry)
+        return f"{entry.label} ({text})" if text else entry.label
 
-    def words_of(self, entry: ComparedLabel) -> str:
+    def settings_of(self, entry: ComparedLabel) -> str:
         """The settings in which a label differs from others of its name; "" where it has none."""
-        return self._words[entry.run.path, entry.label]
+        return self._settings_texts[entry.run.path, entry.label]
 
     @cached_property
-    def _words(self) -> dict[tuple[Path, str], str]:
+    def _settings_texts(self) -> dict[tuple[Path, str], str]:
         labels = [(entry.run, entry.label) for entry in self.entries]
-        names, words = run_names(self.runs), setting_words(labels)
-        counts = Counter((label, said) for (_, label), said in zip(labels, words, strict=True))
+        names, texts = run_names(self.runs), setting_texts(labels)
+        counts = Counter((label, text) for (_, label), text in zip(labels, texts, strict=True))
         # The same settings twice, as measured again: only their folders tell them apart.
         return {
-            (run.path, label): said if counts[label, said] == 1 else names[run.path]
-            for (run, label), said in zip(labels, words, strict=True)
+            (run.path, label): text if counts[label, text] == 1 else names[run.path]
+            for (run, label), text in zip(labels, texts, strict=True)
         }
 
     @property
@@ -205,10 +205,10 @@ def make_comparisons(
         run = by_key[key][0]
         same = (run.model, run.dataset, run.dtype, run.hardware, run.temperature, run.timing)
         alike.setdefault((*same, key[-1]), []).append(key)
-    told = {
-        key: words
+    overrides = {
+        key: text
         for keys in alike.values()
-        for key, words in zip(keys, run_words([by_key[key] for key in keys]), strict=True)
+        for key, text in zip(keys, run_texts([by_key[key] for key in keys]), strict=True)
     }
     comparisons = []
     for key in sorted(by_key):
@@ -216,7 +216,7 @@ def make_comparisons(
         entries = [entry for run in members for entry in _entries(run, kind, claims)]
         methods = {entry.method for entry in entries} | {BASELINE}
         not_run = claims_not_run(members[0], methods, claims)
-        comparisons.append(ComparedRuns(members, entries, not_run, kind, told[key]))
+        comparisons.append(ComparedRuns(members, entries, not_run, kind, overrides[key]))
     return comparisons
 
 
@@ -225,9 +225,9 @@ def conditions(run: Run) -> tuple[Any, ...]:
     drafting = [record for record in run.records if record.label != run.baseline]
     verifiers = sorted({record.verifier for record in drafting or run.records[:1]})
     source = (run.manifest.imported or {}).get("from") or ""
-    made = (" and ".join(verifiers), run.timing, source, run.max_new_tokens or 0)
-    answered = (run.engine, run.concurrency)
-    return (run.batch, run.dtype, run.hardware, run.temperature, run.synthetic, *made, *answered)
+    arithmetic = (run.batch, run.dtype, run.hardware, run.temperature, run.synthetic)
+    measured_by = (" and ".join(verifiers), run.timing, source, run.max_new_tokens or 0)
+    return (*arithmetic, *measured_by, run.engine, run.concurrency)
 
 
 def by_timing(runs: Sequence[Run]) -> list[list[Run]]:

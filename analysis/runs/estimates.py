@@ -54,15 +54,15 @@ def pooled_ratio(
     # By unit and repeat; sorted, so that a run that was resumed gives the same intervals.
     units = {unit: i for i, unit in enumerate(sorted({r.unit for r, _, _ in counts}))}
     repeats = sorted({r.repeat for r, _, _ in counts})
-    each = np.zeros((len(repeats), len(units), 2))
+    per_repeat = np.zeros((len(repeats), len(units), 2))
     for r, a, b in counts:
-        each[repeats.index(r.repeat), units[r.unit]] += a, b
-    whole = each.sum(axis=0)
+        per_repeat[repeats.index(r.repeat), units[r.unit]] += a, b
+    whole = per_repeat.sum(axis=0)
     value = ratio_of_totals(whole[:, 0], whole[:, 1])
     if not math.isfinite(value):
         return NumberCell(None)
     counted = whole[:, 1] > 0
-    columns = np.concatenate([whole[None], each])[:, counted]
+    columns = np.concatenate([whole[None], per_repeat])[:, counted]
     # A group's cases are of several categories.
     categories = {r.unit: r.category if r.batch is None else "" for r, _, _ in counts}
     strata = strata_of([categories[u] for u, used in zip(units, counted, strict=True) if used])

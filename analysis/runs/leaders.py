@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
-from analysis.runs.settings import setting_words
+from analysis.runs.settings import setting_texts
 from specbench.results.statistics.bootstrap import LogRatios
 from specbench.results.statistics.counted import WRONG, wrong_output_texts
 from specbench.results.statistics.pairs import Ranking, rank_labels
@@ -79,9 +79,9 @@ def standings(comparison: ComparedRuns) -> dict[RunLabel, Standing]:
         return {(run.path, label): s for label, s in ranked.standings.items()} | wrong
     plain = entries[ranking.order[0]].run.baseline or ""
     of_methods, of_plain = ranking.standings(plain)
-    stands = {(run.path, plain): of_plain for run in runs if of_plain}
-    stands |= {(entries[i].run.path, entries[i].label): s for i, s in of_methods.items()}
-    return stands | wrong
+    by_label = {(run.path, plain): of_plain for run in runs if of_plain}
+    by_label |= {(entries[i].run.path, entries[i].label): s for i, s in of_methods.items()}
+    return by_label | wrong
 
 
 def over_plain(comparison: ComparedRuns) -> dict[RunLabel, str]:
@@ -96,10 +96,10 @@ def verdict_of(comparison: ComparedRuns) -> str:
 
     "" where nothing was timed so and no output is wrong.
     """
-    return "\n".join([*wrong_words_of(comparison), sentence_of(comparison)]).strip()
+    return "\n".join([*wrong_texts_of(comparison), sentence_of(comparison)]).strip()
 
 
-def wrong_words_of(comparison: ComparedRuns) -> list[str]:
+def wrong_texts_of(comparison: ComparedRuns) -> list[str]:
     """Give a sentence for each label of each run whose outputs are wrong."""
     names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
     sentences = []
@@ -162,10 +162,10 @@ def _with_runs(entries: Sequence[ComparedLabel], ratios: LogRatios) -> LogRatios
     the logarithms among these, pooled over labels. Every entry is one run's, so every one has it;
     two labels of one run differ by less, and comparing them errs on the wide side.
     """
-    settings = setting_words([(entry.run, entry.label) for entry in entries])
+    settings = setting_texts([(entry.run, entry.label) for entry in entries])
     alike: dict[tuple[str, str], list[float]] = {}
-    for entry, words, value in zip(entries, settings, ratios.values, strict=True):
-        alike.setdefault((entry.label, words), []).append(float(value))
+    for entry, text, value in zip(entries, settings, ratios.values, strict=True):
+        alike.setdefault((entry.label, text), []).append(float(value))
     squares = math.fsum(np.var(values) * len(values) for values in alike.values())
     freedom = len(entries) - len(alike)
     if not freedom or not squares:

@@ -69,12 +69,12 @@ class Surface:
         samples = self.samples_s[:, :, self.axes["context"].index(context), :]
         drawn = np.random.default_rng(seed).integers(0, repeats, (_RESAMPLES, repeats))
         medians, resampled = np.median(samples, axis=-1), np.median(samples[..., drawn], axis=-1)
-        one = ks.index(1), ws.index(0)
-        low, high = np.quantile(resampled / resampled[one], (0.025, 0.975), axis=-1)
+        single = ks.index(1), ws.index(0)
+        low, high = np.quantile(resampled / resampled[single], (0.025, 0.975), axis=-1)
         return {
             (k, w): NumberCell(
-                float(medians[i, j] / medians[one]),
-                (float(low[i, j]), float(high[i, j])) if repeats > 1 and (i, j) != one else None,
+                float(medians[i, j] / medians[single]),
+                (float(low[i, j]), float(high[i, j])) if repeats > 1 and (i, j) != single else None,
             )
             for i, k in enumerate(ks)
             for j, w in enumerate(ws)

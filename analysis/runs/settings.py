@@ -24,7 +24,7 @@ def varied_knobs(labels: Sequence[Labelled]) -> list[Settings]:
     varied: list[Settings] = [{} for _ in labels]
     for indices in _by_label(labels):
         knobs = [without_names(labels[i][0].knobs(labels[i][1])) for i in indices]
-        for i, differing in zip(indices, apart(knobs), strict=True):
+        for i, differing in zip(indices, differing_settings(knobs), strict=True):
             varied[i] = differing
     return varied
 
@@ -35,30 +35,30 @@ def other_settings(labels: Sequence[Labelled]) -> list[Settings]:
     Keys are those that a user types; a label's own knobs are left out.
     """
     others = []
-    told = apart([_told(run) for run, _ in labels])
-    for (run, label), settings in zip(labels, told, strict=True):
+    differing = differing_settings([_recorded_settings(run) for run, _ in labels])
+    for (run, label), settings in zip(labels, differing, strict=True):
         knobs = {f"method.{knob}": value for knob, value in run.knobs(label).items()}
         others.append({k: v for k, v in settings.items() if k not in knobs or knobs[k] != v})
     return others
 
 
-def setting_words(labels: Sequence[Labelled]) -> list[str]:
+def setting_texts(labels: Sequence[Labelled]) -> list[str]:
     """Tell each label of a run from others of its name, as a user types it.
 
     ``leader_len=1, follower_len=3`` are the label's own knobs. Where labels have the same ones, as
     a method that runs beside another one in a sweep, what else their runs were told is added:
     ``method.leader_len=1``. "" where there is one of the name, or nothing differs.
     """
-    words = [settings_text(differing) for differing in varied_knobs(labels)]
+    texts = [settings_text(differing) for differing in varied_knobs(labels)]
     for indices in _by_label(labels):
-        if len({words[i] for i in indices}) < len(indices):
+        if len({texts[i] for i in indices}) < len(indices):
             others = other_settings([labels[i] for i in indices])
             for i, more in zip(indices, others, strict=True):
-                words[i] = ", ".join(filter(None, [words[i], settings_text(more)]))
-    return words
+                texts[i] = ", ".join(filter(None, [texts[i], settings_text(more)]))
+    return texts
 
 
-def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
+def run_texts(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Tell each group of runs from others by its questions or conditions, as a user types them.
 
     ``dataset.path=b.jsonl``; methods and their knobs are what labels say. A path is shown by its
@@ -66,10 +66,10 @@ def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
     """
     shared = []
     for runs in groups:
-        first, *others = [_told(run) for run in runs]
+        first, *others = [_recorded_settings(run) for run in runs]
         same = {k: v for k, v in first.items() if all(o.get(k) == v for o in others)}
         shared.append({k: v for k, v in same.items() if k.partition(".")[0] in _CONDITIONS})
-    differing = apart(shared)
+    differing = differing_settings(shared)
     for key in {key for settings in differing for key in settings if key.endswith(".path")}:
         paths = {str(s[key]) for s in differing if s.get(key) is not None}
         if len({Path(path).name for path in paths}) == len(paths):
@@ -79,7 +79,7 @@ def run_words(groups: Sequence[Sequence[Run]]) -> list[str]:
     return [settings_text(settings) for settings in differing]
 
 
-def _told(run: Run) -> Settings:
+def _recorded_settings(run: Run) -> Settings:
     settings = flat(run.manifest.identity or {})
     return {k: v for k, v in settings.items() if k.rpartition(".")[2] not in _ASIDE}
 
@@ -92,11 +92,12 @@ def _by_label(labels: Sequence[Labelled]) -> list[list[int]]:
     return [of_label for of_label in indices.values() if len(of_label) > 1]
 
 
-def apart(each: Sequence[Mapping[str, object]]) -> list[Settings]:
-    """Of settings by key those that are not the same in all."""
-    keys = dict.fromkeys(key for own in each for key in own)
-    differing = [key for key in keys if any(own.get(key) != each[0].get(key) for own in each)]
-    return [{key: own[key] for key in differing if key in own} for own in each]
+def differing_settings(settings: Sequence[Mapping[str, object]]) -> list[Settings]:
+    """Return of each mapping the keys whose values are not the same in all mappings."""
+    keys = dict.fromkeys(key for knobs in settings for key in knobs)
+    first = settings[0] if settings else {}
+    differing = [key for key in keys if any(k.get(key) != first.get(key) for k in settings)]
+    return [{key: knobs[key] for key in differing if key in knobs} for knobs in settings]
 
 
 def without_names(knobs: Mapping[str, object]) -> Settings:

@@ -9,7 +9,7 @@ from typing import TypeAlias, cast
 
 from analysis.runs.comparisons import ComparedLabel, ComparedRuns
 from analysis.runs.leaders import leaders
-from analysis.runs.settings import apart, other_settings, varied_knobs, without_names
+from analysis.runs.settings import differing_settings, other_settings, varied_knobs, without_names
 from specbench.errors import ResultsError
 from specbench.results.cells import FEWEST, NumberCell
 from specbench.results.summary_schema import n_of, number
@@ -31,12 +31,12 @@ class Sweep:
     """
 
     method: str
-    words: str
+    fixed_settings: str
     entries: Mapping[Cell, ComparedLabel]
 
     def titled(self, title: str) -> str:
         """The title with the words below it, a setting a line: grids are narrow."""
-        return "\n".join(filter(None, [title, *self.words.split(", ")]))
+        return "\n".join(filter(None, [title, *self.fixed_settings.split(", ")]))
 
     def estimates(self, key: str) -> dict[Cell, NumberCell]:
         return {cell: entry.measured(key) for cell, entry in self.entries.items()}
@@ -61,12 +61,12 @@ def sweeps(comparison: ComparedRuns, *knobs: str) -> list[Sweep]:
     by_setting: dict[str, dict[Cell, ComparedLabel]] = {}
     drafting = comparison.drafting
     others = other_settings([(entry.run, entry.label) for entry in drafting])
-    for entry, told in zip(drafting, others, strict=True):
+    for entry, other in zip(drafting, others, strict=True):
         fixed = dict(entry.knobs)
         if not set(knobs) <= fixed.keys():
             continue
         cell = tuple(_value(fixed.pop(knob)) for knob in knobs)
-        fixed = {"method": entry.method, **without_names(fixed), **told}
+        fixed = {"method": entry.method, **without_names(fixed), **other}
         cells = by_setting.setdefault(json.dumps(fixed, sort_keys=True), {})
         if (first := cells.setdefault(cell, entry)) is not entry:
             values = ", ".join(f"{knob} {value}" for knob, value in zip(knobs, cell, strict=True))
@@ -76,15 +76,16 @@ def sweeps(comparison: ComparedRuns, *knobs: str) -> list[Sweep]:
             )
     several = {setting: cells for setting, cells in by_setting.items() if len(cells) > 1}
     settings = [json.loads(setting) for setting in several]
+    differing = differing_settings(settings)
     return [
-        Sweep(setting["method"], ", ".join(f"{key} {words[key]}" for key in words), cells)
-        for setting, words, cells in zip(settings, apart(settings), several.values(), strict=True)
+        Sweep(setting["method"], ", ".join(f"{key} {differs[key]}" for key in differs), cells)
+        for setting, differs, cells in zip(settings, differing, several.values(), strict=True)
     ]
 
 
 def _value(value: object) -> Value:
-    known = isinstance(value, int | float | str) and not isinstance(value, bool)
-    return cast("Value", value) if known else json.dumps(value)
+    sortable = isinstance(value, int | float | str) and not isinstance(value, bool)
+    return cast("Value", value) if sortable else json.dumps(value)
 
 
 def swept_knobs(comparison: ComparedRuns) -> list[str]:
@@ -98,5 +99,5 @@ def swept_knobs(comparison: ComparedRuns) -> list[str]:
         by_method: dict[str, list[dict[str, object]]] = {}
         for entry in comparison.drafting:
             by_method.setdefault(entry.method, []).append(without_names(entry.knobs))
-        varied = [own for each in by_method.values() for own in apart(each)]
-    return list(dict.fromkeys(knob for own in varied for knob in own))
+        varied = [knobs for group in by_method.values() for knobs in differing_settings(group)]
+    return list(dict.fromkeys(knob for knobs in varied for knob in knobs))

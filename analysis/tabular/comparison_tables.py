@@ -81,14 +81,14 @@ def claimed_cells(claim: Claim | None) -> Row:
         "claimed speedup": claimed_cell(claim, "speedup"),
         "claimed MAT": claimed_cell(claim, "mat"),
         "claimed tokens/s": claimed_cell(claim, "tokens_per_s"),
-        "claimed on": claim.place if claim else ABSENT,
+        "claimed on": claim.claimed_on if claim else ABSENT,
     }
 
 
 def with_rule(notes: Sequence[str]) -> list[str]:
     """Each note once, and below them, where there are claims, how verdicts are found."""
-    shown = [note for note in dict.fromkeys(notes) if note]
-    return [*shown, *VERDICT_RULES] if shown else []
+    unique = [note for note in dict.fromkeys(notes) if note]
+    return [*unique, *VERDICT_RULES] if unique else []
 
 
 def _further_cells(entry: ComparedLabel, tasks: Sequence[str] = ()) -> Row:
@@ -135,7 +135,7 @@ def rows_once(comparison: ComparedRuns, columns: Columns | None = None) -> list[
     plain = [entry for entry in comparison.entries if entry.label == entry.run.baseline]
     once = [e for e in comparison.entries if e.label != e.run.baseline or e is plain[0]]
     labels = [entry.label for entry in once]
-    once.sort(key=lambda e: (labels.index(e.label), natural(comparison.words_of(e))))
+    once.sort(key=lambda e: (labels.index(e.label), natural(comparison.settings_of(e))))
     if columns is not None and len(comparison.runs) > 1:
         texts = columns.values()
         once.sort(key=lambda e: (e.label != e.run.baseline, [natural(of(e)) for of in texts]))
@@ -148,10 +148,10 @@ def _decoding(comparison: ComparedRuns) -> str:
 
 
 # What tells several comparisons in one table apart.
-_APART: Mapping[str, Callable[[ComparedRuns], str]] = {
+_DIFFERING: Mapping[str, Callable[[ComparedRuns], str]] = {
     "model": lambda comparison: comparison.model,
     "data": lambda comparison: comparison.dataset,
-    "settings": lambda comparison: comparison.told,
+    "settings": lambda comparison: comparison.overrides,
     "dtype": lambda comparison: comparison.runs[0].dtype,
     "hardware": lambda comparison: comparison.runs[0].hardware,
     "decoding": _decoding,
@@ -171,21 +171,22 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
         not_run: whether rows of methods follow for which a paper has numbers and that were not run.
     """
     several = len(comparisons) > 1
-    apart = {
+    differing = {
         name: of
-        for name, of in _APART.items()
+        for name, of in _DIFFERING.items()
         if len({of(c) for c in comparisons}) > 1 or (several and name in ("model", "data"))
     }
     rows: list[Row] = []
     notes: list[str] = []
     head = []
     for comparison in comparisons:
-        where: Row = {heading: of(comparison) for heading, of in apart.items()}
-        stands, over = standings(comparison), over_plain(comparison)
+        where: Row = {heading: of(comparison) for heading, of in differing.items()}
+        standing_by_label, over = standings(comparison), over_plain(comparison)
         for entry in rows_once(comparison):
             key = entry.run.path, entry.label
             faster, unit = over.get(key) == "faster", comparison.unit
-            decision = decision_cells(entry.overall, stands.get(key), faster=faster, unit=unit)
+            standing = standing_by_label.get(key)
+            decision = decision_cells(entry.overall, standing, faster=faster, unit=unit)
             name = {"method": _method(comparison, entry)}
             rows.append({**where, **name, **decision, **_further_cells(entry, comparison.tasks)})
             notes.append(entry.note(entry.label))
@@ -198,7 +199,7 @@ def comparison_table(*comparisons: ComparedRuns, not_run: bool = False) -> Resul
     title = "Methods compared" if several else comparisons[0].title
     text = "\n".join([captions(comparisons), DECISION_TEXT])
     title += TITLE_TIMES[comparisons[0].timing]
-    return ResultTable.of(title, text, rows, with_rule(notes), DECISION, len(apart), head)
+    return ResultTable.of(title, text, rows, with_rule(notes), DECISION, len(differing), head)
 
 
 def task_table(comparison: ComparedRuns, title: str) -> ResultTable:
@@ -232,7 +233,7 @@ def settings_table(
     comparisons: Sequence[ComparedRuns],
     columns: Columns,
     text: str = "",
-    beside: Sequence[Claim] = (),
+    other_claims: Sequence[Claim] = (),
 ) -> ResultTable:
     """A row per setting that was run, whatever run it stands in.
 
@@ -247,8 +248,8 @@ def settings_table(
     """
     entries = [entry for comparison in comparisons for entry in rows_once(comparison, columns)]
     where: Columns = {"model": lambda e: e.run.model, "data": lambda e: e.run.dataset}
-    apart = {heading: of for heading, of in where.items() if len({of(e) for e in entries}) > 1}
-    shown: Columns = {**apart, **columns}
+    differing = {heading: of for heading, of in where.items() if len({of(e) for e in entries}) > 1}
+    shown: Columns = {**differing, **columns}
     if len({tuple(of(entry) for of in shown.values()) for entry in entries}) < len(entries):
         names = run_names(entry.run for entry in entries)
         shown = {"run": lambda entry: names[entry.run.path], **shown}
@@ -262,12 +263,12 @@ def settings_table(
     ]
     notes = [entry.note(entry.label) for entry in entries]
     not_run = [(claim, NOT_RUN) for comparison in comparisons for claim in comparison.not_run]
-    for claim, why in [*not_run, *((claim, OTHER_MODEL) for claim in beside)]:
+    for claim, why in [*not_run, *((claim, OTHER_MODEL) for claim in other_claims)]:
         claimed = {"model": claim.model, "data": claim.dataset}
-        variant = f" ({claim.setting})" if claim in beside and claim.setting else ""
-        place = {heading: claimed[heading] for heading in apart}
-        place[next(iter(columns))] = f"{claim.method}{variant}"
-        rows.append({**place, **_not_run_cells(claim, why)})
+        variant = f" ({claim.setting})" if claim in other_claims and claim.setting else ""
+        leading = {heading: claimed[heading] for heading in differing}
+        leading[next(iter(columns))] = f"{claim.method}{variant}"
+        rows.append({**leading, **_not_run_cells(claim, why)})
         notes.append(claim.note(claim.method))
     # Claims before what a narrow terminal can do without.
     short = [*shown, "MAT", SPEEDUP, "claimed speedup", "claimed MAT", "verdict"]
@@ -280,8 +281,8 @@ def pairs_table(comparison: ComparedRuns) -> ResultTable | None:
     names = {(e.run.path, e.label): comparison.name_of(e) for e in comparison.drafting}
     rows: list[Row] = []
     for run in comparison.runs:
-        how = (run.labels, run.baseline, run.seed, comparison.estimator)
-        pairs = rank_labels(run.records, *how).pairs
+        settings = (run.labels, run.baseline, run.seed, comparison.estimator)
+        pairs = rank_labels(run.records, *settings).pairs
         for pair in pairs if len({pair["first"] for pair in pairs}) > 1 else ():
             few = pair["verdict"] == "too few"
             rows.append(

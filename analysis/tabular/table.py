@@ -72,11 +72,11 @@ class ResultTable:
     def in_short(self) -> ResultTable:
         """Keep the first columns; those of the decision even where nothing is known."""
         full = [str(name) for name in self.in_full().frame]
-        known = {*full, *(name.removesuffix(INTERVAL) for name in full)}
-        known |= {*DECISION} if AGAINST in self.short else set()
-        own = [n if n == SPEEDUP else n.removesuffix(INTERVAL) for n in full if n not in _FURTHER]
+        available = {*full, *(name.removesuffix(INTERVAL) for name in full)}
+        available |= {*DECISION} if AGAINST in self.short else set()
+        usual = [n if n == SPEEDUP else n.removesuffix(INTERVAL) for n in full if n not in _FURTHER]
         names = [str(name) for name in self.frame.columns[: self.groups + 1]]
-        names += [name for name in self.short or own if name in known and name not in names]
+        names += [name for name in self.short or usual if name in available and name not in names]
         frame = pd.DataFrame(in_short(self.frame, names), dtype=object)
         filled = _filled(frame.iloc[:, self.groups + 1 :])
         if len(filled.columns):
@@ -122,8 +122,8 @@ def to_markdown(tables: Sequence[ResultTable]) -> str:
     """Write tables for a README or an issue."""
     parts = []
     for table in tables:
-        words = table.frame.map(_markdown_cell).rename(columns=_markdown_cell)
-        grid = words.to_markdown(index=False, tablefmt="github", disable_numparse=True)
+        texts = table.frame.map(_markdown_cell).rename(columns=_markdown_cell)
+        grid = texts.to_markdown(index=False, tablefmt="github", disable_numparse=True)
         head = "".join(f"**{_one_line(sentence)}**\n\n" for sentence in table.head)
         parts.append(
             f"### {_one_line(table.title)}\n\n{head}{grid}\n\n{_without_tags(table.caption)}\n"
@@ -181,9 +181,9 @@ _KEYS["tokens/s"] = "tokens_per_s"
 
 def column_name(heading: str) -> str:
     """``target_params_l_new`` of ``target Params × L_new``."""
-    words = heading.removesuffix(INTERVAL)
-    words = _KEYS.get(words, words).replace("/", " per ").lower()
-    return re.sub(r"[^a-z0-9]+", "_", words).strip("_")
+    text = heading.removesuffix(INTERVAL)
+    text = _KEYS.get(text, text).replace("/", " per ").lower()
+    return re.sub(r"[^a-z0-9]+", "_", text).strip("_")
 
 
 def _parts(heading: str, cell: Cell) -> dict[str, object]:
@@ -221,7 +221,7 @@ _CAPTION = 120  # characters of the conditions beside the title: two lines of a 
 _BOLD = "Bold: faster than plain decoding, and no method is shown faster."
 # Columns of names that a user types, which a reader knows by others.
 _NAMED = ("method", "setting", "model", "data", "first", "second")
-_PLACES = {name: words for name, words in (MODELS | DATASETS).items() if name != "demo"}
+_DISPLAY_NAMES = {name: text for name, text in (MODELS | DATASETS).items() if name != "demo"}
 _LATEX = str.maketrans(
     {
         "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
@@ -295,10 +295,10 @@ def _floats(table: ResultTable, label: str) -> Iterator[str]:
 
 def _heading(heading: str, cells: Sequence[Cell]) -> str:
     """A heading, word below word where it is longer than all of its cells."""
-    words = [_latex(word) for word in re.split(" (?!%)", heading)]
-    if len(words) == 1 or len(heading) <= max((len(str(cell)) for cell in cells), default=0):
-        return " ".join(words)
-    return "\\shortstack{" + "\\\\{}".join(words) + "}"
+    parts = [_latex(word) for word in re.split(" (?!%)", heading)]
+    if len(parts) == 1 or len(heading) <= max((len(str(cell)) for cell in cells), default=0):
+        return " ".join(parts)
+    return "\\shortstack{" + "\\\\{}".join(parts) + "}"
 
 
 def _latex_cell(cell: Cell) -> str:
@@ -318,13 +318,13 @@ def _named(heading: str, cell: Cell) -> Cell:
         return _with_names(str(cell))
     if heading not in _NAMED or not isinstance(cell, str):
         return cell
-    name, beside, settings = cell.partition(" (")
-    return f"{display_name(name)}{beside}{settings}"
+    name, separator, settings = cell.partition(" (")
+    return f"{display_name(name)}{separator}{settings}"
 
 
 def _with_names(text: str) -> str:
     """Text with the names of models and data that a reader knows."""
-    return re.sub(r"\w+", lambda word: _PLACES.get(word[0], word[0]), text)
+    return re.sub(r"\w+", lambda word: _DISPLAY_NAMES.get(word[0], word[0]), text)
 
 
 def _latex(text: str) -> str:

@@ -51,7 +51,7 @@ def look(
         "--dump-dom", frames.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=90)
-    found = re.search(r"<pre>(.*)</pre>", done.stdout, re.DOTALL)
-    assert found is not None, done.stderr
+    match = re.search(r"<pre>(.*)</pre>", done.stdout, re.DOTALL)
+    assert match is not None, done.stderr
     complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    return json.loads(html.unescape(found[1])), complaints
+    return json.loads(html.unescape(match[1])), complaints

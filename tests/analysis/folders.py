@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from analysis.runs.claims import Claim, Counting
+from analysis.runs.claims import Claim, CountingRule
 from specbench.storage.hashes import file_sha256
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -38,8 +38,8 @@ def copy_run(folder, to, run_key):
 def edit_records(folder, change):
     """Every record of a run through ``change``, which may give None for one to be dropped."""
     path = folder / "cases.jsonl"
-    kept = filter(None, (change(json.loads(line)) for line in path.read_text().splitlines()))
-    path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    lines = filter(None, (change(json.loads(line)) for line in path.read_text().splitlines()))
+    path.write_text("".join(json.dumps(record) + "\n" for record in lines))
 
 
 def claim(**changes) -> Claim:
@@ -47,6 +47,6 @@ def claim(**changes) -> Claim:
         paper="p", title="t", exhibit="a", source="s", hardware="h", gpu="RTX 4090", gpu_count=1,
         dataset="specbench", method="cacheback", model="vicuna7b",
         values={"speedup": {"overall": 1.86, "qa": 1.5}, "mat": {"overall": 2.42}},
-        counting=Counting(speed="end_to_end", baseline="eager", mat_counts_prompt=()),
+        counting=CountingRule(speed="end_to_end", baseline="eager", mat_counts_prompt=()),
     )  # fmt: skip
     return base.model_copy(update=changes)

@@ -12,11 +12,11 @@ import yaml
 
 from analysis.runs.claims import (
     CLAIMS_FILE,
-    Counting,
+    CountingRule,
+    check_claim,
     claims_not_run,
     compare,
     find_claim,
-    judge,
     load_claims,
 )
 from analysis.runs.comparisons import make_comparisons
@@ -39,8 +39,8 @@ _FOREIGN = (
     r"all|unspecified.*|llama_7b|llama33_70b|deepseek_llama_8b|mixtral_8x7b"
     r"|gemma4_26b_a4b|qwen36_35b_a3b"
 )
-EXACT = Counting(speed="specbench_exact", baseline="eager", mat_counts_prompt=["pld"])
-GRAPH = Counting(speed="end_to_end", baseline="graph", mat_counts_prompt=())
+EXACT = CountingRule(speed="specbench_exact", baseline="eager", mat_counts_prompt=["pld"])
+GRAPH = CountingRule(speed="end_to_end", baseline="graph", mat_counts_prompt=())
 
 
 @pytest.fixture(scope="module")
@@ -72,32 +72,32 @@ class TestFile:
             ("eagle", "eagle3_table1"): 238, ("eagle", "eagle3_table2"): 6,
         }  # fmt: skip
         numbers = Counter()
-        for one in load_claims():
-            numbers[one.paper, one.exhibit] += sum(map(len, one.values.values()))
-        assert {place: numbers[place] for place in counted} == counted
+        for c in load_claims():
+            numbers[c.paper, c.exhibit] += sum(map(len, c.values.values()))
+        assert {exhibit: numbers[exhibit] for exhibit in counted} == counted
 
     def test_a_board_s_whole_is_nearly_the_mean_of_its_tasks(self):
         boards = [c for c in load_claims() if len(c.values.get("speedup", ())) > 6]
         assert len(boards) > 60
-        for one in boards:
-            tasks = [v for task, v in one.values["speedup"].items() if task != "overall"]
+        for c in boards:
+            tasks = [v for task, v in c.values["speedup"].items() if task != "overall"]
             # Each task has as many questions, of speeds that differ.
-            assert one.value("speedup") == pytest.approx(sum(tasks) / 6, abs=0.09), one
+            assert c.value("speedup") == pytest.approx(sum(tasks) / 6, abs=0.09), c
 
     def test_ratios_agree_with_the_speeds_they_come_from(self):
         """Where a table gives both, tokens/s over ar's must be the speedup, to rounding."""
-        by_place = {}
-        for one in load_claims():
-            if one.setting is None and one.value("tokens_per_s") and one.value("speedup"):
-                place = (one.paper, one.exhibit, one.dataset, one.model, one.temperature)
-                by_place.setdefault(place, {})[one.method] = one
-        tables = [methods for methods in by_place.values() if "ar" in methods]
+        by_exhibit = {}
+        for c in load_claims():
+            if c.setting is None and c.value("tokens_per_s") and c.value("speedup"):
+                exhibit = (c.paper, c.exhibit, c.dataset, c.model, c.temperature)
+                by_exhibit.setdefault(exhibit, {})[c.method] = c
+        tables = [methods for methods in by_exhibit.values() if "ar" in methods]
         assert sum(map(len, tables)) > 60
         for methods in tables:
-            for one in methods.values():
-                ratio = one.value("tokens_per_s") / methods["ar"].value("tokens_per_s")
+            for c in methods.values():
+                ratio = c.value("tokens_per_s") / methods["ar"].value("tokens_per_s")
                 # CARD's table 1 is off by up to 0.04 in a few cells of its own.
-                assert ratio == pytest.approx(one.value("speedup"), abs=0.05), one
+                assert ratio == pytest.approx(c.value("speedup"), abs=0.05), c
 
     @pytest.mark.parametrize(
         ("exhibit", "row", "change", "message"),
@@ -123,7 +123,7 @@ class TestFile:
             load_claims(path)
 
 
-def found(run: Run, *claims, label="cacheback", method="cacheback"):
+def matching_claim(run: Run, *claims, label="cacheback", method="cacheback"):
     return find_claim(run, label, method, claims or load_claims())
 
 
@@ -150,8 +150,8 @@ class TestFindClaim:
     def test_of_several_the_best_is_shown_and_the_other_where_it_is_alone(self, run, worse, better):
         run = with_manifest(run, model=ModelInfo(parameters=10_000_000_000))
         worse, better = claim(**worse), claim(**better)
-        assert found(run, worse, better) == better
-        assert found(run, worse) == worse
+        assert matching_claim(run, worse, better) == better
+        assert matching_claim(run, worse) == worse
 
     @pytest.mark.parametrize(
         ("label", "method", "knobs", "mat"),
@@ -174,8 +174,8 @@ class TestFindClaim:
         ],
     )
     def test_other_settings_than_the_source_s_have_no_claim(self, run, label, method, knobs, mat):
-        one = found(as_set(run, label, **knobs), label=label, method=method)
-        assert (one and one.value("mat")) == mat
+        match = matching_claim(as_set(run, label, **knobs), label=label, method=method)
+        assert (match and match.value("mat")) == mat
 
     @pytest.mark.parametrize(
         ("auxiliary", "shown"),
@@ -195,7 +195,8 @@ class TestFindClaim:
             claim(method="sam", knobs={"auxiliary": "token_recycling"}),
             claim(method="sam", usual={"auxiliary": None}),
         ]
-        assert tuple(found(run, c, label="sam", method="sam") is c for c in claims) == shown
+        matches = [matching_claim(run, c, label="sam", method="sam") is c for c in claims]
+        assert tuple(matches) == shown
 
     @pytest.mark.parametrize(
         ("shown", "terms"),
@@ -225,8 +226,8 @@ class TestFindClaim:
         config["model"] = {**config["model"], **written}
         run = with_manifest(run, model=model, config=config)
         judged, other = claim(terms=terms), claim(terms=terms, model="vicuna13b")
-        assert found(run, judged, other) == (judged if shown else None), "no other model's"
-        assert found(run, other) == other, "for orientation"
+        assert matching_claim(run, judged, other) == (judged if shown else None), "no other model's"
+        assert matching_claim(run, other) == other, "for orientation"
 
     @pytest.mark.parametrize(
         ("change", "shown"),
@@ -247,7 +248,7 @@ class TestFindClaim:
         ],
     )
     def test_what_does_not_apply_is_not_shown(self, run, change, shown):
-        assert (found(run, claim(**change)) is not None) == shown
+        assert (matching_claim(run, claim(**change)) is not None) == shown
 
     def test_methods_that_were_not_run(self, run):
         by_method = {c.method: c for c in claims_not_run(run, {"ar", "pld"}, load_claims())}
@@ -322,13 +323,13 @@ def row_of(run: Run, label: str):
     return next(r for r in rows if (r["label"], r["task"]) == (label, "overall"))
 
 
-def judged(run: Run, one):
-    return judge(run, one, row_of(run, "pld"))
+def judged(run: Run, stated):
+    return check_claim(run, stated, row_of(run, "pld"))
 
 
 def per_second(run: Run, label: str, tokens="n_new") -> float:
-    own = [r for r in run.records if r.label == label]
-    return sum(getattr(r, tokens) for r in own) / sum(r.wall_s for r in own)
+    turns = [r for r in run.records if r.label == label]
+    return sum(getattr(r, tokens) for r in turns) / sum(r.wall_s for r in turns)
 
 
 class TestEqualTerms:
@@ -362,8 +363,8 @@ class TestEqualTerms:
         assert compiled.verdict.endswith("for speed run with engine=graph")
 
     def test_spec_bench_s_formula_where_the_source_used_it(self, whole):
-        one = stating(EXACT, speedup=1.5)
-        assert judged(on_gpu(whole), one).verdict.startswith("not compared; for speed run again")
+        stated = stating(EXACT, speedup=1.5)
+        assert judged(on_gpu(whole), stated).verdict.startswith("not compared; for speed run again")
         records = [r.replace(n_retokenized=r.n_new - 2) for r in whole.records]
 
         def mean_speed(label, tokens):
@@ -371,17 +372,17 @@ class TestEqualTerms:
             for r in records:
                 cases[r.case_id] += [r] if r.label == label else []
             return sum(
-                sum(getattr(r, tokens) for r in own) / sum(r.wall_s for r in own)
-                for own in cases.values()
+                sum(getattr(r, tokens) for r in turns) / sum(r.wall_s for r in turns)
+                for turns in cases.values()
             )
 
-        result = judged(on_gpu(dataclasses.replace(whole, records=records)), one)
+        result = judged(on_gpu(dataclasses.replace(whole, records=records)), stated)
         ratio = mean_speed("pld", "n_new") / mean_speed("ar", "n_retokenized")
         assert result.speedup.value == pytest.approx(ratio)
 
     def test_mat_counts_the_prompt_s_pass_where_the_source_does_and_a_note_says_so(self, whole):
-        own = [r for r in whole.records if r.label == "pld"]
-        theirs = sum(r.n_new for r in own) / sum(r.n_target_passes + 1 for r in own)
+        turns = [r for r in whole.records if r.label == "pld"]
+        theirs = sum(r.n_new for r in turns) / sum(r.n_target_passes + 1 for r in turns)
         assert judged(whole, stating(mat=theirs)).mat.value > theirs
         counted = judged(whole, stating(EXACT, mat=theirs))
         assert counted.mat.value == pytest.approx(theirs)
@@ -395,15 +396,15 @@ class TestEqualTerms:
     def test_other_hardware_predictions_and_clocked_phases_reproduce_no_speed(self, whole):
         predicted = [r.replace(timing="predicted") for r in whole.records]
         phased = {**whole.manifest.config, "measure": {"phases": True}}
-        one = stating(mat=1.65, speedup=1.5)
-        for other, stated in (
-            (whole, one),
-            (on_gpu(whole, gpu="NVIDIA A100-SXM4-80GB"), one),
-            (on_gpu(whole), one.model_copy(update={"gpu_count": 2})),  # too few
-            (on_gpu(dataclasses.replace(whole, records=predicted)), one),
-            (on_gpu(whole, config=phased), one),
+        stated = stating(mat=1.65, speedup=1.5)
+        for other, other_claim in (
+            (whole, stated),
+            (on_gpu(whole, gpu="NVIDIA A100-SXM4-80GB"), stated),
+            (on_gpu(whole), stated.model_copy(update={"gpu_count": 2})),  # too few
+            (on_gpu(dataclasses.replace(whole, records=predicted)), stated),
+            (on_gpu(whole, config=phased), stated),
         ):
-            result = judged(other, stated)
+            result = judged(other, other_claim)
             assert (result.verdict, result.speedup.value) == ("MAT cannot tell", None)
 
     def test_nothing_to_compare(self, whole):

@@ -33,8 +33,8 @@ def parts(page, kind):
     """All parts of a kind in a workspace or a report, as dictionaries."""
     if dataclasses.is_dataclass(page):
         fields = {f.name: getattr(page, f.name) for f in dataclasses.fields(page)}
-        own = [fields] if type(page).__name__ == kind else []
-        return own + parts(list(fields.values()), kind)
+        matches = [fields] if type(page).__name__ == kind else []
+        return matches + parts(list(fields.values()), kind)
     if isinstance(page, list | tuple):
         return [part for value in page for part in parts(value, kind)]
     return []
@@ -57,10 +57,10 @@ def test_the_workspace_groups_by_setting_and_filters_and_the_report_has_the_tabl
     page = dashboards.workspace(subject)
     assert (page.entity, page.project) == ("team", "specbench")
     assert page.sections[0].panels[0].groupby.name == "setting"
-    assert [each.name for each in page.runset_settings.groupby] == ["setting"]
+    assert [group.name for group in page.runset_settings.groupby] == ["setting"]
     filters = page.runset_settings.filters
-    wanted = {"model": "vicuna7b", "dataset": "specbench", "timing": "measured"}
-    assert all(key in filters and value in filters for key, value in wanted.items())
+    expected = {"model": "vicuna7b", "dataset": "specbench", "timing": "measured"}
+    assert all(key in filters and value in filters for key, value in expected.items())
     text = "\n".join(block["text"] for block in parts(dashboards.report(subject), "MarkdownBlock"))
     (comparison,) = subject.comparisons
     pld = next(entry for entry in comparison.entries if entry.label == "pld")

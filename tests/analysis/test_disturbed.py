@@ -40,9 +40,9 @@ def test_conditions_wandb_and_csv_have_it(folder, capsys):
     (comparison,) = make_comparisons([run])
     assert "1 case was measured again" in conditions_of(comparison)["disturbed turns"]
     (pld,) = (e for e in comparison.entries if e.label == "pld")
-    found = pld.disturbed
-    assert (found["flagged"]["pld"], found["turns_again"]) == (1, 4)
-    without = found["without_rule"]["pld"]["speedup"]
+    disturbed = pld.disturbed
+    assert (disturbed["flagged"]["pld"], disturbed["turns_again"]) == (1, 4)
+    without = disturbed["without_rule"]["pld"]["speedup"]
     assert without < 0.95 * pld.overall["speedup"]
     contents = {content.name: content for content in publish.wandb_runs([run])}
     metrics = contents["pld"].summary
@@ -65,10 +65,10 @@ def test_shares_of_time_are_of_the_turns_that_count_in_times(results):
         status = odd.get(record["case_id"])
         share = 0.9 if status else 0.25
         phases = {"draft": share * record["decode_s"], "verify": (1 - share) * record["decode_s"]}
-        own = record["status"] if record["status"] == "failed" else "ok"
+        unchanged = record["status"] if record["status"] == "failed" else "ok"
         return record | {
             "phase_s": phases,
-            "status": status if status and record["label"] == "ar" else own,
+            "status": status if status and record["label"] == "ar" else unchanged,
         }
 
     edit_records(run, clock)

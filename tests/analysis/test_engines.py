@@ -29,8 +29,8 @@ def folder(tmp_path_factory):
         ):
             where = [f"server.base_url={drafting}", f"server.plain_url={plain}"]
             for load in loads:
-                words = [f"server.concurrency={load}", "server.label=mtp"]
-                run(path / f"{engine}{load}", *where, *words, "server.speculation=mtp")
+                options = [f"server.concurrency={load}", "server.label=mtp"]
+                run(path / f"{engine}{load}", *where, *options, "server.speculation=mtp")
     return path
 
 
@@ -40,8 +40,8 @@ def comparisons(folder):
 
 
 def test_they_are_never_put_together_but_side_by_side_in_a_table(folder, comparisons):
-    runs = [[(run.engine, run.concurrency) for run in each.runs] for each in comparisons]
-    assert sorted(runs) == [[each] for each in SERVED]
+    runs = [[(run.engine, run.concurrency) for run in served.runs] for served in comparisons]
+    assert sorted(runs) == [[served] for served in SERVED]
     cells = engine_table(comparisons).frame.to_dict("records")
     assert [(c["engine"], c["at once"], c["method"]) for c in cells] == [
         (engine, str(load), label) for engine, load in SERVED for label in ("ar", "mtp")
@@ -59,20 +59,20 @@ def test_the_sentence_at_two_users_is_about_both_together(comparisons):
 def test_captions_and_lines_for_a_program_name_the_engine_and_the_load(folder, capsys):
     assert tables.main([str(folder)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    for words in (
+    for text in (
         "ANOTHER ENGINE: vLLM 0.30.1",
         "ANOTHER ENGINE: SGLang 0.6.2, weights in bfloat16, fp8",
         "At which load to draft",
         "Engines, each over its own plain decoding",
     ):
-        assert words in printed
+        assert text in printed
     assert tables.main([str(folder), "--csv"]) == 0
     lines = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert {(line["engine"], int(line["concurrency"])) for line in lines} == {*SERVED}
 
 
 def test_a_sweep_over_loads_is_one_chart(comparisons):
-    (found,) = by_load(comparisons)
-    (axes,) = load_picture(found).axes
+    (group,) = by_load(comparisons)
+    (axes,) = load_picture(group).axes
     assert axes.get_xlabel() == "questions asked at once"
     assert [list(line.get_xdata()) for line in axes.lines if len(line.get_xdata()) > 1]

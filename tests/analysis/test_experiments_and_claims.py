@@ -33,21 +33,21 @@ def experiment_of(claim) -> str:
 
 
 CLAIMS: dict[str, list] = {}
-for one in load_claims():
-    stands = any(one.value(metric) is not None for metric in ("mat", "speedup", "tokens_per_s"))
-    stated = one.over is None and one.model not in ("all", "unspecified") and not one.quoted
-    file = CONF_DIR / f"experiment/paper/{experiment_of(one)}.yaml"
-    here = not {one.model, one.dataset} & NOT_HERE
-    here &= (experiment_of(one), one.method) not in NO_HEAD
+for claim in load_claims():
+    stands = any(claim.value(metric) is not None for metric in ("mat", "speedup", "tokens_per_s"))
+    stated = claim.over is None and claim.model not in ("all", "unspecified") and not claim.quoted
+    file = CONF_DIR / f"experiment/paper/{experiment_of(claim)}.yaml"
+    here = not {claim.model, claim.dataset} & NOT_HERE
+    here &= (experiment_of(claim), claim.method) not in NO_HEAD
     if stands and stated and here and file.is_file():
-        CLAIMS.setdefault(experiment_of(one), []).append(one)
+        CLAIMS.setdefault(experiment_of(claim), []).append(claim)
 
 
 def sweep(name):
     """Overrides of each job of an experiment in the paper's size."""
     params = {}
-    for place in (f"experiment/{name}.yaml", f"experiment/paper/{name}.yaml"):
-        config = yaml.safe_load((CONF_DIR / place).read_text())
+    for path in (f"experiment/{name}.yaml", f"experiment/paper/{name}.yaml"):
+        config = yaml.safe_load((CONF_DIR / path).read_text())
         params |= config.get("hydra", {}).get("sweeper", {}).get("params", {})
     choices = [[f"{key}={value}" for value in str(params[key]).split(",")] for key in params]
     return itertools.product(*choices)
@@ -56,10 +56,10 @@ def sweep(name):
 def run_of(cfg) -> Run:
     """What a run's folder would say of its settings; nothing is run."""
     rows = cfg.dataset.rows
-    asked = range(rows.first, rows.last + 1) if cfg.dataset.limit is None and rows else (1,)
+    case_ids = range(rows.first, rows.last + 1) if cfg.dataset.limit is None and rows else (1,)
     entries = resolve_entries(cfg)
-    labels = {one.label: LabelInfo(method=one.name, knobs=dict(one.method)) for one in entries}
-    drafts = {one.label: DraftInfo(id=one.pair.draft.id) for one in entries if one.pair}
+    labels = {e.label: LabelInfo(method=e.name, knobs=dict(e.method)) for e in entries}
+    drafts = {e.label: DraftInfo(id=e.pair.draft.id) for e in entries if e.pair}
     plain = {
         group: OmegaConf.to_container(cfg[group], resolve=True)
         for group in ("model", "dataset", "generation")
@@ -67,7 +67,7 @@ def run_of(cfg) -> Run:
     manifest = RunManifest(config=plain, labels=labels, model=ModelInfo(drafts=drafts))
     records = [
         SimpleNamespace(model=cfg.model.name, dataset=cfg.dataset.name, case_id=str(case))
-        for case in asked
+        for case in case_ids
     ]
     return Run(CONF_DIR, manifest, records, True)
 
@@ -77,13 +77,13 @@ def without_a_run(name, jobs) -> list:
     missing = list(CLAIMS[name])
     for overrides in jobs:
         run = run_of(compose([f"experiment={name}", "scale=paper", *overrides]))
-        found = [
+        matches = [
             find_claim(run, label, info.method, [claim])
             for label, info in run.manifest.labels.items()
             for claim in missing
             if claim.model == run.model
         ]
-        missing = [claim for claim in missing if claim not in found]
+        missing = [claim for claim in missing if claim not in matches]
     # The best of a grid is no label's; a table's module finds it.
     return [claim for claim in missing if claim.setting != "best"]
 
@@ -106,8 +106,8 @@ def test_an_experiment_in_the_paper_s_size_gets_the_paper_s_claims(name):
 def test_its_claims_about_one_model_and_data_set(name, job):
     chosen = {"dataset": "specbench"} | dict(word.split("=") for word in job)
     left = without_a_run(name, [job])
-    asked = (chosen["model"], chosen["dataset"], 0.0)
-    assert [c for c in left if (c.model, c.dataset, c.temperature) == asked] == []
+    job_key = (chosen["model"], chosen["dataset"], 0.0)
+    assert [c for c in left if (c.model, c.dataset, c.temperature) == job_key] == []
     assert len(left) < len(CLAIMS[name])
 
 
@@ -123,6 +123,6 @@ def test_sam_as_its_authors_run_it_gets_their_number():
     mats = {}
     for scope in ("run", "turn"):
         method = ["method=sam", f"method.state_scope={scope}", f"method.auxiliary={auxiliary}"]
-        found = find_claim(run_of(compose([*model, *method])), "sam", "sam", load_claims())
-        mats[scope] = found and found.value("mat")
+        match = find_claim(run_of(compose([*model, *method])), "sam", "sam", load_claims())
+        mats[scope] = match and match.value("mat")
     assert mats == {"run": 3.03, "turn": None}

@@ -27,7 +27,7 @@ def ends(container):
     """Ends of the intervals, in their order."""
     lines = getattr(container, "errorbar", container).lines
     axis = int(not getattr(container, "has_xerr", False))
-    return [tuple(each[:, axis]) for each in lines[2][0].get_segments() if len(each)]
+    return [tuple(segment[:, axis]) for segment in lines[2][0].get_segments() if len(segment)]
 
 
 def markers(axes, marker):
@@ -48,14 +48,14 @@ def legend(figure):
 
 def test_a_color_stands_for_a_family_and_markers_tell_its_methods_apart():
     methods = ("pld", "sam", "suffix_decoding", "eagle2", "medusa", "sps", "jacobi", "ar", "mine")
-    found = {method: look for (method, _), look in looks((m, m) for m in methods).items()}
-    assert found["pld"].color == found["sam"].color == found["suffix_decoding"].color
-    assert found["eagle2"].color == found["medusa"].color
-    assert len({look.color for look in found.values()}) == 6
+    look_of = {method: look for (method, _), look in looks((m, m) for m in methods).items()}
+    assert look_of["pld"].color == look_of["sam"].color == look_of["suffix_decoding"].color
+    assert look_of["eagle2"].color == look_of["medusa"].color
+    assert len({look.color for look in look_of.values()}) == 6
     assert family_of("mine") == "other" and family_of("ngrammys/context") == family_of("ngrammys")
-    for one, other in itertools.combinations(found.values(), 2):
-        assert (one.color, one.marker) != (other.color, other.marker)
-        assert (one.color, one.hatch) != (other.color, other.hatch)
+    for first, other in itertools.combinations(look_of.values(), 2):
+        assert (first.color, first.marker) != (other.color, other.marker)
+        assert (first.color, first.hatch) != (other.color, other.hatch)
 
 
 # --- bars and lines -------------------------------------------------------------------------------
@@ -65,15 +65,15 @@ def test_bars_are_as_high_as_the_numbers_and_each_is_hollow_by_itself():
     points = [Point(0, 1.2, (1.1, 1.3), hollow=True), Point(1, 1.4)]
     first = Series("pld", "pld", points, claimed=[Point(1, 1.5)])
     figure = bar_chart(first, Series("eagle", "eagle", [Point(0, 1.5)]))
-    axes, found = figure.axes[0], containers(figure.axes[0])
-    assert [bar.get_height() for bar in found["pld"]] == [1.2, 1.4]
-    assert ends(found["pld"]) == [pytest.approx((1.1, 1.3))]
-    colors = [(to_hex(bar.get_facecolor()), to_hex(bar.get_edgecolor())) for bar in found["pld"]]
+    axes, bars = figure.axes[0], containers(figure.axes[0])
+    assert [bar.get_height() for bar in bars["pld"]] == [1.2, 1.4]
+    assert ends(bars["pld"]) == [pytest.approx((1.1, 1.3))]
+    colors = [(to_hex(bar.get_facecolor()), to_hex(bar.get_edgecolor())) for bar in bars["pld"]]
     text = color_of("text").lower()
     assert colors == [("#ffffff", text), (text, "#ffffff")]
-    assert to_hex(found["eagle"][0].get_facecolor()) == color_of("trained heads").lower()
+    assert to_hex(bars["eagle"][0].get_facecolor()) == color_of("trained heads").lower()
     ((x, y),) = markers(axes, "D")
-    bar = found["pld"][1]
+    bar = bars["pld"][1]
     assert (x, y) == (pytest.approx(bar.get_x() + bar.get_width() / 2), 1.5), "over its own bar"
     names = legend(figure)
     assert "claimed" in names and sum(name.startswith("hollow") for name in names) == 1
@@ -94,8 +94,8 @@ def test_a_label_looks_alike_in_all_panels():
     first, second = (Series(name, "ssd", [Point(0, 1.0)]) for name in "ab")
     panels = [Panel("", "x", "y", [first, second]), Panel("", "x", "y", [second])]
     drawn = [
-        {name: (c.lines[0].get_color(), c.lines[0].get_marker()) for name, c in found.items()}
-        for found in (containers(a, "has_yerr") for a in charts.curves([panels], "t", "c").axes)
+        {name: (c.lines[0].get_color(), c.lines[0].get_marker()) for name, c in by_name.items()}
+        for by_name in (containers(a, "has_yerr") for a in charts.curves([panels], "t", "c").axes)
     ]
     assert drawn[0]["b"] == drawn[1]["b"] != drawn[0]["a"]
 
@@ -210,7 +210,7 @@ def test_a_file_has_the_words_above_and_below_and_is_the_same_again(tmp_path):
     assert Image.open(tmp_path / "first" / "one.png").size == tuple(map(round, pixels))
     assert b"/FontFile2" in (tmp_path / "first" / "one.pdf").read_bytes()
     (names,) = figure.legends
-    above, below = (each.get_window_extent() for each in (figure._suptitle, figure._supxlabel))
+    above, below = (text.get_window_extent() for text in (figure._suptitle, figure._supxlabel))
     drawn = [axes.get_tightbbox() for axes in figure.axes] + [names.get_window_extent()]
     for box in drawn:
         assert below.y1 <= box.y0 and box.y1 <= above.y0, "words stand over the picture"

@@ -13,7 +13,7 @@ import pytest
 
 from analysis import dashboards, figures, publish, report, tables
 from analysis.papers import REPRODUCTIONS, by_reproduction
-from analysis.papers.pictures import claimed_words, task_panel
+from analysis.papers.pictures import claims_text, task_panel
 from analysis.runs import comparisons, estimates
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import Run, usable_runs
@@ -59,8 +59,8 @@ def _few_resamples():
 @pytest.fixture(scope="module")
 def runs() -> list[Run]:
     """Golden runs, and a predicted twin of each measured one."""
-    found, _ = usable_runs([*(EXPERIMENTS / name for name in EACH_KIND), RECORDS])
-    return [*found, *(predicted(r) for r in found if r.records and r.timing == "measured")]
+    originals, _ = usable_runs([*(EXPERIMENTS / name for name in EACH_KIND), RECORDS])
+    return [*originals, *(predicted(r) for r in originals if r.records and r.timing == "measured")]
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +75,14 @@ def says(text: str) -> set[str]:
 
 
 def test_no_table_of_a_paper_has_both(runs):
-    made, _ = by_reproduction(runs)
+    reproduced, _ = by_reproduction(runs)
     kinds = {reproduction.name: set() for reproduction in REPRODUCTIONS}
-    for reproduction, members in made:
+    for reproduction, members in reproduced:
         assert len({run.timing for run in members}) == 1, reproduction.name
         for table in reproduction.tables(members):
             assert len(says(table.caption)) <= 1, table.title
             kinds[reproduction.name] |= says(table.caption)
-    assert sum(found == {"measured", "predicted"} for found in kinds.values()) > 5
+    assert sum(timings == {"measured", "predicted"} for timings in kinds.values()) > 5
 
 
 @pytest.mark.slow  # over a second
@@ -136,8 +136,8 @@ def test_no_part_of_a_report_has_both(runs, monkeypatch):
 def test_the_wandb_report_has_a_part_for_each(synthetic):
     pytest.importorskip("wandb_workspaces", reason="the extra [wandb] is not installed")
     both = [synthetic, predicted(synthetic)]
-    made = dashboards.report(dashboards.Subject.of(both, entity="team"))
-    (text,) = (b.text for b in made.blocks if "###" in str(getattr(b, "text", "")))
+    page = dashboards.report(dashboards.Subject.of(both, entity="team"))
+    (text,) = (b.text for b in page.blocks if "###" in str(getattr(b, "text", "")))
     parts = text.split("### ")[1:]
     assert [PREDICTED in part for part in parts] == [False, True]
     assert ["predicted times" in part.splitlines()[0] for part in parts] == [False, True]
@@ -145,8 +145,8 @@ def test_the_wandb_report_has_a_part_for_each(synthetic):
 
 def test_nothing_that_is_sent_of_a_predicted_run_has_a_measured_one_s_key(synthetic, monkeypatch):
     monkeypatch.setattr(publish, "pictures_of", lambda _: [("speedup_by_task", None)])
-    sent = [[*publish.wandb_runs([each])] for each in (synthetic, predicted(synthetic))]
-    keys = [{k for c in each for k in (*c.summary, *c.tables, *c.figures)} for each in sent]
+    sent = [[*publish.wandb_runs([run])] for run in (synthetic, predicted(synthetic))]
+    keys = [{k for c in contents for k in (*c.summary, *c.tables, *c.figures)} for contents in sent]
     both = {key.rsplit("/", 1)[-1] for key in keys[0] & keys[1]}
     assert not {key for key in both if "speed" in key or "tokens_per_s" in key or key == "cases"}
     assert {"predicted_cases", "predicted_speedup", "predicted_verdict"} <= keys[1]
@@ -183,10 +183,10 @@ RTX = "NVIDIA GeForce RTX 4090"
 def test_a_claim_of_the_same_kind_alone_stands_on_its_bar(synthetic, gpu, change, how, drawn):
     run = on(synthetic, gpu, how.get("engine", "eager"))
     run = predicted(run) if "timing" in how else run
-    one = claim(method="pld", **change)
-    (comparison,) = make_comparisons([run], how.get("estimator", "end_to_end"), [one])
-    series = [each for key in ("mat", "speedup") for each in task_panel(comparison, key).series]
-    points = [point for each in series for point in each.claimed]
+    stated = claim(method="pld", **change)
+    (comparison,) = make_comparisons([run], how.get("estimator", "end_to_end"), [stated])
+    series = [line for key in ("mat", "speedup") for line in task_panel(comparison, key).series]
+    points = [point for line in series for point in line.claimed]
     assert sorted(p.y for p in points) == drawn
-    named = f"Claimed for {display_name(one.model)}, hardware: h (t)."
-    assert claimed_words([comparison], "mat", "speedup") == (named if drawn else "")
+    named = f"Claimed for {display_name(stated.model)}, hardware: h (t)."
+    assert claims_text([comparison], "mat", "speedup") == (named if drawn else "")

@@ -90,9 +90,9 @@ def test_two_cases_part_nothing_and_the_table_says_so(results, case_ids):
 
 def test_the_table_names_one_where_the_data_do(results, case_ids):
     edit_records(results / "one", only(case_ids, factor=0.2))
-    stands = decided(only_comparison(results))
-    assert stands["pld"] == "best"
-    assert all(words.startswith("slower, p ") for words in stands.drop("pld"))
+    cells = decided(only_comparison(results))
+    assert cells["pld"] == "best"
+    assert all(text.startswith("slower, p ") for text in cells.drop("pld"))
 
 
 def with_bugs(folder, *wrong):
@@ -108,10 +108,10 @@ def with_bugs(folder, *wrong):
     edit_records(folder, change)
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["one run", "beside another run"])
-def test_a_label_with_a_wrong_output_is_in_no_ranking(results, beside):
+@pytest.mark.parametrize("two_runs", [False, True], ids=["one run", "with another run"])
+def test_a_label_with_a_wrong_output_is_in_no_ranking(results, two_runs):
     run = results / "one"
-    if beside:
+    if two_runs:
         copy_run(run, results / "two", "two")
         other_settings(results / "two")
     with_bugs(run, "cacheback")
@@ -121,7 +121,7 @@ def test_a_label_with_a_wrong_output_is_in_no_ranking(results, beside):
     assert standings(comparison)[run, "cacheback"]["verdict"] == "wrong outputs"
     first, _, rest = verdict_of(comparison).partition("\n")
     assert first.startswith("WRONG OUTPUTS of cacheback") and "at token 2" in first
-    assert not rest.startswith("cacheback is ") or beside
+    assert not rest.startswith("cacheback is ") or two_runs
     assert len(by_speedup(comparison)) == len(comparison.drafting) - 1
 
 
@@ -139,5 +139,5 @@ def test_where_all_methods_have_wrong_outputs_none_is_named(results):
     comparison = only_comparison(results)
     assert comparison.ranked == leaders(comparison.drafting, "speedup") == []
     assert "times as fast" not in verdict_of(comparison)
-    stands = {*decided(comparison)}
-    assert "wrong outputs" in stands and not stands & {"best", "highest"}
+    cells = {*decided(comparison)}
+    assert "wrong outputs" in cells and not cells & {"best", "highest"}

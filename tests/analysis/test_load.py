@@ -52,8 +52,8 @@ def test_a_run_on_gpus(results):
 
 def test_incomplete_runs_are_named_and_used_on_request(results):
     (results / "b" / "DONE").unlink()
-    for asked, expected in ((False, (["a"], ["b"])), (True, (["b", "a"], []))):
-        shown, hidden = usable_runs([results], include_incomplete=asked)
+    for included, expected in ((False, (["a"], ["b"])), (True, (["b", "a"], []))):
+        shown, hidden = usable_runs([results], include_incomplete=included)
         assert (names(shown), names(hidden)) == expected
     with pytest.raises(ResultsError, match=r"incomplete: .*/b\. .* --incomplete"):
         usable_runs([results / "b"])

@@ -84,7 +84,7 @@ def of_another_run(parts):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "error"),
     [
         (lambda parts: shutil.rmtree(parts[0]), "with shard=0/2"),
         (
@@ -114,9 +114,9 @@ def of_another_run(parts):
         ),
     ],
 )
-def test_what_is_not_every_shard_of_one_run_once_is_refused(parts, tmp_path, capsys, spoil, words):
+def test_what_is_not_every_shard_of_one_run_once_is_refused(parts, tmp_path, capsys, spoil, error):
     spoil(parts)
-    assert words in refused(capsys, tmp_path, "-o", tmp_path / "merged")
+    assert error in refused(capsys, tmp_path, "-o", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 

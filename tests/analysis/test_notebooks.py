@@ -72,15 +72,15 @@ def test_numbers_are_a_data_frame_with_the_settings_of_labels(monkeypatch):
 @pytest.mark.slow
 def test_executed_as_a_notebook(tmp_path):
     """By the project's own environment, with frames and pictures in it."""
-    made = tmp_path / "kw_heatmaps.ipynb"
+    executed = tmp_path / "kw_heatmaps.ipynb"
     runs = {"RUNS": str(GOLDEN / "experiments/ngrammys_figure3"), "PYTHONPATH": str(PROJECT)}
     done = subprocess.run(
-        [sys.executable, "-m", "jupytext", "--to", "notebook", "--execute", "-o", str(made),
+        [sys.executable, "-m", "jupytext", "--to", "notebook", "--execute", "-o", str(executed),
          str(FOLDER / "kw_heatmaps.py")],
         env=os.environ | runs, capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    outputs = [o for cell in jupytext.read(made).cells for o in cell.get("outputs", [])]
+    outputs = [o for cell in jupytext.read(executed).cells for o in cell.get("outputs", [])]
     kinds = {kind for output in outputs for kind in output.get("data", {})}
     assert {"image/png", "text/html"} <= kinds
 

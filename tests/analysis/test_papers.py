@@ -30,17 +30,17 @@ PAPERS = {path.stem for path in (CONF / "paper").glob("*.yaml")}
 
 
 def reproduction(name):
-    return next(each for each in REPRODUCTIONS if each.name == name)
+    return next(candidate for candidate in REPRODUCTIONS if candidate.name == name)
 
 
 @pytest.fixture(scope="module")
 def run():
-    (found,) = load_runs([EXPERIMENTS / "token_recycling_table1"])
-    return found
+    (loaded,) = load_runs([EXPERIMENTS / "token_recycling_table1"])
+    return loaded
 
 
 def test_every_experiment_has_an_artifact_and_says_its_command():
-    assert {name for each in REPRODUCTIONS for name in each.experiments} == PAPERS
+    assert {name for entry in REPRODUCTIONS for name in entry.experiments} == PAPERS
     for name in PAPERS:
         for folder, scale in ((".", ""), ("paper", " scale=paper")):
             path = CONF / folder / f"{name}.yaml"
@@ -51,17 +51,17 @@ def test_every_experiment_has_an_artifact_and_says_its_command():
 
 def test_runs_are_told_apart_by_their_experiment():
     runs, _ = usable_runs([EXPERIMENTS, GOLDEN / "records"], surfaces=True)
-    made, others = by_reproduction(runs)
-    assert [found for found, _ in made] == [*REPRODUCTIONS]
+    reproduced, others = by_reproduction(runs)
+    assert [entry for entry, _ in reproduced] == [*REPRODUCTIONS]
     assert [run.path.name for run in others] == ["synthetic"]
-    for found, members in made:
-        assert {run.experiment for run in members} == set(found.experiments)
+    for entry, members in reproduced:
+        assert {run.experiment for run in members} == set(entry.experiments)
 
 
 def test_the_grid_of_speedups_serves_for_tokens_per_call_where_these_were_not_run():
     for run_here, used in (((3, 5), "ngrammys_figure5"), ((3,), "ngrammys_figure3")):
         runs = load_runs([EXPERIMENTS / f"ngrammys_figure{number}" for number in run_here])
-        members = {found.name: members for found, members in by_reproduction(runs)[0]}
+        members = {entry.name: members for entry, members in by_reproduction(runs)[0]}
         assert {run.experiment for run in members["ngrammys_figure5"]} == {used}
     drawn = reproduction("ngrammys_figure5").figures(members["ngrammys_figure5"])
     assert [part for part, _ in drawn] == ["mistral7b"]
@@ -88,13 +88,13 @@ def test_claims_of_other_artifacts_stay_away():
 
 
 def test_a_caption_says_for_which_model_and_hardware_its_claims_are():
-    for name, words in (
+    for name, text in (
         ("cacheback_table1", "Claimed for Vicuna-7B, hardware: 1 to 4 RTX 4090"),
         ("card_table3", "3 A800-80GB with NVLink"),
         ("token_recycling_table1", "1 A100-80GB (Turning Trash into Treasure)"),
     ):
         first, *_ = reproduction(name).tables(load_runs([EXPERIMENTS / name]))
-        assert words in first.caption.split("\n")[0]
+        assert text in first.caption.split("\n")[0]
 
 
 def with_wrong_outputs(run, label):
@@ -133,7 +133,7 @@ def test_a_label_with_wrong_outputs_is_in_no_picture(name, label):
     assert gone & methods == {label}
 
 
-@pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda each: each.name)
+@pytest.mark.parametrize("reproduction", REPRODUCTIONS, ids=lambda entry: entry.name)
 def test_figures_have_words_and_units_and_are_not_drawn_where_plain_decoding_is_wrong(reproduction):
     runs, _ = usable_runs([EXPERIMENTS / name for name in reproduction.experiments], surfaces=True)
     drawn = list(reproduction.figures(runs))
@@ -166,13 +166,13 @@ def test_settings_that_may_be_as_fast_as_the_best_are_named():
         r.replace(decode_s=cost[r.label] * (r.n_new - 1 + 0.01 * r.repeat)) for r in run.records
     ]
 
-    def said(run):
+    def best_notes(run):
         (table,) = reproduction("ngrammys_table1").tables([run])
         return [note for note in table.notes if note.startswith("(k*, w*) of")]
 
-    words = "(k*, w*) of mistral7b on mtbench: (5, 4)"
-    assert said(run) == [f"{words} or (10, 10), which the data cannot part."]
-    assert said(replace(run, records=parted)) == [f"{words}."]
+    best = "(k*, w*) of mistral7b on mtbench: (5, 4)"
+    assert best_notes(run) == [f"{best} or (10, 10), which the data cannot part."]
+    assert best_notes(replace(run, records=parted)) == [f"{best}."]
 
 
 def test_a_model_that_the_paper_does_not_have_gets_all_of_its_claims_below():
@@ -195,11 +195,11 @@ def rows_overall(records, run):
 
 def test_estimates_agree_with_the_summary(run):
     row = rows_overall(run.records, run)["pld"]
-    own = [record for record in run.records if record.label == "pld"]
-    assert (mat(own, run.seed).value, tokens_per_s(own).value) == pytest.approx(
+    records = [record for record in run.records if record.label == "pld"]
+    assert (mat(records, run.seed).value, tokens_per_s(records).value) == pytest.approx(
         (row["mat"], row["tokens_per_s"])
     )
-    assert mat(own, run.seed).interval == pytest.approx(row["mat_ci"])
+    assert mat(records, run.seed).interval == pytest.approx(row["mat_ci"])
 
 
 def test_intervals_are_left_out_or_bounded_and_a_table_says_so(run):
@@ -207,9 +207,9 @@ def test_intervals_are_left_out_or_bounded_and_a_table_says_so(run):
     assert pooled_ratio(run.records, lambda r: 1.0, lambda r: 0.0) == NumberCell(None)
     share = pooled_ratio(run.records, lambda r: r.n_new - 1, lambda r: r.n_new, at_most=1)
     assert share.interval[0] < share.value < share.interval[1] <= 1
-    own = [record for record in run.records if record.label == "pld"]
-    cases = sorted({record.case_id for record in own})
-    few = [record for record in own if record.case_id in cases[:2]]
+    records = [record for record in run.records if record.label == "pld"]
+    cases = sorted({record.case_id for record in records})
+    few = [record for record in records if record.case_id in cases[:2]]
     assert (mat(few).interval, tokens_per_s(few).interval) == (None, None)
     cells = {"MAT [95 %]": mat(few), "x": NumberCell(0.71, (0.71, 0.71))}
     page = ResultTable.of("t", "c", [cells], ["a note"])
@@ -229,41 +229,41 @@ def test_spread_over_repeats_by_hand():
 
 
 def test_acceptance_by_depth_by_hand(run):
-    own = [record for record in run.records if record.label == "pld"]
-    steps = [n for record in own for n in record.committed_per_step]
-    shares = {depth: share.value for depth, share in by_depth(own)}
+    records = [record for record in run.records if record.label == "pld"]
+    steps = [n for record in records for n in record.committed_per_step]
+    shares = {depth: share.value for depth, share in by_depth(records)}
     assert max(shares) == max(steps) - 1
     assert [*shares.values()] == pytest.approx(
         [sum(n > depth for n in steps) / len(steps) for depth in shares]
     )
     # Depths: none at every third step, else as deep as what was accepted, or one deeper.
     seen, depths = [], {}
-    for record in own:
+    for record in records:
         accepted = [n - 1 for n in record.committed_per_step]
         deep = [0 if not n and i % 3 == 0 else n + i % 2 for i, n in enumerate(accepted)]
         depths[record.key] = deep
         seen += zip(accepted, deep, strict=True)
     drafts = [accepted for accepted, depth in seen if depth]
     assert 0 < len(drafts) < len(seen)
-    marginal = [share.value for _, share in by_depth(own, depths=depths)]
+    marginal = [share.value for _, share in by_depth(records, depths=depths)]
     assert sum(marginal) == pytest.approx(sum(drafts) / len(drafts))
-    for d, share in where_the_one_before(own, depths=depths):
-        asked = [accepted for accepted, depth in seen if accepted >= d - 1 and depth >= d]
-        assert share.value == pytest.approx(sum(accepted >= d for accepted in asked) / len(asked))
+    for d, share in where_the_one_before(records, depths=depths):
+        reached = [accepted for accepted, depth in seen if accepted >= d - 1 and depth >= d]
+        assert share.value == pytest.approx(sum(n >= d for n in reached) / len(reached))
 
 
 def test_acceptance_by_position_and_part_of_the_stream(run):
-    own = [record for record in run.records if record.label == "pld"]
-    stretches = by_position(own, width=8)
+    records = [record for record in run.records if record.label == "pld"]
+    stretches = by_position(records, width=8)
     assert [at for at, _ in stretches] == [4.0 + 8 * i for i in range(len(stretches))]
-    ((_, whole),) = by_position(own, width=10_000)
-    assert whole.value == pytest.approx(mat(own).value), "one stretch that holds everything"
-    parts = stream_parts(own, 5)
+    ((_, whole),) = by_position(records, width=10_000)
+    assert whole.value == pytest.approx(mat(records).value), "one stretch that holds everything"
+    parts = stream_parts(records, 5)
     turns = [turn for _, members in parts for turn in members]
-    assert turns == sorted(own, key=lambda r: (r.stream_index, r.turn))
+    assert turns == sorted(records, key=lambda r: (r.stream_index, r.turn))
     sizes = [size for size, _ in parts]
     assert sizes == sorted(sizes)
-    assert len(stream_parts(own[:2], 5)) == 2
+    assert len(stream_parts(records[:2], 5)) == 2
 
 
 # --- what nobody counted --------------------------------------------------------------------------

@@ -33,9 +33,9 @@ def codes(summary):
 
 def test_they_count_as_repeats_of_one_run(twice):
     runs = load_runs([twice])
-    made = pooled(runs)
-    rows = {row["label"]: row for row in made["rows"] if row["task"] == "overall"}
-    assert set(rows) == set(runs[0].labels) and made["leaders"][0] == "cacheback"
+    summary = pooled(runs)
+    rows = {row["label"]: row for row in summary["rows"] if row["task"] == "overall"}
+    assert set(rows) == set(runs[0].labels) and summary["leaders"][0] == "cacheback"
     turns = [r for run in runs for r in run.records if r.label == "pld"]
     tokens, steps = sum(r.n_new - 1 for r in turns), sum(r.n_target_passes for r in turns)
     assert rows["pld"]["mat"] == pytest.approx(tokens / steps)
@@ -52,18 +52,18 @@ def test_a_wrong_output_of_one_process_costs_the_label_its_standing(twice):
     edit_records(
         twice / "two", lambda r: r | (bug if (r["label"], r["case_id"], r["turn"]) == at else {})
     )
-    made = pooled(load_runs([twice]))
-    assert made["against_best"]["pld"]["verdict"] == "wrong outputs"
-    assert "pld" not in made["leaders"]
-    assert made["verdict"].startswith("WRONG OUTPUTS of pld")
+    summary = pooled(load_runs([twice]))
+    assert summary["against_best"]["pld"]["verdict"] == "wrong outputs"
+    assert "pld" not in summary["leaders"]
+    assert summary["verdict"].startswith("WRONG OUTPUTS of pld")
 
 
 def test_a_label_that_one_process_left_out_is_left_out_with_its_reason(twice):
     edit_records(twice / "two", lambda r: None if r["label"] == "pld" else r)
     edit_manifest(twice / "two", left_out={"pld": "It failed in its warm-up (made up)."})
-    made = pooled(load_runs([twice]))
-    assert {row["label"] for row in made["rows"]} == {"ar", "cacheback", "no_frozen"}
-    assert "LEFT OUT: pld, by two. It failed in its warm-up (made up)." in warning_texts(made)
+    summary = pooled(load_runs([twice]))
+    assert {row["label"] for row in summary["rows"]} == {"ar", "cacheback", "no_frozen"}
+    assert "LEFT OUT: pld, by two. It failed in its warm-up (made up)." in warning_texts(summary)
 
 
 def test_what_decides_of_any_run_is_warned_of(twice):
@@ -71,10 +71,10 @@ def test_what_decides_of_any_run_is_warned_of(twice):
     for name, label in (("one", "pld"), ("two", "")):
         change = {"forced_resume": True, "n_drafted": 0}
         edit_records(twice / name, lambda r, x=label, c=change: r | (c if r["label"] == x else {}))
-    made = codes(pooled(load_runs([twice])))
-    assert "FORCED" in made
+    warned = codes(pooled(load_runs([twice])))
+    assert "FORCED" in warned
     # A draft of nothing in one process is a draft of something in both.
-    assert "NO_DRAFT" not in made
+    assert "NO_DRAFT" not in warned
 
 
 def test_a_task_is_left_out(twice):

@@ -84,7 +84,7 @@ def test_a_sweep_has_one_baseline_and_its_table_and_pictures_in_the_group(run, t
     runs = load_runs([home])
     contents = by_name(runs)
     assert list(contents) == ["ar", "pld num_tokens=2", "pld num_tokens=4", "all methods"]
-    assert {publish.group_of(each) for each in runs} == {"sweep1"}
+    assert {publish.group_of(loaded) for loaded in runs} == {"sweep1"}
     assert {c.config["typed"] for c in contents.values()} == {"dataset.limit=3"}
     whole = contents["all methods"]
     assert any("speedup" in name for name in whole.figures)
@@ -121,24 +121,24 @@ def test_what_wandb_wrote_offline_holds_it_all_and_again_is_a_segment_more(run, 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("wandb sync") == 2
     sent = sorted(home.glob("wandb/offline-run-*"))
-    assert (len({each.name.rpartition("-")[2] for each in sent}), len(sent)) == (3, 6)
+    assert (len({path.name.rpartition("-")[2] for path in sent}), len(sent)) == (3, 6)
     (comparison,) = make_comparisons(load_runs([folder]))
     conditions = conditions_of(comparison)
     contents = {content.identity: content for content in publish.wandb_runs(load_runs([folder]))}
-    for each in sent:
-        content = contents[each.name.rpartition("-")[2]]
-        written = b"".join(path.read_bytes() for path in each.glob("run-*.wandb"))
-        words = [content.name, content.job_type, "sweep1", "mine", "m" * 64, LONG_MODEL]
-        for word in [*words, *conditions, *content.summary]:
+    for path in sent:
+        content = contents[path.name.rpartition("-")[2]]
+        written = b"".join(log.read_bytes() for log in path.glob("run-*.wandb"))
+        expected = [content.name, content.job_type, "sweep1", "mine", "m" * 64, LONG_MODEL]
+        for word in [*expected, *conditions, *content.summary]:
             assert word.encode() in written
-        tables = {path.name.split("_")[0]: path for path in each.glob("files/media/table/*")}
+        tables = {p.name.split("_")[0]: p for p in path.glob("files/media/table/*")}
         assert tables.keys() == content.tables.keys()
-        for name, path in tables.items():
-            table, frame = json.loads(path.read_text()), content.tables[name]
+        for name, file in tables.items():
+            table, frame = json.loads(file.read_text()), content.tables[name]
             assert (table["columns"], len(table["data"])) == ([*frame], len(frame))
-        pictures = [*each.glob("files/media/images/figures/*.png")]
+        pictures = [*path.glob("files/media/images/figures/*.png")]
         assert len(pictures) == len(content.figures)
-    warned = [[each.code, each.text, each.decides] for each in warnings_of(comparison)]
+    warned = [[warning.code, warning.text, warning.decides] for warning in warnings_of(comparison)]
     assert ["SYNTHETIC", "SYNTHETIC RECORDS, not a measurement.", True] in warned
     (path,) = home.glob("wandb/latest-run/files/media/table/warnings*")
     assert json.loads(path.read_text())["data"] == warned
@@ -152,18 +152,18 @@ def test_a_cost_surface_is_published_too(tmp_path):
 
 
 def test_ids_follow_the_folder_not_its_path(run, tmp_path):
-    def made(place, name="job", **more):
-        home = shutil.copytree(run.path, tmp_path / place / name)
+    def copied_id(parent, name="job", **more):
+        home = shutil.copytree(run.path, tmp_path / parent / name)
         edit_manifest(home, **more)
         return publish.run_id(load_runs([home])[0])
 
     assert run.manifest.folder_id is None  # made by hand: by its name and key
-    assert made("elsewhere") == publish.run_id(run)
-    assert made("elsewhere", "other") != publish.run_id(run)
-    assert made("here", folder_id="0123456789abcdef") == "0123456789abcdef"
+    assert copied_id("elsewhere") == publish.run_id(run)
+    assert copied_id("elsewhere", "other") != publish.run_id(run)
+    assert copied_id("here", folder_id="0123456789abcdef") == "0123456789abcdef"
     moved = shutil.move(tmp_path / "here" / "job", tmp_path / "another_name")
     assert publish.run_id(load_runs([moved])[0]) == "0123456789abcdef"
-    merged = made("merged", folder_id="0123456789abcdef", merged_from=["a", "b"])
+    merged = copied_id("merged", folder_id="0123456789abcdef", merged_from=["a", "b"])
     assert merged not in ("0123456789abcdef", publish.run_id(run))
 
 

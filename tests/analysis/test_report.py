@@ -61,7 +61,7 @@ def run(tmp_path):
     return loaded
 
 
-def words(markup):
+def visible_text(markup):
     return " ".join(re.sub(r"<[^>]+>", " ", markup).split())
 
 
@@ -96,7 +96,7 @@ def test_rows_are_sorted_by_speedup_with_the_tables_numbers(text):
     speedups = {entry.label: entry.overall["speedup"] for entry in comparison.entries}
     assert names == sorted(speedups, key=speedups.get, reverse=True)
     for entry in comparison.entries:
-        assert str(entry.measured("speedup")) in words(text)
+        assert str(entry.measured("speedup")) in visible_text(text)
 
 
 def test_all_numbers_are_a_csv_file_too(read, run):
@@ -105,10 +105,10 @@ def test_all_numbers_are_a_csv_file_too(read, run):
     assert kind == "data:text/csv;charset=utf-8;base64"
     frame = pd.read_csv(io.BytesIO(base64.b64decode(data)))
     (comparison,) = make_comparisons([run])
-    own = frame[(frame.label == "pld") & (frame.task == "overall")].iloc[0]
+    row = frame[(frame.label == "pld") & (frame.task == "overall")].iloc[0]
     entry = next(entry for entry in comparison.entries if entry.label == "pld")
-    assert own.speedup == pytest.approx(entry.overall["speedup"], rel=1e-5)
-    assert own.speedup_low < own.speedup < own.speedup_high
+    assert row.speedup == pytest.approx(entry.overall["speedup"], rel=1e-5)
+    assert row.speedup_low < row.speedup < row.speedup_high
 
 
 def test_names_are_no_markup_and_folders_are_cut(run, tmp_path):
@@ -134,7 +134,7 @@ def test_wrong_outputs_are_the_first_thing_said(run):
     )
     text = report.page(load_runs([run.path]))
     box = text[text.index('<ul class="warnings">') : text.index("Which method to take")]
-    first = words(box[: box.index("</li>")])
+    first = visible_text(box[: box.index("</li>")])
     assert "pld" in first and "WRONG" in first
 
 

@@ -40,17 +40,17 @@ def test_by_hand(tmp_path, capsys, monkeypatch):
     # Measured 2.0 and 4.0 times; predicted 2.2 (+10 %) and 3.8 (-5 %): the median error is 7.5 %.
     live = write(tmp_path / "live", "measured", {"ar": 4.0, "pld": 2.0, "sam": 1.0})
     again = write(tmp_path / "again", "predicted", {"ar": 4.18, "pld": 1.9, "sam": 1.1})
-    found = residuals.residuals(*load_runs([live]), *load_runs([again]))
-    assert list(found.label) == ["pld", "sam"]
-    assert list(found.residual) == pytest.approx([0.1, -0.05])
-    assert residuals.median_error(found) == pytest.approx(0.075)
+    frame = residuals.residuals(*load_runs([live]), *load_runs([again]))
+    assert list(frame.label) == ["pld", "sam"]
+    assert list(frame.residual) == pytest.approx([0.1, -0.05])
+    assert residuals.median_error(frame) == pytest.approx(0.075)
     assert residuals.main([str(live), str(again)]) == 1
     assert residuals.main([str(live), str(again), "--limit", "0.08"]) == 0
     shown = capsys.readouterr().out
     assert "+10.0%" in shown
     assert "7.5%" in shown
     error = math.sqrt((math.log(1.1) ** 2 + math.log(0.95) ** 2) / 2)
-    assert residuals.surface_error(found) == pytest.approx(error)
+    assert residuals.surface_error(frame) == pytest.approx(error)
     monkeypatch.setattr(prediction_error, "KEPT", tmp_path / "errors.json")
     assert residuals.main([str(live), str(again), "--limit", "0.08", "--keep"]) == 0
     surface = load_runs([again])[0].manifest.surface
@@ -61,8 +61,8 @@ def test_by_hand(tmp_path, capsys, monkeypatch):
 def test_only_common_cases_count(tmp_path):
     live = write(tmp_path / "live", "measured", {"ar": 4.0, "pld": 2.0})
     again = write(tmp_path / "again", "predicted", {"ar": 4.0, "pld": 2.0}, cases=("b",))
-    found = residuals.residuals(*load_runs([live]), *load_runs([again]))
-    assert list(found.residual) == [0]
+    frame = residuals.residuals(*load_runs([live]), *load_runs([again]))
+    assert list(frame.residual) == [0]
 
 
 def test_runs_that_do_not_belong_together_are_refused(tmp_path, capsys):

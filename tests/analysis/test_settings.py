@@ -10,7 +10,7 @@ from analysis import sweep
 from analysis.plots.pictures import own_sweeps
 from analysis.runs.comparisons import make_comparisons
 from analysis.runs.load import load_runs
-from analysis.runs.settings import setting_words, varied_knobs
+from analysis.runs.settings import setting_texts, varied_knobs
 from analysis.runs.sweeps import sweeps
 from tests.analysis.folders import copy_run, edit_manifest, edit_records
 
@@ -18,25 +18,25 @@ from tests.analysis.folders import copy_run, edit_manifest, edit_records
 @pytest.fixture
 def runs_of(results):
     """Runs of ar and of ``cacheback`` with other knobs each time, told other things besides."""
-    kept = {"ar": 0, "cacheback": 0}
-    edit_records(results / "one", lambda r: r if r["repeat"] == kept.get(r["label"]) else None)
+    repeats = {"ar": 0, "cacheback": 0}
+    edit_records(results / "one", lambda r: r if r["repeat"] == repeats.get(r["label"]) else None)
 
-    def made(*settings):
-        for number, (knobs, told) in enumerate(settings):
+    def make_runs(*settings):
+        for number, (knobs, other) in enumerate(settings):
             folder = results / f"cacheback-{number}{number}{number}"
             copy_run(results / "one", folder, f"key{number}")
             labels = json.loads((folder / "manifest.json").read_text())["labels"]
             labels["cacheback"]["knobs"] |= knobs
-            identity = {"method": labels["cacheback"]["knobs"], **told}
+            identity = {"method": labels["cacheback"]["knobs"], **other}
             edit_manifest(folder, labels=labels, identity=identity)
         shutil.rmtree(results / "one")
         return load_runs([results])
 
-    return made
+    return make_runs
 
 
-def words(runs, label):
-    return setting_words([(run, label) for run in runs])
+def texts_of(runs, label):
+    return setting_texts([(run, label) for run in runs])
 
 
 def compared(runs):
@@ -50,21 +50,21 @@ def test_labels_are_named_by_their_own_knobs_that_differ(runs_of):
         ({"leader_len": 2, "merge": True, "tables": None}, {}),
         ({"leader_len": 2, "merge": False, "tables": [{"kind": "dynamic"}]}, {}),
     )
-    assert words(runs, "cacheback") == [
+    assert texts_of(runs, "cacheback") == [
         "leader_len=1, merge=true, tables=null",
         "leader_len=2, merge=true, tables=null",
         'leader_len=2, merge=false, tables=[{"kind":"dynamic"}]',
     ]
     # One that only ran beside: what its runs were told, by the keys that were typed.
-    assert words(runs, "ar")[1] == "method.leader_len=2, method.merge=true, method.tables=null"
+    assert texts_of(runs, "ar")[1] == "method.leader_len=2, method.merge=true, method.tables=null"
     varied = varied_knobs([(run, "cacheback") for run in runs])
     assert [knobs["leader_len"] for knobs in varied] == [1, 2, 2]
     comparison = compared(runs)
     names = [comparison.name_of(entry) for entry in comparison.entries]
     assert len(set(names)) == len(names)
     assert not any("-000" in name or "key" in name for name in names)
-    one = runs[0]
-    assert setting_words([(one, label) for label in one.labels]) == ["", ""], (
+    first = runs[0]
+    assert setting_texts([(first, label) for label in first.labels]) == ["", ""], (
         "nothing to tell apart"
     )
 
@@ -74,7 +74,7 @@ def test_other_settings_are_named_where_knobs_do_not_differ(runs_of):
         ({"leader_len": 1}, {"seed": 1, "engine": {"name": "eager"}, "compare": ["pld"]}),
         ({"leader_len": 1}, {"seed": 2, "engine": {"name": "eager"}, "compare": []}),
     )
-    assert words(runs, "cacheback") == ["seed=1", "seed=2"]
+    assert texts_of(runs, "cacheback") == ["seed=1", "seed=2"]
 
 
 def test_the_same_settings_twice_are_told_apart_by_their_folders(runs_of):
@@ -84,9 +84,9 @@ def test_the_same_settings_twice_are_told_apart_by_their_folders(runs_of):
 
 
 def test_a_sweep_is_of_runs_that_were_told_the_same_besides(runs_of):
-    told = [({"leader_len": leader}, {"seed": seed}) for leader in (1, 2, 3) for seed in (7, 8)]
-    comparison = compared(runs_of(*told, ({"leader_len": 1, "merge": True}, {"seed": 7})))
-    cells = {sweep.words: sorted(sweep.entries) for sweep in sweeps(comparison, "leader_len")}
+    settings = [({"leader_len": leader}, {"seed": seed}) for leader in (1, 2, 3) for seed in (7, 8)]
+    comparison = compared(runs_of(*settings, ({"leader_len": 1, "merge": True}, {"seed": 7})))
+    cells = {s.fixed_settings: sorted(s.entries) for s in sweeps(comparison, "leader_len")}
     # A setting that is there once is beside others no sweep.
     assert cells == {"seed 7": [(1,), (2,), (3,)], "seed 8": [(1,), (2,), (3,)]}
 

@@ -97,8 +97,8 @@ def test_bars_and_ranks_are_the_table_s_numbers_and_standings(comparison, monkey
         expected = [entry.rows[task]["speedup"] for task in [*comparison.tasks, "overall"]]
         assert [bar.get_height() for bar in bars[entry.label]] == expected
         assert rank.lines[0].get_xdata()[0] == overall["speedup"]
-        place = dots[entry.label].lines[0].get_xydata()[0]
-        assert tuple(place) == (overall["mat"], overall["speedup"])
+        position = dots[entry.label].lines[0].get_xydata()[0]
+        assert tuple(position) == (overall["mat"], overall["speedup"])
         hollow = entry.label == "pld"
         assert (bars[entry.label][0].get_facecolor() == (1, 1, 1, 1)) == hollow
         assert (rank.lines[0].get_markerfacecolor() == "white") == hollow
@@ -137,8 +137,8 @@ def test_two_knobs_end_in_heatmaps_with_the_sweep_s_numbers(swept, comparison, m
     # Labels beside a sweep are drawn too.
     monkeypatch.setattr(figures, "overview_pictures", lambda _: [("ranked", None)])
     (pld,) = [entry for entry in comparison.drafting if entry.label == "pld"]
-    beside = replace(swept, entries=[*swept.entries, pld])
-    assert {"k_w_speedup", "ranked"} <= {name for name, _ in pictures_of(beside)}
+    with_pld = replace(swept, entries=[*swept.entries, pld])
+    assert {"k_w_speedup", "ranked"} <= {name for name, _ in pictures_of(with_pld)}
 
 
 def test_one_knob_ends_in_lines_whose_title_names_the_highest(swept):
@@ -167,12 +167,12 @@ def test_an_error_that_all_predictions_share_leaves_no_cell_undecided(swept):
         ]
         return replace(run, records=records)
 
-    (found,) = make_comparisons([predicted(run) for run in swept.runs])
-    (sweep,) = sweeps(found, "k", "w")
+    (repredicted,) = make_comparisons([predicted(run) for run in swept.runs])
+    (sweep,) = sweeps(repredicted, "k", "w")
     assert sweep.leaders("speedup") == [(5, 2)]
     everyone = leaders.leaders(list(sweep.entries.values()), "speedup")
     assert len(everyone) == 4, "by itself each may be anywhere within its prediction's error"
-    assert "the predictions' error, 30.0%" in caption_of(found)
+    assert "the predictions' error, 30.0%" in caption_of(repredicted)
 
 
 # --- budgets, heads, loads ------------------------------------------------------------------------
@@ -202,8 +202,8 @@ def test_settings_are_joined_where_they_differ_in_one_knob_and_hollow_where_unde
         assert any(name.startswith("hollow") for name in legend(figure)) == bool(hollow)
     drawn = containers(figure.axes[0], "has_yerr")["pld"].lines[0]
     assert len(drawn.get_xdata()) == 3 and drawn.get_linestyle() == "-"
-    apart = budgets_of(comparison, *({**each, "max_ngram": each["num_tokens"]} for each in BUDGETS))
-    assert containers(apart.axes[0], "has_yerr")["pld"].lines[0].get_linestyle() == "None"
+    two_knobs = budgets_of(comparison, *({**b, "max_ngram": b["num_tokens"]} for b in BUDGETS))
+    assert containers(two_knobs.axes[0], "has_yerr")["pld"].lines[0].get_linestyle() == "None"
     assert budgets_of(comparison, *BUDGETS[:1] * 3) is None
 
 
@@ -223,10 +223,10 @@ def test_acceptance_is_the_records_share_by_position():
     assert set(every) == {"eagle2", "medusa"}, "pld has no head"
     for name in every:
         steps = np.concatenate([r.committed_per_step for r in run.records if r.label == name])
-        for place, share in every[name].lines[0].get_xydata():
-            assert share == pytest.approx((steps > place).mean())
-        for place, share in after[name].lines[0].get_xydata():
-            assert share == pytest.approx((steps > place).sum() / (steps >= place).sum())
+        for depth, share in every[name].lines[0].get_xydata():
+            assert share == pytest.approx((steps > depth).mean())
+        for depth, share in after[name].lines[0].get_xydata():
+            assert share == pytest.approx((steps > depth).sum() / (steps >= depth).sum())
     uncounted = [record.replace(committed_per_step=()) for record in run.records]
     (empty,) = make_comparisons([replace(run, records=uncounted)], claims=())
     assert acceptance_picture(empty) is None

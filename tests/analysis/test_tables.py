@@ -79,8 +79,8 @@ class TestCommand:
     ):
         (tmp_path / "file").touch()
         long = str(tmp_path / ("long" * 100))
-        for words in ([long], [str(results), "-o", str(tmp_path / "file" / "x")]):
-            assert command.main(words) == 2
+        for arguments in ([long], [str(results), "-o", str(tmp_path / "file" / "x")]):
+            assert command.main(arguments) == 2
             assert re.search(r"error: .*(long|file)/?.* cannot be used: ", capsys.readouterr().err)
 
     def test_a_closed_pipe_is_no_error(self):
@@ -129,8 +129,8 @@ class TestCommand:
 
     def test_all_columns_are_there_on_request(self, results, capsys):
         wide = printed(capsys, results, "--wide")
-        for words in ("geo. mean [95 %]", "MT speedup [95 %]", "claimed on", "\n! SLOW BASELINE: "):
-            assert words in wide
+        for text in ("geo. mean [95 %]", "MT speedup [95 %]", "claimed on", "\n! SLOW BASELINE: "):
+            assert text in wide
         assert VERDICT_RULES[0] in " ".join(wide.split()), "no verdict without its rule"
         assert "over graph ar" not in wide, "nothing was run there"
         assert "not run" not in wide, "methods of other papers are no rows of one's own runs"
@@ -154,12 +154,12 @@ class TestRunsOfATable:
         edit_manifest(results / "shorter", config={**config, **limit})
         edit_records(results / "prompts", lambda record: {**record, "prompt_ids": [7, 8, 9]})
         comparisons = make_comparisons(load_runs([results]))
-        apart = {tuple(run.path.name for run in each.runs): each for each in comparisons}
-        assert sorted(apart) == [
+        by_folders = {tuple(run.path.name for run in c.runs): c for c in comparisons}
+        assert sorted(by_folders) == [
             ("again", "mixed", "one"), ("fewer",), ("machine",), ("model",), ("prompts",),
             ("shorter",),
         ]  # fmt: skip
-        assert conditions_of(apart["shorter",])["new tokens a turn"] == "at most 24"
+        assert conditions_of(by_folders["shorter",])["new tokens a turn"] == "at most 24"
 
     def test_questions_from_several_files_are_told_apart(self, results, capsys):
         shutil.copytree(results / "one", results / "two")
@@ -169,9 +169,9 @@ class TestRunsOfATable:
             edit_records(results / name, lambda record, prompt=prompt: record | prompt)
         comparisons = make_comparisons(load_runs([results]))
         settings = {f"dataset.path={name}.jsonl" for name in "ab"}
-        assert {each.title for each in comparisons} == {f"vicuna7b on jsonl, {s}" for s in settings}
+        assert {c.title for c in comparisons} == {f"vicuna7b on jsonl, {s}" for s in settings}
         heads = {tuple(row[:3]) for row in comparison_table(*comparisons).rows}
-        assert heads == {("vicuna7b", "jsonl", each) for each in settings}
+        assert heads == {("vicuna7b", "jsonl", setting) for setting in settings}
         assert {row["settings"] for row in csv_rows(capsys, results)} == settings
 
     def test_shards_of_a_run_share_a_table(self, results):
@@ -262,7 +262,7 @@ class TestSeveralModels:
         heads = [lines.index(f"{model}, specbench") for model in ("mistral7b", "vicuna7b")]
         assert heads[0] < heads[1]
         for head in heads:
-            (line,) = [each for each in lines[head : head + 6] if each.startswith("cacheback ")]
+            (line,) = [line for line in lines[head : head + 6] if line.startswith("cacheback ")]
             assert line.split()[1:6] == ["2.28", "1.92", "[1.81,", "2.03]", "1.89"]
 
     def test_they_are_columns_for_a_program_and_once_each_in_a_paper(self, two_models, capsys):
@@ -302,13 +302,13 @@ class TestLatex:
         named = ("cacheback (leader_len=1)", "[b]", "*c", *HOSTILE)
         rows = [{"method": name, "x": "1 [0.9, 1.1] | –"} for name in named]
         text = to_latex([ResultTable.of("a_b", "50 % & more", rows)])
-        for words in (
+        for expected in (
             r"Cacheback (leader\_len=1) & 1 [0.9, 1.1] \textbar{} -- \\",
             "\n{}[b] & ", "\n{}*c & ",
             r"\caption{a\_b. 50 \% \& more}\label{tab:a_b}",
             "$<$script$>$", r"cmd\textbar{}'/c", r"a\textbackslash{}\textbar{}b c",
         ):  # fmt: skip
-            assert words in text
+            assert expected in text
 
     def test_only_what_is_shown_faster_is_bold(self, results):
         def bold():
