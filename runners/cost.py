@@ -193,7 +193,7 @@ def _measure(job: Job, machine: Machine, manifest: RunManifest, loaded: LoadedMo
     target, check = self_check.checked(
         loaded.model,
         partial(make_target, config=config, max_len=longest, max_nodes=most),
-        what=f"model={config.model.name}",
+        subject=f"model={config.model.name}",
         longest=longest,
     )
     model = ModelInfo(

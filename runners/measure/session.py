@@ -512,7 +512,7 @@ def make_session(
         batch=max(n.batch for n in needs),
         layouts=sorted({(n.batch, n.max_nodes // n.batch + 1) for n in needs if n.batch > 1}),
     )
-    target, check = self_check.checked(model.model, make, what=subject, longest=max_len)
+    target, check = self_check.checked(model.model, make, subject=subject, longest=max_len)
     model = replace(
         model,
         context_length=min(model.context_length, usable or model.context_length),

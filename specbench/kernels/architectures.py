@@ -111,9 +111,9 @@ _FEATURES = {
 
 def refuse_arguments(module: nn.Module, others: Mapping[str, Any]) -> None:
     """Refuse what a layer asks of attention besides, where it would move a number."""
-    asked = sorted(k for k, v in others.items() if k not in WITHOUT_EFFECT and v is not None)
-    if asked:
-        named = ", ".join(f"{key} ({_FEATURES[key]})" if key in _FEATURES else key for key in asked)
+    lacking = sorted(k for k, v in others.items() if k not in WITHOUT_EFFECT and v is not None)
+    if lacking:
+        named = ", ".join(f"{k} ({_FEATURES[k]})" if k in _FEATURES else k for k in lacking)
         raise ConfigurationError(
             f"{type(module).__name__} computes attention with {named}, which this project's "
             f"attention lacks: outputs would be another model's. {ELSE}"
@@ -123,11 +123,11 @@ def refuse_arguments(module: nn.Module, others: Mapping[str, Any]) -> None:
 # -- what a configuration says ---------------------------------------------------------------------
 
 
-def usable_context(model: PreTrainedModel, what: str, longest: int, nodes: int) -> int | None:
+def usable_context(model: PreTrainedModel, subject: str, longest: int, nodes: int) -> int | None:
     """Tokens up to which our passes are the model's own; None: as many as it takes.
 
     Args:
-        what: the model in the words of its user, e.g. ``model.id=FOLDER``.
+        subject: the model as its user names it, e.g. ``model.id=FOLDER``.
         longest: tokens of the run's longest text; ``nodes``: of its largest draft tree.
 
     Raises:
@@ -137,14 +137,14 @@ def usable_context(model: PreTrainedModel, what: str, longest: int, nodes: int) 
     config = model.config.get_text_config()
     if getattr(config, "kv_lora_rank", None):
         raise ConfigurationError(
-            f"{what}: multi-head latent attention (kv_lora_rank) has keys and values of unequal "
+            f"{subject}: multi-head latent attention (kv_lora_rank) has keys and values of unequal "
             f"sizes, which this project's cache does not hold. {ELSE}"
         )
     kinds = set(getattr(config, "layer_types", None) or ())
     stateful = sorted(k for k in kinds if not k.endswith("attention") or k == "linear_attention")
     if stateful:
         raise ConfigurationError(
-            f"{what}: layers of kind {', '.join(stateful)} keep a state, which cannot go back "
+            f"{subject}: layers of kind {', '.join(stateful)} keep a state, which cannot go back "
             f"where a draft is rejected. {ELSE}"
         )
     switches = _switches(config)
@@ -154,13 +154,13 @@ def usable_context(model: PreTrainedModel, what: str, longest: int, nodes: int) 
     usable = switch - nodes
     if usable < 2:
         raise ConfigurationError(
-            f"{what}: beyond {switch} tokens {feature}, and drafts of {nodes} nodes leave no room "
-            "below. Let the method draft less."
+            f"{subject}: beyond {switch} tokens {feature}, and drafts of {nodes} nodes leave no "
+            "room below. Let the method draft less."
         )
     if longest > usable:
         raise ConfigurationError(
-            f"{what}: beyond {switch} tokens {feature}. This run's texts may have {longest}, with "
-            f"drafts of {nodes} nodes behind them: type model.context_length={usable}, or "
+            f"{subject}: beyond {switch} tokens {feature}. This run's texts may have {longest}, "
+            f"with drafts of {nodes} nodes behind them: type model.context_length={usable}, or "
             "leave out long prompts."
         )
     return usable
@@ -169,13 +169,13 @@ def usable_context(model: PreTrainedModel, what: str, longest: int, nodes: int) 
 def scaled_every(model: PreTrainedModel) -> list[int]:
     """Tokens after which layers scale attention by another number, time and again."""
     config = model.config.get_text_config()
-    found = []
+    lengths = []
     if getattr(config, "attn_temperature_tuning", False):
-        found.append(int(config.floor_scale))
+        lengths.append(int(config.floor_scale))
     for rope in _rope_parameters(config):
         if rope.get("llama_4_scaling_beta"):
-            found.append(int(rope["original_max_position_embeddings"]))
-    return found
+            lengths.append(int(rope["original_max_position_embeddings"]))
+    return lengths
 
 
 def _rope_parameters(config: Any) -> list[dict[str, Any]]:
@@ -186,23 +186,23 @@ def _rope_parameters(config: Any) -> list[dict[str, Any]]:
 
 def _switches(config: Any) -> list[tuple[int, str]]:
     """Lengths of text at which a model computes differently, and what changes there."""
-    found = []
-    for each in _rope_parameters(config):
-        kind = each.get("rope_type")
-        begun = each.get("original_max_position_embeddings")
+    switches = []
+    for rope in _rope_parameters(config):
+        kind = rope.get("rope_type")
+        begun = rope.get("original_max_position_embeddings")
         begun = begun or getattr(config, "original_max_position_embeddings", None)
         if kind == "longrope" and begun:
-            found.append((int(begun), "LongRoPE rotates all keys anew, cached ones too"))
+            switches.append((int(begun), "LongRoPE rotates all keys anew, cached ones too"))
         if kind == "dynamic":
             end = int(begun or config.max_position_embeddings)
-            found.append((end, "dynamic RoPE rotates keys by the length of the text"))
+            switches.append((end, "dynamic RoPE rotates keys by the length of the text"))
     unrotated = 0 in (getattr(config, "no_rope_layers", None) or ())
     if getattr(config, "attn_temperature_tuning", False) and unrotated:
         scaled = "attention is scaled by a row's number in its pass, which in a tree is no position"
-        found.append((int(config.floor_scale), scaled))
+        switches.append((int(config.floor_scale), scaled))
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        found.append((int(config.attention_chunk_size), "attention is chunked, and our masks not"))
-    return found
+        switches.append((int(config.attention_chunk_size), "attention is chunked, our masks not"))
+    return switches
 
 
 def is_mixture(model: PreTrainedModel) -> bool:

@@ -77,7 +77,7 @@ Additive = Callable[[torch.Tensor], torch.Tensor]  # what is seen, as an additiv
 def prompt_windows(
     windows: Iterable[int], positions: torch.Tensor, additive: Additive
 ) -> dict[int, torch.Tensor]:
-    """Of a prompt at ``positions [n]`` on an empty cache: ``[1, 1, n, n]`` each."""
+    """Make the masks ``[1, 1, n, n]`` of a prompt at ``positions [n]`` on an empty cache."""
     reached = [window for window in windows if len(positions) > window]
     if not reached:
         return {}
@@ -88,20 +88,20 @@ def prompt_windows(
 def windowed_masks(
     windows: Iterable[int],
     text: torch.Tensor,
-    own: torch.Tensor,
+    uncommitted: torch.Tensor,
     rows: int,
     visible: torch.Tensor | None,
     additive: Additive,
 ) -> dict[int, torch.Tensor]:
-    """Of a pass behind committed text: ``[1, 1, rows, text + own]`` each.
+    """Make the masks ``[1, 1, rows, text + uncommitted]`` of a pass after committed text.
 
-    ``text`` are the positions of committed tokens and ``own`` of all others, the last of which are
-    the pass's ``rows``; ``visible [rows, own]`` says which of ``own`` a row sees; None: all.
+    ``text`` are the positions of committed tokens, ``uncommitted`` those of all others, which end
+    with the pass's ``rows``; ``visible [rows, uncommitted]``: those that a row sees; None: all.
     """
     masks = {}
     for window in windows:
-        if len(text) + len(own) > window:
-            seen = own[-rows:, None] - torch.cat([text, own])[None, :] < window
+        if len(text) + len(uncommitted) > window:
+            seen = uncommitted[-rows:, None] - torch.cat([text, uncommitted])[None, :] < window
             if visible is not None:
                 seen[:, len(text) :] &= visible
             masks[window] = additive(seen)[None, None]
@@ -146,8 +146,8 @@ def attend(
         # Text by text over its own keys: what each gets is what it gets alone.
         parts = query.split([rows for rows, _ in plan.texts], 2)
         attended = [
-            attend(module, own, keys, values, None, scaling, sliding_window, softcap, each)[0]
-            for own, keys, values, (_, each) in zip(parts, key, value, plan.texts, strict=True)
+            attend(module, part, keys, values, None, scaling, sliding_window, softcap, one_plan)[0]
+            for part, keys, values, (_, one_plan) in zip(parts, key, value, plan.texts, strict=True)
         ]
         return torch.cat(attended, 1), None
     assert isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)

@@ -67,26 +67,26 @@ class CompiledCall:
     ) -> None:
         self._run, self._hidden, self._head_dim = run, hidden, head_dim
         self._threads = 0
-        self._kept: list[Any] = []  # whatever the addresses are of
-        self._words = words = np.zeros(pass_kernels.CALL_WORDS, dtype=np.intp)
-        words[pass_kernels.LAYERS], words[pass_kernels.HIDDEN] = layers, hidden
-        words[pass_kernels.HEADS], words[pass_kernels.KV_HEADS] = heads, kv_heads
-        words[pass_kernels.HEAD_DIM], words[pass_kernels.INNER] = head_dim, inner
-        self._wanted = np.zeros(layers + 1, dtype=np.intp)
+        self._referenced: list[Any] = []  # whatever the addresses are of
+        self._fields = fields = np.zeros(pass_kernels.CALL_WORDS, dtype=np.intp)
+        fields[pass_kernels.LAYERS], fields[pass_kernels.HIDDEN] = layers, hidden
+        fields[pass_kernels.HEADS], fields[pass_kernels.KV_HEADS] = heads, kv_heads
+        fields[pass_kernels.HEAD_DIM], fields[pass_kernels.INNER] = head_dim, inner
+        self._state_addresses = np.zeros(layers + 1, dtype=np.intp)
         self._table = np.zeros((layers, pass_kernels.LAYER_WORDS), dtype=np.intp)
-        for place, value in (
+        for field, value in (
             (pass_kernels.WEIGHTS, self._table),
             (pass_kernels.NUMBERS, np.array(numbers, dtype=np.float64)),
-            (pass_kernels.WANTED, self._wanted),
+            (pass_kernels.WANTED, self._state_addresses),
             (pass_kernels.MEETING, np.zeros(256, dtype=np.uint8)),
         ):
-            words[place] = self._address(value)
+            fields[field] = self._address(value)
 
     def _address(self, value: Any) -> int:
         """Of a tensor or an array, which is kept from now on; 0 for None."""
         if value is None:
             return 0
-        self._kept.append(value)
+        self._referenced.append(value)
         return int(value.ctypes.data if isinstance(value, np.ndarray) else value.data_ptr())
 
     def _product(self, product: Product) -> list[int]:
@@ -94,7 +94,7 @@ class CompiledCall:
         panels = self._address(product.panels)
         return [panels, form_of(product.panels).number, self._address(product.bias)]
 
-    def _layer_words(
+    def _layer_fields(
         self,
         before: Any,
         behind: Any,
@@ -124,13 +124,13 @@ class CompiledCall:
 
     def _reserve(self, rows: int, keys: int) -> None:
         """Buffers for calls of so many rows, and of texts of so many keys."""
-        words, self._rows, self._keys = self._words, rows, keys
-        queries = int(words[pass_kernels.HEADS]) * self._head_dim
-        both = queries + 2 * int(words[pass_kernels.KV_HEADS]) * self._head_dim
-        inner = int(words[pass_kernels.INNER])
+        fields, self._rows, self._keys = self._fields, rows, keys
+        queries = int(fields[pass_kernels.HEADS]) * self._head_dim
+        both = queries + 2 * int(fields[pass_kernels.KV_HEADS]) * self._head_dim
+        inner = int(fields[pass_kernels.INNER])
         self._buffers = {
-            place: torch.empty(rows, columns, dtype=torch.float32)
-            for place, columns in (
+            field: torch.empty(rows, columns, dtype=torch.float32)
+            for field, columns in (
                 (pass_kernels.NORMED, self._hidden),
                 (pass_kernels.PRODUCT, max(both, 2 * inner, self._hidden) + WIDTH),
                 (pass_kernels.QUERIES, queries),
@@ -138,9 +138,9 @@ class CompiledCall:
                 (pass_kernels.GATED, inner),
             )
         }
-        for place, buffer in self._buffers.items():
-            words[place] = buffer.data_ptr()
-        words[pass_kernels.SCRATCH_BYTES] = pass_kernels.scratch_bytes(self._head_dim, keys)
+        for field, buffer in self._buffers.items():
+            fields[field] = buffer.data_ptr()
+        fields[pass_kernels.SCRATCH_BYTES] = pass_kernels.scratch_bytes(self._head_dim, keys)
         self._threads = 0
 
     def _use_threads(self) -> None:
@@ -149,11 +149,11 @@ class CompiledCall:
         if threads == self._threads:
             return
         self._threads = threads
-        each = int(self._words[pass_kernels.SCRATCH_BYTES])
-        self._scratch = torch.empty(threads * each, dtype=torch.uint8)
+        thread_bytes = int(self._fields[pass_kernels.SCRATCH_BYTES])
+        self._scratch = torch.empty(threads * thread_bytes, dtype=torch.uint8)
         self._best = torch.empty(threads * self._rows * WIDTH * 8, dtype=torch.uint8)
-        self._words[pass_kernels.SCRATCH] = self._scratch.data_ptr()
-        self._words[pass_kernels.BEST] = self._best.data_ptr()
+        self._fields[pass_kernels.SCRATCH] = self._scratch.data_ptr()
+        self._fields[pass_kernels.BEST] = self._best.data_ptr()
 
     def _call(
         self,
@@ -167,17 +167,17 @@ class CompiledCall:
         ``cos`` and ``sin`` are ``[rows, head_dim]``.
         """
         self._use_threads()
-        words = self._words
+        fields = self._fields
         table = np.zeros((len(segments), pass_kernels.SEGMENT_WORDS), dtype=np.intp)
         seen = []  # until the call is over
         first = 0
-        for segment, place in zip(segments, table, strict=True):
+        for segment, segment_row in zip(segments, table, strict=True):
             storage, visible = segment.storage, segment.visible
             per_kind, per_text, per_head = storage.stride()[:3]
             if visible is not None and visible.stride(1) != 1:
                 visible = visible.contiguous()
             seen.append(visible)
-            place[:] = (
+            segment_row[:] = (
                 first,
                 segment.rows,
                 storage.data_ptr() + 4 * segment.text * per_text,
@@ -190,8 +190,8 @@ class CompiledCall:
                 0 if visible is None else visible.stride(0),
             )
             first += segment.rows
-        words[pass_kernels.ROWS], words[pass_kernels.STATES] = len(states), states.data_ptr()
-        words[pass_kernels.COSINES], words[pass_kernels.SINES] = cos.data_ptr(), sin.data_ptr()
-        words[pass_kernels.SEGMENTS] = len(segments)
-        words[pass_kernels.SEGMENT_TABLE] = table.ctypes.data
-        self._run(words.ctypes.data, self._threads)
+        fields[pass_kernels.ROWS], fields[pass_kernels.STATES] = len(states), states.data_ptr()
+        fields[pass_kernels.COSINES], fields[pass_kernels.SINES] = cos.data_ptr(), sin.data_ptr()
+        fields[pass_kernels.SEGMENTS] = len(segments)
+        fields[pass_kernels.SEGMENT_TABLE] = table.ctypes.data
+        self._run(fields.ctypes.data, self._threads)

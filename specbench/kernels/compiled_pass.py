@@ -136,16 +136,16 @@ class CompiledPass(CompiledCall):
         assert packed is not None, "prepare() packs a model's products"
         self._table[:] = list(map(self._layer, layers, packed.layers))
         self._n_layers = len(layers)
-        words = self._words
-        words[pass_kernels.VOCAB] = self._vocab
+        fields = self._fields
+        fields[pass_kernels.VOCAB] = self._vocab
         with torch.inference_mode():
             positions = torch.arange(max_len, device=self._device)[None]
             like = torch.empty(1, dtype=torch.float32, device=self._device)
             turned = decoder.rotary_emb(like, position_ids=positions)
             self._turned = [values[0].contiguous() for values in turned]
         self._embedding = decoder.embed_tokens.weight.detach()
-        words[pass_kernels.FINAL_NORM] = self._address(decoder.norm.weight)
-        words[pass_kernels.LM_HEAD : pass_kernels.LM_HEAD_BIAS + 1] = self._product(packed.lm_head)
+        fields[pass_kernels.FINAL_NORM] = self._address(decoder.norm.weight)
+        fields[pass_kernels.LM_HEAD : pass_kernels.LM_HEAD_BIAS + 1] = self._product(packed.lm_head)
         self._reserve(max_rows, max_len)
         self._logits = np.empty((0, 0), dtype=np.float32)
         self._lent: Callable[[], object] = lambda: None  # the part of it that a tensor still holds
@@ -166,7 +166,7 @@ class CompiledPass(CompiledCall):
 
     def _layer(self, layer: Any, products: Sequence[Product]) -> list[int]:
         norms = [getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm")]
-        return self._layer_words(
+        return self._layer_fields(
             layer.input_layernorm.weight,
             layer.post_attention_layernorm.weight,
             products,
@@ -190,26 +190,26 @@ class CompiledPass(CompiledCall):
             keep: rows at the end whose logits are wanted; 0 for all.
             hidden_layers: numbers of hidden states, see ``Needs.hidden_layers``.
         """
-        words, rows = self._words, len(ids)
+        fields, rows = self._fields, len(ids)
         keys = max(segment.keys for segment in segments)
         if rows > self._most_rows or keys > self.most_keys:
             return None
-        kept = keep or rows
+        logit_rows = keep or rows
         # By torch, which refuses what is outside.
         states = self._embedding.index_select(0, ids)
         cos, sin = (table.index_select(0, positions) for table in self._turned)
-        logits = self._memory_of_logits(kept)
-        choices = np.empty(kept, dtype=np.int64)
-        self._wanted[:] = 0
+        logits = self._memory_of_logits(logit_rows)
+        choices = np.empty(logit_rows, dtype=np.int64)
+        self._state_addresses[:] = 0
         hidden = {
             i % (self._n_layers + 1): torch.empty(rows, self._hidden, dtype=torch.float32)
             for i in hidden_layers
         }
         for number, values in hidden.items():
-            self._wanted[number] = values.data_ptr()
-        words[pass_kernels.KEPT] = kept
-        words[pass_kernels.LOGITS] = logits.data_ptr()
-        words[pass_kernels.CHOICES] = choices.ctypes.data
+            self._state_addresses[number] = values.data_ptr()
+        fields[pass_kernels.KEPT] = logit_rows
+        fields[pass_kernels.LOGITS] = logits.data_ptr()
+        fields[pass_kernels.CHOICES] = choices.ctypes.data
         self._call(states, cos, sin, segments)
         by_number = {i: hidden[i % (self._n_layers + 1)] for i in hidden_layers}
         return PassOutputs(logits[:, : self._vocab], choices, by_number)
@@ -266,10 +266,10 @@ def _pack(model: PreTrainedModel) -> None:
 
 def _too_large(model: Any, memory_bytes: int) -> str | None:
     linears = [linear for layer in model.model.layers for linear in _flat(linears_of_layer(layer))]
-    wanted = sum(short_bytes(linear.weight) for linear in (*linears, model.lm_head))
-    if wanted <= memory_bytes:
+    required = sum(short_bytes(linear.weight) for linear in (*linears, model.lm_head))
+    if required <= memory_bytes:
         return None
-    return f"engine.packed.memory_gb={memory_bytes / 1e9:g} is less than {wanted / 1e9:.2g}"
+    return f"engine.packed.memory_gb={memory_bytes / 1e9:g} is less than {required / 1e9:.2g}"
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -303,18 +303,18 @@ def _unchanged(network: Any, family: str) -> bool:
     """Whether each part is of the family's class, with nobody's hook on it."""
     expected = {f"{family}{part}" for part in (NORM, ATTENTION, GATED)}
     expected |= {f"{family}{part}" for part in ("ForCausalLM", "Model", "DecoderLayer")}
-    found = set()
+    classes = set()
     for module in network.modules():
         if "forward" in vars(module):
             return False
         if module._forward_hooks or module._forward_pre_hooks:
             return False
-        found.add(type(module).__name__)
+        classes.add(type(module).__name__)
         if known_part(module)[0] is None and type(module).__name__.startswith(family):
             ours = type(module).__module__.startswith("transformers.models.")
             if not ours or type(module).__name__ not in {*expected, f"{family}RotaryEmbedding"}:
                 return False
-    return expected <= found
+    return expected <= classes
 
 
 def linears_of_layer(layer: Any) -> tuple[list[Any], ...]:

@@ -113,8 +113,8 @@ class Recorded:
 
     outputs: tuple[torch.Tensor, ...]
 
-    def __init__(self, place: GraphPlace) -> None:
-        self._place = place
+    def __init__(self, recorder: GraphPlace) -> None:
+        self._recorder = recorder
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
@@ -127,10 +127,10 @@ class Recorded:
         Raises:
             RuntimeError: something in it needs the host (some models read positions there).
         """
-        place = self._place
+        recorder = self._recorder
         # Where a capture's end fails, torch leaves its stream current: the outer context restores.
-        with place.on_device(), torch.cuda.stream(torch.cuda.current_stream()):
-            stream = place.capture_stream()
+        with recorder.on_device(), torch.cuda.stream(torch.cuda.current_stream()):
+            stream = recorder.capture_stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UPS):
@@ -145,7 +145,7 @@ class Recorded:
         if self._graph is None:
             self.outputs = self.device_part()
         else:
-            with self._place.on_device():
+            with self._recorder.on_device():
                 self._graph.replay()
 
 
@@ -159,11 +159,11 @@ class RecordedCall(Recorded):
 
     def __init__(
         self,
-        place: GraphPlace,
+        recorder: GraphPlace,
         function: Callable[..., tuple[torch.Tensor, ...]],
         *buffers: torch.Tensor,
     ) -> None:
-        super().__init__(place)
+        super().__init__(recorder)
         self._function, self.buffers = function, buffers
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
@@ -199,8 +199,8 @@ class GraphRecorder:
             self._stream = torch.cuda.Stream(self.device)
         return self._stream
 
-    def record(self, made: Recorded, name: str) -> bool:
-        """Capture ``made``; False, and a reason, where that cannot be done.
+    def record(self, work: Recorded, name: str) -> bool:
+        """Capture ``work``; return False and note a reason where that fails.
 
         Raises:
             ConfigurationError: the device has no memory left.
@@ -210,7 +210,7 @@ class GraphRecorder:
             self._pool = torch.cuda.graph_pool_handle()
         try:
             with torch.inference_mode():
-                made.capture(self._pool)
+                work.capture(self._pool)
         except RuntimeError as error:
             graph = f"the CUDA graph of {name}"
             check_device(self.device, error, graph, ", ".join(self.graphs[-1:]) or "no graph")
@@ -234,7 +234,7 @@ def _no_memory(error: RuntimeError) -> bool:
 
     cuBLAS has a status of its own.
     """
-    said = str(error).lower()
+    message = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or any(
-        word in said for word in ("out of memory", "alloc_failed")
+        word in message for word in ("out of memory", "alloc_failed")
     )

@@ -91,8 +91,8 @@ class _Forward:
         first = linears[0]
         if len(linears) == 1:
             return first.weight, first.bias
-        weights = [each.weight for each in linears]
-        biases = [] if first.bias is None else [each.bias for each in linears]
+        weights = [projection.weight for projection in linears]
+        biases = [] if first.bias is None else [projection.bias for projection in linears]
         return _stack(weights), _stack(biases) if biases else None
 
 
@@ -118,7 +118,7 @@ class _Attention(_Forward):
         self.size: int = module.head_dim
         linears = inputs_of(module)
         self.kv_heads = module.config.num_key_value_heads
-        outputs = sum(each.out_features for each in linears)
+        outputs = sum(projection.out_features for projection in linears)
         self.heads = outputs // self.size - 2 * self.kv_heads
         self.weight, self.bias = self._product(linears)
         self.head_weights: torch.Tensor | None = None
@@ -193,9 +193,9 @@ def fuse(model: nn.Module, layers: Iterable[nn.Module]) -> Fusion:
             fusing moves them.
     """
     for module in model.modules():
-        found = vars(module).get("forward")
-        if isinstance(found, _Forward):
-            return found.fusion
+        forward = vars(module).get("forward")
+        if isinstance(forward, _Forward):
+            return forward.fusion
     users = [user() for user in vars(model).get(GRAPH_USERS, ())]
     if any(user is not None and user.model is model and user.graphs for user in users):
         raise RuntimeError(
@@ -224,15 +224,15 @@ def _kind(module: Any) -> type[_Forward] | None:
         return _Norm
     linears = inputs_of(module)
     passed_by = [*linears, *(getattr(module, name, None) for name in ("q_norm", "k_norm"))]
-    if any(each is not None and not _is_plain(each) for each in passed_by):
+    if any(child is not None and not _is_plain(child) for child in passed_by):
         return None
-    alike = {(each.weight.dtype, each.weight.device, each.bias is None) for each in linears}
+    alike = {(p.weight.dtype, p.weight.device, p.bias is None) for p in linears}
     return {ATTENTION: _Attention, GATED: _Gated}[part] if len(alike) == 1 else None
 
 
 def _is_plain(module: nn.Module) -> bool:
     """Whether nobody would miss it being called: no hooks, no other linear in its place."""
-    known = type(module) is nn.Linear or known_part(module)[0] == NORM
+    is_known_class = type(module) is nn.Linear or known_part(module)[0] == NORM
     hooks = module._forward_hooks or module._forward_pre_hooks
     ours = isinstance(vars(module).get("forward"), _Forward)
-    return known and not hooks and (ours or "forward" not in vars(module))
+    return is_known_class and not hooks and (ours or "forward" not in vars(module))

@@ -93,8 +93,8 @@ class _Weights:
         self._b, self._index, self._form, self._panel, self._step = b, index, form, panel, step
         kind = ir.ArrayType(index, _distances.size)
         table = b.module.globals.get(_TABLE) or ir.GlobalVariable(b.module, kind, _TABLE)
-        place = form.number * (TILE + 1) + rows
-        self._ahead = b.load(b.gep(table, [index(0), index(place)]))
+        entry = form.number * (TILE + 1) + rows
+        self._ahead = b.load(b.gep(table, [index(0), index(entry)]))
         self._numbers = ir.VectorType(ir.FloatType(), WIDTH)
         self.per_scale = 1 if form is FLOAT32 else QUANTS
 
@@ -117,8 +117,8 @@ class _Weights:
         """The float32 weights of input ``first + within``, a vector."""
         b, form = self._b, self._form
         if form is FLOAT32:
-            place = b.mul(b.mul(b.add(first, within), self._step), self._index(4))
-            address = b.add(self._panel, place)
+            offset = b.mul(b.mul(b.add(first, within), self._step), self._index(4))
+            address = b.add(self._panel, offset)
             self._ask(address, WIDTH * form.bytes_per_block // QUANTS)
             return self._read(address, self._numbers)
         width = WIDTH if form is Q8_0 else WIDTH // 2
@@ -140,13 +140,13 @@ class _Weights:
         kind = ir.FunctionType(ir.VoidType(), [byte, lane, lane, lane])
         ask = cgutils.get_or_insert_function(self._b.module, kind, "llvm.prefetch.p0i8")
         for line in range(0, size, _LINE):
-            place = self._b.add(self._b.add(address, self._ahead), self._index(line))
-            self._b.call(ask, [self._b.inttoptr(place, byte), lane(0), lane(3), lane(1)])
+            line_address = self._b.add(self._b.add(address, self._ahead), self._index(line))
+            self._b.call(ask, [self._b.inttoptr(line_address, byte), lane(0), lane(3), lane(1)])
 
     def _read(self, address: Any, kind: Any) -> Any:
-        found = self._b.load(self._b.inttoptr(address, kind.as_pointer()))
-        found.align = 1 if self._form in (Q8_0, Q4_1) else 2
-        return found
+        vector = self._b.load(self._b.inttoptr(address, kind.as_pointer()))
+        vector.align = 1 if self._form in (Q8_0, Q4_1) else 2
+        return vector
 
 
 def _tile(rows: int, form: Form) -> Any:
@@ -174,8 +174,8 @@ def _tile(rows: int, form: Form) -> Any:
             nothing = ir.Constant(vector, ir.Undefined)
             everywhere = ir.Constant(ir.VectorType(lane, WIDTH), [0] * WIDTH)
 
-            def whole(place: Any) -> Any:
-                return b.bitcast(place, vector.as_pointer())
+            def whole(pointer: Any) -> Any:
+                return b.bitcast(pointer, vector.as_pointer())
 
             def add(to: Any, value: Any) -> None:
                 b.store(b.fadd(value, b.load(to), flags=("contract",)), to)
@@ -184,8 +184,8 @@ def _tile(rows: int, form: Form) -> Any:
                 held = weights.of(first, within)
                 for row in range(rows):
                     value = b.load(b.gep(inputs[row], [b.add(first, within)]))
-                    one = b.insert_element(nothing, value, lane(0))
-                    same = b.shuffle_vector(one, nothing, everywhere)
+                    single = b.insert_element(nothing, value, lane(0))
+                    same = b.shuffle_vector(single, nothing, everywhere)
                     add(sums[row], b.fmul(held, same, flags=("contract",)))
 
             with cgutils.for_range_slice(b, index(0), k, index(_BLOCK)) as (start, _):
@@ -204,8 +204,8 @@ def _tile(rows: int, form: Form) -> Any:
                 for row in range(rows):
                     add(totals[row], b.load(sums[row]))
             for row in range(rows):
-                place = whole(b.gep(out, [b.mul(stride, index(row))]))
-                b.store(b.load(totals[row]), place).align = 4
+                pointer = whole(b.gep(out, [b.mul(stride, index(row))]))
+                b.store(b.load(totals[row]), pointer).align = 4
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 7), generate
@@ -215,8 +215,8 @@ def _tile(rows: int, form: Form) -> Any:
 
 def _rows_of(form: Form) -> Any:
     """A panel's product with any number of rows, as compiled code."""
-    one, two, three, four = (_tile(rows, form) for rows in (1, 2, 3, 4))
-    five, six, seven, full = (_tile(rows, form) for rows in (5, 6, 7, TILE))
+    one_row, two_rows, three_rows, four_rows = (_tile(rows, form) for rows in (1, 2, 3, 4))
+    five_rows, six_rows, seven_rows, full = (_tile(rows, form) for rows in (5, 6, 7, TILE))
 
     @njit  # type: ignore[untyped-decorator]
     def product(
@@ -230,19 +230,19 @@ def _rows_of(form: Form) -> Any:
         out += 4 * done * stride
         rest = rows - done
         if rest == 1:
-            one(panel, step, x, across, out, stride, k)
+            one_row(panel, step, x, across, out, stride, k)
         elif rest == 2:
-            two(panel, step, x, across, out, stride, k)
+            two_rows(panel, step, x, across, out, stride, k)
         elif rest == 3:
-            three(panel, step, x, across, out, stride, k)
+            three_rows(panel, step, x, across, out, stride, k)
         elif rest == 4:
-            four(panel, step, x, across, out, stride, k)
+            four_rows(panel, step, x, across, out, stride, k)
         elif rest == 5:
-            five(panel, step, x, across, out, stride, k)
+            five_rows(panel, step, x, across, out, stride, k)
         elif rest == 6:
-            six(panel, step, x, across, out, stride, k)
+            six_rows(panel, step, x, across, out, stride, k)
         elif rest == 7:
-            seven(panel, step, x, across, out, stride, k)
+            seven_rows(panel, step, x, across, out, stride, k)
 
     return product
 

@@ -90,8 +90,8 @@ def _typed(kind: Any) -> Any:
     return typed
 
 
-_floats, _doubles, _words = _typed(types.float32), _typed(types.float64), _typed(types.intp)
-_bytes, _places = _typed(types.uint8), _typed(types.int32)
+_floats, _doubles, _intps = _typed(types.float32), _typed(types.float64), _typed(types.intp)
+_bytes, _int32s = _typed(types.uint8), _typed(types.int32)
 
 
 # -- threads ---------------------------------------------------------------------------------------
@@ -110,18 +110,18 @@ def _atomic(emit: Callable[..., Any], takes_value: bool) -> Any:
     @intrinsic  # type: ignore[untyped-decorator]
     def operation(_context: Any, address: Any, value: Any) -> Any:
         def generate(_: Any, b: Any, _signature: Any, args: Any) -> Any:
-            place = b.inttoptr(args[0], args[1].type.as_pointer())
-            found = emit(b, place, args[1])
-            return args[1] if takes_value else found
+            pointer = b.inttoptr(args[0], args[1].type.as_pointer())
+            result = emit(b, pointer, args[1])
+            return args[1] if takes_value else result
 
         return types.intp(types.intp, types.intp), generate
 
     return operation
 
 
-_count = _atomic(lambda b, place, value: b.atomic_rmw("add", place, value, "acq_rel"), False)
-_write = _atomic(lambda b, place, value: b.store_atomic(value, place, "release", 8), True)
-_read = _atomic(lambda b, place, _: b.load_atomic(place, "acquire", 8), False)
+_count = _atomic(lambda b, pointer, value: b.atomic_rmw("add", pointer, value, "acq_rel"), False)
+_write = _atomic(lambda b, pointer, value: b.store_atomic(value, pointer, "release", 8), True)
+_read = _atomic(lambda b, pointer, _: b.load_atomic(pointer, "acquire", 8), False)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -169,18 +169,18 @@ def _all(value: float) -> Any:
 
 def _at(b: Any, address: Any, index: Any = None, kind: Any = _VECTOR) -> Any:
     """The place of the vector that begins ``index`` numbers behind an address."""
-    place = b.inttoptr(address, kind.element.as_pointer())
-    return b.bitcast(place if index is None else b.gep(place, [index]), kind.as_pointer())
+    pointer = b.inttoptr(address, kind.element.as_pointer())
+    return b.bitcast(pointer if index is None else b.gep(pointer, [index]), kind.as_pointer())
 
 
-def _load(b: Any, place: Any) -> Any:
-    found = b.load(place)
-    found.align = 4
-    return found
+def _load(b: Any, pointer: Any) -> Any:
+    vector = b.load(pointer)
+    vector.align = 4
+    return vector
 
 
-def _store(b: Any, value: Any, place: Any) -> None:
-    b.store(value, place).align = 4
+def _store(b: Any, value: Any, pointer: Any) -> None:
+    b.store(value, pointer).align = 4
 
 
 def _exponential(b: Any, x: Any) -> Any:
@@ -223,8 +223,8 @@ def _softmax(_context: Any, scores: Any, keys: Any, scale: Any) -> Any:
         index = count.type
         step = index(WIDTH)
 
-        def larger(one: Any, other: Any) -> Any:
-            return b.select(b.fcmp_ordered(">", other, one), other, one)
+        def larger(left: Any, right: Any) -> Any:
+            return b.select(b.fcmp_ordered(">", right, left), right, left)
 
         held = cgutils.alloca_once_value(b, _all(-math.inf))
         with cgutils.for_range_slice(b, index(0), count, step) as (i, _):
@@ -233,15 +233,15 @@ def _softmax(_context: Any, scores: Any, keys: Any, scale: Any) -> Any:
         nothing = ir.Constant(_VECTOR, ir.Undefined)
 
         def spread(number: Any) -> Any:
-            one = b.insert_element(nothing, number, _LANE(0))
-            return b.shuffle_vector(one, nothing, everywhere)
+            single = b.insert_element(nothing, number, _LANE(0))
+            return b.shuffle_vector(single, nothing, everywhere)
 
         top, scales = spread(_across(b, b.load(held), larger)), spread(scale)
         b.store(_all(0.0), held)
         with cgutils.for_range_slice(b, index(0), count, step) as (i, _):
-            place = _at(b, address, i)
-            power = _exponential(b, b.fmul(b.fsub(_load(b, place), top), scales))
-            _store(b, power, place)
+            pointer = _at(b, address, i)
+            power = _exponential(b, b.fmul(b.fsub(_load(b, pointer), top), scales))
+            _store(b, power, pointer)
             b.store(b.fadd(b.load(held), power), held)
         return b.fdiv(_NUMBER(1.0), _across(b, b.load(held), b.fadd))
 
@@ -268,15 +268,15 @@ def _keep_best(_context: Any, values: Any, best: Any, panels: Any, panel: Any) -
     """Where a vector of logits exceeds the best so far, or is no number, it and its panel stay."""
 
     def generate(context: Any, b: Any, _signature: Any, args: Any) -> Any:
-        value, place = _load(b, _at(b, args[0])), _at(b, args[1])
+        value, best_pointer = _load(b, _at(b, args[0])), _at(b, args[1])
         where = _at(b, args[2], kind=_NUMBERS)
-        best, panels = _load(b, place), _load(b, where)
-        one = b.insert_element(
+        best, panels = _load(b, best_pointer), _load(b, where)
+        lane = b.insert_element(
             ir.Constant(_NUMBERS, ir.Undefined), b.trunc(args[3], _LANE), _LANE(0)
         )
-        here = b.shuffle_vector(one, one, ir.Constant(ir.VectorType(_LANE, WIDTH), [0] * WIDTH))
+        here = b.shuffle_vector(lane, lane, ir.Constant(ir.VectorType(_LANE, WIDTH), [0] * WIDTH))
         takes = b.or_(b.fcmp_ordered(">", value, best), b.fcmp_unordered("uno", value, value))
-        _store(b, b.select(takes, value, best), place)
+        _store(b, b.select(takes, value, best), best_pointer)
         _store(b, b.select(takes, here, panels), where)
         return context.get_dummy_value()
 
@@ -295,7 +295,7 @@ def _transpose(_context: Any, source: Any, size: Any, out: Any) -> Any:
         while distance:  # blocks beside the diagonal change places, ever smaller ones
             for i in range(_LANES):
                 if not i & distance:
-                    one, other = rows[i], rows[i + distance]
+                    left, right = rows[i], rows[i + distance]
                     upper = [
                         j if not j & distance else _LANES + j - distance for j in range(_LANES)
                     ]
@@ -304,7 +304,7 @@ def _transpose(_context: Any, source: Any, size: Any, out: Any) -> Any:
                     ]
                     rows[i], rows[i + distance] = (
                         b.shuffle_vector(
-                            one, other, ir.Constant(ir.VectorType(_LANE, _LANES), places)
+                            left, right, ir.Constant(ir.VectorType(_LANE, _LANES), places)
                         )
                         for places in (upper, lower)
                     )
@@ -381,13 +381,13 @@ def _panel_bytes(form: int, k: int) -> int:
 
 @njit  # type: ignore[untyped-decorator]
 def _multiply(
-    layer: Any, place: int, x: int, out: int, rows: int, k: int, outputs: int, thread: int, n: int
+    layer: Any, field: int, x: int, out: int, rows: int, k: int, outputs: int, thread: int, n: int
 ) -> None:
     """One of ``n`` threads' panels of a product, ``out [rows, outputs]`` padded to panels.
 
-    The product's panels, their form and its bias stand from ``place`` on in a layer's row.
+    The product's panels, their form and its bias start at ``field`` of a layer's row.
     """
-    weights, form, bias = layer[place], layer[place + 1], layer[place + 2]
+    weights, form, bias = layer[field], layer[field + 1], layer[field + 2]
     size = _panel_bytes(form, k)
     panels = -(-outputs // WIDTH)
     stride = panels * WIDTH
@@ -401,10 +401,10 @@ def _multiply(
 
 
 @njit  # type: ignore[untyped-decorator]
-def _add_bias(bias: int, place: int, stride: int, rows: int, panel: int, outputs: int) -> None:
+def _add_bias(bias: int, out: int, stride: int, rows: int, panel: int, outputs: int) -> None:
     offsets = carray(_floats(bias), outputs)
     for row in range(rows):
-        values = carray(_floats(place + 4 * row * stride), WIDTH)
+        values = carray(_floats(out + 4 * row * stride), WIDTH)
         for i in range(min(WIDTH, outputs - panel * WIDTH)):
             values[i] += offsets[panel * WIDTH + i]
 
@@ -452,9 +452,9 @@ def _attend(
     for i in range(count):
         row = (first + i) // group
         if segment[VISIBLE]:
-            own = keys - before
-            seen = carray(_bytes(segment[VISIBLE] + row * segment[BY_ROW]), own)
-            for j in range(own):
+            uncommitted = keys - before
+            seen = carray(_bytes(segment[VISIBLE] + row * segment[BY_ROW]), uncommitted)
+            for j in range(uncommitted):
                 table[i, before + j] = table[i, before + j] if seen[j] else nothing
             end = keys
         else:
@@ -478,9 +478,9 @@ def _attend(
     results = carray(_floats(sums), (count, wide))
     for i in range(count):
         row, member = (first + i) // group, (first + i) % group
-        place = (head * group + member) * size
+        column = (head * group + member) * size
         for j in range(size):
-            attended[segment[FIRST] + row, place + j] = results[i, j] * inverse[i]
+            attended[segment[FIRST] + row, column + j] = results[i, j] * inverse[i]
 
 
 @njit  # type: ignore[untyped-decorator]
@@ -502,10 +502,10 @@ def _attention(call: Any, segments: Any, layer: int, thread: int, threads: int, 
             keys_at = keys_of_layer + 4 * head * segment[BY_HEAD]
             while first < last:
                 count = min(CHUNK, last - first)
-                place = (head * rows + segment[FIRST]) * group + first
+                query = (head * rows + segment[FIRST]) * group + first
                 _attend(
                     segment, first, count, head, keys_at, keys_at + 4 * segment[TO_VALUES],
-                    call[QUERIES] + 4 * place * size, attended, scratch, heads, kv_heads, size,
+                    call[QUERIES] + 4 * query * size, attended, scratch, heads, kv_heads, size,
                     scale,
                 )  # fmt: skip
                 first += count
@@ -526,16 +526,16 @@ def _place_heads(
         cos = carray(_floats(call[COSINES] + 4 * row * size), size)
         sin = carray(_floats(call[SINES] + 4 * row * size), size)
         for head in range(heads):
-            place = ((head // group * rows + row) * group + head % group) * size
+            query_offset = ((head // group * rows + row) * group + head % group) * size
             query = _head_at(product + 4 * head * size, size, weights[QUERY_NORM], epsilon)
-            _rotate(query, cos, sin, carray(_floats(call[QUERIES] + 4 * place), size))
+            _rotate(query, cos, sin, carray(_floats(call[QUERIES] + 4 * query_offset), size))
         slot = segment[PAST] + segment[HELD] + row - segment[FIRST]
         for head in range(kv_heads):
-            place = keys + 4 * (head * segment[BY_HEAD] + slot * size)
+            key_address = keys + 4 * (head * segment[BY_HEAD] + slot * size)
             key = _head_at(product + 4 * (heads + head) * size, size, weights[KEY_NORM], epsilon)
-            _rotate(key, cos, sin, carray(_floats(place), size))
+            _rotate(key, cos, sin, carray(_floats(key_address), size))
             value = carray(_floats(product + 4 * (heads + kv_heads + head) * size), size)
-            cached = carray(_floats(place + 4 * segment[TO_VALUES]), size)
+            cached = carray(_floats(key_address + 4 * segment[TO_VALUES]), size)
             for i in range(size):
                 cached[i] = value[i]
 
@@ -555,7 +555,7 @@ def _lm_head(call: Any, x: int, thread: int, threads: int) -> None:
     begin, end = panels * thread // threads, panels * (thread + 1) // threads
     best = call[BEST] + 8 * thread * rows * WIDTH
     where = best + 4 * rows * WIDTH
-    values, places = carray(_floats(best), rows * WIDTH), carray(_places(where), rows * WIDTH)
+    values, places = carray(_floats(best), rows * WIDTH), carray(_int32s(where), rows * WIDTH)
     for i in range(rows * WIDTH):
         values[i], places[i] = float32(-np.inf), 0
     for start in range(0, rows, CHUNK):
@@ -573,8 +573,8 @@ def _lm_head(call: Any, x: int, thread: int, threads: int) -> None:
                     last = carray(_floats(logits), WIDTH)
                     for i in range(vocab - panel * WIDTH, WIDTH):
                         last[i] = float32(-np.inf)
-                place = 4 * (start + row) * WIDTH
-                _keep_best(logits, best + place, where + place, panel)
+                offset = 4 * (start + row) * WIDTH
+                _keep_best(logits, best + offset, where + offset, panel)
 
 
 @njit  # type: ignore[untyped-decorator]
@@ -585,7 +585,7 @@ def _choose(call: Any, row: int, threads: int) -> int:
     for thread in range(threads):
         best = call[BEST] + 8 * thread * rows * WIDTH
         values = carray(_floats(best), (rows, WIDTH))
-        panels = carray(_places(best + 4 * rows * WIDTH), (rows, WIDTH))
+        panels = carray(_int32s(best + 4 * rows * WIDTH), (rows, WIDTH))
         for i in range(WIDTH):
             value, number = values[row, i], panels[row, i] * WIDTH + i
             if not value < np.inf:
@@ -627,9 +627,9 @@ def _layers(call: Any, thread: int, threads: int) -> None:
     first, last = rows * thread // threads, rows * (thread + 1) // threads
     numbers = carray(_doubles(call[NUMBERS]), 3)
     epsilon, of_heads, scale = numbers[0], numbers[1], float32(numbers[2])
-    table = carray(_words(call[WEIGHTS]), (layers, LAYER_WORDS))
-    segments = carray(_words(call[SEGMENT_TABLE]), (call[SEGMENTS], SEGMENT_WORDS))
-    wanted = carray(_words(call[WANTED]), layers + 1)
+    table = carray(_intps(call[WEIGHTS]), (layers, LAYER_WORDS))
+    segments = carray(_intps(call[SEGMENT_TABLE]), (call[SEGMENTS], SEGMENT_WORDS))
+    states_at = carray(_intps(call[WANTED]), layers + 1)
     wide = -(-hidden // WIDTH) * WIDTH  # a product's row
     stride = -(-2 * inner // WIDTH) * WIDTH
     states = carray(_floats(call[STATES]), (rows, hidden))
@@ -637,9 +637,9 @@ def _layers(call: Any, thread: int, threads: int) -> None:
     outputs = carray(_floats(call[PRODUCT]), (rows, wide))
     for layer in range(layers):
         weights = table[layer]
-        if wanted[layer]:
+        if states_at[layer]:
             for row in range(first, last):
-                _copy(states[row], carray(_floats(wanted[layer] + 4 * row * hidden), hidden))
+                _copy(states[row], carray(_floats(states_at[layer] + 4 * row * hidden), hidden))
         _read_rows(call, weights, first, last, epsilon)
         _barrier(call[MEETING], threads)
         beside = weights[BESIDE_NORM] != 0
@@ -689,15 +689,15 @@ def _pass(address: Any) -> None:
     states = carray(_floats(call[STATES]), (rows, hidden))
     normed = carray(_floats(call[NORMED]), (rows, hidden))
     epsilon = carray(_doubles(call[NUMBERS]), 3)[0]
-    wanted = carray(_words(call[WANTED]), layers + 1)[layers]
+    state_at = carray(_intps(call[WANTED]), layers + 1)[layers]
     for row in range(first, last):
         _norm(states[row], call[FINAL_NORM], normed[row], epsilon)
-        if wanted:
-            _copy(normed[row], carray(_floats(wanted + 4 * row * hidden), hidden))
+        if state_at:
+            _copy(normed[row], carray(_floats(state_at + 4 * row * hidden), hidden))
     _barrier(call[MEETING], threads)
     _lm_head(call, call[NORMED] + 4 * (rows - call[KEPT]) * hidden, thread, threads)
     _barrier(call[MEETING], threads)
-    choices = carray(_words(call[CHOICES]), call[KEPT])
+    choices = carray(_intps(call[CHOICES]), call[KEPT])
     for row in range(thread, call[KEPT], threads):
         choices[row] = _choose(call, row, threads)
 
@@ -730,11 +730,11 @@ def compiled(part: str = "pass") -> Callable[[Any, int], None]:
     parallel, _ = panel_kernels.compiled()
     yields = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
     llvmlite.binding.add_symbol("specbench_yield", yields)
-    what = {"pass": _pass, "head": _head}[part]
-    own = cfunc(types.void(types.CPointer(types.intp)), cache=True)(what)
+    function = {"pass": _pass, "head": _head}[part]
+    entry = cfunc(types.void(types.CPointer(types.intp)), cache=True)(function)
 
-    def run(words: Any, threads: int) -> None:
-        parallel(own.address, words, threads, 0)
+    def run(fields: Any, threads: int) -> None:
+        parallel(entry.address, fields, threads, 0)
 
     return run
 

@@ -44,9 +44,9 @@ def choose_distances(products: Sequence[torch.Tensor]) -> dict[str, dict[int, in
     for panels in products:
         by_form[panel_kernels.form_of(panels)].append(panels)
     for form, held in by_form.items():
-        known = (form, torch.get_num_threads())
-        if known not in _measured and sum(panels.nbytes for panels in held) >= MEASURE_BYTES:
-            _measured.add(known)
+        measurement = (form, torch.get_num_threads())
+        if measurement not in _measured and sum(panels.nbytes for panels in held) >= MEASURE_BYTES:
+            _measured.add(measurement)
             _choose_distances(form, held)
     return {form.name: panel_kernels.distances(form) for form in by_form}
 
@@ -71,32 +71,32 @@ def _choose_distances(form: panel_kernels.Form, held: Sequence[torch.Tensor]) ->
     read = _Strides(held)
     buckets = [rows for rows in _ROWS if rows <= panel_kernels.TILE]
     for below, rows in zip([0, *buckets], buckets, strict=False):
-        stands = panel_kernels.distances(form)[rows]
-        others = [d for d in panel_kernels.DISTANCES if d != stands]
+        current = panel_kernels.distances(form)[rows]
+        others = [d for d in panel_kernels.DISTANCES if d != current]
         x = torch.randn(rows, read.in_features)
         rounds = []
         for i in range(_STRIDES + 1):
             times = {}
-            for distance in _turned([stands, *others], i):
+            for distance in _turned([current, *others], i):
                 panel_kernels.set_distance(form, rows, distance)
                 start = time.perf_counter()
                 read.next(x)
                 times[distance] = time.perf_counter() - start
             rounds.append(times)
-        chosen = _clearly_faster(rounds[1:], stands, others)  # the first round wakes the threads
-        for each in range(below + 1, rows + 1):
-            panel_kernels.set_distance(form, each, chosen)
+        chosen = _clearly_faster(rounds[1:], current, others)  # the first round wakes the threads
+        for n_rows in range(below + 1, rows + 1):
+            panel_kernels.set_distance(form, n_rows, chosen)
 
 
-def _clearly_faster(rounds: Sequence[dict[int, float]], stands: int, others: Sequence[int]) -> int:
-    """The fastest of ``others`` that beats what ``stands`` clearly; else that."""
-    found = {stands: 1.0}
+def _clearly_faster(rounds: Sequence[dict[int, float]], current: int, others: Sequence[int]) -> int:
+    """Give the fastest of ``others`` that clearly beats ``current``, or else ``current``."""
+    faster = {current: 1.0}
     for other in others:
-        ratios = [times[other] / times[stands] for times in rounds]
+        ratios = [times[other] / times[current] for times in rounds]
         middle = statistics.median(ratios)
         if middle < _GAIN and sum(ratio < 1 for ratio in ratios) >= _NEARLY_ALL:
-            found[other] = middle
-    return min(found, key=found.__getitem__)
+            faster[other] = middle
+    return min(faster, key=faster.__getitem__)
 
 
 def _turned(distances: list[int], by: int) -> list[int]:

@@ -83,15 +83,15 @@ def unchanged_regions() -> Regions:
         lines = _MAPS.read_text(errors="replace").splitlines()
     except OSError:
         return []
-    found, region = [], None
+    regions, region = [], None
     for line in lines:
         if matched := _REGION.match(line):
             region = int(matched[1], 16), int(matched[2], 16)
         elif re.match(r"^[0-9a-f]+-", line):
             region = None
         elif region is not None and line.split() == ["Anonymous:", "0", "kB"]:
-            found.append(region)
-    return found
+            regions.append(region)
+    return regions
 
 
 def give_back(weight: torch.Tensor, regions: Regions) -> bool:

@@ -88,8 +88,8 @@ class BatchTarget:
             RuntimeError: the machine had less than it said; slots stay as long as they were.
         """
         nodes = self._target.max_nodes if self._most is None else self._most
-        asked = KVCache.length_for(max_len, self._target.max_nodes + 1) if max_len else 0
-        sizes = (max(asked, self._target.cache.max_len), nodes)
+        required = KVCache.length_for(max_len, self._target.max_nodes + 1) if max_len else 0
+        sizes = (max(required, self._target.cache.max_len), nodes)
         if self.slots and sizes == (self.slots[0].cache.max_len, self._nodes):
             return
         self._refuse_more_than_fit(*sizes)
@@ -153,17 +153,17 @@ class BatchTarget:
 
     @torch.inference_mode()
     def forward(
-        self, asked: Sequence[SlotDraft], *, hidden_layers: tuple[int, ...] = ()
+        self, drafts: Sequence[SlotDraft], *, hidden_layers: tuple[int, ...] = ()
     ) -> list[Scores]:
         """One pass over root and draft of each text; commits nothing.
 
         Args:
-            asked: drafts that `check` has read, each of another slot.
+            drafts: what `check` has read, each of another slot.
             hidden_layers: hidden states to hand over, of all texts alike.
         """
-        texts, roots = [], to_device(np.array([root for _, root, _ in asked]), self.device)
+        texts, roots = [], to_device(np.array([root for _, root, _ in drafts]), self.device)
         ids: list[torch.Tensor] = []
-        for (number, _, tree), root in zip(asked, roots.split(1), strict=True):
+        for (number, _, tree), root in zip(drafts, roots.split(1), strict=True):
             slot = self.slots[number]
             seen = self._target.seen(tree, slot.geometry)
             texts.append(_Text(slot.cache, len(tree) + 1, *seen))
@@ -172,9 +172,9 @@ class BatchTarget:
         inside = torch.cat(ids).clamp(0, self._target.vocab_size - 1)
         whole = _joint_pass(self._target, self._compiled, inside, texts, hidden_layers)
         scores, first = [], 0
-        for (number, _, _), text in zip(asked, texts, strict=True):
-            own = slice(first, first + text.rows)
-            scores.append(whole.part(own, self.slots[number].geometry.depths[: text.rows]))
+        for (number, _, _), text in zip(drafts, texts, strict=True):
+            part = slice(first, first + text.rows)
+            scores.append(whole.part(part, self.slots[number].geometry.depths[: text.rows]))
             first += text.rows
         return scores
 
@@ -193,31 +193,31 @@ class NewRows:
 
 
 @torch.inference_mode()
-def read_rows(asked: Sequence[NewRows]) -> list[Scores]:
+def read_rows(requests: Sequence[NewRows]) -> list[Scores]:
     """What `Target.append` or `Target.extend` gives for each: by one pass, where they are several.
 
     Their targets are twins, or one and its twins.
     """
-    if len(asked) == 1:
-        (one,) = asked
-        if one.depths is None:
-            return [one.target.append(one.ids)]
-        return [one.target.extend(one.ids, one.visible, one.depths)]
+    if len(requests) == 1:
+        (request,) = requests
+        if request.depths is None:
+            return [request.target.append(request.ids)]
+        return [request.target.extend(request.ids, request.visible, request.depths)]
     texts = []
-    for one in asked:
-        cache, n, visible = one.target.cache, len(one.ids), one.visible
-        depths = one.target.positions(n) if one.depths is None else one.depths
+    for request in requests:
+        cache, n, visible = request.target.cache, len(request.ids), request.visible
+        depths = request.target.positions(n) if request.depths is None else request.depths
         if cache.length + len(depths) > cache.max_len:
             raise CaseFailed("invalid_draft", f"a draft's rows exceed the cache's {cache.max_len}")
         if visible is None:
-            visible = one.target.lower_triangle(n, cache.retained)
+            visible = request.target.lower_triangle(n, cache.retained)
         texts.append(_Text(cache, n, visible, depths))
-    ids, target = torch.cat([one.ids for one in asked]), asked[0].target
+    ids, target = torch.cat([request.ids for request in requests]), requests[0].target
     whole = _joint_pass(target, target.compiled, ids, texts)
     scores, end = [], 0
-    for one, text in zip(asked, texts, strict=True):
+    for request, text in zip(requests, texts, strict=True):
         first, end = end, end + text.rows
-        if one.depths is None:
+        if request.depths is None:
             text.cache.commit(None, text.rows)
             first = end - 1
         else:

@@ -58,9 +58,9 @@ def row_bucket(rows: int) -> int | None:
 
 def no_graphs(model: PreTrainedModel) -> str | None:
     """Say why passes of ``model`` cannot be replayed as CUDA graphs; None where they can."""
-    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
-    if len(places) > 1:
-        return f"the model is spread over {len(places)} devices (model.device_map)"
+    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(devices) > 1:
+        return f"the model is spread over {len(devices)} devices (model.device_map)"
     if model.device.type != "cuda":
         return f"CUDA graphs need a CUDA device, and the model is on {model.device.type}"
     return None
@@ -108,13 +108,13 @@ class StaticNodes(FixedShape):
     def __init__(self, target: GraphTarget, rows: int, keys: int) -> None:
         super().__init__(target, rows, keys)
         device = target.device
-        # What changes from pass to pass is written by a few small kernels before the graph.
+        # A few small kernels write these buffers before each pass.
         self._tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self._depths = torch.zeros_like(self._tokens)
-        self._own = torch.zeros(rows, keys, dtype=torch.bool, device=device)  # seen, but for text
-        self._places = self._key_numbers.clone()  # positions of keys, where a window asks
-        # committed rows, slots of the first node and behind the last one, nodes, and whether `_own`
-        # says what they see
+        self._seen = torch.zeros(rows, keys, dtype=torch.bool, device=device)  # but for text
+        self._key_positions = self._key_numbers.clone()  # positions of keys, where a window asks
+        # committed rows, slots of the first node and after the last one, nodes, and whether
+        # `_seen` says what they see
         self._numbers = torch.zeros(5, dtype=torch.int64, device=device)
         self._numbers[1] = self._spare
 
@@ -128,10 +128,10 @@ class StaticNodes(FixedShape):
         self._tokens[:n] = ids
         self._depths[:n] = depths[-n:]
         if visible is not None:  # beside it the last nodes' still stand
-            self._own[:n, length : length + total] = visible
+            self._seen[:n, length : length + total] = visible
         if self._target.windows:
-            self._places.copy_(self._key_numbers)
-            self._places[length : length + total] = depths + length
+            self._key_positions.copy_(self._key_numbers)
+            self._key_positions[length : length + total] = depths + length
 
     def device_part(self) -> tuple[torch.Tensor, ...]:
         """Logits ``[rows, vocab]``."""
@@ -140,10 +140,11 @@ class StaticNodes(FixedShape):
         # Padded rows stand where any model has a position, and see what a chain would.
         real = self._row_numbers < count
         positions = torch.where(real, self._depths, 0) + length
-        below = self._own & (self._key_numbers < end)
-        own = torch.where((real & (tree > 0))[:, None], below, self._key_numbers <= slots[:, None])
-        seen = own | (self._key_numbers < length)
-        plan = self._masks(seen, positions, lambda: self._places)
+        below = self._seen & (self._key_numbers < end)
+        chain = self._key_numbers <= slots[:, None]
+        text = self._key_numbers < length
+        seen = text | torch.where((real & (tree > 0))[:, None], below, chain)
+        plan = self._masks(seen, positions, lambda: self._key_positions)
         with self._target.cache.static(slots, self.keys):
             return (self._target.through_layers(self._tokens[None], positions[None], plan)[0][0],)
 
@@ -377,8 +378,8 @@ class GraphTarget(GraphRecorder, Target):
         self._outcome: Outcome | None = None  # of the last pass, where that has moved its rows
         self._fusion = fuse(model, decoder_layers(model)) if fused else None
         if self._fusion is not None and self._fusion.stock:
-            kept = ", ".join(self._fusion.stock)
-            log.warning("engine.fused_layers: no fused form of %s is known, they stay", kept)
+            unfused = ", ".join(self._fusion.stock)
+            log.warning("engine.fused_layers: no fused form of %s is known, they stay", unfused)
         self.begin_recording()
         Target.__init__(self, model, **kwargs)
         vars(model).setdefault(GRAPH_USERS, []).append(weakref.ref(self))
@@ -424,8 +425,8 @@ class GraphTarget(GraphRecorder, Target):
         if not self.captures:
             return
         _, most, batch = self._sizes
-        one = _NODES if self._drafts else 1
-        shapes = [(rows, one) for rows in ROW_BUCKETS if rows <= most]
+        tree_batch = _NODES if self._drafts else 1
+        shapes = [(rows, tree_batch) for rows in ROW_BUCKETS if rows <= most]
         shapes += [(rows, k) for k, rows in self._layouts if k <= batch]
         for layers in hidden_layers:
             for keys in key_buckets(self.cache.max_len):
@@ -571,11 +572,11 @@ class GraphTarget(GraphRecorder, Target):
         if shape not in self._passes:
             step: FixedShape
             if batch == _NODES:
-                step, what = StaticNodes(self, rows, keys), f"{rows} nodes"
+                step, name = StaticNodes(self, rows, keys), f"{rows} nodes"
             else:
-                step, what = StaticPass(self, *shape), f"{batch} x {rows} rows"
+                step, name = StaticPass(self, *shape), f"{batch} x {rows} rows"
                 if hidden_layers:
-                    what += f", hidden states {' '.join(map(str, hidden_layers))}"
-            recorded = not self.captures or self.record(step, f"{what}, {keys} keys")
+                    name += f", hidden states {' '.join(map(str, hidden_layers))}"
+            recorded = not self.captures or self.record(step, f"{name}, {keys} keys")
             self._passes[shape] = step if recorded else None
         return self._passes[shape]

@@ -36,14 +36,14 @@ class HiddenStates:
         self._layers = decoder_layers(model)
         self._device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[assignment]
 
-    def check(self, wanted: Sequence[int], who: str = "the pass") -> None:
+    def check(self, numbers: Sequence[int], who: str = "the pass") -> None:
         """Refuse numbers of states that the model does not have, see ``Needs.hidden_layers``.
 
         Raises:
             ConfigurationError: names them, and those there are.
         """
         n = len(self._layers)
-        outside = [str(i) for i in wanted if not -n - 1 <= i <= n]
+        outside = [str(i) for i in numbers if not -n - 1 <= i <= n]
         if outside:
             raise ConfigurationError(
                 f"{who} asks for the hidden states {', '.join(outside)}, and the model has 0 to "
@@ -53,16 +53,16 @@ class HiddenStates:
             )
 
     @contextmanager
-    def collected(self, wanted: Sequence[int]) -> Iterator[Mapping[int, torch.Tensor]]:
+    def collected(self, numbers: Sequence[int]) -> Iterator[Mapping[int, torch.Tensor]]:
         """What passes within it leave behind: ``[batch * rows, hidden]`` by number, as wanted."""
         states: dict[int, torch.Tensor] = {}
-        if not wanted:
+        if not numbers:
             yield states
             return
-        self.check(wanted)
+        self.check(numbers)
         n = len(self._layers)
         with ExitStack() as hooks:
-            for i in wanted:
+            for i in numbers:
                 keep, layer = partial(self._keep, states, i), i % (n + 1)
                 handle = (
                     self._decoder.register_forward_hook(lambda _m, _args, out, keep=keep: keep(out))

@@ -80,12 +80,12 @@ def load_tokenizer(config: RunConfig | ModelConfig) -> PreTrainedTokenizerBase:
             f"model={model.name} with model.shape=true has random weights and no tokenizer: "
             "only cost measurements take it. Drop model.shape=true to answer questions."
         )
-    place, options = weights.source(model)
+    location, options = weights.source(model)
     from transformers import AutoTokenizer
 
     with weights.translated(model), _quiet_transformers():
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            place, trust_remote_code=False, **options
+            location, trust_remote_code=False, **options
         )
     return tokenizer
 
@@ -135,21 +135,21 @@ def load_model(
         )
         return _loaded(model, network, None, short=shorten(network, kind, model))
     tokenizer = load_tokenizer(model) if tokenizer is None else tokenizer
-    place, options = weights.source(model)
+    location, options = weights.source(model)
     spread = {"device_map": model.device_map} if model.device_map else {}
     # transformers otherwise asks the hub to convert `.bin` weights from a thread of its own, which
     # would run into the measurement.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "true")
     with weights.translated(model), _quiet_transformers():
-        if isinstance(place, Path) and (place / int8.FILE).is_file():
-            network = int8.load(place, dtype=dtype, attention=str(model.attention))
+        if isinstance(location, Path) and (location / int8.FILE).is_file():
+            network = int8.load(location, dtype=dtype, attention=str(model.attention))
         else:
-            own = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
-            weights.refuse_quantised(model, own)
+            settings = AutoConfig.from_pretrained(location, trust_remote_code=False, **options)
+            weights.refuse_quantised(model, settings)
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                place,
+                location,
                 dtype=dtype,
-                attn_implementation=offered_attention(own, str(model.attention)),
+                attn_implementation=offered_attention(settings, str(model.attention)),
                 trust_remote_code=False,
                 weights_only=True,
                 output_loading_info=True,
@@ -157,7 +157,7 @@ def load_model(
                 **spread,
             )
             network, info = loaded
-            weights.check_loaded(model, info, getattr(own, "num_hidden_layers", None))
+            weights.check_loaded(model, info, getattr(settings, "num_hidden_layers", None))
     if spread:
         _check_room(model, network)
     else:
@@ -171,8 +171,8 @@ def load_model(
                 "model.device_map=auto to spread them over several GPUs, or a smaller model."
             ) from error
     short = shorten(network, kind, model)
-    if isinstance(place, Path):
-        digest = weights.weights_hash(place, Path(model.cache_dir))
+    if isinstance(location, Path):
+        digest = weights.weights_hash(location, Path(model.cache_dir))
         return _loaded(model, network, tokenizer, weights_hash=digest, short=short)
     return _loaded(model, network, tokenizer, revision=weights.commit(model), short=short)
 
@@ -199,15 +199,15 @@ def in_memory(
     )
 
 
-def offered_attention(config: PreTrainedConfig, wanted: str) -> str:
-    """``wanted``, or ``eager`` where transformers has no ``sdpa`` for a model (Gemma-2).
+def offered_attention(config: PreTrainedConfig, name: str) -> str:
+    """``name``, or ``eager`` where transformers has no ``sdpa`` for a model (Gemma-2).
 
     Ours replaces it; the self-check and transformers' own loops run on it.
     """
     from transformers import AutoModelForCausalLM
 
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    return "eager" if wanted == "sdpa" and not getattr(kind, "_supports_sdpa", True) else wanted
+    return "eager" if name == "sdpa" and not getattr(kind, "_supports_sdpa", True) else name
 
 
 def _check_room(model: ModelConfig, network: PreTrainedModel) -> None:
@@ -274,9 +274,9 @@ def _loaded(
     network.eval().requires_grad_(False)
     config = network.config
     limits = [model.context_length, getattr(config, "max_position_embeddings", None)]
-    known = [int(limit) for limit in limits if limit]
+    context_lengths = [int(limit) for limit in limits if limit]
     eos_ids, other_ends = _end_ids(network, tokenizer)
-    if not known:
+    if not context_lengths:
         raise ConfigurationError(
             f"{model.id} does not say how long its context is: type model.context_length=N."
         )
@@ -285,7 +285,7 @@ def _loaded(
         tokenizer=tokenizer,
         eos_ids=eos_ids,
         notes=tuple(filter(None, (_not_applied(network), other_ends))),
-        context_length=min(known),
+        context_length=min(context_lengths),
         id=str(model.id),
         revision=revision,
         weights_hash=weights_hash,
@@ -367,15 +367,15 @@ def _quiet_transformers() -> Iterator[None]:
     """
     from transformers.utils import logging as transformers_logging
 
-    shown = transformers_logging.is_progress_bar_enabled()
-    said = transformers_logging.get_verbosity()
+    shows_progress = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(said)
-        if shown:
+        transformers_logging.set_verbosity(verbosity)
+        if shows_progress:
             transformers_logging.enable_progress_bar()
 
 

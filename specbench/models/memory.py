@@ -81,8 +81,8 @@ def _parameters(shape: Any) -> int:
 
 def _named_parameters(name: str) -> int:
     """Parameters that a model's name tells, as ``1.1B`` or ``68m``; 0 where it tells none."""
-    told = re.search(r"(\d+(?:\.\d+)?)\s?([bm])(?![a-z])", name.lower())
-    return int(float(told[1]) * {"b": 1e9, "m": 1e6}[told[2]]) if told else 0
+    match = re.search(r"(\d+(?:\.\d+)?)\s?([bm])(?![a-z])", name.lower())
+    return int(float(match[1]) * {"b": 1e9, "m": 1e6}[match[2]]) if match else 0
 
 
 def check_room(config: RunConfig | ModelConfig, device: torch.device) -> None:
@@ -135,10 +135,10 @@ def check_room(config: RunConfig | ModelConfig, device: torch.device) -> None:
         _refuse(model, run_bytes(whole), free, where, remedy)
 
 
-def _refuse(model: ModelConfig, wanted: int, free: int, where: str, remedy: str) -> None:
-    if wanted > free:
+def _refuse(model: ModelConfig, required: int, free: int, where: str, remedy: str) -> None:
+    if required > free:
         raise ConfigurationError(
-            f"model={model.name} in {model.dtype} takes about {wanted / 2**30:.1f} GiB {where}, "
+            f"model={model.name} in {model.dtype} takes about {required / 2**30:.1f} GiB {where}, "
             f"and {free / 2**30:.1f} GiB are free. {remedy}"
         )
 
@@ -152,5 +152,5 @@ def _shape(model: ModelConfig) -> dict[str, Any] | None:
             shape = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):  # said elsewhere
             return None
-    known = isinstance(shape, Mapping) and all(isinstance(shape.get(k), int) for k in _SIZES)
-    return dict(shape) if known else None
+    complete = isinstance(shape, Mapping) and all(isinstance(shape.get(k), int) for k in _SIZES)
+    return dict(shape) if complete else None

@@ -85,11 +85,11 @@ class Scores:
         """Of a pass that was run by one call."""
         return Scores(outputs.logits, select, outputs.hidden, depths, choices=outputs.choices)
 
-    def part(self, own: slice, depths: IntArray = ROOT_ALONE) -> Scores:
-        """Those of one text, whose rows are ``own`` in a pass over several."""
-        states = {i: rows[own] for i, rows in (self.states or {}).items()}
-        choices = None if self.choices is None else self.choices[own]
-        return Scores(self.raw[own], states=states, depths=depths, choices=choices)
+    def part(self, selected: slice, depths: IntArray = ROOT_ALONE) -> Scores:
+        """Take the scores of one sequence, the ``selected`` rows of a pass over several."""
+        states = {i: rows[selected] for i, rows in (self.states or {}).items()}
+        choices = None if self.choices is None else self.choices[selected]
+        return Scores(self.raw[selected], states=states, depths=depths, choices=choices)
 
     @property
     def vocab_size(self) -> int:

@@ -88,9 +88,9 @@ class StoredTarget:
         raise _needs_model("a sample of the target's weights")
 
 
-def _needs_model(what: str) -> NeedsNotMet:
+def _needs_model(subject: str) -> NeedsNotMet:
     return NeedsNotMet(
-        f"{what} is not known in a replay, which loads no model. Run it live (runner=offline)."
+        f"{subject} is not known in a replay, which loads no model. Run it live (runner=offline)."
     )
 
 
@@ -99,9 +99,9 @@ def _end_files(model: ModelConfig) -> list[Path]:
     for index in _files(model, *_INDEXES):
         named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return _files(model, *sorted({file for key, file in named.items() if _is_end(key)}))
-    place, _ = weights.source(model)
-    if isinstance(place, Path):
-        return [path for kind in ("*.safetensors", "*.bin") for path in sorted(place.glob(kind))]
+    location, _ = weights.source(model)
+    if isinstance(location, Path):
+        return [path for kind in ("*.safetensors", "*.bin") for path in sorted(location.glob(kind))]
     return _files(model, *_WHOLE)[:1]
 
 
@@ -109,9 +109,9 @@ def _files(model: ModelConfig, *names: str) -> list[Path]:
     """Those of the files ``names`` that the model has."""
     from transformers.utils.hub import cached_file
 
-    place, options = weights.source(model)
+    location, options = weights.source(model)
     options |= {"_raise_exceptions_for_missing_entries": False}
-    paths = (cached_file(place, name, **options) for name in names)
+    paths = (cached_file(location, name, **options) for name in names)
     return [Path(path) for path in paths if path is not None]
 
 

@@ -134,8 +134,8 @@ class Target:
         Does nothing where the present ones suffice. Never called inside a timed region.
         """
         rows, before = max_nodes + 1, self._sizes
-        wanted = (KVCache.length_for(max_len, rows), rows, batch)
-        sizes = tuple(map(max, before, wanted))
+        required = (KVCache.length_for(max_len, rows), rows, batch)
+        sizes = tuple(map(max, before, required))
         if sizes == before:
             return
         self._free()  # both at once might not fit
@@ -192,11 +192,11 @@ class Target:
     @contextmanager
     def on(self, cache: KVCache | TextCaches) -> Iterator[None]:
         """Passes within it, and what they commit, are of another text, or of several."""
-        own, self.cache = self.cache, cast("KVCache", cache)
+        saved, self.cache = self.cache, cast("KVCache", cache)
         try:
             yield
         finally:
-            self.cache = own
+            self.cache = saved
 
     # -- passes ------------------------------------------------------------------------------
 
@@ -281,11 +281,11 @@ class Target:
                 "invalid_draft",
                 f"{past + len(depths)} rows exceed the cache's {self.cache.max_len}",
             )
-        own = depths + past
-        if outputs := self._in_one_call(ids[None], own[None, -n:], visible, keep=keep):
+        positions = depths + past
+        if outputs := self._in_one_call(ids[None], positions[None, -n:], visible, keep=keep):
             return Scores.of(outputs)
-        plan = self.plan_of(past, visible, own, n)
-        return Scores(self.through_layers(ids[None], own[None, -n:], plan, keep=keep)[0][0])
+        plan = self.plan_of(past, visible, positions, n)
+        return Scores(self.through_layers(ids[None], positions[None, -n:], plan, keep=keep)[0][0])
 
     @torch.inference_mode()
     def forward(self, root: int, tree: DraftTree, *, hidden_layers: tuple[int, ...] = ()) -> Scores:
@@ -304,14 +304,14 @@ class Target:
         select: torch.Tensor | None = None
         if (rows := self.row_layout(tree)) is not None:
             ids, width = self._row_ids(root, tree, *rows), rows[1] + 1
-            visible, own = self.lower_triangle(width), self.positions(width)
+            visible, row_depths = self.lower_triangle(width), self.positions(width)
             if rows not in self._selects:
                 self._selects[rows] = batch_select(rows[0], width, self.device)
             select = self._selects[rows]
         else:
             ids = self._tree_ids(root, tree)[None]
-            visible, own = self.seen(tree, self._geometry)
-        positions = own + past
+            visible, row_depths = self.seen(tree, self._geometry)
+        positions = row_depths + past
         read = (ids, positions.expand(len(ids), -1))
         # Rows of a batch layout are texts of their own to one call, and see themselves as such.
         seen = visible if select is None else None
@@ -337,9 +337,9 @@ class Target:
             ids = self._ids[: len(tree) + 1]
             ids[0], ids[1:] = root, tree.tokens
             return to_device(ids, self.device)
-        own = to_device(torch.tensor([root]), self.device)
+        root_id = to_device(torch.tensor([root]), self.device)
         # An id outside would end the whole process there; the verifier refuses the case.
-        return torch.cat([own, tree.tokens]).clamp(0, self.vocab_size - 1)
+        return torch.cat([root_id, tree.tokens]).clamp(0, self.vocab_size - 1)
 
     def commit(self, tree: DraftTree, path: IntArray) -> None:
         """Commit the rows of the root and of the accepted path."""
@@ -419,19 +419,19 @@ class Target:
         return self._key_positions[:n]
 
     def plan_of(
-        self, past: int, visible: torch.Tensor | None, own: torch.Tensor, rows: int
+        self, past: int, visible: torch.Tensor | None, positions: torch.Tensor, rows: int
     ) -> AttentionPlan:
-        """Plan a pass of ``rows`` rows over ``past`` committed tokens and others at ``own``.
+        """Plan a pass of ``rows`` rows over ``past`` committed tokens and others at ``positions``.
 
-        ``visible [rows, own]`` as in `extend`; None where nothing is hidden, windows aside.
+        ``visible [rows, positions]`` as in `extend`; None where nothing is hidden, windows aside.
         """
         plan = AttentionPlan()
         if visible is not None:
-            keys = past + len(own)
+            keys = past + len(positions)
             mask = torch.nn.functional.pad(self._additive(visible), (past, -keys % _ALIGNED))
             plan.mask = mask[None, None, :, :keys]
         text = self._key_positions[:past]
-        plan.windowed = windowed_masks(self.windows, text, own, rows, visible, self._additive)
+        plan.windowed = windowed_masks(self.windows, text, positions, rows, visible, self._additive)
         return plan
 
     def _additive(self, seen: torch.Tensor) -> torch.Tensor:

@@ -238,7 +238,7 @@ def checked_target(model):
     return self_check.checked(
         model,
         lambda network: Target(network, max_len=LONGEST, max_nodes=NODES),
-        what="the model",
+        subject="the model",
         longest=LONGEST,
     )[0]
 

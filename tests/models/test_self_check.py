@@ -70,7 +70,7 @@ def check(model, make=Target, longest=LONGEST, packed=False, drafts=False):
     return self_check.checked(
         model,
         lambda network: make(network, max_len=longest, max_nodes=NODES, **options),
-        what="model.id=tiny",
+        subject="model.id=tiny",
         longest=longest,
         drafts=drafts,
     )[1]
@@ -114,7 +114,7 @@ def test_without_finite_logits_nothing_is_refused():
 def test_a_run_without_drafts_is_checked_by_its_one_row_passes():
     model = tiny_model("llama")
     target, result = self_check.checked(
-        model, lambda m: Target(m, max_len=60, max_nodes=0), what="x", longest=60
+        model, lambda m: Target(m, max_len=60, max_nodes=0), subject="x", longest=60
     )
     assert target.max_nodes == 0 and result.difference.keys() == {"chain", "tree"}
     # No hook stays that the run would pay for.

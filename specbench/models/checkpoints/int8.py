@@ -27,9 +27,9 @@ def save(network: PreTrainedModel, folder: Path) -> None:
     from safetensors.torch import save_file
 
     tied = {"lm_head.weight"} if network.config.tie_word_embeddings else set()
-    kept = {name: w for name, w in network.state_dict().items() if name not in tied}
+    untied = {name: w for name, w in network.state_dict().items() if name not in tied}
     network.config.save_pretrained(folder)
-    save_file(rounded(kept), folder / FILE)
+    save_file(rounded(untied), folder / FILE)
 
 
 def rounded(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

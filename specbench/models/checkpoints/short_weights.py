@@ -66,8 +66,8 @@ def _note_blocks(network: PreTrainedModel, path: Path) -> int:
     for name, linear in network.named_modules():
         if not isinstance(linear, nn.Linear):
             continue
-        known = "model.embed_tokens" if linear.weight is embedding else name
-        tensor = tensors.get(f"{names.get_name(known)}.weight")
+        module_name = "model.embed_tokens" if linear.weight is embedding else name
+        tensor = tensors.get(f"{names.get_name(module_name)}.weight")
         if tensor is None or tensor.tensor_type not in kinds:
             continue
         blocks = torch.from_numpy(tensor.data.copy())

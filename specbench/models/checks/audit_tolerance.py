@@ -63,8 +63,8 @@ def fixed_tolerance(dtype: torch.dtype) -> AuditTolerance | None:
 def chosen_prompts(prompts: Sequence[IntArray], context_length: int) -> list[IntArray]:
     """A few of a run's prompts, from all over it, that leave room for an answer's tokens."""
     fitting = [p for p in prompts if len(p) + TOKENS <= context_length]
-    found = list(fitting[:: max(1, len(fitting) // _PROMPTS)][:_PROMPTS])
-    return found or [prompts[0][: context_length - TOKENS]]
+    selected = list(fitting[:: max(1, len(fitting) // _PROMPTS)][:_PROMPTS])
+    return selected or [prompts[0][: context_length - TOKENS]]
 
 
 @torch.inference_mode()
@@ -77,12 +77,12 @@ def calibrate(targets: Sequence[Target], prompts: Sequence[IntArray]) -> AuditTo
     sizes = sorted({size, min(size, _FEW_ROWS)})
     ones, others = [], []
     for prompt in prompts:
-        answer, one = _one_row(plain, prompt)
-        likeliest = one.topk(min(_LIKELIEST, one.shape[1]), dim=1).indices
+        answer, single_rows = _one_row(plain, prompt)
+        likeliest = single_rows.topk(min(_LIKELIEST, single_rows.shape[1]), dim=1).indices
         for target in targets:
             for rows in sizes:
-                many = _many_rows(target, prompt, answer, rows)[: len(one)]
-                ones.append(one[: len(many)].gather(1, likeliest[: len(many)]))
+                many = _many_rows(target, prompt, answer, rows)[: len(single_rows)]
+                ones.append(single_rows[: len(many)].gather(1, likeliest[: len(many)]))
                 others.append(many.gather(1, likeliest[: len(many)]))
     first = torch.cat(ones)
     spread = measure_spread(first, torch.cat(others))

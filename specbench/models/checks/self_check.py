@@ -115,7 +115,7 @@ class _Text(NamedTuple):
         }
 
 
-class _OwnRows(NamedTuple):
+class _ReferenceRows(NamedTuple):
     """Of a model's own passes over the text; the root is in both parts."""
 
     logits: dict[str, torch.Tensor]  # by part, [rows, vocab]
@@ -128,7 +128,7 @@ def checked(
     model: PreTrainedModel,
     make: Callable[[PreTrainedModel], Target],
     *,
-    what: str,
+    subject: str,
     longest: int,
     drafts: bool = False,
 ) -> tuple[Target, SelfCheck]:
@@ -136,22 +136,22 @@ def checked(
 
     Args:
         model: as transformers loaded it, on its device; ``make`` gives it another attention.
-        what: the model in the words of its user, e.g. ``model.id=FOLDER``.
+        subject: the model as its user names it, e.g. ``model.id=FOLDER``.
         longest: tokens of the longest text that will be read.
         drafts: the target is a draft model's, whose trees grow without a root.
 
     Raises:
         ConfigurationError: logits differ, or a pass fails; names the layer or the feature.
     """
-    failing = f"{what} does not decode here"
+    failing = f"{subject} does not decode here"
     mixture = is_mixture(model)
-    made = [make_text(model, longest, seed) for seed in range(_TEXTS if mixture else 1)]
-    texts, lengths = [text for text, _ in made], made[0][1]
-    owns = [
-        _attempt(partial(_own_rows, model, text), f"{what}: transformers' own pass fails")
+    drawn = [make_text(model, longest, seed) for seed in range(_TEXTS if mixture else 1)]
+    texts, lengths = [text for text, _ in drawn], drawn[0][1]
+    references = [
+        _attempt(partial(_reference_rows, model, text), f"{subject}: transformers' own pass fails")
         for text in texts
     ]
-    spread, logits = owns[0].spread, owns[0].logits
+    spread, logits = references[0].spread, references[0].logits
     finite = not any((rows.isnan() | rows.isposinf()).any() for rows in logits.values())
     if finite:
         _check_ceiling(spread, logits["chain"], failing)
@@ -159,17 +159,17 @@ def checked(
     # In a mixture of experts a rounding sends a row at a near tie to another expert, so that rows
     # of one text say nothing; a row that is apart in every text is wrong.
     tolerance = spread.tolerance(TIMES)
-    apart: dict[str, torch.Tensor] = {}
-    for text, own in zip(texts, owns, strict=True):
+    smallest: dict[str, torch.Tensor] = {}
+    for text, reference in zip(texts, references, strict=True):
         ours = _attempt(partial(_our_rows, target, text, drafts), failing)
         for part, rows in ours.items():
-            found = _differences(rows, own.logits[part])
-            apart[part] = torch.minimum(found, apart.get(part, found))
-        if not any((rows > tolerance).any() for rows in apart.values()):
+            differences = _differences(rows, reference.logits[part])
+            smallest[part] = torch.minimum(differences, smallest.get(part, differences))
+        if not any((rows > tolerance).any() for rows in smallest.values()):
             break
     if not finite:  # as after an overflow: its cases will fail, and say so
         return target, SelfCheck(len(texts[0].prompt), None, None, {}, lengths)
-    difference = {part: float(rows.max()) for part, rows in apart.items()}
+    difference = {part: float(rows.max()) for part, rows in smallest.items()}
     part, largest = max(difference.items(), key=lambda item: item[1])
     if largest > tolerance:
         packed = target.packed_weights["products"]
@@ -177,7 +177,7 @@ def checked(
             f"{failing} as it does in transformers: logits of a {part} differ by {largest:.2g} "
             f"from its own attention's and cache's, whose passes of one row and of many "
             f"differ by {spread.value:.2g} (allowed: {tolerance:.2g}). First to "
-            f"differ: {_first_to_differ(target, texts[0], owns[0])}. "
+            f"differ: {_first_to_differ(target, texts[0], references[0])}. "
             f"{'Type engine.packed.enabled=false to do without one call.' if packed else ELSE}"
         )
     return target, SelfCheck(
@@ -186,7 +186,7 @@ def checked(
         tolerance=tolerance,
         difference=difference,
         lengths=lengths,
-        moved=owns[0].moved,
+        moved=references[0].moved,
         positions=1 + _CHAIN,
     )
 
@@ -227,18 +227,18 @@ def make_text(model: PreTrainedModel, longest: int, seed: int = 0) -> tuple[_Tex
     lengths: dict[str, str] = {}
     cheap = max(length, int(FLOPS.get(model.device.type, 0) / per_token))
 
-    def grow(name: str, wanted: int, fits: bool) -> int:
+    def grow(name: str, tokens: int, fits: bool) -> int:
         lengths[name] = "not reached by this run's texts"
         if fits:
-            lengths[name] = "reached" if wanted <= cheap else "not reached: it would take too long"
-        return max(length, wanted) if fits and wanted <= cheap else length
+            lengths[name] = "reached" if tokens <= cheap else "not reached: it would take too long"
+        return max(length, tokens) if fits and tokens <= cheap else length
 
     for window in window_sizes(model):
-        wanted = min(window + max(window // 2, _ROWS), longest - _ROWS)
-        length = grow(f"window of {window}", wanted, wanted > window)
+        required = min(window + max(window // 2, _ROWS), longest - _ROWS)
+        length = grow(f"window of {window}", required, required > window)
     for step in scaled_every(model):
-        wanted = -(-(length + _BEFORE_STEP) // step) * step - _BEFORE_STEP
-        length = grow(f"attention scaled anew every {step}", wanted, wanted < longest)
+        required = -(-(length + _BEFORE_STEP) // step) * step - _BEFORE_STEP
+        length = grow(f"attention scaled anew every {step}", required, required < longest)
     tables: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     vocab = min(int(table.weight.shape[0]) for table in tables)
     # Special tokens, and ids that stand for images, are at the ends of vocabularies.
@@ -256,23 +256,23 @@ def _path_to(node: int) -> list[int]:
 
 
 @torch.inference_mode()
-def _own_rows(model: PreTrainedModel, text: _Text) -> _OwnRows:
-    begun = _read(model, text.prompt, keep=1)
-    if getattr(begun, "past_key_values", None) is None:
+def _reference_rows(model: PreTrainedModel, text: _Text) -> _ReferenceRows:
+    prompt_pass = _read(model, text.prompt, keep=1)
+    if getattr(prompt_pass, "past_key_values", None) is None:
         raise ConfigurationError(
             f"{type(model).__name__} keeps a state instead of keys and values, which cannot go "
             f"back where a draft is rejected. {ELSE}"
         )
     tokens = [text.root, *text.chain]
-    cache = copy.deepcopy(begun.past_key_values)
-    one = torch.cat([_read(model, [token], cache).logits[0] for token in tokens])
+    cache = copy.deepcopy(prompt_pass.past_key_values)
+    single_rows = torch.cat([_read(model, [token], cache).logits[0] for token in tokens])
     # Not by transformers' own option, which would leave a hook in every layer for the whole run.
     states, numbers = HiddenStates(model), range(len(decoder_layers(model)) + 1)
 
     def behind(ids: list[int]) -> list[torch.Tensor]:
         """Logits, and hidden states by layer, of rows behind the prompt."""
         with states.collected(numbers) as hidden:
-            logits = _read(model, ids, copy.deepcopy(begun.past_key_values)).logits[0]
+            logits = _read(model, ids, copy.deepcopy(prompt_pass.past_key_values)).logits[0]
         return [logits, *(hidden[i] for i in numbers)]
 
     chain, *chain_states = behind(tokens)
@@ -283,11 +283,11 @@ def _own_rows(model: PreTrainedModel, text: _Text) -> _OwnRows:
         for whole, rows in zip(tree, branch, strict=True):
             whole[[0, *(node + 1 for node in path)]] = rows
     many = [chain, _read(model, [*text.prompt, *tokens], keep=len(tokens)).logits[0]]
-    same = torch.stack([one.argmax(-1) == other.argmax(-1) for other in many]).all(0)
-    return _OwnRows(
-        logits={"chain": torch.cat([begun.logits[0], chain]), "tree": tree[0]},
+    same = torch.stack([single_rows.argmax(-1) == other.argmax(-1) for other in many]).all(0)
+    return _ReferenceRows(
+        logits={"chain": torch.cat([prompt_pass.logits[0], chain]), "tree": tree[0]},
         hidden={"chain": chain_states, "tree": tree[1:]},
-        spread=measure_spread(one, *many, typical=is_mixture(model)),
+        spread=measure_spread(single_rows, *many, typical=is_mixture(model)),
         moved=int((~same).sum()),
     )
 
@@ -297,16 +297,16 @@ def _read(model: PreTrainedModel, ids: Iterable[int], cache: Any = None, *, keep
     return model(input_ids=row, past_key_values=cache, use_cache=True, logits_to_keep=keep)
 
 
-def measure_spread(one: torch.Tensor, *many: torch.Tensor, typical: bool = False) -> Spread:
+def measure_spread(single: torch.Tensor, *others: torch.Tensor, typical: bool = False) -> Spread:
     """Measure the spread of logits ``[rows, vocab]`` of one-row passes and of others.
 
     Most models compute norms and softmax in float32, in float64 too: a difference of float32
     roundings is then right in any dtype. With ``typical``, the median row's in place of the
     largest.
     """
-    unit = max(torch.finfo(one.dtype).eps, torch.finfo(torch.float32).eps)
-    largest = float(one.abs().nan_to_num(0.0, 0.0).max())
-    rows = [_differences(one, other) for other in many]
+    unit = max(torch.finfo(single.dtype).eps, torch.finfo(torch.float32).eps)
+    largest = float(single.abs().nan_to_num(0.0, 0.0).max())
+    rows = [_differences(single, other) for other in others]
     value = max(float(row.median() if typical else row.max()) for row in rows)
     return Spread(value, _ROUNDINGS * unit * largest)
 
@@ -342,18 +342,18 @@ def _our_rows(target: Target, text: _Text, drafts: bool) -> dict[str, torch.Tens
 
 
 @torch.inference_mode()
-def _first_to_differ(target: Target, text: _Text, own: _OwnRows) -> str:
+def _first_to_differ(target: Target, text: _Text, reference: _ReferenceRows) -> str:
     """The layer where our hidden states leave the model's own."""
-    layers = tuple(range(len(own.hidden["chain"])))
+    layers = tuple(range(len(reference.hidden["chain"])))
     target.prefill(text.prompt)
-    apart = np.zeros(len(layers))
+    by_layer = np.zeros(len(layers))
     for part, tree in text.trees(target.max_nodes).items():
         hidden = target.forward(text.root, tree, hidden_layers=layers).hidden or {}
-        for i, wanted in enumerate(own.hidden[part]):
-            scale = float(wanted.abs().max()) or 1.0
-            apart[i] = max(apart[i], float(_differences(hidden[i], wanted).max()) / scale)
+        for i, expected in enumerate(reference.hidden[part]):
+            scale = float(expected.abs().max()) or 1.0
+            by_layer[i] = max(by_layer[i], float(_differences(hidden[i], expected).max()) / scale)
     # Rounding grows from layer to layer, and a fault is far larger.
-    first = int(np.argmax(apart >= apart.max() / 10)) if layers else 0
+    first = int(np.argmax(by_layer >= by_layer.max() / 10)) if layers else 0
     if first == 0:
         return "the embedding of ids and positions, or what stands behind the layers"
     layer = target.layers[first - 1]
@@ -362,7 +362,7 @@ def _first_to_differ(target: Target, text: _Text, own: _OwnRows) -> str:
     return f"layer {first - 1} ({attention})"
 
 
-def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, what: str) -> None:
+def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, key: str) -> None:
     """Refuse a tokenizer whose texts have ids that the model has no embedding of.
 
     Of tokens that were added to it, as one for padding, only a prompt that has them fails.
@@ -377,7 +377,7 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, 
     if beyond:
         i, token = beyond[0]
         raise ConfigurationError(
-            f"{what}: the tokenizer has {len(beyond)} tokens that the model has no embedding of, "
+            f"{key}: the tokenizer has {len(beyond)} tokens that the model has no embedding of, "
             f"{token!r} (id {i}) the first of them: there are {rows}. Take the tokenizer that the "
             "model was trained with, or resize the model's embeddings and save it again."
         )

@@ -70,7 +70,7 @@ def load_draft_model(
     node.device = str(device)
     id_map: IntArray | None = None
     shared: SharedVocabulary | None = None
-    described, what, context_length = DraftInfo(id="random"), "pair.draft.random", None
+    described, subject, context_length = DraftInfo(id="random"), "pair.draft.random", None
     if node.shape:
         assert draft.random is not None
         network = _random_network(draft.random, node, target.vocab_size, device)
@@ -78,17 +78,17 @@ def load_draft_model(
         if draft.vocabulary == "same":
             check_same_tokenizer(node, tokenizer)
         loaded = loading.load_model(node, tokenizer)
-        network, what = loaded.model, f"{node.key}={node.id}"
+        network, subject = loaded.model, f"{node.key}={node.id}"
         described = DraftInfo(
             id=loaded.id, revision=loaded.revision, weights_hash=loaded.weights_hash
         )
-        usable = usable_context(network, what, max_len, max_nodes)
+        usable = usable_context(network, subject, max_len, max_nodes)
         context_length = min(loaded.context_length, usable or loaded.context_length)
         id_map = read_id_map(Path(node.id))
         if draft.vocabulary == "intersection":
             if id_map is not None:
                 raise ConfigurationError(
-                    f"pair.draft.vocabulary={draft.vocabulary}: {what} has ids of its own "
+                    f"pair.draft.vocabulary={draft.vocabulary}: {subject} has ids of its own "
                     f"tokenizer renumbered by {ID_MAP_FILE}. Type pair.draft.vocabulary=same."
                 )
             max_len += max_len // 2  # as `DraftModel.reserve` has it
@@ -100,21 +100,21 @@ def load_draft_model(
             )
             if not (count := int((shared.ids >= 0).sum())):
                 raise NeedsNotMet(
-                    f"{what} shares no token with the target. Choose another draft, or type "
+                    f"{subject} shares no token with the target. Choose another draft, or type "
                     f"{node.remedy}."
                 )
-            log.info("%s: %d of its %d ids are the target's too", what, count, len(shared.ids))
+            log.info("%s: %d of its %d ids are the target's too", subject, count, len(shared.ids))
     if panel_kernels.available():
         round_to(network, weights)
-    own, check = self_check.checked(
+    draft_target, check = self_check.checked(
         network,
         partial(make_target, max_len=max_len + max_nodes, max_nodes=max_nodes),
-        what=what,
+        subject=subject,
         longest=min(max_len, context_length or max_len),
         drafts=True,
     )
     drafter = DraftModel(
-        own,
+        draft_target,
         target_vocab=target.vocab_size,
         id_map=id_map,
         shared=shared,
@@ -123,33 +123,33 @@ def load_draft_model(
         devices_asked=devices_asked,
         devices=len({device, *target.devices}),
     )
-    described.dtype = str(own.dtype).removeprefix("torch.")
+    described.dtype = str(draft_target.dtype).removeprefix("torch.")
     described.device = str(device)
     described.parameters = drafter.n_parameters
     described.vocab_size = drafter.vocab_size
-    described.packed = own.packed_weights
-    described.passes = own.describe()
+    described.packed = draft_target.packed_weights
+    described.passes = draft_target.describe()
     described.self_check = check.to_json()
     return drafter, described
 
 
-def _placed(name: str, asked: str | None, target: Target) -> tuple[torch.device, int]:
+def _placed(name: str, requested: str | None, target: Target) -> tuple[torch.device, int]:
     """The draft's device, and how many devices were asked for, the target's among them.
 
     A device that this machine lacks does not stop the run: the draft then shares the target's, and
     every record says that one device did what two were asked for.
     """
-    if asked is None:
+    if requested is None:
         return target.device, len({target.device, *target.devices})
     device = torch.device(name)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda:0")
-    wanted = len({device, *target.devices})
+    n_requested = len({device, *target.devices})
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         missing = "pair.draft.device=%s is not there: the draft model shares %s with the target"
         log.warning(missing, name, target.device)
         device = target.device
-    return device, wanted
+    return device, n_requested
 
 
 def _random_network(
@@ -185,8 +185,8 @@ def read_id_map(folder: Path) -> IntArray | None:
 
     try:
         ids: IntArray = load_file(file)["ids"].numpy()
-        known = ids[ids >= 0] if ids.dtype.kind in "iu" and ids.ndim == 1 else None
-        if known is None or len(np.unique(known)) != len(known):
+        target_ids = ids[ids >= 0] if ids.dtype.kind in "iu" and ids.ndim == 1 else None
+        if target_ids is None or len(np.unique(target_ids)) != len(target_ids):
             raise ValueError("it is no list of the target's ids, each once")
     except Exception as error:  # safetensors' own, KeyError, OSError
         raise ConfigurationError(
@@ -205,7 +205,7 @@ def check_same_tokenizer(node: DraftWeights, tokenizer: PreTrainedTokenizerBase)
         NeedsNotMet: with the first token that differs.
         WeightsNotFound: its config.json is damaged.
     """
-    folder, what = Path(str(node.id)), f"{node.key}={node.id}"
+    folder, subject = Path(str(node.id)), f"{node.key}={node.id}"
     remedy = (
         "Choose a draft of the same family, or type pair.draft.vocabulary=intersection, which "
         f"drafts the tokens that both have, or {node.remedy}."
@@ -216,12 +216,12 @@ def check_same_tokenizer(node: DraftWeights, tokenizer: PreTrainedTokenizerBase)
             made_for = config.get(TOKENIZER_KEY)
         except (OSError, ValueError, AttributeError) as error:
             raise WeightsNotFound(
-                f"{what}: its config.json cannot be read: {first_line(error)}. Fetch it again."
+                f"{subject}: its config.json cannot be read: {first_line(error)}. Fetch it again."
             ) from error
         if made_for != (ours := loading.tokenizer_hash(tokenizer)):
             raise NeedsNotMet(
-                f"{what} has no tokenizer, and {TOKENIZER_KEY} in its config.json is not that of "
-                f"the target's ({ours}). {remedy}"
+                f"{subject} has no tokenizer, and {TOKENIZER_KEY} in its config.json is not that "
+                f"of the target's ({ours}). {remedy}"
             )
         return
     tokens = {i: token for token, i in tokenizer.get_vocab().items()}
@@ -229,6 +229,6 @@ def check_same_tokenizer(node: DraftWeights, tokenizer: PreTrainedTokenizerBase)
     for i in sorted(tokens.keys() & theirs.keys()):
         if tokens[i] != theirs[i]:
             raise NeedsNotMet(
-                f"{what} has another tokenizer than the target: id {i} is {theirs[i]!r} there and "
-                f"{tokens[i]!r} here. {remedy}"
+                f"{subject} has another tokenizer than the target: id {i} is {theirs[i]!r} there "
+                f"and {tokens[i]!r} here. {remedy}"
             )

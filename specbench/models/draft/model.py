@@ -86,14 +86,14 @@ class DraftModel:
             id_map = shared.ids
         # Ids it can propose from, in its own numbering.
         self.vocab_size = min(target.vocab_size, target_vocab) if id_map is None else len(id_map)
-        own: IntArray | None = None  # [target_vocab] target id -> own id
+        draft_ids: IntArray | None = None  # [target_vocab] target id -> own id
         if id_map is not None:
-            own = self._map_ids(id_map)
+            draft_ids = self._map_ids(id_map)
         elif self.vocab_size < target_vocab:
-            own = np.arange(target_vocab)
-            own[self.vocab_size :] = 0
-        self._host_own_ids = own
-        self._own_ids = None if own is None else torch.from_numpy(own).to(self.device)
+            draft_ids = np.arange(target_vocab)
+            draft_ids[self.vocab_size :] = 0
+        self._host_draft_ids = draft_ids
+        self._draft_ids = None if draft_ids is None else torch.from_numpy(draft_ids).to(self.device)
         self._generator = torch.Generator(self.device)
         self._last: Scores | None = None  # of the row behind the committed text, where known
         self._choices: IntArray | None = None  # of the rows handed out last, where their pass tells
@@ -104,11 +104,11 @@ class DraftModel:
 
     def _map_ids(self, id_map: IntArray) -> IntArray:
         """``[target_vocab]`` the draft's id for each of the target's."""
-        known = id_map >= 0
-        never = np.flatnonzero(~known)
-        repeated = len(np.unique(id_map[known])) != known.sum()
+        in_target = id_map >= 0
+        never = np.flatnonzero(~in_target)
+        repeated = len(np.unique(id_map[in_target])) != in_target.sum()
         fits = len(id_map) <= self.target.vocab_size and id_map.max(initial=-1) < self.target_vocab
-        if not fits or repeated or not known.any() or (self.shared is None and len(never) > 1):
+        if not fits or repeated or not in_target.any() or (self.shared is None and len(never) > 1):
             raise ConfigurationError(
                 f"id_map must be at most {self.target.vocab_size} ids, each once, below the "
                 f"target's {self.target_vocab}, got {len(id_map)} with {len(never)} times -1: it "
@@ -117,11 +117,11 @@ class DraftModel:
         if len(never):
             self._never = torch.from_numpy(never).to(self.device)
             self._never_ids = frozenset(never.tolist())
-            self._known = torch.from_numpy(np.flatnonzero(known)).to(self.device)
-        own = np.full(self.target_vocab, never[0] if len(never) else 0, dtype=np.int64)
-        own[id_map[known]] = np.flatnonzero(known)
-        self._ids = torch.from_numpy(np.where(known, id_map, 0)).to(self.device)
-        return own
+            self._in_target = torch.from_numpy(np.flatnonzero(in_target)).to(self.device)
+        draft_ids = np.full(self.target_vocab, never[0] if len(never) else 0, dtype=np.int64)
+        draft_ids[id_map[in_target]] = np.flatnonzero(in_target)
+        self._ids = torch.from_numpy(np.where(in_target, id_map, 0)).to(self.device)
+        return draft_ids
 
     def twin(self) -> DraftModel:
         """The same draft for another text: weights are shared, what it reads is not."""
@@ -222,7 +222,7 @@ class DraftModel:
         if isinstance(tokens, np.ndarray):
             ids = to_device(self._host_ids(tokens), self.device)
         else:
-            ids = tokens if self._own_ids is None else self._own_ids[tokens]
+            ids = tokens if self._draft_ids is None else self._draft_ids[tokens]
         branch = False
         if isinstance(parents, np.ndarray):
             if (parents >= np.arange(first, end)).any():
@@ -257,13 +257,13 @@ class DraftModel:
             depth = self._depths[above + 1] + 1
         else:
             # Parents within this call: what the topmost of a node's new ancestors hangs below.
-            own, own_depth = visibility(torch.where(above >= first, above - first, -1))
+            new_visible, new_depth = visibility(torch.where(above >= first, above - first, -1))
             outside = torch.where(above >= first, -1, above)
-            own = own[1:, 1:]
-            seen = (own.float() @ self._visible[outside + 1].float()) > 0
-            seen[:, first:end] |= own
+            new_visible = new_visible[1:, 1:]
+            seen = (new_visible.float() @ self._visible[outside + 1].float()) > 0
+            seen[:, first:end] |= new_visible
             hung = torch.where(above >= first, 0, self._depths[outside + 1])
-            depth = own_depth[1:] + (own.long() * hung).sum(1)
+            depth = new_depth[1:] + (new_visible.long() * hung).sum(1)
         rows = self._numbers[: end - first]
         seen[rows, rows + first] = seen.new_ones(())  # as in `visibility`
         self._visible[first + 1 : end + 1] = seen
@@ -271,25 +271,25 @@ class DraftModel:
         return seen[:, :end], self._depths[1 : end + 1]
 
     def commit_path(self, path: IntArray, survivors: IntArray | None = None) -> None:
-        kept = NO_TOKENS if survivors is None else survivors
-        held = len(kept)
+        surviving = NO_TOKENS if survivors is None else survivors
+        held = len(surviving)
         if len(path):
             self._last = None
         if not held and (not len(path) or int(path[-1]) == len(path) - 1):
             self.target.cache.commit(None, len(path))
         else:
-            rows = to_device(np.concatenate([path, kept]), self.device)
+            rows = to_device(np.concatenate([path, surviving]), self.device)
             self.target.cache.commit(rows, len(path), held)
         self._count = held
         if not held:
             self._chain = True
         elif not self._chain:
-            below = to_device(kept, self.device)
+            below = to_device(surviving, self.device)
             seen = self._visible[below + 1]
             self._visible[1 : held + 1] = False
             self._visible[1 : held + 1, :held] = seen[:, below]
             self._depths[1 : held + 1] = self._depths[below + 1] - len(path)
-        elif (kept != np.arange(len(path), len(path) + held)).any():
+        elif (surviving != np.arange(len(path), len(path) + held)).any():
             raise ValueError("survivors of a single branch follow the path without a gap")
 
     def drop_nodes(self) -> None:
@@ -312,7 +312,7 @@ class DraftModel:
             out = values.new_full((*values.shape[:-1], self.target_vocab), fill)
             if self._never is None:
                 return out.index_copy_(-1, self._ids, values)
-            return out.index_copy_(-1, self._ids[self._known], values[..., self._known])
+            return out.index_copy_(-1, self._ids[self._in_target], values[..., self._in_target])
         missing = self.target_vocab - self.vocab_size
         return torch.nn.functional.pad(values, (0, missing), value=fill) if missing else values
 
@@ -340,8 +340,8 @@ class DraftModel:
         return logits if draft_vocab else self.to_target_vocab(logits, -torch.inf)
 
     def _host_ids(self, tokens: IntArray) -> IntArray:
-        if self._host_own_ids is not None:
-            tokens = self._host_own_ids[tokens]
+        if self._host_draft_ids is not None:
+            tokens = self._host_draft_ids[tokens]
         return np.ascontiguousarray(tokens, dtype=np.int64)
 
 

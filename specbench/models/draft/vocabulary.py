@@ -61,18 +61,18 @@ def shared_vocabulary(
 ) -> SharedVocabulary:
     """What two tokenizers share, of heads with so many ids, padding among them."""
     ours, theirs = token_texts(tokenizer), token_texts(draft)
-    own: dict[tuple[bytes, bool], int] = {}
+    draft_ids: dict[tuple[bytes, bool], int] = {}
     for i, spelled in theirs.items():
         if i < draft_vocab:
-            own.setdefault(spelled, i)
+            draft_ids.setdefault(spelled, i)
     ids = np.full(draft_vocab, -1, dtype=np.int64)
     reads: list[list[int]] = []
-    pieces = {spelled: i for (spelled, special), i in own.items() if spelled and not special}
+    pieces = {spelled: i for (spelled, special), i in draft_ids.items() if spelled and not special}
     longest = max(map(len, pieces), default=0)
     stand_in = draft.unk_token_id if draft.unk_token_id is not None else 0
     for token in range(target_vocab):
         text = ours.get(token)
-        partner = None if text is None else own.get(text)
+        partner = None if text is None else draft_ids.get(text)
         if partner is not None:
             if ids[partner] < 0:
                 ids[partner] = token
@@ -80,11 +80,11 @@ def shared_vocabulary(
         else:
             cut = [] if text is None else _cut(text[0], pieces, longest)
             reads.append(cut or [stand_in])
-    counts = np.array([len(each) for each in reads], dtype=np.int64)
+    counts = np.array([len(ids_of_token) for ids_of_token in reads], dtype=np.int64)
     return SharedVocabulary(
         ids,
         np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(counts))),
-        np.array([i for each in reads for i in each], dtype=np.int64),
+        np.array([i for ids_of_token in reads for i in ids_of_token], dtype=np.int64),
     )
 
 
@@ -98,7 +98,7 @@ def token_texts(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[bytes, bo
     added = tokenizer.get_added_vocab()
     byte_level = any(token.startswith(_BYTE_LEVEL_SPACE) for token in vocabulary)
     byte_of = {sign: byte for byte, sign in bytes_to_unicode().items()}
-    found: list[tuple[bool, int, tuple[bytes, bool]]] = []
+    entries: list[tuple[bool, int, tuple[bytes, bool]]] = []
     for token, i in vocabulary.items():
         spelled = None if byte_level else _BYTE.fullmatch(token)
         if token in added:
@@ -109,20 +109,20 @@ def token_texts(tokenizer: PreTrainedTokenizerBase) -> dict[int, tuple[bytes, bo
             text = bytes(byte_of[sign] for sign in token)
         else:
             text = token.replace(_METASPACE, " ").encode()
-        found.append((spelled is not None, i, (text, token in added)))
-    return {i: text for _, i, text in sorted(found)}
+        entries.append((spelled is not None, i, (text, token in added)))
+    return {i: text for _, i, text in sorted(entries)}
 
 
 def _cut(text: bytes, pieces: dict[bytes, int], longest: int) -> list[int]:
     """Ids of the pieces that a text is cut into, each as long as can be; unknown bytes are lost."""
-    found, at = [], 0
+    ids, at = [], 0
     while at < len(text):
         for size in range(min(longest, len(text) - at), 0, -1):
             piece = pieces.get(text[at : at + size])
             if piece is not None:
-                found.append(piece)
+                ids.append(piece)
                 break
         else:
             size = 1
         at += size
-    return found
+    return ids

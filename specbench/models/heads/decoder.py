@@ -42,8 +42,8 @@ def row_call(
 ) -> ModelCall:
     """Asks for ``function`` of ``rows [n, ...]``, which it takes row by row."""
 
-    def answer(asked: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        return split(function(joined(asked)), [len(one) for one in asked])
+    def answer(requests: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return split(function(joined(requests)), [len(part) for part in requests])
 
     return ModelCall(shared, rows, answer)
 
@@ -159,8 +159,8 @@ class CompiledHead(CompiledCall):
         self._table[:] = [self._layer(layer) for layer in layers]
         self._joins = join is not None
         if join is not None:
-            words = slice(pass_kernels.JOIN, pass_kernels.JOIN_BIAS + 1)
-            self._words[words] = self._product(join.product)
+            join_fields = slice(pass_kernels.JOIN, pass_kernels.JOIN_BIAS + 1)
+            self._fields[join_fields] = self._product(join.product)
         self._beside = layers[0].self_attn.q_proj.in_features != shape.hidden_size
         self._reserve(MOST_ROWS, keys)
 
@@ -174,7 +174,7 @@ class CompiledHead(CompiledCall):
             ]
         attention, first = layer.self_attn, layer.input_layernorm
         beside = first.weight if hasattr(layer, "hidden_norm") else None
-        return self._layer_words(
+        return self._layer_fields(
             getattr(getattr(layer, "hidden_norm", first), "weight", None),
             layer.post_attention_layernorm.weight,
             layer.packed_products,
@@ -184,7 +184,7 @@ class CompiledHead(CompiledCall):
 
     def run(self, features: torch.Tensor, rows: Rows, tokens: torch.Tensor | None) -> torch.Tensor:
         """``[rows, hidden]`` behind the layers, of features and the embeddings that they read."""
-        n, words = len(rows), self._words
+        n, fields = len(rows), self._fields
         # The rows may be of several texts, each with a cache of its own size.
         keys = max(segment.keys for segment in rows.segments)
         if n > self._rows or keys > self._keys:
@@ -197,8 +197,8 @@ class CompiledHead(CompiledCall):
             states = features.clone(memory_format=torch.contiguous_format)
             both = torch.empty(n, 2 * self._hidden) if self._beside else states
         beside = states if tokens is None else tokens.contiguous()
-        words[pass_kernels.JOINED] = both.data_ptr()
-        words[pass_kernels.BESIDE] = beside.data_ptr()
+        fields[pass_kernels.JOINED] = both.data_ptr()
+        fields[pass_kernels.BESIDE] = beside.data_ptr()
         self._call(states, rows.cos, rows.sin, rows.segments)
         return states
 
@@ -337,9 +337,9 @@ class TrainedHead(nn.Module):
         """``[..., own vocab]`` of guessed features."""
         raise NotImplementedError
 
-    def key(self, *what: Hashable) -> Hashable:
+    def key(self, *parts: Hashable) -> Hashable:
         """What calls must have in common; twins have their parts."""
-        return *what, id(self._modules)
+        return *parts, id(self._modules)
 
     def _featuring(self, states: torch.Tensor) -> ModelWork[torch.Tensor]:
         """What the layer reads in place of a guessed feature."""
@@ -354,15 +354,15 @@ class TrainedHead(nn.Module):
         return ModelCall(self.key("layers"), (ids, features, rows, self.cache), self._answer)
 
     def _answer(
-        self, asked: Sequence[tuple[torch.Tensor, torch.Tensor, Rows, RowCache]]
+        self, requests: Sequence[tuple[torch.Tensor, torch.Tensor, Rows, RowCache]]
     ) -> Sequence[torch.Tensor]:
-        if len({bool(rows.segments) for _, _, rows, _ in asked}) == 2:
-            return [self._answer([one])[0] for one in asked]
-        ids, features, rows, caches = zip(*asked, strict=True)
+        if len({bool(rows.segments) for _, _, rows, _ in requests}) == 2:
+            return [self._answer([request])[0] for request in requests]
+        ids, features, rows, caches = zip(*requests, strict=True)
         out = self.step(joined(ids), joined(features), joint_rows(rows))
-        for cache, own in zip(caches, rows, strict=True):
-            cache.keep(own)
-        return split(out, [len(own) for own in rows])
+        for cache, text_rows in zip(caches, rows, strict=True):
+            cache.keep(text_rows)
+        return split(out, [len(text_rows) for text_rows in rows])
 
     def _read(self, tokens: Any, features: torch.Tensor, rows: Rows) -> torch.Tensor:
         """``[n, hidden]`` behind the layers."""

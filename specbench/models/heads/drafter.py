@@ -295,7 +295,7 @@ class HeadGraphs(GraphRecorder):
             self._states = torch.zeros(rows, width, dtype=dtype, device=device)
             # One row is read where nothing was loaded: no place is before the first.
             self._new = torch.ones(2 + rows, dtype=torch.int64, device=device)
-            self._asked = torch.ones(2, dtype=torch.int64, device=device)
+            self._draft_input = torch.ones(2, dtype=torch.int64, device=device)
 
         def keep(numbers: torch.Tensor, states: torch.Tensor, keys: int) -> torch.Tensor:
             return self.feature.copy_(read(numbers, states, keys))
@@ -304,22 +304,22 @@ class HeadGraphs(GraphRecorder):
             if keys >= span:
                 if rows:
                     self._add("reading", keys, keep, self._new, self._states)
-                self._add("drafting", keys, draft, self.feature, self._asked)
+                self._add("drafting", keys, draft, self.feature, self._draft_input)
 
     def release(self) -> None:
         """Let go of all graphs at once: they and this hold each other, as long as none collects."""
         self._steps.clear()
 
-    def _add(self, what: str, keys: int, work: Work, *given: torch.Tensor) -> None:
+    def _add(self, kind: str, keys: int, work: Work, *given: torch.Tensor) -> None:
         call = RecordedCall(self, lambda first, second: (work(first, second, keys),), *given)
-        if self.record(call, f"{what}, {keys} keys"):
-            self._steps[what, keys] = call
+        if self.record(call, f"{kind}, {keys} keys"):
+            self._steps[kind, keys] = call
 
-    def _step(self, what: str, length: int) -> RecordedCall | None:
+    def _step(self, kind: str, length: int) -> RecordedCall | None:
         if self._longest and length + self._span > self._longest:
             return None
         keys = key_bucket(length + self._span, self._longest) if self._longest else 0
-        return self._steps.get((what, keys))
+        return self._steps.get((kind, keys))
 
     def read(self, length: int, states: torch.Tensor, ids: IntArray) -> bool:
         """Read ``states [n, width]`` behind ``length`` rows; ``ids [n]`` come after them.
@@ -341,7 +341,7 @@ class HeadGraphs(GraphRecorder):
             return None
         if feature is not self.feature:
             self.feature.copy_(feature)
-        fill(self._asked, np.array([length, number]))
+        fill(self._draft_input, np.array([length, number]))
         step.run()
         return step.outputs[0].clone()  # the next run of any of these graphs may overwrite it
 

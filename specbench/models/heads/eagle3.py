@@ -257,19 +257,19 @@ def _target_ids(stored: checkpoint.Checkpoint, draft_vocab: int, vocab: int) -> 
                 f"has {key} as {list(tensor.shape)} of {str(tensor.dtype)[6:]}, where config.json "
                 f"and the target ask for {size} whole numbers. {remedy}"
             )
-    offsets, known = tensors.get("d2t"), tensors.get("t2d")
+    offsets, draftable = tensors.get("d2t"), tensors.get("t2d")
     everything = torch.arange(vocab)
     if offsets is not None:
         ids = torch.arange(draft_vocab) + offsets.long()
         # Zeros alone name the first ids; where no t2d confirms it they were likely never filled.
-        valid = known is not None or draft_vocab == vocab or bool(offsets.any())
+        valid = draftable is not None or draft_vocab == vocab or bool(offsets.any())
     else:
-        ids = everything if known is None else known.nonzero()[:, 0]
+        ids = everything if draftable is None else draftable.nonzero()[:, 0]
         valid = True
     valid &= len(ids) == draft_vocab == len(ids.unique())
     valid &= bool(((ids >= 0) & (ids < vocab)).all())
-    if valid and known is not None:
-        valid = bool(known[ids].all()) and int(known.count_nonzero()) == draft_vocab
+    if valid and draftable is not None:
+        valid = bool(draftable[ids].all()) and int(draftable.count_nonzero()) == draft_vocab
     if not valid:
         raise stored.refuse(
             f"must have d2t or t2d that name {draft_vocab} ids below the target's {vocab}, each "

@@ -30,27 +30,27 @@ def find(
         NeedsNotMet: nothing says which head is meant.
         WeightsNotFound: it is not to be had; says what to type.
     """
-    place = heads.get(name, name)
+    location = heads.get(name, name)
     key = f"pair.heads.{name}" if name in heads else "method.head"
-    folder = Path(place).expanduser()
+    folder = Path(location).expanduser()
     folder = folder.absolute() if folder.is_dir() else PROJECT / folder
-    if folder.is_dir() or weights.local_folder(ModelConfig(id=place)):
+    if folder.is_dir() or weights.local_folder(ModelConfig(id=location)):
         return _checked(folder, key)
-    if "/" not in place:
+    if "/" not in location:
         raise NeedsNotMet(
             f"no file in conf/pair names a head {name!r} for model={model.name}. Type {_REMEDY}."
         )
-    cached = _cached(place)
+    cached = _cached(location)
     if cached is not None:
         return cached
-    node = DraftWeights(name=f"the head of {model.name}", key=key, remedy=_REMEDY, id=place)
+    node = DraftWeights(name=f"the head of {model.name}", key=key, remedy=_REMEDY, id=location)
     weights.check_hub(node)
     if not fetch:
         return None
     from huggingface_hub import snapshot_download
 
     with weights.translated(node):
-        return Path(snapshot_download(place, allow_patterns=["config.json", *_WEIGHTS]))
+        return Path(snapshot_download(location, allow_patterns=["config.json", *_WEIGHTS]))
 
 
 def weight_file(folder: Path) -> Path | None:
@@ -68,12 +68,12 @@ def _checked(folder: Path, key: str) -> Path:
     )
 
 
-def _cached(place: str) -> Path | None:
+def _cached(hub_id: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        config = try_to_load_from_cache(place, "config.json")
+        config = try_to_load_from_cache(hub_id, "config.json")
     except HFValidationError:
         return None  # refused by name where the hub is asked
     folder = Path(config).parent if isinstance(config, str) else None

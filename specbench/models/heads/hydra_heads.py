@@ -113,13 +113,13 @@ class HydraHeads(TrainedHead):
         logits: torch.Tensor = yield ModelCall(shared, (prefix, paths), self._guess)
         return logits
 
-    def _guess(self, asked: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[torch.Tensor]:
-        if len(asked) == 1:
-            return [self(*asked[0])]
+    def _guess(self, calls: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[torch.Tensor]:
+        if len(calls) == 1:
+            return [self(*calls[0])]
         # Rows of each text read its own prefix.
-        prefixes = torch.cat([prefix.expand(len(paths), -1) for prefix, paths in asked])
-        logits: torch.Tensor = self(prefixes, torch.cat([paths for _, paths in asked]))
-        return split(logits, [len(paths) for _, paths in asked])
+        prefixes = torch.cat([prefix.expand(len(paths), -1) for prefix, paths in calls])
+        logits: torch.Tensor = self(prefixes, torch.cat([paths for _, paths in calls]))
+        return split(logits, [len(paths) for _, paths in calls])
 
     def forward(self, prefix: torch.Tensor, paths: torch.Tensor) -> torch.Tensor:
         """Guesses behind nodes of one depth.
@@ -171,7 +171,7 @@ def load(folder: Path, target: TargetInfo, vocabulary: str | None = None) -> Hyd
     most = 1 + checkpoint.count(stored.tensors, r"hydra_mlp\.0\.(\d{1,2})\.")
     prefixed = config.hydra_head_arch == "prefix-mlp"
     prefix = read_shape(target.config, "the target") if prefixed else None
-    own = any(key.startswith("hydra_lm_head.") for key in stored.tensors)
+    own_lm_heads = any(key.startswith("hydra_lm_head.") for key in stored.tensors)
     ends, ids = checkpoint.ends_of(target, vocabulary)
     with torch.device("meta"):
         hydra = HydraHeads(
@@ -179,8 +179,8 @@ def load(folder: Path, target: TargetInfo, vocabulary: str | None = None) -> Hyd
             n_heads=n_heads,
             n_blocks=min(config.hydra_num_layers, most),
             prefix=prefix,
-            own_lm_heads=own,
+            own_lm_heads=own_lm_heads,
         )
     checkpoint.fill(hydra, stored, target, ignored=_UNREAD)
-    hydra.target_ids = None if own else ids
+    hydra.target_ids = None if own_lm_heads else ids
     return hydra

@@ -102,10 +102,10 @@ def load(folder: Path, target: TargetInfo, vocabulary: str | None = None) -> Med
     n_blocks = checkpoint.count(stored.tensors, r"0\.(\d{1,2})\.linear\.")
     if not n_heads or not n_blocks:
         raise stored.refuse("has no key 0.0.linear.weight: this is not a Medusa head. Take one.")
-    own = any(f"{i}.{n_blocks}.weight" in stored.tensors for i in range(n_heads))
+    own_lm_heads = any(f"{i}.{n_blocks}.weight" in stored.tensors for i in range(n_heads))
     ends, ids = checkpoint.ends_of(target, vocabulary)
     with torch.device("meta"):
-        heads = MedusaHeads(ends, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own)
+        heads = MedusaHeads(ends, n_heads=n_heads, n_blocks=n_blocks, own_lm_heads=own_lm_heads)
     checkpoint.fill(heads, stored, target)
-    heads.target_ids = None if own else ids
+    heads.target_ids = None if own_lm_heads else ids
     return heads
