@@ -148,8 +148,8 @@ class BatchTarget:
         Raises:
             CaseFailed: says what is wrong.
         """
-        own = self.slots[slot]
-        read_draft(tree, own.geometry, own.free_rows(), self._target.vocab_size)
+        text_slot = self.slots[slot]
+        read_draft(tree, text_slot.geometry, text_slot.free_rows(), self._target.vocab_size)
 
     @torch.inference_mode()
     def forward(
