@@ -659,10 +659,8 @@ class Recorder:
             layers = [layer for run in runs for layer in run.drafter.needs.hidden_layers]
             layers += _layers_of_heads(config.pair.heads, config.model, self._n_layers)
         target.hidden_states.check(layers, "record_layers")
-        positions = {
-            states.index_of(layer, self._n_layers) for layer in [*layers, AFTER_FINAL_NORM]
-        }
-        self._layers = tuple(sorted(positions))
+        indices = {states.index_of(layer, self._n_layers) for layer in [*layers, AFTER_FINAL_NORM]}
+        self._layers = tuple(sorted(indices))
         state_bytes = target.embeddings.embedding.shape[1] * target.dtype.itemsize
         log.info(
             "recording the hidden states %s: %.1f kB a token",
